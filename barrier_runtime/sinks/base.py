@@ -1,0 +1,66 @@
+"""The two-phase contract of a sink. Users subclass `TwoPhaseCommitSink`; `sink_driver` calls it.
+
+The rule: **pre-commit leaves durable data and no handle that can expire.** A committable is plain typed data from which
+any process, at any later time, can commit or abort. `commit` is idempotent and "already done" is success; `abort` is
+idempotent; committing what was aborted is a hard error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from state.object_store import ObjectStore
+from collections.abc import Callable
+
+Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """Who this sink instance is. `token`, subtask and a sequence number make every staged name unique."""
+
+    job: str
+    sink: str
+    token: int
+    subtask: int
+    parallelism: int
+    make_store: Callable[[str], ObjectStore]
+
+
+class TwoPhaseCommitSink:
+    """One instance per sink subtask. `write` runs on the loop (must not block); everything else runs on a lane."""
+
+    guarantee: Guarantee = "exactly_once"
+
+    def open(self, context: SinkContext) -> None:
+        """Connect and check the target. Raises `InvalidJob` when it cannot be written. May block."""
+
+    def begin_transaction(self) -> Any:
+        """A new transaction. Cheap (called on the loop); nothing visible, nothing external."""
+        raise NotImplementedError
+
+    def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
+        """Stage rows, invisible to readers."""
+        raise NotImplementedError
+
+    def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
+        """Make everything durable; return the committable (encoded, versioned) or None when there is nothing."""
+        raise NotImplementedError
+
+    def commit(self, committable: bytes) -> None:
+        """Make it visible. Idempotent."""
+        raise NotImplementedError
+
+    def abort(self, committable: bytes) -> None:
+        """Drop it. Idempotent."""
+        raise NotImplementedError
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        """After a restore: commit every decided committable, then drop what older generations left undecided."""
+        for committable in decided:
+            self.commit(committable)
+
+    def close(self) -> None:
+        """Release local resources only."""

@@ -1,0 +1,226 @@
+"""Every message between a slot and the coordinator, and the job's description. Typed, tagged, versioned; never pickle.
+
+Each message names its fencing token where one applies; the connection (see `handshake`) has proven job, run and slot.
+Times are milliseconds unless the name says otherwise. `checkpoint` is always a checkpoint id.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from state.snapshot import OperatorSnapshot, SnapshotTimes
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# ---------------------------------------------------------------- the job
+
+
+class CheckpointOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Flink's names and meaning. Validated by `coordinator.options.validated`."""
+
+    interval_ms: int = 1_000
+    min_pause_ms: int = 0
+    timeout_ms: int = 600_000
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    retained: int = 1
+    on_cancel: Literal["retain", "delete"] = "retain"
+
+
+class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One operator chain, as far as the coordinator needs to know it. Every chain has `parallelism` subtasks."""
+
+    chain: int
+    operators: tuple[str, ...]  # names, in order
+    stateful: tuple[str, ...] = ()  # those whose snapshots a restore must find a home for
+    sinks: tuple[str, ...] = ()  # those that commit
+    is_source: bool = False
+
+
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the driver submits. Carries no code and no secret; it is stored in the FENCE record."""
+
+    job: str
+    run_id: str  # one run of the user's program; another run of the same job fences this one
+    submitter: str  # "user@host pid 123", for people
+    parallelism: int
+    max_parallelism: int
+    chains: tuple[ChainSpec, ...]
+    checkpoints: CheckpointOptions = CheckpointOptions()
+    restore: str = "latest"  # "latest", "none" or a checkpoint id
+    allow_replay: bool = False  # restore something older than the last completed checkpoint
+    allow_non_restored: bool = False  # state whose operator is gone may be dropped
+    slot_timeout_ms: int = 10_000  # a slot silent for this long is lost
+    gang_timeout_ms: int = 60_000  # all slots must have registered within this time
+
+
+class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
+    chain: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.chain}/{self.index}"
+
+
+# ---------------------------------------------------------------- slot -> coordinator
+
+
+class Register(Message, frozen=True):
+    """First message of a slot on every (re)connection. A known uuid means a survivor, not a new slot."""
+
+    slot: int
+    uuid: str  # of this Python process
+    pid: int
+    host: str
+    task_attempt: int  # Spark's task attempt id; higher replaces lower
+    data_host: str
+    data_port: int
+    token: int  # 0: never deployed
+    phase: Literal["idle", "restoring", "running"]
+    highest_checkpoint: int = 0  # highest barrier or trigger ever seen
+    committed: dict[str, int] = {}  # "<operator>/<subtask>" -> all its transactions up to this checkpoint are visible
+
+
+class Heartbeat(Message, frozen=True):
+    token: int
+    metrics: dict[str, float] = {}
+    latency: dict[str, str] = {}  # "<sink>:processed" / "<sink>:visible" -> encoded HdrHistogram (microseconds)
+    sent_at_ms: int = 0
+
+
+class Restored(Message, frozen=True):
+    """State is restored and every channel of this slot is connected."""
+
+    token: int
+    restore_ms: float = 0.0
+
+
+class Ack(Message, frozen=True):
+    token: int
+    checkpoint: int
+    subtask: SubtaskId
+    operators: tuple[OperatorSnapshot, ...]
+    times: SnapshotTimes = SnapshotTimes()
+    ended: bool = False  # the subtask had reached the end of its input
+
+
+class Decline(Message, frozen=True):
+    token: int
+    checkpoint: int
+    subtask: SubtaskId
+    reason: str
+
+
+class SubtaskEnded(Message, frozen=True):
+    """The subtask read (or, a source, emitted) its last element. It goes on answering triggers."""
+
+    token: int
+    subtask: SubtaskId
+
+
+class Committed(Message, frozen=True):
+    """Every transaction of this sink subtask up to `checkpoint` is visible."""
+
+    token: int
+    checkpoint: int
+    operator: str
+    subtask: int
+
+
+class CommitFailing(Message, frozen=True):
+    """A commit failed and is being retried. For status only."""
+
+    token: int
+    checkpoint: int
+    operator: str
+    subtask: int
+    attempts: int
+    error: str
+
+
+class SubtaskFailed(Message, frozen=True):
+    """A subtask cannot go on. `retryable`: a new generation may cure it; else the job fails with `error`."""
+
+    token: int
+    subtask: SubtaskId | None
+    operator: str
+    error: str  # for the user: user traceback first, then what, where, remedy
+    retryable: bool
+
+
+# ---------------------------------------------------------------- coordinator -> slot
+
+
+class Registered(Message, frozen=True):
+    """Answer to Register. `last_completed` repeats what a lost Complete would have said."""
+
+    token: int
+    last_completed: int
+    heartbeat_ms: int
+
+
+class Halt(Message, frozen=True):
+    """A new generation begins: stop every subtask now, keep the process, keep local copies of `keep_checkpoint`."""
+
+    token: int
+    keep_checkpoint: int
+
+
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    slot: int
+    uuid: str
+    host: str
+    port: int
+
+
+class Deploy(Message, frozen=True):
+    """Restore this and connect. `operators`: every snapshot a subtask of this slot may need (all of them when rescaling)."""
+
+    token: int
+    checkpoint: int  # 0: start without state
+    peers: tuple[Peer, ...]
+    operators: tuple[OperatorSnapshot, ...] = ()
+
+
+class Start(Message, frozen=True):
+    token: int
+
+
+class Trigger(Message, frozen=True):
+    """Take checkpoint `checkpoint`. Sent to every slot; may be repeated."""
+
+    token: int
+    checkpoint: int
+    triggered_at_ms: int
+
+
+class Complete(Message, frozen=True):
+    """The decision for `checkpoint` is in the log: commit every transaction up to it. May be repeated."""
+
+    token: int
+    checkpoint: int
+
+
+class AbortCheckpoint(Message, frozen=True):
+    token: int
+    checkpoint: int
+    reason: str
+
+
+class Shutdown(Message, frozen=True):
+    """Leave. `reason` is for the user; `outcome` says how the job ended for this slot."""
+
+    outcome: Literal["finished", "failed", "cancelled", "fenced", "replaced"]
+    reason: str
+
+
+ToCoordinator = (
+    Register | Heartbeat | Restored | Ack | Decline | SubtaskEnded | Committed | CommitFailing | SubtaskFailed
+)
+ToSlot = Registered | Halt | Deploy | Start | Trigger | Complete | AbortCheckpoint | Shutdown

@@ -1,0 +1,44 @@
+"""The five kinds of error of this project, told apart by what the caller does next.
+
+A new kind is added only when a caller would *act* differently. Every message names the job, checkpoint, subtask or
+object concerned and ends with what to do.
+"""
+
+
+class BarrierRuntimeError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class Unavailable(BarrierRuntimeError):
+    """Retry: the outside world did not answer, and nothing is known to be wrong with the job."""
+
+
+class Fenced(BarrierRuntimeError):
+    """Stop: a newer generation owns the job. No sink call and no delete may follow."""
+
+
+class InvalidJob(BarrierRuntimeError):
+    """Fix the job: a wrong argument, graph, schema, file or setting. The message says which and how."""
+
+
+class Corrupt(BarrierRuntimeError):
+    """Call a person: stored bytes are not what was written. The message names the object and both hashes."""
+
+
+class ProtocolViolation(BarrierRuntimeError):
+    """File a bug: a law of the protocol was broken. The message carries the recent history."""
+
+
+class UserCodeError(InvalidJob):
+    """A user's function raised. `user_traceback` is shown first; then operator, subtask, key, position, record."""
+
+    def __init__(self, message: str, user_traceback: str = "") -> None:
+        super().__init__(message)
+        self.user_traceback = user_traceback
+
+    def __str__(self) -> str:
+        message = str(self.args[0])
+        return f"{self.user_traceback.rstrip()}\n{message}" if self.user_traceback else message
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (type(self), (str(self.args[0]), self.user_traceback))

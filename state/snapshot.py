@@ -1,0 +1,50 @@
+"""What a snapshot is: the files and small values of one operator subtask at one barrier, as stored in a manifest.
+
+Pure data (`msgspec` structs, validated on decode, never pickle). A snapshot is enough to restore the operator subtask
+from any process at any later time; nothing else about it is remembered anywhere.
+"""
+
+import msgspec
+
+
+class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes of one snapshot file. Exactly one of `key` (an object, from `offset`, `size` bytes) or `inline` is set."""
+
+    name: str  # local file name, e.g. "000012.sst"; never a path
+    size: int  # bytes
+    sha256: str  # hex, of exactly these bytes
+    key: str | None = None  # object key relative to the store's root
+    offset: int = 0
+    inline: bytes | None = None
+
+
+class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keyed state of one operator subtask: one key-value store's files, and the names behind its state ids."""
+
+    backend: str  # "rocksdb" or "memory"
+    max_parallelism: int
+    key_group_first: int  # inclusive
+    key_group_last: int  # inclusive
+    states: dict[str, int]  # state name -> state id (2 bytes in the key)
+    files: tuple[FileRef, ...]
+    full_bytes: int  # size of all files
+    new_bytes: int  # bytes uploaded for this snapshot
+
+
+class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that operator `operator`, subtask `subtask`, remembers at one barrier."""
+
+    operator: str
+    subtask: int
+    parallelism: int
+    values: dict[str, bytes] = {}  # small named values: source positions, committables, watermark
+    keyed: KeyedSnapshot | None = None
+
+
+class SnapshotTimes(msgspec.Struct, frozen=True):
+    """Where one subtask's part of a checkpoint spent its time. Milliseconds."""
+
+    start_delay_ms: float = 0.0  # trigger -> first barrier seen
+    alignment_ms: float = 0.0
+    sync_ms: float = 0.0  # on the loop
+    async_ms: float = 0.0  # everything after, until the ack
