@@ -33,6 +33,16 @@ class CheckpointOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     on_cancel: Literal["retain", "delete"] = "retain"
 
 
+class RestartOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long to wait before a new generation: at once the first time, then exponential back-off up to a cap."""
+
+    initial_ms: int = 200  # before the second restart in a row
+    multiplier: float = 2.0
+    max_ms: int = 30_000
+    reset_after_ms: int = 1_000  # running this long *and* a completed checkpoint forget all earlier restarts
+    max_attempts: int | None = None  # restarts in a row before the job fails; None: without end
+
+
 class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One operator chain, as far as the coordinator needs to know it. Every chain has `parallelism` subtasks."""
 
@@ -58,6 +68,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_non_restored: bool = False  # state whose operator is gone may be dropped
     slot_timeout_ms: int = 10_000  # a slot silent for this long is lost
     gang_timeout_ms: int = 60_000  # all slots must have registered within this time
+    resume_timeout_ms: int = 3_000  # a restarted coordinator waits this long for all slots to come back as they were
+    reconnect_grace_ms: int = 500  # a slot whose connection broke may come back within this time without a restart
+    restart: RestartOptions = RestartOptions()
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -69,6 +82,13 @@ class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 # ---------------------------------------------------------------- slot -> coordinator
+
+
+class SlotClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a slot binds into the handshake of its control connection; its Register must say the same."""
+
+    slot: int
+    uuid: str
 
 
 class Register(Message, frozen=True):
@@ -85,12 +105,15 @@ class Register(Message, frozen=True):
     phase: Literal["idle", "restoring", "running"]
     highest_checkpoint: int = 0  # highest barrier or trigger ever seen
     committed: dict[str, int] = {}  # "<operator>/<subtask>" -> all its transactions up to this checkpoint are visible
+    ended: tuple[SubtaskId, ...] = ()  # those that reached the end of their input in generation `token`
 
 
 class Heartbeat(Message, frozen=True):
     token: int
-    metrics: dict[str, float] = {}
-    latency: dict[str, str] = {}  # "<sink>:processed" / "<sink>:visible" -> encoded HdrHistogram (microseconds)
+    metrics: dict[str, float] = {}  # "records" (read by sources) is summed, "watermark_ms" is minimised over slots
+    latency: dict[
+        str, str
+    ] = {}  # "<sink>:processed" / "<sink>:visible" -> HdrHistogram, base64 (µs; all of this process)
     sent_at_ms: int = 0
 
 
@@ -180,7 +203,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deploy(Message, frozen=True):
-    """Restore this and connect. `operators`: every snapshot a subtask of this slot may need (all of them when rescaling)."""
+    """Restore this and connect. `operators`: every snapshot a subtask of this slot may need (all when rescaling)."""
 
     token: int
     checkpoint: int  # 0: start without state

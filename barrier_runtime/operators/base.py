@@ -69,6 +69,12 @@ class Operator:
     def open(self, context: OperatorContext) -> None:
         """Take what is needed from `context`; restore. May block."""
 
+    forwards_watermarks: bool = True  # False: a watermark assigner; what comes from upstream ends here
+
+    def own_watermark(self) -> int | None:
+        """Watermark assigners only: the watermark (ms) reached so far by what was processed; asked after each batch."""
+        return None
+
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         """Handle one batch from input `port`."""
         raise NotImplementedError

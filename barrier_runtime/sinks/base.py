@@ -5,14 +5,13 @@ any process, at any later time, can commit or abort. `commit` is idempotent and 
 idempotent; committing what was aborted is a hard error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from state.object_store import ObjectStore
-from collections.abc import Callable
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 
@@ -30,7 +29,11 @@ class SinkContext:
 
 
 class TwoPhaseCommitSink:
-    """One instance per sink subtask. `write` runs on the loop (must not block); everything else runs on a lane."""
+    """One instance per sink subtask. `begin_transaction`, `write` and `stage_early` run on the loop and must not block.
+
+    Everything else runs off the loop: `pre_commit` on one thread, `commit`, `abort` and `recover` on another. So a
+    commit of an older transaction may run beside the pre-commit of a newer one.
+    """
 
     guarantee: Guarantee = "exactly_once"
 
@@ -45,8 +48,15 @@ class TwoPhaseCommitSink:
         """Stage rows, invisible to readers."""
         raise NotImplementedError
 
+    def stage_early(self, transaction: Any) -> Callable[[], None] | None:
+        """Called after each write. Work to be done off the loop for a transaction that grew too large to keep in memory
+        until `pre_commit`, or None. If the work fails, `pre_commit` has to make up for it."""
+        return None
+
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
-        """Make everything durable; return the committable (encoded, versioned) or None when there is nothing."""
+        """Make everything durable; return the committable (encoded, versioned) or None when there is nothing.
+
+        `checkpoint` is the barrier that closed the transaction. Called again with the same transaction if it raised."""
         raise NotImplementedError
 
     def commit(self, committable: bytes) -> None:

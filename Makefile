@@ -1,0 +1,52 @@
+# One command per chore. `make run` and `make test` work on a fresh machine: they set up .venv and find or install Java.
+PYTHON ?= python3
+STORAGE ?= file
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+UNIT_TESTS := tests/test_house.py tests/state tests/coordinator tests/barrier_runtime
+# Bytecode stays beside the sources, everything else that is made goes below build/.
+
+.PHONY: help run test check format bench java clean
+
+help:
+	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
+	@echo "make test                   every test"
+	@echo "make check                  style, types, house rules, unit tests (under 2 minutes, no Java)"
+	@echo "make format                 let ruff put the style right"
+	@echo "make bench                  the figures of benchmarks/README.md"
+	@echo "make clean                  remove what runs and tests left (not .venv)"
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Python 3.10 or newer is needed, $(PYTHON) is older: make PYTHON=python3.11 …"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "cannot make a virtual environment: on Debian or Ubuntu, apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+java:
+	@.ci/java
+
+run: $(STAMP) java
+	$(BIN)/python -m examples.run_main --storage $(STORAGE)
+
+test: $(STAMP) java
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not spark" $(UNIT_TESTS)
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) java
+	$(BIN)/python -m benchmarks.keyed_count
+	$(BIN)/python -m benchmarks.recovery
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -1,0 +1,73 @@
+"""Exactly-once stream processing in milliseconds, in Python, on the Spark you already run.
+
+This package's public names, each imported when it is first used: `import barrier_runtime` must stay cheap (no pyarrow,
+no pyspark), because every command line and every Spark worker pays for it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Dataflow": "barrier_runtime.dataflow",
+    "Stream": "barrier_runtime.dataflow",
+    "KeyedStream": "barrier_runtime.dataflow",
+    "Tumbling": "barrier_runtime.windows",
+    "count": "barrier_runtime.aggregates",
+    "sum_": "barrier_runtime.aggregates",
+    "mean": "barrier_runtime.aggregates",
+    "min_": "barrier_runtime.aggregates",
+    "max_": "barrier_runtime.aggregates",
+    "ValueState": "barrier_runtime.keyed_state",
+    "ProcessContext": "barrier_runtime.operators.process",
+    "TwoPhaseCommitSink": "barrier_runtime.sinks.base",
+    "ParquetSink": "barrier_runtime.sinks.files",
+    "JsonlSink": "barrier_runtime.sinks.files",
+    "CsvSink": "barrier_runtime.sinks.files",
+    "CollectSink": "barrier_runtime.sinks.collect",
+    "CallableSink": "barrier_runtime.sinks.callable_sink",
+    "BarrierRuntimeError": "state.errors",
+    "Corrupt": "state.errors",
+    "Fenced": "state.errors",
+    "InvalidJob": "state.errors",
+    "ProtocolViolation": "state.errors",
+    "Unavailable": "state.errors",
+    "UserCodeError": "state.errors",
+}
+
+if TYPE_CHECKING:
+    from barrier_runtime.aggregates import count as count
+    from barrier_runtime.aggregates import max_ as max_
+    from barrier_runtime.aggregates import mean as mean
+    from barrier_runtime.aggregates import min_ as min_
+    from barrier_runtime.aggregates import sum_ as sum_
+    from barrier_runtime.dataflow import Dataflow as Dataflow
+    from barrier_runtime.dataflow import KeyedStream as KeyedStream
+    from barrier_runtime.dataflow import Stream as Stream
+    from barrier_runtime.keyed_state import ValueState as ValueState
+    from barrier_runtime.operators.process import ProcessContext as ProcessContext
+    from barrier_runtime.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
+    from barrier_runtime.windows import Tumbling as Tumbling
+    from state.errors import BarrierRuntimeError as BarrierRuntimeError
+    from state.errors import Corrupt as Corrupt
+    from state.errors import Fenced as Fenced
+    from state.errors import InvalidJob as InvalidJob
+    from state.errors import ProtocolViolation as ProtocolViolation
+    from state.errors import Unavailable as Unavailable
+    from state.errors import UserCodeError as UserCodeError
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'barrier_runtime' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,162 @@
+"""The command `barrier-runtime`: run a flow, explain it, start a coordinator daemon, look at and steer its jobs.
+
+Errors a person must fix are printed without a stack trace and exit with 2; a failed job exits with 1.
+"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from state.errors import BarrierRuntimeError, InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.dataflow import Dataflow
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+Target = Annotated[str, typer.Argument(help="the file and the name of the flow in it: app.py:flow")]
+Coordinator = Annotated[str, typer.Option(help="address of the daemon's REST interface, http://host:port")]
+TokenFile = Annotated[Path, typer.Option(help="file with the daemon's bearer token")]
+_USER_MODULE = "barrier_runtime_user_app"
+
+
+def load_flow(target: str) -> "Dataflow":
+    """The flow named by `file.py:name`. Raises `InvalidJob` that says what is missing."""
+    from barrier_runtime.dataflow import Dataflow
+
+    file, _, name = target.rpartition(":")
+    if not file or not name.isidentifier():
+        raise InvalidJob(f"{target!r} names no flow: write it as file.py:name, for example app.py:flow")
+    path = Path(file)
+    if not path.is_file():
+        raise InvalidJob(f"there is no file {file!r} (looked in {Path.cwd()})")
+    spec = importlib.util.spec_from_file_location(_USER_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise InvalidJob(f"{file!r} is no Python file: give one that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_USER_MODULE] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    flow = getattr(module, name, None)
+    if not isinstance(flow, Dataflow):
+        have = [key for key, value in vars(module).items() if isinstance(value, Dataflow)]
+        raise InvalidJob(f"{file} has no Dataflow called {name!r}; it has: {', '.join(have) or 'none'}")
+    return flow
+
+
+@app.command()
+def run(
+    target: Target,
+    master: Annotated[str, typer.Option(help="Spark master: local[N], local-cluster[…], spark://…")] = "local[*]",
+    parallelism: Annotated[int, typer.Option(help="number of slots")] = 2,
+    checkpoints: Annotated[str | None, typer.Option(help="folder or URL (file://, s3://) of the checkpoints")] = None,
+    restore: Annotated[str, typer.Option(help="latest, none, or the number of a retained checkpoint")] = "latest",
+    interval: Annotated[float, typer.Option(help="seconds between checkpoints")] = 1.0,
+    max_parallelism: Annotated[int, typer.Option(help="key groups; fixed for the life of the job")] = 128,
+    allow_replay: Annotated[bool, typer.Option(help="restore something older than the last completed checkpoint")] = False,
+    allow_non_restored: Annotated[bool, typer.Option(help="drop state whose operator is gone")] = False,
+    coordinator: Annotated[str | None, typer.Option(help="a running daemon instead of a child process")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="file with the daemon's bearer token")] = None,
+    local: Annotated[bool, typer.Option("--local", help="run in this process, without Spark")] = False,
+    conf: Annotated[list[str] | None, typer.Option(help="Spark setting key=value; may be repeated")] = None,
+) -> None:
+    """Run a flow until it ends."""
+    flow = load_flow(target)
+    common: dict[str, Any] = {
+        "parallelism": parallelism,
+        "max_parallelism": max_parallelism,
+        "checkpoints": checkpoints,
+        "checkpoint_interval": interval,
+        "restore": restore,
+        "allow_replay": allow_replay,
+        "allow_non_restored": allow_non_restored,
+    }
+    if local:
+        flow.run_local(**common)
+        return
+    from barrier_runtime.spark.user_module import ship_by_value
+
+    ship_by_value(sys.modules[_USER_MODULE])
+    settings = dict(_setting(entry) for entry in conf or [])
+    flow.run(
+        **common,
+        master=master,
+        coordinator=coordinator,
+        token_file=str(token_file) if token_file else None,
+        spark_conf=settings,
+    )
+
+
+@app.command()
+def explain(target: Target, parallelism: Annotated[int, typer.Option(help="number of slots")] = 2) -> None:
+    """Print chains, edges, effective settings and the delivery guarantee of each sink."""
+    print(load_flow(target).explain(parallelism=parallelism))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def coordinator(context: typer.Context) -> None:
+    """Run a coordinator daemon: --listen host:port --http host:port --storage URL --token-file FILE."""
+    from coordinator.daemon import main as daemon_main
+
+    raise typer.Exit(daemon_main(context.args))
+
+
+@app.command()
+def status(
+    coordinator: Coordinator, token_file: TokenFile, job: Annotated[str | None, typer.Argument(help="one job")] = None
+) -> None:
+    """Print the state of one job, or the list of jobs, as JSON."""
+    client = _client(coordinator, token_file)
+    print(json.dumps(client.job_json(job) if job else client.jobs_json(), indent=2))
+
+
+@app.command()
+def checkpoint(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
+    """Trigger a checkpoint now."""
+    print(json.dumps(_client(coordinator, token_file).trigger_checkpoint(job)))
+
+
+@app.command()
+def stop(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    now: Annotated[bool, typer.Option("--now", help="without a last checkpoint")] = False,
+) -> None:
+    """Take a last checkpoint, commit it and stop the job."""
+    print(json.dumps(_client(coordinator, token_file).stop(job, "now" if now else "checkpoint")))
+
+
+def _client(address: str, token_file: Path) -> Any:
+    from coordinator.client import CoordinatorClient
+
+    try:
+        token = token_file.read_text().strip()
+    except OSError as error:
+        raise InvalidJob(f"cannot read the token file {token_file}: {error.strerror}") from error
+    return CoordinatorClient(address, token)
+
+
+def _setting(entry: str) -> tuple[str, str]:
+    key, separator, value = entry.partition("=")
+    if not separator or not key:
+        raise InvalidJob(f"--conf {entry!r}: write key=value")
+    return key, value
+
+
+def main() -> None:
+    """Entry point: what a person must fix is said in one message, without a stack trace."""
+    from barrier_runtime.job_result import JobFailed
+
+    try:
+        app()
+    except JobFailed as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    except BarrierRuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,583 @@
+"""The language of dataflows: `Dataflow` begins streams, streams are transformed step by step and end in sinks.
+
+Nothing runs while a flow is written down. Sources, stateful steps and sinks have names: state is addressed by them, so they
+are unique and do not depend on the order of steps. Mistakes that can be seen from names and types are reported at once.
+
+    flow = Dataflow("orders")
+    orders = flow.read_jsonl("orders", "data/orders", schema={"shop": str, "amount": float, "at": "timestamp[ms]"},
+                             event_time="at", max_out_of_orderness=timedelta(seconds=5))
+    hourly = orders.key_by("shop").window("hourly", Tumbling(timedelta(hours=1)), event_time="at")
+    hourly.aggregate(orders=count(), revenue=sum_("amount")).sink("results", ParquetSink("out"))
+    flow.run_local()
+"""
+
+import copy
+import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.aggregates import Aggregate
+from barrier_runtime.event_time import check_event_time_type
+from barrier_runtime.expressions import evaluated_types
+from barrier_runtime.keyed_state import ValueState
+from barrier_runtime.keys import check_key_type
+from barrier_runtime.operators.columnar import FilterExpressionOperator, MapBatchesOperator, SelectOperator
+from barrier_runtime.operators.enrich import EnrichOperator, How, check_small_table, enriched_schema
+from barrier_runtime.operators.process import ProcessOperator, declared_states
+from barrier_runtime.operators.running_aggregate import RunningAggregateOperator, running_schema
+from barrier_runtime.operators.rowwise import FilterOperator, FlatMapOperator, MapOperator
+from barrier_runtime.operators.union import UnionOperator
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.operators.watermark_generator import WatermarkOperator
+from barrier_runtime.operators.window_aggregate import WindowAggregateOperator, window_schema
+from barrier_runtime.plan import Input, Plan, SourceNode, StepNode
+from barrier_runtime.rows import Row
+from barrier_runtime.sinks.base import TwoPhaseCommitSink
+from barrier_runtime.sinks.sink_operator import SinkOperator
+from barrier_runtime.sources.base import Source
+from barrier_runtime.sources.csv_files import CsvSource
+from barrier_runtime.sources.iterator import IteratorSource
+from barrier_runtime.sources.jsonl_files import JsonlSource
+from barrier_runtime.sources.parquet_files import ParquetSource
+from barrier_runtime.sources.rate import RateSource
+from barrier_runtime.sources.small_table import small_table
+from barrier_runtime.types import SchemaLike, as_schema, milliseconds, require_columns
+from barrier_runtime.windows import Tumbling
+from state.errors import InvalidJob
+from state.ids import check_job_id
+
+if TYPE_CHECKING:
+    from barrier_runtime.launch import JobHandle, JobResult
+
+Paths: TypeAlias = str | Sequence[str]
+_NO_DELAY = datetime.timedelta()
+
+
+class Dataflow:
+    """A job to be. `name` is the job's identity in storage: 1 to 64 of `a-z 0-9 -`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = check_job_id(name)
+        self.plan = Plan()
+
+    # ------------------------------------------------------------ sources
+
+    def source(
+        self,
+        name: str,
+        source: Source,
+        *,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Any `Source`. With `event_time` (a timestamp, date or int64-milliseconds column) watermarks are made per
+        split: the greatest time seen minus `max_out_of_orderness`. A split silent for `idle_timeout` is not waited for."""
+        where = f"source {name!r}"
+        schema = source.schema
+        if event_time is not None:
+            require_columns(schema, (event_time,), where)
+            check_event_time_type(schema.field(event_time).type, event_time, where)
+        node = SourceNode(
+            name,
+            source,
+            event_time,
+            milliseconds(max_out_of_orderness, f"max_out_of_orderness of {where}"),
+            milliseconds(idle_timeout, f"idle_timeout of {where}") if idle_timeout is not None else None,
+        )
+        return Stream(self, self.plan.add(node), schema)
+
+    def read_parquet(
+        self,
+        name: str,
+        paths: Paths,
+        *,
+        schema: SchemaLike | None = None,
+        pace: float | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Parquet files: paths, folders (read recursively) or globs, local or `s3://`; one split per file.
+
+        `schema` names the columns to read (default: all of the first file). `pace`: rows per second over all files;
+        default: as fast as possible.
+        """
+        wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
+        return self.source(
+            name,
+            ParquetSource(name, paths, wanted, pace),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def read_csv(
+        self,
+        name: str,
+        paths: Paths,
+        *,
+        schema: SchemaLike | None = None,
+        delimiter: str = ",",
+        pace: float | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """CSV files with a header line; see `read_parquet`. Without `schema` types are guessed from the first file's
+        beginning. A value may not contain a line break."""
+        wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
+        return self.source(
+            name,
+            CsvSource(name, paths, wanted, pace, delimiter),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def read_jsonl(
+        self,
+        name: str,
+        paths: Paths,
+        *,
+        schema: SchemaLike | None = None,
+        pace: float | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Files with one JSON object per line; see `read_parquet`. Fields not in `schema` are left out, absent ones are
+        null; without `schema` it is guessed from the first file's beginning."""
+        wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
+        return self.source(
+            name,
+            JsonlSource(name, paths, wanted, pace),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def from_iterator(
+        self,
+        name: str,
+        make_iterator: Callable[[int, int], Iterable[Row]],
+        *,
+        schema: SchemaLike,
+        replayable: bool = True,
+        splits: int | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Rows (dicts) of `make_iterator(index, of)`, called for each of the splits (default: one per subtask).
+
+        After a failure the iterator is made anew and the rows already read are skipped, so it must give the same rows
+        each time; where it cannot, say `replayable=False` (and the job cannot be exactly-once).
+        """
+        source = IteratorSource(name, make_iterator, as_schema(schema, f"source {name!r}"), replayable, splits)
+        return self.source(
+            name,
+            source,
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def rate(
+        self,
+        name: str,
+        rows_per_second: float,
+        rows: int | None = None,
+        *,
+        keys: int | None = None,
+        splits: int | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+    ) -> "Stream":
+        """Generated rows on a schedule: `value` (0, 1, 2, …), `intended_at` (when the row was due) and, with `keys`,
+        `key` (`value % keys`). Totals over all splits; endless without `rows`."""
+        source = RateSource(name, rows_per_second, rows, keys, splits)
+        return self.source(name, source, event_time=event_time, max_out_of_orderness=max_out_of_orderness)
+
+    # ------------------------------------------------------------ running
+
+    def explain(self, parallelism: int = 2, max_parallelism: int = 128, **options: Any) -> str:
+        """Chains, edges, parallelism, effective settings and guarantees, as text."""
+        from barrier_runtime.compile import compile_flow
+        from barrier_runtime.explain import explain_graph
+
+        return explain_graph(compile_flow(self, parallelism, max_parallelism, **options))
+
+    def run(self, **options: Any) -> "JobResult":
+        """Run on Spark until the job ends. Options: `barrier_runtime.options.JobOptions`."""
+        from barrier_runtime.launch import run
+
+        return run(self, **options)
+
+    def start(self, **options: Any) -> "JobHandle":
+        """Start on Spark and return at once."""
+        from barrier_runtime.launch import start
+
+        return start(self, **options)
+
+    def run_local(self, **options: Any) -> "JobResult":
+        """Run in this process, without Spark, until the job ends."""
+        from barrier_runtime.local import run_local
+
+        return run_local(self, **options)
+
+
+class Stream:
+    """Rows on their way. Immutable: each method gives a new stream and leaves this one usable (several consumers each get
+    all rows). `schema` is known or None (then fixed by the first batch)."""
+
+    def __init__(self, flow: Dataflow, node: int, schema: pa.Schema | None, rebalanced: bool = False) -> None:
+        self._flow = flow
+        self._node = node
+        self.schema = schema
+        self._rebalanced = rebalanced
+
+    # ------------------------------------------------------------ row-wise
+
+    def map(self, function: Callable[[Row], Row], *, schema: SchemaLike | None = None, name: str | None = None) -> "Stream":
+        """One row (dict) in, one row out. Without `schema` the first rows returned decide it."""
+        return self._rowwise("map", MapOperator, function, schema, name)
+
+    def flat_map(
+        self, function: Callable[[Row], Iterable[Row]], *, schema: SchemaLike | None = None, name: str | None = None
+    ) -> "Stream":
+        """One row in, any number of rows out."""
+        return self._rowwise("flat_map", FlatMapOperator, function, schema, name)
+
+    def filter(self, condition: pc.Expression | Callable[[Row], Any], *, name: str | None = None) -> "Stream":
+        """Keep rows for which the expression, or the function of a row, is true. Expressions are much faster."""
+        where = f"filter {name or ''}".strip()
+        if isinstance(condition, pc.Expression):
+            if self.schema is not None:
+                kind = evaluated_types(self.schema, [condition], where)[0]
+                if not pa.types.is_boolean(kind):
+                    raise InvalidJob(f"{where}: the expression {condition} gives {kind}: use one that gives true or false")
+            return self._step(
+                "filter", name, partial(FilterExpressionOperator, expression=condition), self.schema, str(condition)
+            )
+        _check_callable(condition, where)
+        make = partial(FilterOperator, function=condition)
+        return self._step("filter", name, make, self.schema, function_name(condition))
+
+    def _rowwise(
+        self, kind: str, operator: Any, function: Any, schema: SchemaLike | None, name: str | None
+    ) -> "Stream":
+        where = f"{kind} {name or ''}".strip()
+        _check_callable(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(operator, function=function, schema=output)
+        return self._step(kind, name, make, output, function_name(function))
+
+    # ------------------------------------------------------------ vectorised
+
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+    ) -> "Stream":
+        """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1 on."""
+        where = f"map_batches {name or ''}".strip()
+        _check_callable(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(MapBatchesOperator, function=function, schema=output)
+        return self._step("map_batches", name, make, output, function_name(function))
+
+    def select(
+        self, columns: Mapping[str, str | pc.Expression] | Sequence[str], *, name: str | None = None
+    ) -> "Stream":
+        """Columns in the given order: names, or a mapping of new name to column name or expression."""
+        where = f"select {name or ''}".strip()
+        chosen = dict(columns) if isinstance(columns, Mapping) else {column: column for column in _listed(columns)}
+        if not chosen:
+            raise InvalidJob(f"{where}: no columns: name at least one")
+        for column, value in chosen.items():
+            if not isinstance(value, str | pc.Expression):
+                raise InvalidJob(f"{where}: {column!r} is {value!r}: give a column name or a pyarrow.compute expression")
+        output = None
+        if self.schema is not None:
+            require_columns(self.schema, tuple(value for value in chosen.values() if isinstance(value, str)), where)
+            expressions = [value for value in chosen.values() if not isinstance(value, str)]
+            types = iter(evaluated_types(self.schema, expressions, where) if expressions else ())
+            output = pa.schema(
+                [
+                    (column, self.schema.field(value).type if isinstance(value, str) else next(types))
+                    for column, value in chosen.items()
+                ]
+            )
+        return self._step("select", name, partial(SelectOperator, columns=chosen), output, ", ".join(chosen))
+
+    def broadcast_join(
+        self,
+        name: str,
+        table: "pa.Table | Sequence[Mapping[str, Any]] | str",
+        *,
+        on: str | Sequence[str],
+        how: How = "left",
+    ) -> "Stream":
+        """Add the columns of a small table (Arrow table, list of dicts, or path to a file), matched by the columns `on`,
+        whose values are unique in it. `how`: "left" keeps rows without a match (nulls), "inner" drops them."""
+        where = f"broadcast_join {name!r}"
+        if how not in ("left", "inner"):
+            raise InvalidJob(f'{where}: how={how!r}: use "left" or "inner"')
+        keys = _listed(on)
+        small = small_table(table, where)
+        check_small_table(small, keys, where)
+        output = enriched_schema(self.schema, small.schema, keys, where) if self.schema is not None else None
+        make = partial(EnrichOperator, table=small, on=keys, how=how)
+        return self._step("broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {small.num_rows} rows")
+
+    # ------------------------------------------------------------ shape of the stream
+
+    def with_watermarks(self, column: str, max_out_of_orderness: datetime.timedelta = _NO_DELAY) -> "Stream":
+        """Event time follows `column`: the greatest value seen minus `max_out_of_orderness`. Directly after a source the
+        watermark is made per split there, which is more exact; elsewhere it replaces the input's."""
+        where = "with_watermarks"
+        bound_ms = milliseconds(max_out_of_orderness, f"max_out_of_orderness of {where}")
+        require_columns(self.schema, (column,), where)
+        if self.schema is not None:
+            check_event_time_type(self.schema.field(column).type, column, where)
+        if isinstance(self._flow.plan.nodes[self._node], SourceNode) and not self._rebalanced:
+            self._flow.plan.set_watermarks(self._node, column, bound_ms)
+            return self
+        make = partial(WatermarkOperator, column=column, max_out_of_orderness_ms=bound_ms)
+        return self._step("with_watermarks", None, make, self.schema, f"{column}, {max_out_of_orderness}", stateful=True)
+
+    def union(self, *others: "Stream", name: str | None = None) -> "Stream":
+        """Rows of this and the other streams, which have the same columns."""
+        if not others:
+            raise InvalidJob("union() without other streams: pass at least one")
+        known = [stream.schema for stream in (self, *others) if stream.schema is not None]
+        for stream in others:
+            if not isinstance(stream, Stream) or stream._flow is not self._flow:
+                raise InvalidJob(f"union: {stream!r} is no stream of flow {self._flow.name!r}: pass its streams")
+        for schema in known[1:]:
+            if not schema.equals(known[0]):
+                raise InvalidJob(
+                    f"union: one input has ({_one_line(known[0])}), another ({_one_line(schema)}): "
+                    "select() the same columns and types in every input"
+                )
+        inputs = tuple(stream._as_input() for stream in (self, *others))
+        schema = known[0] if len(known) == 1 + len(others) else None
+        node = StepNode(name, "union", inputs, UnionOperator, schema)
+        return Stream(self._flow, self._flow.plan.add(node), schema)
+
+    def rebalance(self) -> "Stream":
+        """Spread rows evenly over the subtasks of what follows."""
+        return Stream(self._flow, self._node, self.schema, rebalanced=True)
+
+    def key_by(self, *columns: str) -> "KeyedStream":
+        """Rows with equal values in `columns` go to the same subtask. Nulls are a value."""
+        if not columns:
+            raise InvalidJob("key_by() without columns: name at least one")
+        where = f"key_by({', '.join(map(repr, columns))})"
+        if len(set(columns)) != len(columns):
+            raise InvalidJob(f"{where}: a column is named twice: name each once")
+        require_columns(self.schema, columns, where)
+        if self.schema is not None:
+            for column in columns:
+                check_key_type(self.schema.field(column).type, column, where)
+        return KeyedStream(self, columns)
+
+    # ------------------------------------------------------------ the end
+
+    def sink(self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink]) -> None:
+        """Write the rows. Each subtask has its own copy of `sink` (or what the factory `sink` makes)."""
+        if isinstance(sink, TwoPhaseCommitSink):
+            make_sink: Callable[[], TwoPhaseCommitSink] = partial(copy.deepcopy, sink)
+        elif callable(sink) and hasattr(sink, "guarantee"):
+            make_sink = sink
+        else:
+            raise InvalidJob(
+                f"sink {name!r}: {sink!r} is no sink: pass a TwoPhaseCommitSink such as ParquetSink(url), or a factory "
+                "of one with an attribute `guarantee`"
+            )
+        node = StepNode(
+            name,
+            "sink",
+            (self._as_input(),),
+            partial(SinkOperator, make_sink=make_sink),
+            None,
+            stateful=True,
+            is_sink=True,
+            guarantee=sink.guarantee,
+            describe=repr(sink),
+        )
+        self._flow.plan.add(node)
+
+    # ------------------------------------------------------------ inside
+
+    def _as_input(self) -> Input:
+        return Input(self._node, "rebalance" if self._rebalanced else "forward")
+
+    def _step(
+        self,
+        kind: str,
+        name: str | None,
+        make: Callable[..., Any],
+        schema: pa.Schema | None,
+        describe: str,
+        *,
+        stateful: bool = False,
+    ) -> "Stream":
+        node = StepNode(name, kind, (self._as_input(),), make, schema, stateful=stateful, describe=describe)
+        return Stream(self._flow, self._flow.plan.add(node), schema)
+
+
+class KeyedStream:
+    """A stream partitioned by key columns; what follows may keep state per key."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._keys = keys
+
+    def window(self, name: str, window: Tumbling, *, event_time: str) -> "WindowedStream":
+        """Group rows by event-time window as well. `event_time` is a timestamp, date or int64-milliseconds column."""
+        where = f"window {name!r}"
+        if not isinstance(window, Tumbling):
+            raise InvalidJob(f"{where}: {window!r} is no window: pass Tumbling(timedelta(…))")
+        schema = self._stream.schema
+        require_columns(schema, (event_time,), where)
+        if schema is not None:
+            check_event_time_type(schema.field(event_time).type, event_time, where)
+        return WindowedStream(self, name, window, event_time)
+
+    def aggregate(self, name: str, /, **aggregates: Aggregate) -> Stream:
+        """Running aggregates: every row goes out with its key's aggregates so far, itself included, as added columns.
+
+        >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
+        """
+        where = f"aggregate {name!r}"
+        _check_aggregates(aggregates, where)
+        schema = self._stream.schema
+        output = None
+        if schema is not None:
+            _check_free(aggregates, schema.names, where)
+            output = running_schema(schema, aggregates, where)
+        make = partial(RunningAggregateOperator, keys=self._keys, aggregates=aggregates, schema=schema)
+        return self._stateful(name, "running aggregate", make, output, _shown(aggregates))
+
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, ValueState[Any]] | None = None,
+        event_time: str | None = None,
+    ) -> Stream:
+        """A row-wise function with state and timers per key.
+
+        `function` is a class with `process(self, key, row, ctx)` and, for timers, `on_timer(self, key, timestamp_ms,
+        ctx)`, which yield rows (dicts), or return a row, a list or None; states are its attributes (see `ValueState`).
+        Or a plain function of (key, row, ctx), with its states in `state=`, found as `ctx.state.<name>`. `key` is the
+        column's value, or a tuple of several. See `ProcessContext` for `ctx`.
+        """
+        where = f"process {name!r}"
+        if not callable(getattr(function, "process", function)):
+            raise InvalidJob(f"{where}: {function!r} is no function and has no process() method: pass one")
+        if not isinstance(function, type) and hasattr(function, "process"):
+            function = partial(copy.deepcopy, function)
+            raise_for = function.args[0]
+        else:
+            raise_for = function
+        if isinstance(raise_for, type) and not callable(getattr(raise_for, "process", None)):
+            raise InvalidJob(f"{where}: class {raise_for.__name__} has no method process(self, key, row, ctx): add it")
+        declared_states(raise_for, state)
+        known = self._stream.schema
+        if event_time is not None:
+            require_columns(known, (event_time,), where)
+            if known is not None:
+                check_event_time_type(known.field(event_time).type, event_time, where)
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(
+            ProcessOperator,
+            keys=self._keys,
+            function=function,
+            states=dict(state or {}),
+            event_time=event_time,
+            output=output,
+            schema=known,
+        )
+        return self._stateful(name, "process", make, output, function_name(raise_for))
+
+    def _stateful(
+        self, name: str, kind: str, make: Callable[..., Any], schema: pa.Schema | None, describe: str
+    ) -> Stream:
+        if not isinstance(name, str):
+            raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
+        flow = self._stream._flow
+        inputs = (Input(self._stream._node, "hash", self._keys),)
+        node = StepNode(name, kind, inputs, make, schema, stateful=True, describe=describe)
+        return Stream(flow, flow.plan.add(node), schema)
+
+
+class WindowedStream:
+    """A keyed stream whose rows are grouped by window, too."""
+
+    def __init__(self, keyed: KeyedStream, name: str, window: Tumbling, event_time: str) -> None:
+        self._keyed = keyed
+        self._name = name
+        self._window = window
+        self._event_time = event_time
+
+    def aggregate(self, **aggregates: Aggregate) -> Stream:
+        """One row per key and window once the watermark passed its end: the key columns, `window_start` and `window_end`
+        (timestamps in ms, UTC; the end is exclusive), then the aggregates. Rows that come later are dropped and counted
+        (`late_rows`)."""
+        where = f"window {self._name!r}"
+        _check_aggregates(aggregates, where)
+        keys = self._keyed._keys
+        _check_free(aggregates, [*keys, "window_start", "window_end"], where)
+        schema = self._keyed._stream.schema
+        output = window_schema(schema, keys, aggregates, where) if schema is not None else None
+        make = partial(
+            WindowAggregateOperator,
+            keys=keys,
+            window=self._window,
+            event_time=self._event_time,
+            aggregates=aggregates,
+            schema=schema,
+        )
+        return self._keyed._stateful(self._name, "window", make, output, f"{self._window}: {_shown(aggregates)}")
+
+
+def _check_callable(function: Any, where: str) -> None:
+    if not callable(function):
+        raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of a row")
+
+
+def _check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
+    if not aggregates:
+        raise InvalidJob(f"{where}: no aggregates: give at least one, such as n=count()")
+    for name, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise InvalidJob(f"{where}: {name}={aggregate!r} is no aggregate: use count, sum_, mean, min_ or max_")
+
+
+def _check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
+    for name in names:
+        if name in taken:
+            raise InvalidJob(f"{where}: the output column {name!r} exists already: choose another name")
+
+
+def _shown(aggregates: Mapping[str, Aggregate]) -> str:
+    return ", ".join(f"{name}={aggregate}" for name, aggregate in aggregates.items())
+
+
+def _listed(columns: str | Sequence[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

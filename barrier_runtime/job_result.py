@@ -1,0 +1,33 @@
+"""How a job ended, as the caller of `run` sees it: a result, or the error that says why."""
+
+from dataclasses import dataclass
+
+from coordinator.status import JobStatus
+from state.errors import BarrierRuntimeError, Fenced
+
+
+class JobFailed(BarrierRuntimeError):
+    """The job ended in failure; the text is the user's traceback, if there is one, and the remedy."""
+
+    def __init__(self, message: str, status: JobStatus | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """`status` is the coordinator's last word on the job."""
+
+    status: JobStatus
+
+    @property
+    def records(self) -> int:
+        return self.status.records
+
+
+def raise_unless_ended_well(status: JobStatus) -> None:
+    """`Fenced` when another run took the job over, `JobFailed` when it failed; nothing when finished or stopped."""
+    if status.phase == "fenced":
+        raise Fenced(status.error or status.reason)
+    if status.phase not in ("finished", "cancelled"):
+        raise JobFailed(status.error or status.reason or f"job {status.job} ended as {status.phase}", status)

@@ -1,0 +1,124 @@
+"""Key columns of a batch as state keys, and back.
+
+A state key is a tuple of None, bool, int, float, str or bytes: what the state's key codec can order and write down.
+Dates and timestamps travel as their integer value (their unit is part of the column's type, which is fixed), so no
+`datetime` object is made per row and nanoseconds survive.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.rows import values_of
+from state.errors import InvalidJob
+
+StateKey: TypeAlias = tuple[Any, ...]
+
+
+def check_key_type(kind: pa.DataType, column: str, where: str) -> None:
+    if _is_temporal(kind) or _is_plain(kind) or (pa.types.is_dictionary(kind) and _is_plain(kind.value_type)):
+        return
+    raise InvalidJob(
+        f"{where}: key column {column!r} has type {kind}, which cannot be a key: cast it to an integer, string, "
+        "bytes, date or timestamp first"
+    )
+
+
+def _is_temporal(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind)) and not pa.types.is_interval(kind)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+    )
+
+
+class KeyCodec:
+    """Translation for one operator's key columns of fixed types."""
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[str], where: str) -> None:
+        self.columns = tuple(columns)
+        for column in columns:
+            if column not in schema.names:
+                raise InvalidJob(f"{where}: there is no key column {column!r}: the rows have {', '.join(schema.names)}")
+            check_key_type(schema.field(column).type, column, where)
+        self.types = tuple(schema.field(column).type for column in columns)
+        self._where = where
+        self._temporal = any(_is_temporal(kind) for kind in self.types)
+        self._single = len(self.columns) == 1
+
+    @property
+    def is_one_int64(self) -> bool:
+        """A single int64 column: the dense tables have a shortcut for it."""
+        return self._single and bool(pa.types.is_int64(self.types[0]))
+
+    def arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The key columns, in forms whose `to_pylist` gives what a state key is made of."""
+        return [
+            self._plain(batch.column(column), column, kind)
+            for column, kind in zip(self.columns, self.types, strict=True)
+        ]
+
+    def state_keys(self, batch: pa.RecordBatch) -> list[StateKey]:
+        """One state key per row."""
+        return list(zip(*[array.to_pylist() for array in self.arrays(batch)], strict=True))
+
+    def user_keys(self, batch: pa.RecordBatch, state_keys: list[StateKey]) -> list[Any]:
+        """What a user's function sees, per row: the value of a single key column, a tuple of several."""
+        if self._temporal:
+            columns = [values_of(batch.column(column)) for column in self.columns]
+            return columns[0] if self._single else list(zip(*columns, strict=True))
+        return [key[0] for key in state_keys] if self._single else state_keys
+
+    def user_key(self, state_key: StateKey) -> Any:
+        """The same for one state key."""
+        if self._temporal:
+            values = tuple(values_of(self.column(i, [value]))[0] for i, value in enumerate(state_key))
+            return values[0] if self._single else values
+        return state_key[0] if self._single else state_key
+
+    def column(self, index: int, values: Sequence[Any]) -> pa.Array:
+        """Values of key column `index`, as found in state keys, in the column's own type."""
+        kind = self.types[index]
+        if _is_temporal(kind):
+            return pa.array(values, pa.int64()).cast(_integer_of(kind)).view(kind)
+        return pa.array(values, kind)
+
+    def _plain(self, array: pa.Array, column: str, kind: pa.DataType) -> pa.Array:
+        if pa.types.is_integer(kind):
+            return array
+        if _is_temporal(kind):
+            return array.view(_integer_of(kind))
+        if pa.types.is_dictionary(kind):
+            return array.dictionary_decode()
+        if pa.types.is_floating(kind):
+            if pc.any(pc.is_nan(array)).as_py():
+                raise InvalidJob(
+                    f"{self._where}: key column {column!r} holds NaN, which equals nothing: "
+                    "replace or filter it before key_by"
+                )
+            return pc.add(array.cast(pa.float64()), pa.scalar(0.0))  # -0.0 and 0.0 are one key
+        return array
+
+
+def _integer_of(kind: pa.DataType) -> pa.DataType:
+    return pa.int32() if kind.bit_width == 32 else pa.int64()
+
+
+def sort_rows(keys: Sequence[pa.Array]) -> np.ndarray:
+    """The order of rows by these columns, first column first, nulls last."""
+    table = pa.table({str(i): array for i, array in enumerate(keys)})
+    order = pc.sort_indices(table, sort_keys=[(str(i), "ascending") for i in range(len(keys))])
+    indices: np.ndarray = order.to_numpy()
+    return indices

@@ -1,0 +1,227 @@
+"""Runs a flow on Spark: coordinator, Spark session, stage of slots, and a thread that keeps an eye on all three.
+
+Whatever dies is started again from here as long as the coordinator wants the job: the coordinator child by its
+supervisor, a single slot by Spark, the whole Spark job by `SparkGang`. When the program ends, nothing stays behind.
+"""
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from barrier_runtime.compile import compile_flow
+from barrier_runtime.graph import JobGraph
+from barrier_runtime.job_result import JobFailed, JobResult, raise_unless_ended_well
+from barrier_runtime.options import JobOptions, job_spec
+from barrier_runtime.spark.gang import SparkGang
+from barrier_runtime.spark.session import check_session, make_session, total_cores
+from barrier_runtime.spark.slot_task import SlotSettings, check_packages, local_root
+from coordinator.client import CoordinatorClient, SubmittedJob
+from coordinator.embedded import EmbeddedCoordinator
+from coordinator.messages import JobSpec
+from coordinator.status import ENDED_PHASES, JobStatus
+from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from state.open_store import open_store
+from state.store_probe import probe_conditional_put
+
+if TYPE_CHECKING:
+    from barrier_runtime.dataflow import Dataflow
+
+_POLL_S = 0.25
+_LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end them
+_FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials
+
+
+def run(flow: "Dataflow", **keywords: object) -> JobResult:
+    """Run `flow` on Spark until it ends. Raises what `JobHandle.wait` raises."""
+    with start(flow, **keywords) as handle:
+        return handle.wait()
+
+
+def start(flow: "Dataflow", **keywords: object) -> "JobHandle":
+    """Start `flow` on Spark and return at once; options are those of `JobOptions`."""
+    options = JobOptions.from_keywords(keywords)
+    if options.checkpoints is None:
+        raise InvalidJob("checkpoints= is required on Spark: the folder or URL (file://, s3://) where checkpoints go")
+    check_packages()
+    graph = compile_flow(flow, options.parallelism, options.max_parallelism)
+    spec = job_spec(graph, options)
+    probe_conditional_put(open_store(options.checkpoints), f"{spec.job}/probe")
+    own_session = options.spark is None
+    spark = options.spark if options.spark is not None else make_session(graph.name, options.master, options.spark_conf)
+    try:
+        check_session(spark, options.parallelism)
+        coordinator = _Coordinator(spec, options)
+    except BaseException:
+        if own_session:
+            spark.stop()
+        raise
+    return JobHandle(graph, spec, options, spark, own_session, coordinator)
+
+
+class _Coordinator:
+    """The daemon of this job: a child process of ours, or one that runs already."""
+
+    def __init__(self, spec: JobSpec, options: JobOptions) -> None:
+        self._embedded: EmbeddedCoordinator | None = None
+        if options.coordinator is None:
+            assert options.checkpoints is not None
+            self._embedded = EmbeddedCoordinator(options.checkpoints)
+            self._embedded.start()
+            self.submitted: SubmittedJob = self._embedded.submit(spec)
+            self.client: CoordinatorClient = self._embedded.client
+        else:
+            assert options.token_file is not None
+            try:
+                token = Path(options.token_file).read_text().strip()
+            except OSError as error:
+                raise InvalidJob(f"cannot read token_file {options.token_file}: {error.strerror}") from error
+            self.client = CoordinatorClient(options.coordinator, token)
+            self.submitted = self.client.submit(spec)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child process; None for a daemon that is not ours."""
+        return self._embedded.pid if self._embedded is not None else None
+
+    def close(self) -> None:
+        if self._embedded is not None:
+            self._embedded.close()
+
+
+class JobHandle:
+    """A running job. Use as a context manager, or call `close`: leaving stops what is still running."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        spec: JobSpec,
+        options: JobOptions,
+        spark: Any,
+        own_session: bool,
+        coordinator: _Coordinator,
+    ) -> None:
+        self._spec = spec
+        self._options = options
+        self._spark = spark
+        self._own_session = own_session
+        self._coordinator = coordinator
+        self._last: JobStatus | None = None
+        self._ended = threading.Event()
+        self._closed = False
+        assert options.checkpoints is not None
+        settings = SlotSettings(
+            graph=graph,
+            mode=spec.checkpoints.mode,
+            run_id=spec.run_id,
+            secret=coordinator.submitted.secret,
+            control_address=coordinator.submitted.control_address,
+            storage_url=open_store(options.checkpoints).url,
+            state=options.state,
+            lease_s=options.coordinator_lease,
+            environment={name: os.environ[name] for name in _FORWARDED if name in os.environ},
+        )
+        self._gang = SparkGang(spark, settings, options.parallelism, lambda: not self._ended.is_set())
+        self._gang.start()
+        self._watching = threading.Thread(target=self._watch, name="barrier-job-watch", daemon=True)
+        self._watching.start()
+
+    # ------------------------------------------------------------ what users call
+
+    def status(self) -> JobStatus:
+        """The coordinator's view, asked now; the last one known while it is being restarted."""
+        try:
+            return self._remember(self._coordinator.client.job(self._spec.job))
+        except Unavailable:
+            if self._last is None:
+                raise
+            return self._last
+
+    def wait(self, timeout: float | None = None) -> JobResult:
+        """Until the job ended. Raises `JobFailed`, `Fenced`, or `Unavailable` when `timeout` (seconds) is over."""
+        if not self._ended.wait(timeout):
+            raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
+        assert self._last is not None
+        status = self._last
+        self.close()
+        try:
+            raise_unless_ended_well(status)
+        except JobFailed as error:
+            if not status.missing_slots:
+                raise
+            raise JobFailed(f"{error}\n{self._spark_view()}", status) from None
+        return JobResult(status)
+
+    def trigger_checkpoint(self) -> None:
+        self._coordinator.client.trigger_checkpoint(self._spec.job)
+
+    def stop(self, mode: str = "checkpoint") -> None:
+        """End the job: after a last committed checkpoint ("checkpoint") or at once ("now")."""
+        self._coordinator.client.stop(self._spec.job, mode)
+
+    @property
+    def coordinator_pid(self) -> int | None:
+        return self._coordinator.pid
+
+    def close(self) -> None:
+        """Stop everything this handle started. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._ended.is_set():
+            try:
+                self.stop("now")
+            except BarrierRuntimeError:
+                pass  # it is being restarted or already gone; what follows ends the slots all the same
+        self._ended.set()
+        if not self._gang.join(_LEAVE_S):
+            self._gang.cancel()
+        self._watching.join(5)
+        self._coordinator.close()
+        if self._own_session:
+            self._spark.stop()
+        shutil.rmtree(local_root(self._spec.run_id), ignore_errors=True)
+
+    def __enter__(self) -> "JobHandle":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ the watching thread
+
+    def _watch(self) -> None:
+        killed: set[int] = set()
+        while not self._ended.is_set():
+            try:
+                status = self._remember(self._coordinator.client.job(self._spec.job))
+            except Unavailable:
+                time.sleep(_POLL_S)  # the coordinator is being restarted
+                continue
+            for order in status.kill:
+                if order.task_attempt not in killed:
+                    killed.add(order.task_attempt)
+                    self._gang.kill_task(order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up")
+            if status.phase in ENDED_PHASES:
+                self._ended.set()
+                return
+            self._ended.wait(_POLL_S)
+
+    def _remember(self, status: JobStatus) -> JobStatus:
+        self._last = status
+        return status
+
+    def _spark_view(self) -> str:
+        """What Spark says about slots that did not come."""
+        lines = [
+            f"Spark has {total_cores(self._spark)} cores for {self._options.parallelism} slots; every slot occupies "
+            "spark.task.cpus of them for the whole job: free some, add executors or use a smaller parallelism"
+        ]
+        if self._gang.last_failure:
+            lines.append(f"the Spark job failed {self._gang.submissions} time(s), last with:\n{self._gang.last_failure}")
+        return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""`filter` and `select` with expressions, and `map_batches`: a batch at a time, no Python per row."""
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.elements import Batch
+from barrier_runtime.expressions import evaluate
+from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.user_code import function_name, user_error
+from state.errors import InvalidJob
+
+
+class FilterExpressionOperator(Operator):
+    """Rows for which the expression is true (not null, not false)."""
+
+    def __init__(self, name: str, expression: pc.Expression) -> None:
+        self._where = f"filter {name!r}"
+        self._expression = expression
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        mask = evaluate(batch.rows, [self._expression], self._where)[0]
+        if not pa.types.is_boolean(mask.type):
+            raise InvalidJob(f"{self._where}: the expression gives {mask.type}: use one that gives true or false")
+        kept = mask.true_count
+        if kept == len(mask):
+            emit(batch)
+        elif kept:
+            emit(Batch(batch.rows.filter(mask), batch.emit_ns))
+
+
+class SelectOperator(Operator):
+    """Columns by name, renamed or computed, in the given order."""
+
+    def __init__(self, name: str, columns: Mapping[str, str | pc.Expression]) -> None:
+        self._where = f"select {name!r}"
+        self._columns = dict(columns)
+        self._expressions = [value for value in self._columns.values() if not isinstance(value, str)]
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        computed = iter(evaluate(batch.rows, self._expressions, self._where) if self._expressions else ())
+        arrays = [
+            self._plain(batch.rows, value) if isinstance(value, str) else next(computed)
+            for value in self._columns.values()
+        ]
+        emit(Batch(pa.RecordBatch.from_arrays(arrays, names=list(self._columns)), batch.emit_ns))
+
+    def _plain(self, rows: pa.RecordBatch, column: str) -> pa.Array:
+        try:
+            return rows.column(column)
+        except KeyError as error:
+            raise InvalidJob(
+                f"{self._where}: there is no column {column!r}: use one of {', '.join(rows.schema.names)}"
+            ) from error
+
+
+class MapBatchesOperator(Operator):
+    """A user's function of a whole `pyarrow.RecordBatch`."""
+
+    def __init__(
+        self, name: str, function: Callable[[pa.RecordBatch], pa.RecordBatch], schema: pa.Schema | None = None
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._schema = schema
+        self._subtask = 0
+
+    def open(self, context: OperatorContext) -> None:
+        self._subtask = context.subtask
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        try:
+            result = self._function(batch.rows)
+        except Exception as error:
+            raise user_error(
+                error,
+                function=function_name(self._function),
+                operator=self._name,
+                subtask=self._subtask,
+                batch=batch.rows,
+            ) from error
+        if isinstance(result, pa.Table):
+            result = result.combine_chunks()
+            result = result.to_batches()[0] if result.num_rows else None
+        if result is None:
+            return
+        if not isinstance(result, pa.RecordBatch):
+            raise InvalidJob(
+                f"{function_name(self._function)} of operator {self._name!r} returned {type(result).__name__}: "
+                "return a pyarrow.RecordBatch, a pyarrow.Table or None"
+            )
+        if self._schema is None:
+            self._schema = result.schema
+        elif not result.schema.equals(self._schema):
+            raise InvalidJob(
+                f"{function_name(self._function)} of operator {self._name!r} returned {_one_line(result.schema)}, but "
+                f"its schema is {_one_line(self._schema)}: return one schema always, or correct schema="
+            )
+        if result.num_rows:
+            emit(Batch(result, batch.emit_ns))
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"

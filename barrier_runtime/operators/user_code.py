@@ -1,0 +1,66 @@
+"""An exception of a user's function, as the user should see it: own frames first, then operator, subtask, key and record.
+
+Frames of this package are left out: the user did not write them. Errors that this project raises on purpose pass through.
+"""
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.rows import preview
+from state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
+
+_OURS = (str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent.parent / "state"))
+_NOTHING = object()
+
+
+def user_error(
+    error: Exception,
+    *,
+    function: str,
+    operator: str,
+    subtask: int,
+    key: Any = _NOTHING,
+    batch: pa.RecordBatch | None = None,
+    row: int | None = None,
+) -> Exception:
+    """`error` as raised inside `function` of `operator`, with row `row` of `batch` (or the batch's size) shown.
+
+    Trouble that is not the function's fault (storage, fencing) comes back as it is.
+    """
+    if isinstance(error, UserCodeError) or (isinstance(error, BarrierRuntimeError) and not isinstance(error, InvalidJob)):
+        return error
+    message = f"{function} of operator {operator!r}, subtask {subtask}, raised {type(error).__name__}: {error}"
+    if key is not _NOTHING:
+        message += f"\n  key: {_cut(repr(key))}"
+    if batch is not None and row is not None:
+        message += f"\n  record: {preview(batch, row)}"
+    elif batch is not None:
+        message += f"\n  batch: {batch.num_rows} rows of {', '.join(batch.schema.names)}"
+    message += "\n  Fix the function, or make it accept this record; then start the job again."
+    return UserCodeError(message, user_traceback(error))
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of `error` without this package's frames."""
+    summary = traceback.TracebackException.from_exception(error)
+    seen: traceback.TracebackException | None = summary
+    for _ in range(100):  # causes may form a long chain
+        if seen is None:
+            break
+        own = [frame for frame in seen.stack if not frame.filename.startswith(_OURS)]
+        seen.stack = traceback.StackSummary.from_list(own)
+        seen = seen.__cause__ or seen.__context__
+    return "".join(summary.format())
+
+
+def function_name(function: Any) -> str:
+    """How to call a function in messages."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{name}()"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else text[:199] + "…"

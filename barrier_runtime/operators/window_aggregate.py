@@ -1,0 +1,144 @@
+"""Aggregates per key and event-time window: one dense entry per (keys, window start), results when the window is over.
+
+A window is over when the watermark reaches its last millisecond; it is emitted then, once, and removed. Rows of windows
+that are over are late: dropped and counted as `late_rows`. Results of one watermark come ordered by window and keys, so a
+replay gives the same rows in the same order.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.aggregates import ROWS, Aggregate, plan_aggregates
+from barrier_runtime.elements import WATERMARK_MIN, Batch
+from barrier_runtime.event_time import check_event_time_type, event_times_ms
+from barrier_runtime.grouping import group_rows
+from barrier_runtime.keys import sort_rows
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.registers import BatchValues, add_to_groups
+from barrier_runtime.windows import Tumbling
+from state.errors import InvalidJob
+
+_MAX_ROWS = 65_536  # of one emitted batch
+_TIME = pa.timestamp("ms", "UTC")
+
+
+class WindowAggregateOperator(KeyedOperator):
+    kind = "window"
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        window: Tumbling,
+        event_time: str,
+        aggregates: Mapping[str, Aggregate],
+        schema: pa.Schema | None = None,
+    ) -> None:
+        used = [aggregate.column for aggregate in aggregates.values() if aggregate.column is not None]
+        super().__init__(name, keys, [*keys, event_time, *used], schema)
+        self._window = window
+        self._event_time = event_time
+        self._aggregates = dict(aggregates)
+        self._open_windows: dict[int, list[int]] = {}  # window start -> slots
+        self._starts: list[int] = []  # heap of the keys of _open_windows
+
+    def bind(self, columns: pa.Schema) -> None:
+        check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
+        self._plan = plan_aggregates(self._aggregates, columns, self.where)
+        self._output = window_schema(columns, self._key_columns, self._aggregates, self.where)
+        self._table = self.backend.dense_table("windows", self._plan.storage(), key_width=len(self._key_columns))
+        slots = self._table.load_all()
+        self._note_windows(slots.tolist(), [key[-1] for key in self._table.keys_of(slots)])
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        rows = batch.rows
+        self._check(rows.schema)
+        self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        times = rows.column(self._event_time)
+        if times.null_count:
+            raise InvalidJob(
+                f"{self.where}: {times.null_count} rows have no event time in column {self._event_time!r}: "
+                f'filter them before, as in .filter(pc.field("{self._event_time}").is_valid())'
+            )
+        starts = self._window.starts(event_times_ms(times))
+        if self._watermark_ms != WATERMARK_MIN:
+            rows, starts = self._without_late(rows, starts)
+            if not rows.num_rows:
+                return
+        groups = group_rows([*self.codec.arrays(rows), pa.array(starts)])
+        slots = self._table.slots(groups.keys)
+        columns = self._table.columns
+        new = np.flatnonzero(columns[ROWS][slots] == 0).tolist()
+        if new:
+            self._note_windows(slots[new].tolist(), [groups.keys[group][-1] for group in new])
+        add_to_groups(self._plan.registers, columns, slots[groups.of_row], BatchValues(rows))
+        self._table.mark_dirty(slots)
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        if watermark_ms <= self._watermark_ms:
+            return
+        self._watermark_ms = watermark_ms
+        due: list[int] = []
+        while self._starts and self._window.last_ms(self._starts[0]) <= watermark_ms:
+            due.extend(self._open_windows.pop(heapq.heappop(self._starts)))
+        if due:
+            self._fire(np.array(due, np.int64), emit)
+
+    def _without_late(
+        self, rows: pa.RecordBatch, starts: npt.NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        timely = starts >= self._window.first_open_start(self._watermark_ms)
+        if timely.all():
+            return rows, starts
+        kept = np.flatnonzero(timely)
+        self.report.count("late_rows", float(len(starts) - len(kept)))
+        return rows.take(pa.array(kept)), starts[kept]
+
+    def _note_windows(self, slots: list[int], starts: list[int]) -> None:
+        for slot, start in zip(slots, starts, strict=True):
+            known = self._open_windows.get(start)
+            if known is None:
+                self._open_windows[start] = [slot]
+                heapq.heappush(self._starts, start)
+            else:
+                known.append(slot)
+
+    def _fire(self, slots: npt.NDArray[np.int64], emit: Emit) -> None:
+        fields = list(zip(*self._table.keys_of(slots), strict=True))  # one sequence per key column, then the starts
+        starts = np.array(fields.pop(), np.int64)
+        keys = [self.codec.column(i, values) for i, values in enumerate(fields)]
+        columns = self._table.columns
+        registers = {register.name: columns[register.name][slots] for register in self._plan.registers}
+        ends = starts + self._window.size_ms
+        results = pa.RecordBatch.from_arrays(
+            [
+                *keys,
+                pa.array(starts).view(_TIME),
+                pa.array(ends).view(_TIME),
+                *[output.column(registers) for output in self._plan.outputs],
+            ],
+            schema=self._output,
+        )
+        self._table.remove(slots)
+        results = results.take(pa.array(sort_rows([pa.array(starts), *keys])))
+        for first in range(0, results.num_rows, _MAX_ROWS):
+            emit(Batch(results.slice(first, _MAX_ROWS), self._emit_ns))
+
+
+def window_schema(
+    schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, Aggregate], where: str
+) -> pa.Schema:
+    """Keys, `window_start`, `window_end` (exclusive; timestamps in ms, UTC), then the aggregates."""
+    return pa.schema(
+        [
+            *[pa.field(key, schema.field(key).type) for key in keys],
+            pa.field("window_start", _TIME),
+            pa.field("window_end", _TIME),
+            *plan_aggregates(aggregates, schema, where).fields(),
+        ]
+    )

@@ -1,0 +1,142 @@
+"""Every option of a run, with its default, checked when it is given; and the job's description made from them.
+
+Times are seconds, as users write them; inside the runtime they are milliseconds.
+"""
+
+import dataclasses
+import getpass
+import os
+import shutil
+import socket
+import tempfile
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from barrier_runtime.graph import JobGraph
+from barrier_runtime.slot.execution import StateSettings
+from coordinator.messages import CheckpointOptions, JobSpec
+from coordinator.options import validated
+from state.errors import InvalidJob
+from state.ids import check_job_id
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The options of `Dataflow.run`, `start` and `run_local`. Checkpoint options have Flink's names and meaning."""
+
+    parallelism: int = 2
+    max_parallelism: int = 128
+    checkpoints: str | None = None  # URL or folder of the object store; required on Spark
+    checkpoint_interval: float = 1.0
+    min_pause: float = 0.0
+    checkpoint_timeout: float = 600.0
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    retained: int = 1
+    on_cancel: Literal["retain", "delete"] = "retain"
+    restore: str = "latest"
+    allow_replay: bool = False
+    allow_non_restored: bool = False
+    slot_timeout: float = 10.0
+    gang_timeout: float = 60.0
+    state_backend: Literal["rocksdb", "memory"] = "rocksdb"
+    state_memory_mb: int = 256
+    state_cache_mb: int = 64
+    master: str = "local[*]"
+    spark: Any = None  # a SparkSession of the user's
+    spark_conf: dict[str, str] = field(default_factory=dict)
+    coordinator: str | None = None  # "http://host:port" of a daemon; default: a child process of the driver
+    token_file: str | None = None  # the daemon's bearer token
+    coordinator_lease: float = 600.0  # a slot leaves when the coordinator is silent for this long
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @classmethod
+    def from_keywords(cls, keywords: dict[str, object]) -> "JobOptions":
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(keywords) - known)
+        if unknown:
+            raise InvalidJob(f"unknown option {', '.join(unknown)}: the options are {', '.join(sorted(known))}")
+        options = cls(**keywords)  # type: ignore[arg-type]
+        options.check()
+        return options
+
+    def check(self) -> None:
+        """Raise `InvalidJob` for the first value that cannot be right."""
+        if not isinstance(self.parallelism, int) or not 1 <= self.parallelism <= 1024:
+            raise InvalidJob(f"parallelism={self.parallelism!r}: give a whole number from 1 to 1024")
+        if not self.parallelism <= self.max_parallelism <= 32_768:
+            raise InvalidJob(
+                f"max_parallelism={self.max_parallelism!r}: give a whole number from parallelism "
+                f"({self.parallelism}) to 32768; it is fixed for the life of the job"
+            )
+        for name in ("slot_timeout", "gang_timeout", "coordinator_lease"):
+            if not 0.1 <= getattr(self, name) <= 86_400:
+                raise InvalidJob(f"{name}={getattr(self, name)!r}: give seconds from 0.1 to 86400")
+        if self.state_backend not in ("rocksdb", "memory"):
+            raise InvalidJob(f"state_backend={self.state_backend!r}: use 'rocksdb' or 'memory'")
+        for name in ("state_memory_mb", "state_cache_mb"):
+            if not 1 <= getattr(self, name) <= 1_048_576:
+                raise InvalidJob(f"{name}={getattr(self, name)!r}: give MiB from 1 to 1048576")
+        if self.restore not in ("latest", "none") and not str(self.restore).isdigit():
+            raise InvalidJob(f"restore={self.restore!r}: use 'latest', 'none' or the number of a retained checkpoint")
+        if self.coordinator is not None and self.token_file is None:
+            raise InvalidJob("coordinator= needs token_file=, the file with the daemon's bearer token")
+        self.checkpoint_options()
+
+    def checkpoint_options(self) -> CheckpointOptions:
+        return validated(
+            CheckpointOptions(
+                interval_ms=round(self.checkpoint_interval * 1000),
+                min_pause_ms=round(self.min_pause * 1000),
+                timeout_ms=round(self.checkpoint_timeout * 1000),
+                max_concurrent=self.max_concurrent,
+                tolerable_failures=self.tolerable_failures,
+                mode=self.mode,
+                retained=self.retained,
+                on_cancel=self.on_cancel,
+            )
+        )
+
+    @property
+    def state(self) -> StateSettings:
+        return StateSettings(self.state_backend, self.state_memory_mb * _MIB, self.state_cache_mb * _MIB)
+
+
+def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
+    """What is submitted to the coordinator."""
+    return JobSpec(
+        job=check_job_id(graph.name),
+        run_id=options.run_id,
+        submitter=f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()}",
+        parallelism=graph.parallelism,
+        max_parallelism=graph.max_parallelism,
+        chains=graph.chain_specs(),
+        checkpoints=options.checkpoint_options(),
+        restore=options.restore,
+        allow_replay=options.allow_replay,
+        allow_non_restored=options.allow_non_restored,
+        slot_timeout_ms=round(options.slot_timeout * 1000),
+        gang_timeout_ms=round(options.gang_timeout * 1000),
+    )
+
+
+class StorageOfRun:
+    """The storage URL of a local run: the one given, or a folder that lives as long as the run."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self._given = options.checkpoints
+        self._temporary: str | None = None
+
+    def __enter__(self) -> str:
+        if self._given is not None:
+            return self._given
+        self._temporary = tempfile.mkdtemp(prefix="barrier-runtime-checkpoints-")
+        return self._temporary
+
+    def __exit__(self, *exception: object) -> None:
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Sinks: the two-phase contract, its driver, and the targets that come with the package."""

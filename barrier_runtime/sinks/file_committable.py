@@ -1,0 +1,95 @@
+"""What a file sink needs to finish one transaction from any process: which staged file becomes which final file.
+
+Also the only place that makes or reads a sink's file names. Staged files are under `_staging/` (hidden: Spark, pyarrow
+and others skip names that begin with `_` or `.`), by job, sink and fencing token, and carry the index of the subtask
+that wrote them. The *incarnation* (random, drawn when the sink opens) keeps two runs into one folder from ever meeting
+in a name, also when checkpoint ids start again at 1; it is persisted in the committable, so every repeat of a commit
+uses the same name.
+"""
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from state.errors import Corrupt, InvalidJob
+
+COMMITTABLE_VERSION = 1
+_STAGED = re.compile(r"_staging/(?P<job>[^/]+)/(?P<sink>[^/]+)/(?P<token>\d+)/(?P<subtask>\d+)-[0-9a-f]+-\d+\.[a-z]+")
+
+
+class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    staged: str  # key of the hidden file
+    final: str  # key that readers see
+    sha256: str  # hex, of the whole file
+    rows: int
+
+
+class FileCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    files: tuple[StagedFile, ...]  # in the order of their rows
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+@dataclass(frozen=True)
+class FileNames:
+    """Names of one sink subtask in one incarnation."""
+
+    job: str
+    sink: str
+    token: int
+    subtask: int
+    incarnation: str
+    suffix: str
+
+    @property
+    def staging(self) -> str:
+        return staging_prefix(self.job, self.sink)
+
+    def staged(self, number: int) -> str:
+        """`number` counts the staged files of this incarnation."""
+        return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
+
+    def final(self, checkpoint: int, part: int) -> str:
+        """Sorts by checkpoint; `part` counts the files of one transaction."""
+        return f"part-{checkpoint:08d}-{self.subtask}-{self.token}-{self.incarnation}-{part}.{self.suffix}"
+
+    def probe(self) -> str:
+        """Written and deleted when the sink opens; like a staged file, so that a leftover one is swept with them."""
+        return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-0.probe"
+
+
+def staging_prefix(job: str, sink: str) -> str:
+    return f"_staging/{job}/{sink}/"
+
+
+def is_leftover(key: str, token: int, subtask: int, parallelism: int) -> bool:
+    """Was this staged file written under an older token, by a subtask whose committables are ours to finish?
+
+    Only asked after all decided committables of ours have been committed: then nothing decided is left to be hit."""
+    match = _STAGED.fullmatch(key)
+    return match is not None and int(match["token"]) < token and int(match["subtask"]) % parallelism == subtask
+
+
+def encode_committable(files: tuple[StagedFile, ...]) -> bytes:
+    return msgspec.json.encode(FileCommittable(COMMITTABLE_VERSION, files))
+
+
+def decode_committable(data: bytes, where: str) -> FileCommittable:
+    """Decode what `encode_committable` made; anything else is refused undecoded."""
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version != COMMITTABLE_VERSION:
+            raise InvalidJob(
+                f"{where}: a committable of version {version}, this release reads {COMMITTABLE_VERSION}: "
+                "restore with the release that wrote the checkpoint"
+            )
+        return msgspec.json.decode(data, type=FileCommittable)
+    except msgspec.DecodeError as error:
+        raise Corrupt(
+            f"{where}: a committable is not readable ({error}): nothing was committed or deleted; "
+            "restore an intact copy of the checkpoint"
+        ) from error

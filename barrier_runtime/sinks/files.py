@@ -1,0 +1,197 @@
+"""Exactly-once files (Parquet, JSON lines, CSV) on any object store: a local folder or S3.
+
+Pre-commit stages whole, durable, hidden objects; nothing about them can expire. Commit publishes each under its final
+name (atomic, idempotent, checked by hash). One file per subtask and checkpoint, more when a transaction outgrows
+memory. The target needs no lock, no log and no listing: what is visible is what `publish` made visible.
+"""
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import pyarrow as pa
+
+from barrier_runtime.sinks import encoders
+from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.sinks.file_committable import (
+    FileNames,
+    StagedFile,
+    decode_committable,
+    encode_committable,
+    is_leftover,
+)
+from state.errors import Corrupt, InvalidJob
+from state.object_store import ObjectNotFound, ObjectStore
+
+_BATCH_OVERHEAD = 2_048  # bytes a RecordBatch costs beside its values, so that one-row batches count too
+
+
+class _Part:
+    """Rows of one file to be. `staged` is set once they are durable; then `batches` is dropped."""
+
+    __slots__ = ("batches", "bytes", "rows", "staged", "staged_key")
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.bytes = 0
+        self.rows = 0
+        self.staged: str | None = None  # sha256
+        self.staged_key = ""
+
+
+class FileTransaction:
+    """Parts in the order of their rows; the last one is still written to. `staging` guards everything but the last."""
+
+    __slots__ = ("current", "full", "staging")
+
+    def __init__(self) -> None:
+        self.full: list[_Part] = []
+        self.current = _Part()
+        self.staging = threading.Lock()
+
+
+class FileSink(TwoPhaseCommitSink):
+    """Base of the file sinks. `url`: a local folder, `file://…` or `s3://bucket/prefix`; several jobs may share it.
+
+    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early.
+    """
+
+    suffix: ClassVar[str]
+
+    def __init__(self, url: str, *, max_bytes_in_memory: int = 128 << 20) -> None:
+        self.url = str(url)
+        self.max_bytes_in_memory = max_bytes_in_memory
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        self._names = FileNames(
+            context.job, context.sink, context.token, context.subtask, secrets.token_hex(4), self.suffix
+        )
+        self._staged_files = 0
+        self._counting = threading.Lock()
+        self._store = self._checked_store(context)
+
+    def _checked_store(self, context: SinkContext) -> ObjectStore:
+        try:
+            store = context.make_store(self.url)
+            store.put(self._names.probe(), b"")
+            store.delete([self._names.probe()])
+        except InvalidJob as error:
+            raise InvalidJob(
+                f"{self._where}: cannot write to {self.url}: {error}. Give {type(self).__name__} a folder or bucket "
+                "that exists or can be made and is writable from every slot"
+            ) from error
+        return store
+
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        """The bytes of one file, rows in order. Runs off the loop."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ staging
+
+    def begin_transaction(self) -> FileTransaction:
+        return FileTransaction()
+
+    def write(self, transaction: FileTransaction, rows: pa.RecordBatch) -> None:
+        part = transaction.current
+        part.batches.append(rows)
+        part.rows += rows.num_rows
+        part.bytes += rows.nbytes + _BATCH_OVERHEAD
+
+    def stage_early(self, transaction: FileTransaction) -> Callable[[], None] | None:
+        if transaction.current.bytes < self.max_bytes_in_memory:
+            return None
+        self._fill_up(transaction)
+        return lambda: self._stage(transaction)
+
+    def pre_commit(self, transaction: FileTransaction, checkpoint: int) -> bytes | None:
+        if transaction.current.rows:
+            self._fill_up(transaction)
+        self._stage(transaction)
+        files = tuple(
+            StagedFile(part.staged_key, self._names.final(checkpoint, number), part.staged, part.rows)
+            for number, part in enumerate(transaction.full)
+            if part.staged is not None
+        )
+        return encode_committable(files) if files else None
+
+    def _fill_up(self, transaction: FileTransaction) -> None:
+        transaction.full.append(transaction.current)
+        transaction.current = _Part()
+
+    def _stage(self, transaction: FileTransaction) -> None:
+        """Make durable whatever is full and is not yet. May be called again after it raised."""
+        with transaction.staging:
+            for part in list(transaction.full):
+                if part.staged is None:
+                    data = self.encode(part.batches)
+                    part.staged_key = self._names.staged(self._next_number())
+                    self._store.put(part.staged_key, data)
+                    part.staged = hashlib.sha256(data).hexdigest()
+                    part.batches = []
+
+    def _next_number(self) -> int:
+        with self._counting:
+            self._staged_files += 1
+            return self._staged_files
+
+    # ------------------------------------------------------------ deciding
+
+    def commit(self, committable: bytes) -> None:
+        for file in decode_committable(committable, self._where).files:
+            try:
+                self._store.publish(file.staged, file.final, file.sha256)
+            except ObjectNotFound as error:
+                raise Corrupt(
+                    f"{self._where}: a decided file of {file.rows} rows is gone: {self._store.url} has neither the "
+                    f"staged {file.staged} nor the final {file.final} (sha256 {file.sha256}). Was it aborted, moved or "
+                    "deleted? Put one of them back; the commit is tried again"
+                ) from error
+
+    def abort(self, committable: bytes) -> None:
+        self._store.delete([file.staged for file in decode_committable(committable, self._where).files])
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        for committable in decided:
+            self.commit(committable)
+        context = self._context
+        self._store.delete(
+            [
+                info.key
+                for info in self._store.list(self._names.staging)
+                if is_leftover(info.key, context.token, context.subtask, context.parallelism)
+            ]
+        )
+
+
+class ParquetSink(FileSink):
+    """One Parquet file per checkpoint and subtask."""
+
+    suffix = "parquet"
+
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        return encoders.parquet(batches)
+
+
+class JsonlSink(FileSink):
+    """JSON lines: times as ISO 8601, binary as base64, NaN as null."""
+
+    suffix = "jsonl"
+
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        return encoders.jsonl(batches)
+
+
+class CsvSink(FileSink):
+    """CSV with a header line in each file."""
+
+    suffix = "csv"
+
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        return encoders.csv(batches)

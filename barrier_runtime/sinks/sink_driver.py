@@ -1,0 +1,313 @@
+"""The two-phase driver of one sink subtask: which transaction may be committed, when, and what a snapshot must list.
+
+Pure: events and `now` (seconds, any steady clock) in, effects out. It never touches a sink; `sink_operator` carries the
+effects out, and a simulation can do the same with the very same class.
+
+Life of one transaction (`_MOVES` below is this table)
+
+| stage      | event                            | next       | effect                                       |
+|------------|----------------------------------|------------|----------------------------------------------|
+| OPEN       | barrier n                        | SEALING    | PreCommit(txn, n); the next one is OPEN      |
+| SEALING    | its committable is durable       | SEALED     |                                              |
+| SEALED     | decided, oldest, lane free       | COMMITTING | Commit (none for an empty transaction)       |
+| COMMITTING | the sink says done               | gone       | Visible(txn); ReportCommitted when all ≤ n   |
+| COMMITTING | the sink raised                  | BACKOFF    | ReportFailing, RetryAt                       |
+| BACKOFF    | the time has come                | COMMITTING | Commit with the same committable             |
+
+Laws
+- `complete(n)` decides *every* transaction closed at or before n, also those of checkpoints that were aborted, declined
+  or expired in this generation: their rows ride with n. So `abort(n)` drops nothing.
+- Commits happen one at a time, oldest first; a failing one is tried for ever and holds back the later ones.
+- What a snapshot at n lists is every transaction not known to be visible. Listing one that has become visible meanwhile
+  is harmless (commit is idempotent); leaving one out would lose it.
+- After a restore everything the manifest lists is decided and is committed before anything new (`recover`); what older
+  generations left undecided is aborted by the sink in the same step.
+- A decided checkpoint is never aborted and an aborted one never decided: either is a bug in the coordinator and raises.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from barrier_runtime.sinks.pending_set import PendingEntry
+from state.errors import ProtocolViolation
+
+RECOVERY_TXN = 0  # number of the recovered lot; transactions of this incarnation count from 1
+
+
+class Stage(enum.Enum):
+    OPEN = "open"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    COMMITTING = "committing"
+    BACKOFF = "backoff"
+    VISIBLE = "visible"
+
+
+class Move(enum.Enum):
+    BARRIER = "barrier"
+    PRECOMMITTED = "precommitted"
+    COMMIT = "commit"
+    COMMITTED = "committed"
+    COMMIT_FAILED = "commit failed"
+
+
+_MOVES: dict[tuple[Stage, Move], Stage] = {
+    (Stage.OPEN, Move.BARRIER): Stage.SEALING,
+    (Stage.SEALING, Move.PRECOMMITTED): Stage.SEALED,
+    (Stage.SEALED, Move.COMMIT): Stage.COMMITTING,
+    (Stage.COMMITTING, Move.COMMITTED): Stage.VISIBLE,
+    (Stage.COMMITTING, Move.COMMIT_FAILED): Stage.BACKOFF,
+    (Stage.BACKOFF, Move.COMMIT): Stage.COMMITTING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One closed transaction, or (number 0) the lot of transactions taken over from the restored checkpoint."""
+
+    number: int
+    checkpoint: int
+    stage: Stage
+    entries: tuple[PendingEntry, ...] = ()  # empty when nothing was written
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreCommit:
+    """Make transaction `txn` durable and answer with `precommitted(checkpoint, committable)`."""
+
+    txn: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make it visible; answer `committed(checkpoint)` or `commit_failed(checkpoint, error, now)`."""
+
+    checkpoint: int
+    committable: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Commit all of these, then drop what older generations left undecided; answer as to a `Commit`."""
+
+    checkpoint: int
+    committables: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """Transaction `txn` can be seen by readers from now on."""
+
+    txn: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCommitted:
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailing:
+    checkpoint: int
+    attempts: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt:
+    """Call `retry(now)` when `now >= at` (seconds on the clock of `now`)."""
+
+    at: float
+
+
+Effect: TypeAlias = PreCommit | Commit | Recover | Visible | ReportCommitted | ReportFailing | RetryAt
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds between attempts to commit: doubling from `first` to `most`."""
+
+    first: float = 0.1
+    most: float = 30.0
+
+    def delay(self, attempts: int) -> float:
+        return min(self.most, self.first * 2.0 ** min(attempts - 1, 30))
+
+
+class SinkDriver:
+    """See the table above. `name` (job, sink, subtask) is only for messages."""
+
+    def __init__(self, name: str, subtask: int, backoff: Backoff = Backoff()) -> None:
+        self._name = name
+        self._subtask = subtask
+        self._backoff = backoff
+        self._pending: deque[Transaction] = deque()  # closed and not visible, oldest first
+        self._open_txn = 1
+        self._last_barrier = 0
+        self._decided_through = 0
+        self._to_report: deque[int] = deque()  # decided checkpoints whose commit has not been reported
+        self._committed_through = 0
+        self._aborted: set[int] = set()  # undecided and given up, above decided_through
+        self._history: deque[str] = deque(maxlen=16)
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def open_txn(self) -> int:
+        return self._open_txn
+
+    @property
+    def pending(self) -> tuple[Transaction, ...]:
+        return tuple(self._pending)
+
+    @property
+    def decided_through(self) -> int:
+        return self._decided_through
+
+    @property
+    def committed_through(self) -> int:
+        """Every transaction of every checkpoint up to this one is visible."""
+        return self._committed_through
+
+    @property
+    def awaits_pre_commit(self) -> bool:
+        """A decision waits for a committable that is not here yet."""
+        return any(t.stage is Stage.SEALING and t.checkpoint <= self._decided_through for t in self._pending)
+
+    # ------------------------------------------------------------ events
+
+    def recover(self, checkpoint: int, entries: Sequence[PendingEntry]) -> list[Effect]:
+        """First event after a restore of `checkpoint` (0: started empty). `entries`: what this subtask takes over."""
+        self._note(f"recover({checkpoint}, {len(entries)} entries)")
+        if self._last_barrier or self._pending:
+            raise self._violation("recover must come before the first barrier")
+        self._last_barrier = self._decided_through = checkpoint
+        self._to_report.append(checkpoint)
+        self._pending.append(Transaction(RECOVERY_TXN, checkpoint, Stage.SEALED, tuple(entries)))
+        return self._advance()
+
+    def barrier(self, checkpoint: int) -> list[Effect]:
+        """The open transaction ends here; a new one begins."""
+        self._note(f"barrier({checkpoint})")
+        if checkpoint <= self._last_barrier:
+            raise self._violation(f"barrier {checkpoint} after {self._last_barrier}: checkpoint ids only rise")
+        self._last_barrier = checkpoint
+        txn = self._open_txn
+        self._open_txn += 1
+        self._pending.append(Transaction(txn, checkpoint, self._moved(Stage.OPEN, Move.BARRIER)))
+        return [PreCommit(txn, checkpoint)]
+
+    def precommitted(self, checkpoint: int, committable: bytes | None) -> list[Effect]:
+        """The transaction closed by `checkpoint` is durable; None: it held nothing."""
+        self._note(f"precommitted({checkpoint})")
+        for index, transaction in enumerate(self._pending):
+            if transaction.number != RECOVERY_TXN and transaction.checkpoint == checkpoint:
+                entries = () if committable is None else (PendingEntry(checkpoint, self._subtask, committable),)
+                stage = self._moved(transaction.stage, Move.PRECOMMITTED)
+                self._pending[index] = replace(transaction, stage=stage, entries=entries)
+                return self._advance()
+        raise self._violation(f"a committable for checkpoint {checkpoint}, of which no transaction is pending")
+
+    def complete(self, checkpoint: int) -> list[Effect]:
+        """`checkpoint` is decided: commit everything closed by it or earlier. Repeats only repeat the report."""
+        self._note(f"complete({checkpoint})")
+        if checkpoint in self._aborted:
+            raise self._violation(f"checkpoint {checkpoint} was aborted and is now reported as decided")
+        if checkpoint > self._last_barrier and self._open_txn > 1:
+            raise self._violation(f"checkpoint {checkpoint} is decided, but its barrier never came here")
+        if checkpoint <= self._committed_through:
+            return [ReportCommitted(checkpoint)]
+        if checkpoint > self._decided_through:
+            self._decided_through = checkpoint
+            self._aborted = {each for each in self._aborted if each > checkpoint}
+            self._to_report.append(checkpoint)
+        return self._advance()
+
+    def abort(self, checkpoint: int) -> list[Effect]:
+        """`checkpoint` will never be decided. Its rows stay pending and ride with the next one that is."""
+        self._note(f"abort({checkpoint})")
+        if checkpoint == self._decided_through and checkpoint > 0:
+            raise self._violation(f"checkpoint {checkpoint} is decided and is now reported as aborted")
+        if checkpoint > self._decided_through:
+            self._aborted.add(checkpoint)
+        return []
+
+    def committed(self, checkpoint: int) -> list[Effect]:
+        """The commit under way succeeded (or found that it had been done already)."""
+        self._note(f"committed({checkpoint})")
+        transaction = self._under_way(checkpoint, Move.COMMITTED)
+        self._pending.popleft()
+        return [Visible(transaction.number), *self._advance()]
+
+    def commit_failed(self, checkpoint: int, error: str, now: float) -> list[Effect]:
+        """The commit under way raised. It stays the oldest and is tried again, for ever."""
+        self._note(f"commit_failed({checkpoint}, {error})")
+        transaction = self._under_way(checkpoint, Move.COMMIT_FAILED)
+        attempts = transaction.attempts + 1
+        self._pending[0] = replace(transaction, stage=Stage.BACKOFF, attempts=attempts)
+        return [ReportFailing(checkpoint, attempts, error), RetryAt(now + self._backoff.delay(attempts))]
+
+    def retry(self) -> list[Effect]:
+        """The time of `RetryAt` has come. Without effect when nothing waits for it."""
+        self._note("retry()")
+        if self._pending and self._pending[0].stage is Stage.BACKOFF:
+            return self._start(self._pending[0])
+        return []
+
+    # ------------------------------------------------------------ inside
+
+    def _advance(self) -> list[Effect]:
+        """Start the next commit if it may start, skip what is empty, report what has become visible as a whole."""
+        effects: list[Effect] = []
+        while self._pending:
+            oldest = self._pending[0]
+            if oldest.stage is not Stage.SEALED or oldest.checkpoint > self._decided_through:
+                break
+            if oldest.entries or oldest.number == RECOVERY_TXN:  # recovery also drops leftovers: never skipped
+                effects += self._reports()
+                return effects + self._start(oldest)
+            self._pending.popleft()
+            effects.append(Visible(oldest.number))
+        return effects + self._reports()
+
+    def _start(self, transaction: Transaction) -> list[Effect]:
+        self._pending[0] = replace(transaction, stage=self._moved(transaction.stage, Move.COMMIT))
+        if transaction.number == RECOVERY_TXN:
+            return [Recover(transaction.checkpoint, tuple(entry.committable for entry in transaction.entries))]
+        return [Commit(transaction.checkpoint, transaction.entries[0].committable)]
+
+    def _reports(self) -> list[Effect]:
+        """The newest decided checkpoint below which nothing is pending, if it was not reported yet."""
+        visible_through = 0
+        while self._to_report and not (self._pending and self._pending[0].checkpoint <= self._to_report[0]):
+            visible_through = self._to_report.popleft()
+        if visible_through <= self._committed_through:
+            return []
+        self._committed_through = visible_through
+        return [ReportCommitted(visible_through)]
+
+    def _under_way(self, checkpoint: int, move: Move) -> Transaction:
+        if not self._pending or self._pending[0].checkpoint != checkpoint:
+            raise self._violation(f"an answer for the commit of checkpoint {checkpoint}, which is not under way")
+        self._moved(self._pending[0].stage, move)
+        return self._pending[0]
+
+    def _moved(self, stage: Stage, move: Move) -> Stage:
+        try:
+            return _MOVES[stage, move]
+        except KeyError:
+            raise self._violation(f"{move.value} is not possible for a transaction that is {stage.value}") from None
+
+    def _note(self, event: str) -> None:
+        self._history.append(event)
+
+    def _violation(self, what: str) -> ProtocolViolation:
+        return ProtocolViolation(
+            f"{self._name}: {what}. Recent events: {', '.join(self._history)}. "
+            "This is a bug in barrier-runtime: report it with this message"
+        )

@@ -1,0 +1,341 @@
+"""The TCP mesh between slots: one connection per channel, both ends. The only file with data sockets.
+
+A connection begins with a mutual HMAC challenge on the job's secret; its claims say which generation and channel it is.
+A lower token or an unexpected channel is refused; a higher token waits until this slot has heard of it. After that,
+frames (see `frames`). A connection that breaks or carries a wrong frame while its generation runs fails the generation.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from barrier_runtime.elements import Element, EndOfInput
+from barrier_runtime.slot.channels import InputChannel, OutputChannel
+from barrier_runtime.slot.frames import FrameError, FrameReader, FrameWriter
+from coordinator.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
+from coordinator.messages import Peer
+from state.errors import BarrierRuntimeError, Unavailable
+
+HANDSHAKE_TIMEOUT_S = 10.0
+_WRITE_HIGH_WATER = 2 * 1024 * 1024  # bytes
+_MOST_WAITING = 256  # connections that are not (yet) of the current generation
+_ADMITTED = b"\x01"  # the acceptor's word that frames may follow
+
+
+class ChannelId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Claims of a data connection."""
+
+    token: int
+    edge: int
+    source_slot: int
+    target_slot: int
+
+
+Broken = Callable[[ChannelId, str], None]
+
+
+class DataPlane(Protocol):
+    """How slots reach each other; the local runtime has one without sockets."""
+
+    async def listen(self) -> tuple[str, int]: ...
+
+    def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
+        """From now on this generation's incoming channels are these."""
+        ...
+
+    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel: ...
+
+    async def all_connected(self) -> None:
+        """Returns when every expected channel is connected."""
+        ...
+
+    def disconnect(self) -> None:
+        """Close every channel of the current generation."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TcpDataPlane:
+    def __init__(self, secret: bytes, job: str, run_id: str, host: str = "127.0.0.1") -> None:
+        self.secret = secret
+        self.job = job
+        self.run_id = run_id
+        self._host = host
+        self._server: asyncio.Server | None = None
+        self._token = 0
+        self._expected: dict[ChannelId, InputChannel] = {}
+        self._missing: set[ChannelId] = set()
+        self._complete = asyncio.Event()
+        self._broken: Broken = lambda channel, reason: None
+        self._waiting: dict[ChannelId, _Incoming] = {}
+        self._open: set[_Connection] = set()
+
+    async def listen(self) -> tuple[str, int]:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Incoming(self), self._host, 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
+        self._token = token
+        self._expected = dict(channels)
+        self._missing = set(channels)
+        self._broken = broken
+        self._complete = asyncio.Event()
+        if not channels:
+            self._complete.set()
+        for channel, incoming in list(self._waiting.items()):
+            if channel.token <= token:
+                del self._waiting[channel]
+                self._admit(incoming, channel)
+
+    async def all_connected(self) -> None:
+        await self._complete.wait()
+
+    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel:
+        loop = asyncio.get_running_loop()
+        outgoing = _Outgoing(self, channel, wake_writer)
+        try:
+            await asyncio.wait_for(
+                loop.create_connection(lambda: outgoing, peer.host, peer.port), timeout=HANDSHAKE_TIMEOUT_S
+            )
+            await asyncio.wait_for(outgoing.ready, timeout=HANDSHAKE_TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError) as error:
+            outgoing.abort()
+            raise Unavailable(
+                f"slot {channel.source_slot} cannot reach slot {peer.slot} at {peer.host}:{peer.port} ({error!r}): "
+                "a replacement will be tried; check the network between executors if this repeats"
+            ) from error
+        return outgoing
+
+    def disconnect(self) -> None:
+        self._expected = {}
+        self._missing = set()
+        self._broken = lambda channel, reason: None
+        for connection in list(self._open):
+            connection.abort()
+        self._open.clear()
+
+    def close(self) -> None:
+        self.disconnect()
+        for incoming in list(self._waiting.values()):
+            incoming.abort()
+        self._waiting.clear()
+        if self._server is not None:
+            self._server.close()
+
+    # ------------------------------------------------------------ called by connections
+
+    def admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
+        """A connection proved who it is."""
+        if channel.token > self._token:
+            if len(self._waiting) >= _MOST_WAITING:
+                incoming.abort()
+                return
+            replaced = self._waiting.pop(channel, None)
+            if replaced is not None:
+                replaced.abort()
+            self._waiting[channel] = incoming
+            return
+        self._admit(incoming, channel)
+
+    def _admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
+        if channel not in self._missing:
+            incoming.abort()  # an old token, an unknown channel, or a second connection for one
+            return
+        self._missing.discard(channel)
+        self._open.add(incoming)
+        incoming.begin(self._expected[channel])
+        if not self._missing:
+            self._complete.set()
+
+    def opened(self, connection: "_Connection") -> None:
+        self._open.add(connection)
+
+    def lost(self, connection: "_Connection", channel: ChannelId | None, reason: str) -> None:
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting is not connection}
+        if connection in self._open:
+            self._open.discard(connection)
+            if channel is not None and channel.token == self._token:
+                self._broken(channel, reason)
+
+
+class _Connection(asyncio.Protocol):
+    """What both ends share: the transport and its orderly or sudden end."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, plane: TcpDataPlane) -> None:
+        self._plane = plane
+        self._channel: ChannelId | None = None
+        self._reason = ""
+        self._finished = False  # EndOfInput went through: what follows is no failure
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._finished:
+            return
+        self._plane.lost(self, self._channel, self._reason or (str(error) if error else "closed by the other slot"))
+
+    def abort(self) -> None:
+        transport = getattr(self, "transport", None)
+        if transport is not None:
+            transport.abort()
+
+    def _fail(self, reason: str) -> None:
+        self._reason = reason
+        self.abort()
+
+
+class _Incoming(_Connection):
+    """The downstream end: handshake, then frames into an input channel, not read above its high water."""
+
+    def __init__(self, plane: TcpDataPlane) -> None:
+        super().__init__(plane)
+        self._handshake = Acceptor(
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            purpose="data",
+            secret_of=lambda hello: plane.secret if (hello.job, hello.run_id) == (plane.job, plane.run_id) else None,
+        )
+        self._reader = FrameReader()
+        self._target: InputChannel | None = None
+        self._paused = False
+        self._early = b""
+        self._timeout: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._timeout = asyncio.get_running_loop().call_later(
+            HANDSHAKE_TIMEOUT_S, self._fail, "the handshake did not finish in time"
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self._target is not None:
+            self._frames(data)
+            return
+        if self._channel is not None:
+            self._fail("data came before the channel was admitted")
+            return
+        try:
+            answer = self._handshake.feed(data)
+            if answer:
+                self.transport.write(answer)
+            session = self._handshake.session
+            if session is None:
+                return
+            self._channel = msgspec.msgpack.decode(session.hello.claims, type=ChannelId)
+        except (HandshakeFailed, msgspec.MsgspecError) as error:
+            self._fail(str(error))
+            return
+        assert self._timeout is not None
+        self._timeout.cancel()
+        self._plane.admit(self, self._channel)
+
+    def begin(self, target: InputChannel) -> None:
+        """Admitted: tell the other end, and read."""
+        self._target = target
+        target.when_room(self._resume)
+        self.transport.write(_ADMITTED)
+
+    def _frames(self, data: bytes) -> None:
+        target = self._target
+        assert target is not None
+        try:
+            for element, size in self._reader.feed(data):
+                target.push(element, size)
+                if isinstance(element, EndOfInput):
+                    self._finished = True
+        except FrameError as error:
+            self._fail(str(error))
+            return
+        if target.full and not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+        super().connection_lost(error)
+
+
+class _Outgoing(_Connection):
+    """The upstream end: an `OutputChannel`."""
+
+    def __init__(self, plane: TcpDataPlane, channel: ChannelId, wake_writer: Callable[[], None]) -> None:
+        super().__init__(plane)
+        self._channel = channel
+        self._handshake = Initiator(
+            plane.secret,
+            job=plane.job,
+            run_id=plane.run_id,
+            purpose="data",
+            claims=msgspec.msgpack.encode(channel),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+        )
+        self._writer = FrameWriter()
+        self._wake_writer = wake_writer
+        self._writable = True
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
+        self.transport.write(self._handshake.hello())
+
+    def data_received(self, data: bytes) -> None:
+        if self.ready.done():
+            self._fail("the downstream slot sent data on a one-way channel")
+            return
+        try:
+            if self._handshake.session is None:
+                self.transport.write(self._handshake.feed(data))
+                if self._handshake.session is None:
+                    return
+                data = self._handshake.leftover()
+            if data:
+                if data != _ADMITTED:
+                    raise HandshakeFailed("the downstream slot did not admit the channel: connection closed")
+                self._plane.opened(self)
+                self.ready.set_result(None)
+        except HandshakeFailed as error:
+            self._fail(str(error))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionError(self._reason or f"refused by the other slot ({error})"))
+            self.ready.exception()  # retrieved: the waiter may have given up already
+        super().connection_lost(error)
+
+    @property
+    def writable(self) -> bool:
+        return self._writable
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._wake_writer()
+
+    def send(self, element: Element) -> None:
+        if self.transport.is_closing():
+            return  # `connection_lost` is on its way and fails the generation
+        try:
+            pieces = self._writer.encode(element)
+        except FrameError as error:
+            raise BarrierRuntimeError(f"channel {self._channel}: {error}") from error
+        self.transport.writelines(pieces)
+        if isinstance(element, EndOfInput):
+            self._finished = True

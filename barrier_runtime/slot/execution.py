@@ -1,0 +1,425 @@
+"""One generation of the dataflow in one slot: its subtasks, channels and snapshots in progress. Thrown away as a whole.
+
+    NEW → restore() → connect() → start() → … → halt()          halt is legal at any point and idempotent
+
+It reports through `ExecutionEvents` and never talks to the coordinator itself. After `halt` it is silent: lanes are
+retired, timers ignored, operators closed when their last blocking work has ended.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from barrier_runtime.alignment import Aligner, BarrierTracker
+from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier
+from barrier_runtime.graph import Chain, Edge, JobGraph
+from barrier_runtime.slot.latency_book import LatencyBook
+from barrier_runtime.operators.base import Capture, Operator, OperatorContext
+from barrier_runtime.slot.channels import EdgeOutput, InputChannel, LocalOutput, OutputChannel
+from barrier_runtime.slot.data_plane import ChannelId, DataPlane
+from barrier_runtime.slot.scheduler import Scheduler
+from barrier_runtime.slot.snapshots import SnapshotRun
+from barrier_runtime.slot.subtask import Subtask
+from barrier_runtime.slot.workers import SerialLane, Workers
+from barrier_runtime.sources.source_operator import SourceDriver
+from coordinator.messages import Deploy, Peer, SubtaskId
+from state.errors import BarrierRuntimeError, UserCodeError
+from state.keyed_backend import KeyedBackend, open_keyed_backend
+from state.local_copies import LocalCopies
+from state.object_store import ObjectStore
+from state.paths import Paths
+from state.rocksdb_kv import SlotMemory
+from state.snapshot import OperatorSnapshot, SnapshotTimes
+
+
+class ExecutionEvents(Protocol):
+    """What a slot wants to hear. All calls come on the loop."""
+
+    def acknowledged(
+        self, checkpoint: int, subtask: SubtaskId, operators: tuple[OperatorSnapshot, ...], times: SnapshotTimes, ended: bool
+    ) -> None: ...
+    def declined(self, checkpoint: int, subtask: SubtaskId, reason: str) -> None: ...
+    def subtask_ended(self, subtask: SubtaskId) -> None: ...
+    def failed(self, subtask: SubtaskId | None, operator: str, error: BaseException) -> None: ...
+    def committed(self, checkpoint: int, operator: str, subtask: int) -> None: ...
+    def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class StateSettings:
+    """How keyed state is kept in a slot. Bytes."""
+
+    backend: str = "rocksdb"  # or "memory"
+    memory_bytes: int = 256 * 1024 * 1024  # RocksDB block cache and write buffers of the whole slot together
+    cache_bytes: int = 64 * 1024 * 1024  # decoded values per operator subtask
+
+
+@dataclass
+class SlotResources:
+    """What outlives a generation inside one slot process."""
+
+    loop: asyncio.AbstractEventLoop
+    workers: Workers
+    store: ObjectStore
+    make_store: Callable[[str], ObjectStore]
+    paths: Paths
+    slot: int
+    uuid: str
+    local_dir: Path
+    copies: LocalCopies
+    memory: SlotMemory
+    settings: StateSettings
+    new_uuid: Callable[[], str]
+
+
+class Execution:
+    def __init__(
+        self,
+        graph: JobGraph,
+        deploy: Deploy,
+        mode: str,
+        resources: SlotResources,
+        plane: DataPlane,
+        latency: LatencyBook,
+        counters: dict[str, float],
+        events: ExecutionEvents,
+    ) -> None:
+        self.token = deploy.token
+        self._graph = graph
+        self._deploy = deploy
+        self._mode = mode
+        self._res = resources
+        self._plane = plane
+        self._latency = latency
+        self.counters = counters
+        self._events = events
+        self._halted = False
+        self.scheduler = Scheduler(resources.loop, self._between_passes, self._step_failed)
+        self._operators: dict[int, list[tuple[str, Operator]]] = {}
+        self._sources: dict[int, tuple[str, SourceDriver]] = {}
+        self._inputs: dict[int, list[InputChannel]] = {}
+        self._channel_of: dict[tuple[int, int], InputChannel] = {}  # (edge, upstream slot) -> input
+        self.subtasks: list[Subtask] = []
+        self._runs: list[SnapshotRun] = []
+        self._lanes: list[SerialLane] = []
+        self._snapshot_lanes: dict[tuple[int, str], SerialLane] = {}
+
+    # ------------------------------------------------------------ restore and connect
+
+    async def restore(self) -> None:
+        """Open every operator with its restored state, off the loop. Raises what an operator raises."""
+        self._make_inputs()
+        opened = [self._res.workers.run(lambda chain=chain: self._open_chain(chain)) for chain in self._graph.chains]
+        results = await asyncio.gather(*opened, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def _make_inputs(self) -> None:
+        parallelism = self._graph.parallelism
+        for chain in self._graph.chains:
+            channels: list[InputChannel] = []
+            for edge in sorted(self._graph.inputs(chain.id), key=lambda edge: edge.id):
+                upstream = [self._res.slot] if edge.partitioning == "forward" else range(parallelism)
+                for slot in upstream:
+                    channel = InputChannel(len(channels), edge.port, self.scheduler.wake)
+                    channels.append(channel)
+                    self._channel_of[(edge.id, slot)] = channel
+            self._inputs[chain.id] = channels
+
+    def _open_chain(self, chain: Chain) -> None:
+        """On a worker thread."""
+        if chain.source is not None:
+            driver = SourceDriver()
+            driver.open(self._context(chain, chain.source.name), chain.source)
+            self._sources[chain.id] = (chain.source.name, driver)
+        operators: list[tuple[str, Operator]] = []
+        self._operators[chain.id] = operators
+        for spec in chain.operators:
+            operator = spec.make()
+            operators.append((spec.name, operator))
+            operator.open(self._context(chain, spec.name))
+
+    def _context(self, chain: Chain, name: str) -> OperatorContext:
+        subtask = self._res.slot
+        restored = tuple(s for s in self._deploy.operators if s.operator == name)
+        directory = self._res.local_dir / f"{self.token}-{name}-{subtask}"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+        def open_keyed() -> KeyedBackend:
+            settings = self._res.settings
+            return open_keyed_backend(
+                kind=settings.backend,  # type: ignore[arg-type]
+                operator=name,
+                subtask=subtask,
+                parallelism=self._graph.parallelism,
+                max_parallelism=self._graph.max_parallelism,
+                restored=restored,
+                store=self._res.store,
+                paths=self._res.paths,
+                token=self.token,
+                slot_uuid=self._res.uuid,
+                directory=directory,
+                copies=self._res.copies,
+                memory=self._res.memory,
+                cache_bytes=settings.cache_bytes,
+                new_uuid=self._res.new_uuid,
+            )
+
+        lane = self._new_lane()
+        self._snapshot_lanes[(chain.id, name)] = self._new_lane()
+        return OperatorContext(
+            job=self._graph.name,
+            token=self.token,
+            operator=name,
+            subtask=subtask,
+            parallelism=self._graph.parallelism,
+            max_parallelism=self._graph.max_parallelism,
+            restored=restored,
+            open_keyed=open_keyed,
+            lane=lane,
+            report=_Reporter(self, name),
+            local_dir=directory,
+            make_store=self._res.make_store,
+            call_later=self._call_later,
+        )
+
+    def _new_lane(self) -> SerialLane:
+        lane = self._res.workers.lane()
+        self._lanes.append(lane)
+        return lane
+
+    async def connect(self) -> None:
+        """Build the subtasks and connect every channel of this slot, both directions."""
+        slot = self._res.slot
+        expected = {
+            ChannelId(self.token, edge, upstream, slot): channel
+            for (edge, upstream), channel in self._channel_of.items()
+            if upstream != slot
+        }
+        self._plane.expect(self.token, expected, self._channel_broken)
+        peers = {peer.slot: peer for peer in self._deploy.peers}
+        for chain in self._graph.chains:
+            outputs = [await self._connect_edge(edge, peers) for edge in self._graph.outputs(chain.id)]
+            inputs = self._inputs[chain.id]
+            aligner = (Aligner if self._mode == "exactly_once" else BarrierTracker)(len(inputs), self.token)
+            self.subtasks.append(
+                Subtask(
+                    SubtaskId(chain.id, slot),
+                    self.token,
+                    self._operators[chain.id],
+                    inputs,
+                    outputs,
+                    aligner,
+                    self,
+                    self._sources.get(chain.id),
+                )
+            )
+        await self._plane.all_connected()
+
+    async def _connect_edge(self, edge: Edge, peers: dict[int, Peer]) -> EdgeOutput:
+        slot = self._res.slot
+        targets = [slot] if edge.partitioning == "forward" else range(self._graph.parallelism)
+        channels: list[OutputChannel] = []
+        for target in targets:
+            if target == slot:
+                channels.append(LocalOutput(self._channel_of[(edge.id, slot)], self.scheduler.wake))
+            else:
+                channel = ChannelId(self.token, edge.id, slot, target)
+                channels.append(await self._plane.connect(peers[target], channel, self.scheduler.wake))
+        return EdgeOutput(edge, channels, slot, self._graph.max_parallelism)
+
+    def start(self) -> None:
+        if not self._halted:
+            self.scheduler.start(self.subtasks)
+
+    # ------------------------------------------------------------ orders of the coordinator
+
+    def trigger(self, barrier: Barrier) -> None:
+        self._guarded(lambda subtask: subtask.on_trigger(barrier))
+
+    def complete(self, checkpoint: int) -> None:
+        self._guarded(lambda subtask: subtask.on_complete(checkpoint))
+
+    def abort(self, checkpoint: int) -> None:
+        for run in self._runs:
+            if run.barrier.id == checkpoint:
+                run.cancel()
+        self._guarded(lambda subtask: subtask.on_abort(checkpoint))
+
+    def _guarded(self, order: Callable[[Subtask], None]) -> None:
+        for subtask in self.subtasks:
+            if self._halted:
+                return
+            try:
+                order(subtask)
+            except Exception as error:
+                self._step_failed(subtask, error)
+
+    # ------------------------------------------------------------ SubtaskHost
+
+    def now_ms(self) -> float:
+        return time.time() * 1000.0
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+    def captured(
+        self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], start_delay_ms: float, align_ms: float
+    ) -> None:
+        lanes = {name: self._snapshot_lanes[(subtask.id.chain, name)] for name in captures}
+        ended = subtask.ended
+
+        def done(run: SnapshotRun, operators: tuple[OperatorSnapshot, ...], times: SnapshotTimes) -> None:
+            if not self._halted and not run.cancelled:
+                self._events.acknowledged(barrier.id, subtask.id, operators, times, ended)
+
+        def failed(run: SnapshotRun, error: BaseException) -> None:
+            if not self._halted and not run.cancelled:
+                self._events.declined(barrier.id, subtask.id, f"{type(error).__name__}: {error}")
+
+        run = SnapshotRun(
+            subtask.id,
+            self._graph.parallelism,
+            barrier,
+            captures,
+            lanes,
+            start_delay_ms,
+            align_ms,
+            0.0,
+            self.now_ms,
+            done,
+            failed,
+        )
+        self._runs.append(run)
+        if captures:
+            self.scheduler.wake()
+        else:  # a chain without operators has nothing to remember
+            done(run, (), SnapshotTimes(start_delay_ms, align_ms))
+
+    def snapshot_aborted(self, subtask: Subtask, checkpoint: int, reason: str) -> None:
+        self._events.declined(checkpoint, subtask.id, reason)
+
+    def ended(self, subtask: Subtask) -> None:
+        self._events.subtask_ended(subtask.id)
+
+    # ------------------------------------------------------------ failures and the end
+
+    def _between_passes(self) -> bool:
+        """One slice of one snapshot's frozen state. True when more is left."""
+        if not self._runs:
+            return False
+        more = any(run.drain_slice() for run in self._runs)
+        self._runs = [run for run in self._runs if not run.over]
+        return more
+
+    def _step_failed(self, subtask: Subtask, error: Exception) -> None:
+        operator = getattr(error, "operator", "") or self._graph.chains[subtask.id.chain].name
+        if isinstance(error, UserCodeError) and subtask.source is not None:
+            source_name, driver = subtask.source
+            positions = driver.snapshot(0).values
+            where = b", ".join(positions.values()).decode(errors="replace")[:500]
+            error.args = (f"{error.args[0]}\n  source {source_name} was at {where}",)
+        self.halt()
+        self._events.failed(subtask.id, operator, error)
+
+    def _channel_broken(self, channel: ChannelId, reason: str) -> None:
+        if not self._halted:
+            self.halt()
+            other = channel.source_slot if channel.target_slot == self._res.slot else channel.target_slot
+            error = ConnectionError(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}")
+            self._events.failed(None, "", error)
+
+    def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        def run() -> None:
+            if not self._halted:
+                callback()
+
+        self._res.loop.call_later(delay_s, run)
+
+    def halt(self) -> None:
+        """Stop now and be silent. Operators are closed once their blocking work has ended, off the loop."""
+        if self._halted:
+            return
+        self._halted = True
+        self.scheduler.stop()
+        self._plane.disconnect()
+        busy = [lane for lane in self._lanes if lane.busy]
+        for lane in self._lanes:
+            lane.retire()
+        self._close_when_quiet(busy)
+
+    def _close_when_quiet(self, busy: list[SerialLane]) -> None:
+        if any(lane.busy for lane in busy):
+            self._res.loop.call_later(0.05, self._close_when_quiet, busy)
+            return
+        self._res.workers.submit(self._close_operators, self._closed)
+
+    def _close_operators(self) -> None:
+        errors: list[tuple[str, Exception]] = []
+        for operators in self._operators.values():
+            for name, operator in operators:
+                try:
+                    operator.close()
+                except Exception as error:
+                    errors.append((name, error))
+        for _, driver in self._sources.values():
+            driver.close()
+        if errors:
+            name, error = errors[0]
+            raise BarrierRuntimeError(f"closing operator {name} failed: {error}") from error
+
+    def _closed(self, result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._res.loop.call_exception_handler({"message": "closing a generation failed", "exception": error})
+
+    # ------------------------------------------------------------ figures
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The lowest watermark of this slot's subtasks that have one."""
+        known = [s.watermark for s in self.subtasks if WATERMARK_MIN < s.watermark < WATERMARK_MAX]
+        return min(known) if known else None
+
+    @property
+    def records(self) -> int:
+        """Input records of this slot's share, each counted once however often it was replayed."""
+        return sum(driver.records for _, driver in self._sources.values())
+
+    @property
+    def halted(self) -> bool:
+        return self._halted
+
+
+class _Reporter:
+    """`Reporter` of one operator."""
+
+    def __init__(self, execution: Execution, operator: str) -> None:
+        self._execution = execution
+        self._operator = operator
+
+    def committed(self, checkpoint: int) -> None:
+        execution = self._execution
+        if not execution.halted:
+            execution._events.committed(checkpoint, self._operator, execution._res.slot)
+
+    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
+        execution = self._execution
+        if not execution.halted:
+            execution._events.commit_failing(checkpoint, self._operator, execution._res.slot, attempts, error)
+
+    def count(self, metric: str, amount: float = 1.0) -> None:
+        key = f"{self._operator}.{metric}"
+        counters = self._execution.counters
+        counters[key] = counters.get(key, 0.0) + amount
+
+    def processed_latency(self, emit_ns: int, rows: int) -> None:
+        self._execution._latency.record(f"{self._operator}:processed", time.time_ns() - emit_ns, rows)
+
+    def visible_latency(self, emit_ns: int, rows: int) -> None:
+        self._execution._latency.record(f"{self._operator}:visible", time.time_ns() - emit_ns, rows)
+
+

@@ -1,0 +1,100 @@
+"""Gives the subtasks of one slot their turns on the event loop: short passes, sinks before sources, never waiting.
+
+A pass runs every subtask that has input and room for its output; between passes sockets, timers and messages are
+served. When nothing is left it sleeps until a channel, a trigger or a source's schedule wakes it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from barrier_runtime.slot.subtask import Subtask
+
+_TICK_S = 0.001  # a source sleeps at least this long: rows due within it go together, in one batch
+_PASS_BUDGET_S = 0.002
+
+
+class Scheduler:
+    """`on_error(subtask, error)` is called for what a subtask raised; after it the scheduler is stopped by its owner."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, between: Callable[[], bool], on_error: Callable[[Subtask, Exception], None]
+    ) -> None:
+        self._loop = loop
+        self._between = between  # other small work between passes (draining snapshots); True when more is left
+        self._on_error = on_error
+        self._subtasks: list[Subtask] = []
+        self._scheduled = False
+        self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self.busy_s = 0.0
+        self.backpressured_s = 0.0
+        self._backpressured_since: float | None = None
+
+    def start(self, subtasks: list[Subtask]) -> None:
+        """`subtasks` in topological order; they are served from the last to the first."""
+        self._subtasks = list(reversed(subtasks))
+        self.wake()
+
+    def wake(self) -> None:
+        if not self._scheduled and not self._stopped:
+            self._scheduled = True
+            self._loop.call_soon(self._pass)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _pass(self) -> None:
+        self._scheduled = False
+        if self._stopped:
+            return
+        started = time.perf_counter()
+        deadline = started + _PASS_BUDGET_S
+        worked = self._between()
+        for subtask in self._subtasks:
+            try:
+                worked = subtask.step() or worked
+            except Exception as error:
+                self._on_error(subtask, error)
+                return
+            if self._stopped:
+                return
+            if time.perf_counter() > deadline:
+                worked = True
+                break
+        now = time.perf_counter()
+        if worked:
+            self.busy_s += now - started
+            self.wake()
+        else:
+            self._sleep()
+        self._account_backpressure(now)
+
+    def _account_backpressure(self, now: float) -> None:
+        held = any(not subtask.ended and not subtask.writable for subtask in self._subtasks)
+        if self._backpressured_since is not None:
+            self.backpressured_s += now - self._backpressured_since
+        self._backpressured_since = now if held else None
+
+    def _sleep(self) -> None:
+        """Sources need a timer; everything else is woken by its channels."""
+        now_ns = time.time_ns()
+        delay: float | None = None
+        for subtask in self._subtasks:
+            if subtask.source is None or subtask.ended or not subtask.writable:
+                continue
+            due_ns = subtask.source[1].next_due_ns()
+            wait = _TICK_S if due_ns is None else max(_TICK_S, (due_ns - now_ns) / 1e9)
+            delay = wait if delay is None else min(delay, wait)
+        if delay is None:
+            return
+        at = self._loop.time() + delay
+        if self._timer is not None and self._loop.time() < self._timer_at <= at:
+            return  # an earlier wake-up is already set
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(delay, self.wake)

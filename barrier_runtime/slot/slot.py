@@ -1,0 +1,306 @@
+"""A slot: one process (or, locally, one object) that runs one subtask of every chain, as the coordinator orders.
+
+    phase      order                         move
+    idle       Deploy                        restoring: open operators, connect, then report Restored
+    restoring  Start                         running
+    any        Halt, Deploy (higher token)   drop the current generation; restore local copies later
+    any        Shutdown                      leave; `outcome` says how the job ended for this slot
+
+Orders of a lower token are ignored; every order may be repeated. Answers that matter are kept until the coordinator
+resolved them and said again after each registration, because either side may lose the other at any moment.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from barrier_runtime.elements import Barrier
+from barrier_runtime.graph import JobGraph
+from barrier_runtime.slot.control_link import ControlLink
+from barrier_runtime.slot.data_plane import DataPlane
+from barrier_runtime.slot.execution import Execution, SlotResources
+from barrier_runtime.slot.latency_book import LatencyBook
+from coordinator.messages import (
+    AbortCheckpoint,
+    Ack,
+    CommitFailing,
+    Committed,
+    Complete,
+    Decline,
+    Deploy,
+    Halt,
+    Heartbeat,
+    Register,
+    Registered,
+    Restored,
+    Shutdown,
+    Start,
+    SubtaskEnded,
+    SubtaskFailed,
+    SubtaskId,
+    ToSlot,
+    Trigger,
+)
+from state.errors import Corrupt, Fenced, InvalidJob, ProtocolViolation
+from state.snapshot import OperatorSnapshot, SnapshotTimes
+
+log = logging.getLogger("barrier_runtime.slot")
+
+_PERMANENT = (InvalidJob, Corrupt, ProtocolViolation, Fenced)  # another generation would meet the same
+_LATENCY_EVERY_HEARTBEATS = 4
+
+
+@dataclass(frozen=True)
+class SlotIdentity:
+    slot: int
+    uuid: str
+    pid: int
+    host: str
+    task_attempt: int
+    data_host: str
+    data_port: int
+
+
+class Slot:
+    """Feed it every message through `handle`; `connected` after each connection. `left` resolves at Shutdown."""
+
+    def __init__(
+        self, graph: JobGraph, mode: str, identity: SlotIdentity, resources: SlotResources, plane: DataPlane
+    ) -> None:
+        self._graph = graph
+        self._mode = mode
+        self.identity = identity
+        self._res = resources
+        self._plane = plane
+        self.link: ControlLink | None = None
+        self.left: asyncio.Future[Shutdown] = resources.loop.create_future()
+        self.token = 0
+        self._phase = "idle"
+        self._execution: Execution | None = None
+        self._deploying: asyncio.Task[None] | None = None
+        self._highest_checkpoint = 0
+        self._last_completed = 0
+        self._committed: dict[str, int] = {}
+        self._unresolved: dict[tuple[int, SubtaskId], Ack | Decline] = {}
+        self._ended: dict[SubtaskId, SubtaskEnded] = {}
+        self._failure: SubtaskFailed | None = None
+        self._restored: Restored | None = None
+        self._latency = LatencyBook()
+        self._counters: dict[str, float] = {}
+        self._heartbeat_s = 0.0
+        self._heartbeats = 0
+        self._loop_lag_ms = 0.0
+
+    # ------------------------------------------------------------ messages
+
+    def connected(self) -> None:
+        """(Re)connected: register. Everything unresolved is said again when Registered arrives."""
+        i = self.identity
+        self._send(
+            Register(
+                slot=i.slot,
+                uuid=i.uuid,
+                pid=i.pid,
+                host=i.host,
+                task_attempt=i.task_attempt,
+                data_host=i.data_host,
+                data_port=i.data_port,
+                token=self.token,
+                phase=self._phase,  # type: ignore[arg-type]
+                highest_checkpoint=self._highest_checkpoint,
+                committed=dict(self._committed),
+            )
+        )
+
+    def handle(self, message: ToSlot) -> None:
+        handler: Callable[[Slot, ToSlot], None] = _HANDLERS[type(message)]
+        handler(self, message)
+
+    def _send(self, message: object) -> None:
+        if self.link is not None:
+            self.link.send(message)  # type: ignore[arg-type]
+
+    def _on_registered(self, message: Registered) -> None:
+        if message.heartbeat_ms and not self._heartbeat_s:
+            self._heartbeat_s = message.heartbeat_ms / 1000
+            self._beat(self._res.loop.time())
+        if message.token != self.token or self.token == 0:
+            return
+        if message.last_completed:
+            self._on_complete(Complete(self.token, message.last_completed))
+        if self._restored is not None and self._phase == "restoring":
+            self._send(self._restored)
+        for unresolved in list(self._unresolved.values()):
+            self._send(unresolved)
+        for ended in self._ended.values():
+            self._send(ended)
+        if self._failure is not None:
+            self._send(self._failure)
+
+    def _on_halt(self, message: Halt) -> None:
+        if message.token <= self.token:
+            return
+        self._drop_generation(message.token)
+        self._res.copies.keep_only(message.keep_checkpoint)
+
+    def _on_deploy(self, message: Deploy) -> None:
+        if message.token < self.token or (message.token == self.token and self._phase != "idle"):
+            return
+        self._drop_generation(message.token)
+        self._phase = "restoring"
+        self._last_completed = message.checkpoint
+        self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
+        execution = Execution(
+            self._graph, message, self._mode, self._res, self._plane, self._latency, self._counters, self
+        )
+        self._execution = execution
+        self._deploying = self._res.loop.create_task(self._deploy(execution))
+
+    async def _deploy(self, execution: Execution) -> None:
+        began = time.perf_counter()
+        try:
+            await execution.restore()
+            await execution.connect()
+        except asyncio.CancelledError:
+            execution.halt()
+            raise
+        except Exception as error:
+            execution.halt()
+            if execution is self._execution:
+                self.failed(None, getattr(error, "operator", ""), error)
+            return
+        if execution is not self._execution or execution.halted:
+            return
+        gc.collect()
+        gc.freeze()  # what start-up allocated is not walked again by every collection
+        self._restored = Restored(self.token, (time.perf_counter() - began) * 1000)
+        self._send(self._restored)
+
+    def _on_start(self, message: Start) -> None:
+        if message.token == self.token and self._phase == "restoring" and self._execution is not None:
+            self._phase = "running"
+            self._execution.start()
+
+    def _on_trigger(self, message: Trigger) -> None:
+        if message.token != self.token or self._phase != "running" or self._execution is None:
+            return
+        self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
+        self._execution.trigger(Barrier(message.checkpoint, message.token, message.triggered_at_ms))
+
+    def _on_complete(self, message: Complete) -> None:
+        if message.token != self.token or self._execution is None or message.checkpoint <= self._last_completed:
+            return
+        self._last_completed = message.checkpoint
+        self._resolve(lambda checkpoint: checkpoint <= message.checkpoint)
+        self._execution.complete(message.checkpoint)
+
+    def _on_abort(self, message: AbortCheckpoint) -> None:
+        if message.token == self.token and self._execution is not None:
+            self._resolve(lambda checkpoint: checkpoint == message.checkpoint)
+            self._execution.abort(message.checkpoint)
+
+    def _on_shutdown(self, message: Shutdown) -> None:
+        self._drop_generation(self.token)
+        if not self.left.done():
+            self.left.set_result(message)
+
+    def _resolve(self, resolved: Callable[[int], bool]) -> None:
+        self._unresolved = {key: value for key, value in self._unresolved.items() if not resolved(key[0])}
+
+    def _drop_generation(self, token: int) -> None:
+        if self._deploying is not None and not self._deploying.done():
+            self._deploying.cancel()
+        if self._execution is not None:
+            self._execution.halt()
+        self._execution = None
+        self.token = token
+        self._phase = "idle"
+        self._unresolved.clear()
+        self._ended.clear()
+        self._failure = None
+        self._restored = None
+
+    # ------------------------------------------------------------ ExecutionEvents
+
+    def acknowledged(
+        self, checkpoint: int, subtask: SubtaskId, operators: tuple[OperatorSnapshot, ...], times: SnapshotTimes, ended: bool
+    ) -> None:
+        ack = Ack(self.token, checkpoint, subtask, operators, times, ended)
+        self._unresolved[(checkpoint, subtask)] = ack
+        self._send(ack)
+
+    def declined(self, checkpoint: int, subtask: SubtaskId, reason: str) -> None:
+        decline = Decline(self.token, checkpoint, subtask, reason)
+        self._unresolved[(checkpoint, subtask)] = decline
+        self._send(decline)
+
+    def subtask_ended(self, subtask: SubtaskId) -> None:
+        self._ended[subtask] = SubtaskEnded(self.token, subtask)
+        self._send(self._ended[subtask])
+
+    def committed(self, checkpoint: int, operator: str, subtask: int) -> None:
+        key = f"{operator}/{subtask}"
+        self._committed[key] = max(checkpoint, self._committed.get(key, 0))
+        self._send(Committed(self.token, checkpoint, operator, subtask))
+
+    def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None:
+        self._send(CommitFailing(self.token, checkpoint, operator, subtask, attempts, error))
+
+    def failed(self, subtask: SubtaskId | None, operator: str, error: BaseException) -> None:
+        permanent = isinstance(error, _PERMANENT)
+        text = str(error) if permanent else f"{type(error).__name__}: {error}"
+        log.warning("slot %d, generation %d: %s %s", self.identity.slot, self.token, operator, text, exc_info=error)
+        self._failure = SubtaskFailed(self.token, subtask, operator, text, retryable=not permanent)
+        self._send(self._failure)
+
+    # ------------------------------------------------------------ heartbeat
+
+    def _beat(self, due: float) -> None:
+        if self.left.done():
+            return
+        loop = self._res.loop
+        self._loop_lag_ms = max(0.0, (loop.time() - due) * 1000)
+        self._heartbeats += 1
+        latency = {}
+        if self._heartbeats % _LATENCY_EVERY_HEARTBEATS == 0 or self._ended:
+            latency = self._latency.encoded()
+        self._send(Heartbeat(self.token, self._metrics(), latency, int(time.time() * 1000)))
+        next_due = loop.time() + self._heartbeat_s
+        loop.call_at(next_due, self._beat, next_due)
+
+    def _metrics(self) -> dict[str, float]:
+        metrics = dict(self._counters)
+        metrics["loop_lag_ms"] = self._loop_lag_ms
+        metrics["rss_bytes"] = float(_rss_bytes())
+        execution = self._execution
+        if execution is not None:
+            metrics["records"] = float(execution.records)
+            metrics["busy_s"] = execution.scheduler.busy_s
+            metrics["backpressured_s"] = execution.scheduler.backpressured_s
+            if execution.watermark_ms is not None:
+                metrics["watermark_ms"] = float(execution.watermark_ms)
+        return metrics
+
+
+def _rss_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+_HANDLERS: dict[type, Callable[..., None]] = {
+    Registered: Slot._on_registered,
+    Halt: Slot._on_halt,
+    Deploy: Slot._on_deploy,
+    Start: Slot._on_start,
+    Trigger: Slot._on_trigger,
+    Complete: Slot._on_complete,
+    AbortCheckpoint: Slot._on_abort,
+    Shutdown: Slot._on_shutdown,
+}

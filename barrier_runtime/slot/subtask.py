@@ -1,0 +1,283 @@
+"""One subtask: a chain of operators behind aligned input channels. Sans-io: it is told the time and asked to step.
+
+It owns: alignment and blocking of its inputs, the watermark, the order *forward the barrier, then capture state*, and
+the end of its input. It never waits, opens a socket or reads a clock; captures that need more work go to the host.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from barrier_runtime.alignment import Aborted, Aligner, AlignmentEffect, BarrierTracker, Block, TakeSnapshot, Unblock
+from barrier_runtime.elements import (
+    WATERMARK_MAX,
+    WATERMARK_MIN,
+    Barrier,
+    Batch,
+    CancelBarrier,
+    EndOfInput,
+    Idle,
+    Watermark,
+)
+from barrier_runtime.operators.base import Capture, Emit, Operator
+from barrier_runtime.slot.channels import EdgeOutput, InputChannel
+from barrier_runtime.sources.source_operator import SourceDriver
+from barrier_runtime.watermarks import WatermarkMerger
+from coordinator.messages import SubtaskId
+
+_ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets get their turn
+
+
+class SubtaskHost(Protocol):
+    """What a subtask needs of the slot around it."""
+
+    def now_ms(self) -> float: ...
+    def now_ns(self) -> int: ...
+
+    def captured(
+        self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], start_delay_ms: float, align_ms: float
+    ) -> None:
+        """State at `barrier` is captured; finish the snapshot and acknowledge it."""
+        ...
+
+    def snapshot_aborted(self, subtask: "Subtask", checkpoint: int, reason: str) -> None: ...
+    def ended(self, subtask: "Subtask") -> None: ...
+
+
+class Subtask:
+    """`operators`: (name, operator) in chain order, opened. `source` is set for source chains, which have no inputs."""
+
+    def __init__(
+        self,
+        id: SubtaskId,
+        token: int,
+        operators: list[tuple[str, Operator]],
+        inputs: list[InputChannel],
+        outputs: list[EdgeOutput],
+        aligner: Aligner | BarrierTracker,
+        host: SubtaskHost,
+        source: tuple[str, SourceDriver] | None = None,
+    ) -> None:
+        self.id = id
+        self.token = token
+        self.operators = operators
+        self.inputs = inputs
+        self.outputs = outputs
+        self.source = source
+        self.ended = False
+        self.rows_in = 0
+        self.watermark = WATERMARK_MIN
+        self.last_checkpoint = 0  # highest id captured or given up
+        self._wanted: Barrier | None = None  # last trigger heard of, for when the input ends first
+        self._aligner = aligner
+        self._merger = WatermarkMerger(len(inputs))
+        self._live_inputs = len(inputs)
+        self._next_input = 0
+        self._host = host
+        self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
+        self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
+        self._assigned = {at: WATERMARK_MIN for at in self._assigners}
+
+    # ------------------------------------------------------------ stepping
+
+    @property
+    def writable(self) -> bool:
+        return all(output.writable for output in self.outputs)
+
+    @property
+    def has_input(self) -> bool:
+        return any(channel.readable for channel in self.inputs)
+
+    def step(self) -> bool:
+        """Do a bounded piece of work. True when something was done."""
+        if self.ended:
+            return False
+        if self.source is not None:
+            return self._step_source(self.source[1])
+        worked = False
+        for _ in range(_ELEMENTS_PER_STEP):
+            channel = self._next_readable()
+            if channel is None or not self.writable:
+                return worked
+            worked = True
+            self._take(channel)
+            if self.ended:
+                return True
+        return worked
+
+    def _next_readable(self) -> InputChannel | None:
+        """Round robin, so that no input starves another."""
+        count = len(self.inputs)
+        for offset in range(count):
+            channel = self.inputs[(self._next_input + offset) % count]
+            if channel.readable:
+                self._next_input = (channel.index + 1) % count
+                return channel
+        return None
+
+    def _take(self, channel: InputChannel) -> None:
+        element = channel.pop()
+        if isinstance(element, Batch):
+            self._merger.on_activity(channel.index)
+            self._batch(element, channel.port)
+        elif isinstance(element, Watermark):
+            self._on_merged(self._merger.on_watermark(channel.index, element.ms))
+        elif isinstance(element, Barrier):
+            self._apply(self._aligner.on_barrier(channel.index, element, self._host.now_ms()))
+        elif isinstance(element, Idle):
+            self._on_merged(self._merger.on_idle(channel.index))
+        elif isinstance(element, CancelBarrier):
+            self._apply(self._aligner.on_cancel(channel.index, element))
+        else:
+            channel.ended = True
+            self._live_inputs -= 1
+            self._apply(self._aligner.on_end(channel.index, self._host.now_ms()))
+            if self._live_inputs:
+                self._on_merged(self._merger.on_end(channel.index))
+            else:
+                self._end()
+
+    def _step_source(self, source: SourceDriver) -> bool:
+        if not self.writable:
+            return False
+        batch = source.poll(self._host.now_ns())
+        if batch is not None:
+            self._batch(batch, 0)
+        watermark = source.watermark()
+        if watermark is not None and watermark > self.watermark:
+            self._advance(0, watermark)
+        if source.finished:
+            self._end()
+            return True
+        return batch is not None
+
+    # ------------------------------------------------------------ rows and time
+
+    def _emit_from(self, position: int) -> Emit:
+        """What operator `position - 1` emits into: operator `position`, or the edges after the last one."""
+        if position == len(self.operators):
+            return self._output
+        operator = self.operators[position][1]
+
+        def emit(batch: Batch) -> None:
+            if batch.rows.num_rows:
+                operator.process(batch, self._emits[position + 1])
+
+        return emit
+
+    def _output(self, batch: Batch) -> None:
+        if batch.rows.num_rows:
+            for output in self.outputs:
+                output.emit(batch)
+
+    def _batch(self, batch: Batch, port: int) -> None:
+        if not batch.rows.num_rows:
+            return
+        self.rows_in += batch.rows.num_rows
+        if self.operators:
+            self.operators[0][1].process(batch, self._emits[1], port)
+        else:
+            self._output(batch)
+        for at in self._assigners:
+            reached = self.operators[at][1].own_watermark()
+            if reached is not None and reached > self._assigned[at]:
+                self._assigned[at] = reached
+                self._advance(at + 1, reached)
+
+    def _on_merged(self, said: Watermark | Idle | None) -> None:
+        if isinstance(said, Watermark):
+            self._advance(0, said.ms)
+        elif said is not None and not self._assigners:
+            self._control(said)
+
+    def _advance(self, first: int, watermark_ms: int) -> None:
+        """Event time reached `watermark_ms` at operator `first`: each works it off before the next one hears of it."""
+        for position in range(first, len(self.operators)):
+            operator = self.operators[position][1]
+            if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:
+                return
+            operator.on_watermark(watermark_ms, self._emits[position + 1])
+        self.watermark = watermark_ms
+        self._control(Watermark(watermark_ms))
+
+    def _control(self, element: Watermark | Idle | Barrier | CancelBarrier | EndOfInput) -> None:
+        for output in self.outputs:
+            output.control(element)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def on_trigger(self, barrier: Barrier) -> None:
+        """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once."""
+        if barrier.token != self.token or barrier.id <= self.last_checkpoint:
+            return
+        if self.ended or self.source is not None:
+            self._capture(TakeSnapshot(barrier, max(0.0, self._host.now_ms() - barrier.triggered_at_ms), 0.0))
+        else:
+            self._wanted = barrier
+
+    def on_complete(self, checkpoint: int) -> None:
+        for _, operator in self.operators:
+            operator.on_complete(checkpoint)
+
+    def on_abort(self, checkpoint: int) -> None:
+        """The coordinator gave up `checkpoint`."""
+        if self._wanted is not None and self._wanted.id <= checkpoint:
+            self._wanted = None
+        for effect in self._aligner.on_order_to_abort(checkpoint):
+            if isinstance(effect, Unblock):
+                self._unblock(effect)
+            elif isinstance(effect, Aborted):
+                self._control(CancelBarrier(effect.id, self.token))
+        for _, operator in self.operators:
+            operator.on_abort(checkpoint)
+
+    def _apply(self, effects: list[AlignmentEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, TakeSnapshot):
+                self._capture(effect)
+            elif isinstance(effect, Block):
+                self.inputs[effect.channel].blocked = True
+            elif isinstance(effect, Unblock):
+                self._unblock(effect)
+            else:
+                self.last_checkpoint = max(self.last_checkpoint, effect.id)
+                self._control(CancelBarrier(effect.id, self.token))
+                self._host.snapshot_aborted(self, effect.id, effect.reason)
+
+    def _unblock(self, effect: Unblock) -> None:
+        for channel in effect.channels:
+            self.inputs[channel].unblock()
+
+    def _capture(self, snapshot: TakeSnapshot) -> None:
+        barrier = snapshot.barrier
+        if barrier.id <= self.last_checkpoint:
+            return
+        self.last_checkpoint = barrier.id
+        if not self.ended:
+            self._control(barrier)  # first: downstream aligns while we capture
+        captures: dict[str, Capture] = {}
+        if self.source is not None:
+            captures[self.source[0]] = self.source[1].snapshot(barrier.id)
+        for name, operator in self.operators:
+            captures[name] = operator.snapshot(barrier.id)
+        self._host.captured(self, barrier, captures, snapshot.start_delay_ms, snapshot.alignment_ms)
+
+    # ------------------------------------------------------------ the end
+
+    def _end(self) -> None:
+        """The last element is behind us. From now on the subtask only answers triggers."""
+        self._advance(0, WATERMARK_MAX)
+        for position, (_, operator) in enumerate(self.operators):
+            operator.on_end(self._emits[position + 1])
+        self._control(EndOfInput())
+        self.ended = True
+        self._host.ended(self)
+        if self._wanted is not None:
+            self.on_trigger(self._wanted)
+
+    def close(self, on_error: Callable[[str, Exception], None]) -> None:
+        """Release local resources of every operator, whatever one of them raises."""
+        for name, operator in self.operators:
+            try:
+                operator.close()
+            except Exception as error:
+                on_error(name, error)

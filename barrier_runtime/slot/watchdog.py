@@ -1,0 +1,76 @@
+"""Ends a Python worker that nobody owns any more: a thread that looks, once in a while, whether anyone is there.
+
+A long-lived loop never touches the pipe to its JVM, so it would not notice that the executor, the PySpark daemon or the
+whole application is gone. The process leaves at once (`os._exit`) when its parent changed, when the sockets to the JVM
+that it inherited were closed by the other side, or when the coordinator has been silent for the whole lease. Nothing
+remote is touched on the way out.
+"""
+
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+ORPHANED = 77  # exit status, for people who look at it
+
+
+def inherited_sockets() -> list[int]:
+    """Connected stream sockets this process already has: call it before opening any. Linux and other /proc systems."""
+    found = []
+    directory = Path("/proc/self/fd")
+    if not directory.is_dir():
+        return []
+    for entry in directory.iterdir():
+        try:
+            if not os.readlink(entry).startswith("socket:"):
+                continue
+            fd = int(entry.name)
+            with socket.socket(fileno=os.dup(fd)) as probe:
+                probe.getpeername()
+            found.append(fd)
+        except OSError:
+            continue  # a descriptor that is gone by now, or a listening socket
+    return found
+
+
+class Watchdog:
+    """`silent_s()` tells for how long the coordinator has been silent; over `lease_s` the process leaves."""
+
+    def __init__(self, sockets: list[int], silent_s: Callable[[], float], lease_s: float, period_s: float = 0.5) -> None:
+        self._parent = os.getppid()
+        self._sockets = sockets
+        self._silent_s = silent_s
+        self._lease_s = lease_s
+        self._period_s = period_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="barrier-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def reason_to_leave(self) -> str | None:
+        if os.getppid() != self._parent:
+            return "the process that started this worker is gone"
+        if self._sockets:
+            poll = select.poll()
+            for fd in self._sockets:
+                poll.register(fd, select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL)
+            if poll.poll(0):
+                return "the executor closed its connection to this worker"
+        silent = self._silent_s()
+        if silent > self._lease_s:
+            return f"the coordinator has been silent for {silent:.0f} s (lease {self._lease_s:.0f} s)"
+        return None
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._period_s):
+            reason = self.reason_to_leave()
+            if reason is not None:
+                print(f"barrier-runtime: worker {os.getpid()} leaves: {reason}", file=sys.stderr, flush=True)
+                os._exit(ORPHANED)

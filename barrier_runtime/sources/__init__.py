@@ -1,0 +1,1 @@
+"""Where streams begin: splits with positions that can be sought. One file per kind of source."""

@@ -1,0 +1,82 @@
+"""The Spark session a job runs on: ours with the right settings, or the user's, checked.
+
+A slot must be replaced alone and at once, so: many task failures allowed, no speculation, no dynamic allocation, no
+waiting for locality, no worker reuse.
+"""
+
+import os
+import re
+import sys
+from typing import Any
+
+from barrier_runtime.spark.java import check_java
+from state.errors import InvalidJob
+
+MAX_TASK_FAILURES = 1_000_000
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?")
+SETTINGS = {
+    "spark.task.maxFailures": str(MAX_TASK_FAILURES),
+    "spark.speculation": "false",
+    "spark.dynamicAllocation.enabled": "false",
+    "spark.locality.wait": "0",
+    "spark.python.worker.reuse": "false",
+    "spark.task.reaper.enabled": "true",
+    "spark.task.reaper.killTimeout": "-1",
+    "spark.excludeOnFailure.enabled": "false",
+    "spark.python.daemon.module": "barrier_runtime.spark.preloading_daemon",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def local_master(master: str) -> str:
+    """`local[4]` allows a task to fail once; ours must survive any number of failures."""
+    match = _LOCAL.fullmatch(master.strip())
+    if match is None:
+        return master
+    return f"local[{match.group(1) or '1'},{MAX_TASK_FAILURES}]"
+
+
+def make_session(job: str, master: str, extra: dict[str, str]) -> Any:
+    """A new SparkSession with our settings. Raises `InvalidJob` without Java, pyspark or with another live context."""
+    check_java()
+    try:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise InvalidJob(f"pyspark cannot be imported ({error}): pip install 'barrier-runtime[spark]'") from error
+    if SparkContext._active_spark_context is not None:
+        raise InvalidJob(
+            "a SparkContext is already running in this process: pass it as spark=your_session (its settings are "
+            "checked), or stop it first"
+        )
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"barrier-runtime {job}").master(local_master(master))
+    for key, value in {**SETTINGS, **extra}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def check_session(spark: Any, parallelism: int) -> None:
+    """Refuse a session on which slots cannot live, naming each setting and its remedy."""
+    conf = spark.sparkContext.getConf()
+    problems = []
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        problems.append("spark.dynamicAllocation.enabled is true: executors would be taken away; set it to false")
+    if conf.get("spark.speculation", "false") == "true":
+        problems.append("spark.speculation is true: a second attempt of a slot would fence the first; set it to false")
+    if problems:
+        raise InvalidJob("this Spark session cannot run slots: " + "; ".join(problems))
+    cores = total_cores(spark)
+    per_task = int(conf.get("spark.task.cpus", "1"))
+    master = spark.sparkContext.master
+    if _LOCAL.fullmatch(master) and cores < parallelism * per_task:
+        raise InvalidJob(
+            f"parallelism {parallelism} needs {parallelism * per_task} cores at once, {master} has {cores}: "
+            f"use a smaller parallelism or local[{parallelism * per_task}]"
+        )
+
+
+def total_cores(spark: Any) -> int:
+    """Cores of all executors now alive (or of the local master)."""
+    return int(spark.sparkContext.defaultParallelism)

@@ -1,0 +1,183 @@
+"""What one Spark task of the stage runs: a slot on an event loop, until the coordinator says leave.
+
+It owns the process: event loop, threads, local directory, watchdog. The identity of a slot is (run, slot index, process
+uuid, Spark task attempt); never the partition number alone.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from barrier_runtime.graph import JobGraph
+from barrier_runtime.slot.control_link import TcpControlLink
+from barrier_runtime.slot.data_plane import TcpDataPlane
+from barrier_runtime.slot.execution import SlotResources, StateSettings
+from barrier_runtime.slot.slot import Slot, SlotIdentity
+from barrier_runtime.slot.watchdog import Watchdog, inherited_sockets
+from barrier_runtime.slot.workers import Workers
+from coordinator.messages import Shutdown
+from state.errors import InvalidJob
+from state.local_copies import LocalCopies
+from state.open_store import open_store
+from state.paths import Paths
+from state.rocksdb_kv import SlotMemory
+
+_GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses are tail latency
+
+
+@dataclass(frozen=True)
+class SlotSettings:
+    """All a slot needs; travels in Spark's closure (so the secret is as safe as Spark's RPC, see README)."""
+
+    graph: JobGraph
+    mode: str
+    run_id: str
+    secret: bytes = field(repr=False)
+    control_address: tuple[str, int]
+    storage_url: str
+    state: StateSettings
+    lease_s: float
+    environment: dict[str, str] = field(default_factory=dict)  # object store endpoint and region; never credentials
+
+
+def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
+    """Run slot `slot` in this process. Returns (slot, outcome, reason) when the coordinator ended it."""
+    sockets = inherited_sockets()
+    check_packages()
+    os.environ.update({k: v for k, v in settings.environment.items() if k not in os.environ})
+    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
+    gc.set_threshold(*_GC_THRESHOLDS)
+    slot_uuid = uuid.uuid4().hex
+    directory = local_root(settings.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
+    _remove_what_the_dead_left(directory.parent)
+    directory.mkdir(mode=0o700, parents=True)
+    try:
+        outcome = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return slot, outcome.outcome, outcome.reason
+
+
+def local_root(run_id: str) -> Path:
+    """Local files of one run on this host; 0700, removed when its slots end."""
+    base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+    root = Path(base) / f"barrier-runtime-{os.getuid()}"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return root / run_id
+
+
+def _run_on_new_loop(main: Coroutine[Any, Any, Shutdown]) -> Shutdown:
+    try:
+        import uvloop
+    except ImportError:  # not made for every platform
+        return asyncio.run(main)
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        loop.close()
+
+
+async def _run(
+    slot: int, task_attempt: int, slot_uuid: str, directory: Path, sockets: list[int], settings: SlotSettings
+) -> Shutdown:
+    loop = asyncio.get_running_loop()
+    graph = settings.graph
+    workers = Workers(loop)
+    copies = LocalCopies()
+    data_host = await loop.run_in_executor(None, _own_address_towards, settings.control_address)
+    plane = TcpDataPlane(settings.secret, graph.name, settings.run_id, data_host)
+    host, port = await plane.listen()
+    resources = SlotResources(
+        loop=loop,
+        workers=workers,
+        store=open_store(settings.storage_url),
+        make_store=open_store,
+        paths=Paths(graph.name),
+        slot=slot,
+        uuid=slot_uuid,
+        local_dir=directory,
+        copies=copies,
+        memory=SlotMemory(settings.state.memory_bytes),
+        settings=settings.state,
+        new_uuid=lambda: uuid.uuid4().hex,
+    )
+    identity = SlotIdentity(slot, slot_uuid, os.getpid(), socket.gethostname(), task_attempt, host, port)
+    this = Slot(graph, settings.mode, identity, resources, plane)
+    link = TcpControlLink(
+        settings.control_address,
+        settings.secret,
+        graph.name,
+        settings.run_id,
+        f"{slot}:{slot_uuid}".encode(),
+        this.connected,
+        this.handle,
+    )
+    this.link = link
+    watchdog = Watchdog(sockets, lambda: time.monotonic() - link.last_contact, settings.lease_s)
+    watchdog.start()
+    linking = loop.create_task(link.run())
+    try:
+        done, _ = await asyncio.wait({this.left, linking}, return_when=asyncio.FIRST_COMPLETED)
+        if this.left not in done:
+            linking.result()  # raises what broke the link's loop: a bug, not a lost connection
+        return this.left.result()
+    finally:
+        watchdog.stop()
+        link.close()
+        linking.cancel()
+        plane.close()
+        workers.close()
+        copies.drop_all()
+
+
+def _own_address_towards(address: tuple[str, int]) -> str:
+    """This host's address on the network of the coordinator: loopback when that is where it listens."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def check_packages() -> None:
+    """`state` and `coordinator` are common names: a user's own module must not shadow ours."""
+    import barrier_runtime
+    import coordinator
+    import state
+
+    def root(module: object) -> str:
+        return str(Path(str(getattr(module, "__file__", ""))).resolve().parent.parent)
+
+    ours = root(barrier_runtime)
+    for module in (coordinator, state):
+        if root(module) != ours:
+            raise InvalidJob(
+                f"the module {module.__name__!r} was imported from {getattr(module, '__file__', None)}, but "
+                f"barrier-runtime's own is in {ours}: rename your module, its name shadows ours"
+            )
+
+
+def _remove_what_the_dead_left(run_directory: Path) -> None:
+    """Directories of slots of this run whose process is gone (SIGKILL leaves them behind)."""
+    if not run_directory.is_dir():
+        return
+    for entry in _directories(run_directory):
+        pid = entry.name.split("-")[1] if entry.name.count("-") >= 2 else ""
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _directories(parent: Path) -> Iterator[Path]:
+    for entry in parent.iterdir():
+        if entry.is_dir():
+            yield entry

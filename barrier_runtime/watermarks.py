@@ -1,0 +1,46 @@
+"""The watermark of a subtask with several input channels: the minimum over those that are neither idle nor ended. Pure."""
+
+from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Idle, Watermark
+
+
+class WatermarkMerger:
+    """Feed it what each channel says; it answers with what to say downstream, if anything. Never goes back."""
+
+    def __init__(self, channels: int) -> None:
+        self._of_channel = [WATERMARK_MIN] * channels
+        self._idle = [False] * channels
+        self.current = WATERMARK_MIN
+        self._said_idle = False
+
+    def on_watermark(self, channel: int, ms: int) -> Watermark | Idle | None:
+        self._idle[channel] = False
+        if ms > self._of_channel[channel]:
+            self._of_channel[channel] = ms
+        return self._advance()
+
+    def on_idle(self, channel: int) -> Watermark | Idle | None:
+        self._idle[channel] = True
+        return self._advance()
+
+    def on_activity(self, channel: int) -> None:
+        """Rows came: the channel is no longer idle. What was already said downstream stands."""
+        self._idle[channel] = False
+        self._said_idle = False
+
+    def on_end(self, channel: int) -> Watermark | Idle | None:
+        """An ended channel no longer holds anything back."""
+        return self.on_watermark(channel, WATERMARK_MAX)
+
+    def _advance(self) -> Watermark | Idle | None:
+        active = [ms for ms, idle in zip(self._of_channel, self._idle, strict=True) if not idle]
+        if not active:
+            if self._said_idle:
+                return None
+            self._said_idle = True
+            return Idle()
+        self._said_idle = False
+        lowest = min(active)
+        if lowest > self.current:
+            self.current = lowest
+            return Watermark(lowest)
+        return None

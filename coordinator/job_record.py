@@ -1,0 +1,84 @@
+"""What has happened to a job, for people: counters, the last checkpoints, the recoveries. Decides nothing."""
+
+from collections import Counter, deque
+
+import msgspec
+
+from coordinator.checkpoint import Checkpoint, Phase
+from coordinator.commits import CommitTracker
+from coordinator.status import CheckpointStatus, RecoveryStatus
+
+HISTORY = 100
+
+
+class JobRecord:
+    def __init__(self) -> None:
+        self.triggered = 0
+        self.completed = 0
+        self.failed = 0
+        self.generations = 0
+        self.ignored: Counter[str] = Counter()
+        self.last_completed: CheckpointStatus | None = None
+        self.history: deque[CheckpointStatus] = deque(maxlen=HISTORY)
+        self.recoveries: deque[RecoveryStatus] = deque(maxlen=HISTORY)
+
+    def checkpoint_ended(self, checkpoint: Checkpoint, reason: str, now_ms: int) -> None:
+        entry = _entry(checkpoint, reason, now_ms)
+        self.history.append(entry)
+        if checkpoint.phase is Phase.COMPLETE:
+            self.completed += 1
+            self.last_completed = entry
+        elif checkpoint.phase is not Phase.SUBSUMED:
+            self.failed += 1
+
+    def commits_seen(self, commits: CommitTracker, now_ms: int) -> None:
+        """Note when the sinks had caught up with a completed checkpoint."""
+        for index in range(len(self.history) - 1, -1, -1):
+            entry = self.history[index]
+            if entry.outcome != Phase.COMPLETE.value:
+                continue
+            if entry.commit_duration_ms is not None:
+                return
+            if commits.all_through(entry.checkpoint):
+                decided_ms = entry.triggered_ms + entry.duration_ms
+                done = msgspec.structs.replace(entry, commit_duration_ms=max(0, now_ms - decided_ms))
+                self.history[index] = done
+                if self.last_completed is not None and self.last_completed.checkpoint == done.checkpoint:
+                    self.last_completed = done
+
+    def recovery_began(self, token: int, reason: str, started_ms: int) -> None:
+        self.generations += 1
+        self.recoveries.append(RecoveryStatus(token, reason, started_ms, None, None, None))
+
+    def slots_ready(self, now_ms: int) -> None:
+        if self.recoveries:
+            self.recoveries[-1] = msgspec.structs.replace(self.recoveries[-1], slots_ready_ms=now_ms)
+
+    def recovered(self, now_ms: int) -> None:
+        if self.recoveries and self.recoveries[-1].running_ms is None:
+            last = self.recoveries[-1]
+            self.recoveries[-1] = msgspec.structs.replace(last, running_ms=now_ms, duration_ms=now_ms - last.started_ms)
+
+
+def _entry(checkpoint: Checkpoint, reason: str, now_ms: int) -> CheckpointStatus:
+    acks = list(checkpoint.acks.values())
+    keyed = [snapshot.keyed for ack in acks for snapshot in ack.operators if snapshot.keyed is not None]
+    acked, deciding = checkpoint.entered_ms(Phase.PERSISTING), checkpoint.entered_ms(Phase.DECIDING)
+    return CheckpointStatus(
+        checkpoint=checkpoint.id,
+        token=checkpoint.token,
+        outcome=checkpoint.phase.value,
+        reason=reason,
+        triggered_ms=checkpoint.triggered_ms,
+        duration_ms=now_ms - checkpoint.triggered_ms,
+        ack_duration_ms=None if acked is None else acked - checkpoint.triggered_ms,
+        persist_duration_ms=None if acked is None or deciding is None else deciding - acked,
+        decide_duration_ms=None if deciding is None else now_ms - deciding,
+        start_delay_ms=max((ack.times.start_delay_ms for ack in acks), default=0.0),
+        alignment_ms=max((ack.times.alignment_ms for ack in acks), default=0.0),
+        sync_ms=max((ack.times.sync_ms for ack in acks), default=0.0),
+        async_ms=max((ack.times.async_ms for ack in acks), default=0.0),
+        new_bytes=sum(snapshot.new_bytes for snapshot in keyed),
+        full_bytes=sum(snapshot.full_bytes for snapshot in keyed),
+        parts=len(acks),
+    )

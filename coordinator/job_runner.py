@@ -1,0 +1,383 @@
+"""Runs one `JobProtocol` on an asyncio loop: carries out its effects, feeds the answers and the time back.
+
+All methods belong to the loop's thread. The object store is blocking and is called on a small thread pool. How slots
+are connected is not known here: a `SlotLink` may be a TCP connection or, in local mode, an object of the same process.
+Trouble with the store is retried for ever with back-off and shown in the status; it never ends the process.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import msgspec
+
+from coordinator.effects import (
+    Append,
+    CloseLink,
+    Delete,
+    DeleteAll,
+    Effect,
+    JobEnded,
+    KillSlotTask,
+    ListForSweep,
+    Outcome,
+    ReadLog,
+    ReadManifest,
+    ReadRecord,
+    SendTo,
+    WriteManifest,
+)
+from coordinator.events import (
+    AppendResult,
+    Begin,
+    Deleted,
+    DeletedAll,
+    Event,
+    Link,
+    Listed,
+    LogRead,
+    ManifestFailed,
+    ManifestRead,
+    ManifestWritten,
+    RecordRead,
+    SlotLost,
+    SlotMessage,
+    SlotRegistered,
+    StoreRefused,
+    Tick,
+    UserStop,
+    UserTrigger,
+)
+from coordinator.job_protocol import Identity, JobProtocol, Origin
+from coordinator.log_reader import read_log
+from coordinator.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
+from coordinator.status import JobStatus
+from state.errors import BarrierRuntimeError, Unavailable
+from state.object_store import ObjectNotFound, ObjectStore, PutOutcome
+from state.paths import Paths
+
+log = logging.getLogger("coordinator.job")
+
+_FIRST_BACKOFF_S = 0.02
+_LONGEST_BACKOFF_S = 5.0
+_DELETE_AT_ONCE = 500
+_DELETE_TRIES = 5
+_STORE_THREADS = 4
+_LOG_EVERY_S = 10.0
+
+Result = TypeVar("Result")
+
+
+class SlotLink(Protocol):
+    """A connection to one slot. Neither method blocks; errors show up as `slot_disconnected`."""
+
+    def send(self, message: ToSlot) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    outcome: Outcome
+    reason: str
+
+
+class SteadyClock:
+    """Wall-clock milliseconds that never jump: the wall is read once, then time goes on monotonically."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __call__(self) -> int:
+        return int((self._offset + time.monotonic()) * 1000)
+
+
+class JobRunner:
+    """`leader`: unique to this process start. Use: `task = create_task(runner.run())`, then the slot methods."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        store: ObjectStore,
+        *,
+        leader: str,
+        host: str,
+        origin: Origin = Origin.SUBMITTED,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._protocol = JobProtocol(spec, Identity(leader, host), origin)
+        self._store = store
+        self._paths = Paths(spec.job)
+        self._clock = clock or SteadyClock()
+        self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{spec.job}")
+        self._links: dict[Link, SlotLink] = {}
+        self._numbers: dict[int, Link] = {}  # id(link) -> number
+        self._next_link = 1
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: asyncio.Future[JobOutcome] | None = None
+        self._trouble: dict[str, str] = {}  # what is being retried -> why
+        self._logged_s = 0.0
+        self.outcome: JobOutcome | None = None
+
+    @property
+    def spec(self) -> JobSpec:
+        return self._protocol.spec
+
+    @property
+    def phase(self) -> str:
+        return self._protocol.phase
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> JobOutcome:
+        """Lead the job to its end. Cancelling this stops leading without any farewell."""
+        self._ended = asyncio.get_running_loop().create_future()
+        self._post(Begin())
+        try:
+            outcome = await asyncio.shield(self._ended)
+            await asyncio.sleep(0)  # let links flush what was just sent
+            return outcome
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in self._tasks:
+                task.cancel()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def status(self) -> JobStatus:
+        status = self._protocol.status(self._clock())
+        return msgspec.structs.replace(status, storage_trouble="; ".join(self._trouble.values()))
+
+    def trigger(self) -> None:
+        """Take a checkpoint as soon as there is room."""
+        self._post(UserTrigger())
+
+    def stop(self, mode: Literal["checkpoint", "now"]) -> None:
+        self._post(UserStop(mode))
+
+    # ------------------------------------------------------------ slots
+
+    def slot_connected(self, link: SlotLink, register: Register) -> None:
+        number = self._next_link
+        self._next_link += 1
+        self._links[number] = link
+        self._numbers[id(link)] = number
+        self._post(SlotRegistered(number, register))
+
+    def slot_message(self, link: SlotLink, message: ToCoordinator) -> None:
+        number = self._numbers.get(id(link))
+        if number is not None:
+            self._post(SlotMessage(number, message))
+
+    def slot_disconnected(self, link: SlotLink) -> None:
+        """The connection is gone, from either side. May be called more than once."""
+        number = self._numbers.pop(id(link), None)
+        if number is not None:
+            self._links.pop(number, None)
+            self._post(SlotLost(number))
+
+    # ------------------------------------------------------------ the pump
+
+    def _post(self, event: Event) -> None:
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for effect in self._handled(self._events.popleft()):
+                    self._carry_out(effect)
+        finally:
+            self._handling = False
+        self._set_timer()
+
+    def _handled(self, event: Event) -> list[Effect]:
+        before = self._protocol.phase
+        try:
+            effects = self._protocol.handle(event, self._clock())
+        except BarrierRuntimeError as error:  # a law of the protocol is broken: stop this job, not the others
+            log.exception("job %s: stopped by an internal error", self.spec.job)
+            return self._broken(str(error))
+        if self._protocol.phase != before:
+            log.info("job %s: %s (%s)", self.spec.job, self._protocol.phase, self._protocol.reason or "-")
+        return effects
+
+    def _broken(self, reason: str) -> list[Effect]:
+        farewell: list[Effect] = []
+        for number in list(self._links):
+            farewell += [SendTo(number, Shutdown("failed", reason)), CloseLink(number)]
+        return [*farewell, JobEnded("failed", reason)]
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._protocol.next_deadline()
+        if deadline is not None and self.outcome is None and self._ended is not None:
+            delay = max(0.0, (deadline - self._clock()) / 1000)
+            self._timer = asyncio.get_running_loop().call_later(delay + 0.0005, self._post, Tick())
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, SendTo):
+            link = self._links.get(effect.link)
+            if link is not None:
+                link.send(effect.message)
+        elif isinstance(effect, CloseLink):
+            self._close(effect.link)
+        elif isinstance(effect, JobEnded):
+            self._end(effect)
+        elif isinstance(effect, KillSlotTask):
+            log.warning("job %s: slot %d (attempt %d) has to be ended", self.spec.job, effect.slot, effect.task_attempt)
+        elif self.outcome is None:
+            self._spawn(self._storage(effect))
+
+    def _close(self, number: Link) -> None:
+        link = self._links.pop(number, None)
+        if link is not None:
+            self._numbers.pop(id(link), None)
+            link.close()
+
+    def _end(self, effect: JobEnded) -> None:
+        if self.outcome is not None:
+            return
+        log.info("job %s: %s: %s", self.spec.job, effect.outcome, effect.reason)
+        self.outcome = JobOutcome(effect.outcome, effect.reason)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(self.outcome)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------ storage
+
+    async def _storage(
+        self, effect: ReadLog | Append | ReadRecord | ReadManifest | WriteManifest | ListForSweep | Delete | DeleteAll
+    ) -> None:
+        try:
+            event = await self._answer(effect)
+        except (BarrierRuntimeError, OSError) as error:
+            if isinstance(effect, WriteManifest):
+                event = ManifestFailed(effect.key, str(error))
+            elif isinstance(effect, Delete):
+                event = Deleted(str(error))
+            elif isinstance(effect, DeleteAll):
+                event = DeletedAll(str(error))
+            else:
+                event = StoreRefused(f"{self._store.url}: {error}")
+        self._post(event)
+
+    async def _answer(self, effect: Effect) -> Event:
+        if isinstance(effect, Append):
+            return await self._append(effect)
+        if isinstance(effect, ReadLog):
+            view = await self._retried("read the log", lambda: self._read_log(effect))
+            return LogRead(view)
+        if isinstance(effect, ReadRecord):
+            key = self._paths.log_record(effect.position)
+            data = await self._retried(f"read {key}", lambda: _get(self._store, key))
+            return RecordRead(effect.position, key, data)
+        if isinstance(effect, ReadManifest):
+            data = await self._retried(f"read {effect.key}", lambda: _get(self._store, effect.key))
+            return ManifestRead(effect.key, data)
+        if isinstance(effect, WriteManifest):
+            await self._retried(f"write {effect.key}", lambda: self._store.put(effect.key, effect.data))
+            return ManifestWritten(effect.key)
+        if isinstance(effect, ListForSweep):
+            return await self._retried("list for the sweep", lambda: self._list(effect))
+        if isinstance(effect, Delete):
+            return Deleted(await self._in_thread(lambda: self._delete(effect.keys)))
+        assert isinstance(effect, DeleteAll), effect
+        return DeletedAll(await self._in_thread(self._delete_all))
+
+    async def _append(self, effect: Append) -> Event:
+        """Exactly one put per effect: what an unknown outcome means is the protocol's business."""
+        if effect.attempt > 1:
+            await asyncio.sleep(_backoff_s(effect.attempt - 1))
+        key = self._paths.log_record(effect.position)
+        try:
+            outcome = await self._in_thread(lambda: self._store.put_if_absent(key, effect.data))
+            why = "the outcome of the put is unknown"
+        except (Unavailable, OSError) as error:
+            outcome, why = PutOutcome.UNKNOWN, str(error)
+        if outcome is PutOutcome.UNKNOWN:
+            self._note(f"append {key}", why)
+        else:
+            self._trouble.pop(f"append {key}", None)
+        return AppendResult(effect.position, outcome)
+
+    async def _retried(self, what: str, call: Callable[[], Result]) -> Result:
+        attempt = 0
+        while True:
+            try:
+                result = await self._in_thread(call)
+            except (Unavailable, OSError) as error:
+                attempt += 1
+                self._note(what, str(error))
+                await asyncio.sleep(_backoff_s(attempt))
+            else:
+                self._trouble.pop(what, None)
+                return result
+
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def _note(self, what: str, why: str) -> None:
+        self._trouble[what] = f"{what}: {why}"
+        if time.monotonic() - self._logged_s > _LOG_EVERY_S:
+            self._logged_s = time.monotonic()
+            log.warning("job %s: object store: %s: %s; retrying", self.spec.job, what, why)
+
+    # ------------------------------------------------------------ on the pool's threads
+
+    def _read_log(self, effect: ReadLog) -> Any:
+        return read_log(
+            self._store,
+            self._paths.log_record,
+            completes=effect.completes,
+            restore=effect.restore,
+            run_id=effect.run_id,
+        )
+
+    def _list(self, effect: ListForSweep) -> Listed:
+        prefixes = (self._paths.checkpoints_prefix, self._paths.data_prefix)
+        objects = tuple(found for prefix in prefixes for found in self._store.list(prefix))
+        return Listed(objects, tuple((key, _get(self._store, key)) for key in effect.manifests))
+
+    def _delete(self, keys: tuple[str, ...]) -> str:
+        """Deletes in order. Returns why some are left, if so: leaks are allowed, the next sweep finds them."""
+        for start in range(0, len(keys), _DELETE_AT_ONCE):
+            chunk = keys[start : start + _DELETE_AT_ONCE]
+            for attempt in range(1, _DELETE_TRIES + 1):
+                try:
+                    self._store.delete(chunk)
+                    break
+                except (Unavailable, OSError) as error:
+                    if attempt == _DELETE_TRIES:
+                        return f"{len(keys) - start} objects were left undeleted: {error}"
+                    time.sleep(_backoff_s(attempt))
+        return ""
+
+    def _delete_all(self) -> str:
+        prefixes = (self._paths.checkpoints_prefix, self._paths.data_prefix)
+        return self._delete(tuple(found.key for prefix in prefixes for found in self._store.list(prefix)))
+
+
+def _get(store: ObjectStore, key: str) -> bytes | None:
+    try:
+        return store.get(key)
+    except ObjectNotFound:
+        return None
+
+
+def _backoff_s(attempt: int) -> float:
+    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(attempt, 16))

@@ -1,0 +1,82 @@
+"""The manifest of one checkpoint: every operator's snapshot, and where it stands in the log. Canonical JSON.
+
+A manifest is only meaningful through a COMPLETE record that names its key and sha256; a manifest alone is an orphan.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from coordinator.hashing import check_sha256, sha256_hex
+from coordinator.messages import CheckpointOptions, SubtaskId
+from state.errors import Corrupt
+from state.snapshot import OperatorSnapshot
+
+MANIFEST_VERSION = 1
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    version: int = MANIFEST_VERSION
+    kind: Literal["checkpoint"] = "checkpoint"
+    job: str
+    lineage: str
+    checkpoint: int
+    token: int
+    created_wall_ms: int
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorSnapshot, ...]
+    ended: tuple[SubtaskId, ...] = ()  # subtasks that had reached the end of their input
+    parent_position: int  # the log's head when this was written
+    parent_sha256: str
+    options: CheckpointOptions = CheckpointOptions()
+
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_DECODER: msgspec.json.Decoder[Manifest] = msgspec.json.Decoder(Manifest)
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
+
+
+_VERSION_ONLY: msgspec.json.Decoder[_Versioned] = msgspec.json.Decoder(_Versioned)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return _ENCODER.encode(manifest)
+
+
+def decode_manifest(key: str, data: bytes) -> Manifest:
+    """The manifest stored under `key`. An unknown version is refused, never guessed at."""
+    try:
+        version = _VERSION_ONLY.decode(data).version
+        if version != MANIFEST_VERSION:
+            raise Corrupt(
+                f"manifest {key} has version {version}, this release reads {MANIFEST_VERSION}: "
+                "use the release that wrote it"
+            )
+        return _DECODER.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Corrupt(f"manifest {key} is not readable ({error}): restore it from a backup of the store") from error
+
+
+def verified_manifest(key: str, data: bytes, sha256: str) -> Manifest:
+    """Decode after checking the hash the log gives for it. Raises `Corrupt` naming the object and both hashes."""
+    check_sha256(key, data, sha256)
+    return decode_manifest(key, data)
+
+
+def own_files(manifest: Manifest, data_prefix: str) -> frozenset[str]:
+    """Keys of snapshot files under this job's own `data_prefix`; a foreign savepoint's files are not ours."""
+    return frozenset(
+        ref.key
+        for snapshot in manifest.operators
+        if snapshot.keyed is not None
+        for ref in snapshot.keyed.files
+        if ref.key is not None and ref.key.startswith(data_prefix)
+    )
+
+
+def manifest_sha256(data: bytes) -> str:
+    return sha256_hex(data)

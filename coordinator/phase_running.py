@@ -1,0 +1,346 @@
+"""A generation runs: checkpoints, commits, lost slots, and the job's natural or wanted end."""
+
+from coordinator.checkpoint import AckEffect, Checkpoint
+from coordinator.checkpoint import Phase as CheckpointPhase
+from coordinator.decision_log import Landed, complete_of
+from coordinator.effects import ListForSweep, WriteManifest
+from coordinator.events import Listed
+from coordinator.failures import Cause, Verdict
+from coordinator.hashing import sha256_hex
+from coordinator.job import DecidedManifest, Job
+from coordinator.log_records import Complete
+from coordinator.manifest import MANIFEST_VERSION, Manifest, encode_manifest, verified_manifest
+from coordinator.messages import (
+    Ack,
+    CommitFailing,
+    Committed,
+    Decline,
+    SubtaskEnded,
+    SubtaskFailed,
+    ToCoordinator,
+    Trigger,
+)
+from coordinator.messages import Complete as CompleteMessage
+from coordinator.pending_checkpoints import PendingCheckpoints, Triggering
+from coordinator.phase import Phase
+from coordinator.phase_ended import Finishing, cancel, failed
+from coordinator.phase_start import restart
+from coordinator.retention import Kept, Retention, kept_after_restore
+from coordinator.slots import Arrival, Joined, Slot, SlotState
+from state.errors import Corrupt
+
+SWEEP_EVERY_MS = 60 * 60 * 1000
+
+
+class Running(Phase):
+    name = "running"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self._swept_ms: int | None = None
+
+    def enter(self, job: Job, now_ms: int) -> Phase | None:
+        job.pending = PendingCheckpoints(
+            job.spec.checkpoints, job.subtasks, job.token, job.highest_checkpoint() + 1, now_ms
+        )
+        job.restarts.running(now_ms)
+        job.record.recovered(now_ms)
+        if job.retention is None:
+            self._list(job)
+        if job.stop == "checkpoint":
+            self._begin_stop(job)
+        return self._pump(job, now_ms)
+
+    # ------------------------------------------------------------ time
+
+    def deadline(self, job: Job) -> int | None:
+        graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots if slot.lost_ms is not None]
+        pending = self._pending(job).next_deadline()
+        return min([*graces, *([] if pending is None else [pending])], default=None)
+
+    def on_tick(self, job: Job, now_ms: int) -> Phase | None:
+        for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
+            reason = f"slot {slot.index} ({slot.register.host} pid {slot.register.pid}) was silent for "
+            reason += f"{now_ms - slot.last_seen_ms} ms"
+            job.emit(job.slots.give_up(slot, reason))
+            job.close(slot)
+            return restart(job, reason, now_ms)
+        for slot in job.slots:
+            if slot.lost_ms is not None and now_ms - slot.lost_ms >= job.spec.reconnect_grace_ms:
+                return restart(
+                    job, f"slot {slot.index} ({slot.register.host} pid {slot.register.pid}) lost contact", now_ms
+                )
+        return self._pump(job, now_ms)
+
+    # ------------------------------------------------------------ slots
+
+    def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Phase | None:
+        slot = arrival.slot
+        if isinstance(arrival, Joined):
+            return restart(job, f"slot {slot.index} was replaced by a new process", now_ms)
+        if slot.register.token != job.token or slot.register.phase != "running":
+            return restart(job, f"slot {slot.index} came back without its state", now_ms)
+        slot.state = SlotState.RUNNING
+        job.greet(slot, job.token)
+        job.ended.update(slot.register.ended)
+        for checkpoint in self._pending(job).open:
+            if any(subtask.index == slot.index for subtask in checkpoint.missing):
+                job.send(slot, Trigger(job.token, checkpoint.id, checkpoint.triggered_ms))
+        return self._pump(job, now_ms)
+
+    def on_slot_lost(self, job: Job, slot: Slot, now_ms: int) -> Phase | None:
+        return None  # it may only be the connection: `on_tick` ends the grace
+
+    def on_message(self, job: Job, slot: Slot, message: ToCoordinator, now_ms: int) -> Phase | None:
+        if isinstance(message, Ack):
+            return self._on_ack(job, slot, message, now_ms)
+        if isinstance(message, Committed):
+            job.commits.committed(message)
+            job.record.commits_seen(job.commits, now_ms)
+            return self._end_if_done(job)
+        if isinstance(message, CommitFailing):
+            job.commits.failing(message)
+        elif isinstance(message, Decline):
+            return self._on_decline(job, slot, message, now_ms)
+        elif isinstance(message, SubtaskEnded):
+            if message.subtask in job.subtasks and message.subtask.index == slot.index:
+                job.ended.add(message.subtask)
+            return self._pump(job, now_ms)
+        elif isinstance(message, SubtaskFailed):
+            if message.retryable:
+                return restart(job, message.error, now_ms)
+            return failed(job, message.error)
+        return None
+
+    def _on_ack(self, job: Job, slot: Slot, ack: Ack, now_ms: int) -> Phase | None:
+        if ack.subtask.index != slot.index:
+            job.record.ignored["ack for another slot's subtask"] += 1
+            return None
+        if ack.ended and ack.subtask in job.subtasks:
+            job.ended.add(ack.subtask)
+        result = self._pending(job).ack(ack)
+        if result.effect is AckEffect.LAST or ack.ended:
+            return self._pump(job, now_ms)
+        return None
+
+    def _on_decline(self, job: Job, slot: Slot, decline: Decline, now_ms: int) -> Phase | None:
+        if decline.subtask.index != slot.index:
+            job.record.ignored["decline for another slot's subtask"] += 1
+            return None
+        checkpoint = self._pending(job).decline(decline.checkpoint, decline.subtask, now_ms)
+        if checkpoint is None:
+            return None
+        reason = f"subtask {decline.subtask} declined: {decline.reason}"
+        return self._failed_or_go_on(job, self._gave_up(job, checkpoint, Cause.DECLINED, reason, now_ms), now_ms)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def on_trigger(self, job: Job, now_ms: int) -> Phase | None:
+        self._pending(job).request()
+        return self._pump(job, now_ms)
+
+    def on_manifest_written(self, job: Job, key: str, now_ms: int) -> Phase | None:
+        checkpoint = self._persisting(job, key)
+        if checkpoint is None or job.written is None:
+            return None
+        checkpoint.move(CheckpointPhase.DECIDING, now_ms)
+        job.append(job.complete_record(checkpoint.id, job.written, now_ms))
+        return None
+
+    def on_manifest_failed(self, job: Job, key: str, error: str, now_ms: int) -> Phase | None:
+        checkpoint = self._persisting(job, key)
+        if checkpoint is None:
+            return None
+        self._pending(job).abort(checkpoint, now_ms)
+        return self._failed_or_go_on(job, self._gave_up(job, checkpoint, Cause.NOT_STORED, error, now_ms), now_ms)
+
+    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Phase | None:
+        record = landed.entry.record
+        if not isinstance(record, Complete):
+            return None
+        job.permit = landed.permit
+        job.broadcast(CompleteMessage(job.token, record.checkpoint))
+        checkpoint_landed(job, record, now_ms)
+        if self._swept_ms is None or now_ms - self._swept_ms >= SWEEP_EVERY_MS:
+            self._swept_ms = now_ms
+            self._list(job)
+        return self._end_if_done(job) or self._pump(job, now_ms)
+
+    def on_listed(self, job: Job, listed: Listed, now_ms: int) -> Phase | None:
+        if job.retention is None:
+            job.retention = _retention_from(job, listed)
+            return None
+        if self._swept_ms is not None:
+            job.delete(job.retention.sweep(job.paths, listed.objects, job.token, now_ms).keys)
+        return None
+
+    def on_stop(self, job: Job, now_ms: int) -> Phase | None:
+        if job.stop == "now":
+            return cancel(job)
+        self._begin_stop(job)
+        return self._pump(job, now_ms)
+
+    # ------------------------------------------------------------ inside
+
+    def _pump(self, job: Job, now_ms: int) -> Phase | None:
+        """Do all that is due: expire, trigger, persist."""
+        pending = self._pending(job)
+        exceeded = ""
+        for checkpoint in pending.expire(now_ms):
+            missing = ", ".join(map(str, checkpoint.missing)) or "none, its manifest was not stored in time"
+            reason = f"no answer within {job.spec.checkpoints.timeout_ms} ms; missing subtasks: {missing}"
+            exceeded = self._gave_up(job, checkpoint, Cause.EXPIRED, reason, now_ms) or exceeded
+        if exceeded:
+            return restart(job, exceeded, now_ms)
+        if job.final is None and len(job.ended) == len(job.subtasks):
+            pending.triggering = Triggering.ON_REQUEST
+            if not any(checkpoint.final for checkpoint in pending.open):
+                pending.request()
+        if pending.due(now_ms):
+            self._trigger(job, now_ms)
+        ready = pending.ready()
+        if ready is not None and not job.log.in_flight:
+            return self._persist(job, ready, now_ms)
+        return None
+
+    def _trigger(self, job: Job, now_ms: int) -> None:
+        checkpoint = self._pending(job).trigger(now_ms)
+        checkpoint.final = len(job.ended) == len(job.subtasks)
+        job.record.triggered += 1
+        job.broadcast(Trigger(job.token, checkpoint.id, now_ms))
+
+    def _persist(self, job: Job, checkpoint: Checkpoint, now_ms: int) -> Phase | None:
+        manifest = _manifest(job, checkpoint, now_ms)
+        data = encode_manifest(manifest)
+        key = job.paths.manifest(checkpoint.id, job.token)
+        written = DecidedManifest(key, sha256_hex(data), manifest)
+        if job.retention is not None:
+            gone = job.retention.condemned(job.kept(written).files)
+            if gone:
+                self._pending(job).abort(checkpoint, now_ms)
+                reason = f"it refers to {len(gone)} files that were already deleted, e.g. {gone[0]}"
+                return self._failed_or_go_on(
+                    job, self._gave_up(job, checkpoint, Cause.GENERATION_ENDED, reason, now_ms), now_ms
+                )
+        checkpoint.move(CheckpointPhase.PERSISTING, now_ms)
+        job.written = written
+        job.emit(WriteManifest(key, data))
+        return None
+
+    def _gave_up(self, job: Job, checkpoint: Checkpoint, cause: Cause, reason: str, now_ms: int) -> str:
+        """A checkpoint ended without a decision. Returns why the generation must end, or ""."""
+        job.record.checkpoint_ended(checkpoint, reason, now_ms)
+        job.abort_checkpoint(checkpoint, reason)
+        if job.retention is not None:
+            job.delete(job.retention.resolved([other.id for other in self._pending(job).open]).keys)
+        if job.failures.failed(checkpoint.id, cause) is Verdict.TOLERATED:
+            return ""
+        return (
+            f"checkpoint {checkpoint.id} failed ({reason}); tolerable_failures = "
+            f"{job.spec.checkpoints.tolerable_failures} is exceeded"
+        )
+
+    def _failed_or_go_on(self, job: Job, exceeded: str, now_ms: int) -> Phase | None:
+        return restart(job, exceeded, now_ms) if exceeded else self._pump(job, now_ms)
+
+    def _begin_stop(self, job: Job) -> None:
+        pending = self._pending(job)
+        pending.triggering = Triggering.ON_REQUEST
+        job.stop_from = pending.request()
+
+    def _end_if_done(self, job: Job) -> Phase | None:
+        if job.final is not None and job.commits.all_through(job.final):
+            return Finishing("finished", f"job {job.spec.job} has read all of its input", discard="keep")
+        if job.stop == "checkpoint" and job.stop_from is not None:
+            entry = job.log.restore_point
+            reached = 0 if entry is None else complete_of(entry).checkpoint
+            if reached >= job.stop_from and job.commits.all_through(reached):
+                return cancel(job)
+        return None
+
+    def _list(self, job: Job) -> None:
+        keys = (
+            ()
+            if job.retention is not None
+            else tuple(complete_of(entry).manifest for entry in job.view.completes[: job.spec.checkpoints.retained])
+        )
+        job.emit(ListForSweep(keys))
+
+    def _pending(self, job: Job) -> PendingCheckpoints:
+        assert job.pending is not None, "a running job without its checkpoints"
+        return job.pending
+
+    def _persisting(self, job: Job, key: str) -> Checkpoint | None:
+        if job.written is None or job.written.key != key:
+            return None
+        checkpoint = self._pending(job).get(job.written.manifest.checkpoint)
+        return checkpoint if checkpoint is not None and checkpoint.phase is CheckpointPhase.PERSISTING else None
+
+
+def checkpoint_landed(job: Job, record: Complete, now_ms: int) -> None:
+    """Book-keeping of a decision: subsume, remember, let go of what nobody needs any more."""
+    pending = job.pending
+    checkpoint = None if pending is None else pending.get(record.checkpoint)
+    if pending is not None and checkpoint is not None:
+        subsumed = pending.complete(checkpoint, now_ms)
+        for older in subsumed:
+            job.record.checkpoint_ended(older, f"checkpoint {record.checkpoint} completed first", now_ms)
+        job.record.checkpoint_ended(checkpoint, "", now_ms)
+        if checkpoint.all_ended or checkpoint.final:
+            job.final = checkpoint.id
+    job.failures.completed(record.checkpoint)
+    job.restarts.checkpoint_completed()
+    job.decided, job.written = job.written, None
+    job.record.commits_seen(job.commits, now_ms)
+    if pending is not None and job.decided is not None:
+        kept = job.kept(job.decided)
+        if job.retention is None:
+            job.unsorted.append(kept)
+        else:
+            open_ids = [other.id for other in pending.open]
+            job.delete(job.retention.completed(kept, open_ids, pending.next_id - 1).keys)
+
+
+def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
+    acks = [checkpoint.acks[subtask] for subtask in sorted(checkpoint.acks)]
+    return Manifest(
+        version=MANIFEST_VERSION,
+        job=job.spec.job,
+        lineage=job.lineage,
+        checkpoint=checkpoint.id,
+        token=job.token,
+        created_wall_ms=now_ms,
+        parallelism=job.spec.parallelism,
+        max_parallelism=job.spec.max_parallelism,
+        operators=tuple(snapshot for ack in acks for snapshot in ack.operators),
+        ended=tuple(ack.subtask for ack in acks if ack.ended),
+        parent_position=job.log.next_position - 1,
+        parent_sha256=job.log.head_sha256,
+        options=job.spec.checkpoints,
+    )
+
+
+def _retention_from(job: Job, listed: Listed) -> Retention | None:
+    """What is kept, from the manifests the log names. One unreadable one: nothing is deleted (S10)."""
+    found = dict(listed.manifests)
+    kept: list[Kept] = []
+    for entry in job.view.completes[: job.spec.checkpoints.retained]:
+        record = complete_of(entry)
+        data = found.get(record.manifest)
+        if data is None:
+            continue
+        try:
+            manifest = verified_manifest(record.manifest, data, record.sha256)
+        except Corrupt as error:
+            job.record.ignored[f"retention is off: {error}"] += 1
+            return None
+        kept.append(job.kept(DecidedManifest(record.manifest, record.sha256, manifest)))
+    restored = None if job.restored is None else job.kept(job.restored)
+    retained = job.spec.checkpoints.retained
+    retention = Retention(retained, kept_after_restore(kept, restored, retained))
+    assert job.pending is not None
+    open_ids = [checkpoint.id for checkpoint in job.pending.open]
+    for decided in job.unsorted:
+        job.delete(retention.completed(decided, open_ids, job.pending.next_id - 1).keys)
+    job.unsorted.clear()
+    return retention

@@ -1,0 +1,243 @@
+"""How a coordinator comes to lead: read the log, then take over the living generation or begin a new one.
+
+Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running ─► LEAD lands ─► Running
+             └─► Fencing (a new generation) ─ FENCE lands ─► Ganging
+"""
+
+from coordinator.decision_log import Foreign, Landed, LogView, complete_of
+from coordinator.effects import ReadLog, ReadManifest
+from coordinator.job import DecidedManifest, Job, Origin
+from coordinator.log_records import Complete, Fence, Lead
+from coordinator.manifest import verified_manifest
+from coordinator.messages import AbortCheckpoint
+from coordinator.phase import Phase
+from coordinator.phase_ended import Ended, failed, fenced, fenced_by_run
+from coordinator.restore_choice import RestoreFrom, check_manifest, continue_run, start_run
+from coordinator.slots import Arrival, Slot, SlotState
+from state.errors import Corrupt, InvalidJob
+
+MAX_LOST_RACES = 100
+_MAX_ABORTS = 16
+
+
+class Loading(Phase):
+    """Read the log and derive what to do. `lost_races`: how often another writer was faster since the start."""
+
+    name = "loading"
+
+    def __init__(self, lost_races: int = 0) -> None:
+        self._lost_races = lost_races
+
+    def enter(self, job: Job, now_ms: int) -> Phase | None:
+        restore = job.spec.restore
+        job.emit(
+            ReadLog(
+                completes=job.spec.checkpoints.retained + 1,
+                restore=int(restore) if restore.isdigit() else None,
+                run_id=job.spec.run_id,
+            )
+        )
+        return None
+
+    def on_log(self, job: Job, view: LogView, now_ms: int) -> Phase | None:
+        job.load(view)
+        head_fence = job.log.fence
+        if head_fence is not None and head_fence.spec.run_id == job.spec.run_id:
+            return self._same_run(job)
+        earlier = {entry.record.spec.run_id for entry in view.earlier_runs if isinstance(entry.record, Fence)}
+        if head_fence is not None and (job.origin is Origin.ADOPTED or job.spec.run_id in earlier):
+            return fenced_by_run(job, head_fence)
+        if self._lost_races > MAX_LOST_RACES:
+            return failed(
+                job,
+                f"job {job.spec.job}: other coordinators took the log's head {self._lost_races} times in a row: "
+                "stop the other runs of this job, then start again",
+            )
+        try:
+            choice = start_run(job.spec, view)
+        except InvalidJob as error:
+            return failed(job, str(error))
+        return Fencing(choice, f"started by {job.spec.submitter}", now_ms, 0, self._lost_races)
+
+    def _same_run(self, job: Job) -> Phase:
+        finish = job.log.finish
+        if finish is not None:
+            return Ended(finish.outcome, f"job {job.spec.job} had ended before: {finish.outcome}")
+        return Resuming(self._lost_races)
+
+
+class Resuming(Phase):
+    """A restarted coordinator: all slots may be running on. Wait a little for all of them; then LEAD."""
+
+    name = "resuming"
+
+    def __init__(self, lost_races: int) -> None:
+        self._lost_races = lost_races
+        self._deadline_ms = 0
+
+    def enter(self, job: Job, now_ms: int) -> Phase | None:
+        self._deadline_ms = now_ms + job.spec.resume_timeout_ms
+        for slot in job.slots.connected:
+            after = self._consider(job, slot, now_ms)
+            if after is not None:
+                return after
+        return self._lead_if_complete(job, now_ms)
+
+    def deadline(self, job: Job) -> int | None:
+        return None if job.log.in_flight else self._deadline_ms
+
+    def on_tick(self, job: Job, now_ms: int) -> Phase | None:
+        if job.log.in_flight or now_ms < self._deadline_ms:
+            return None
+        missing = ", ".join(map(str, job.slots.missing))
+        return self._new_generation(job, f"the coordinator restarted and slots {missing} did not come back", now_ms)
+
+    def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Phase | None:
+        if job.log.in_flight:
+            return None  # looked at when LEAD has landed
+        return self._consider(job, arrival.slot, now_ms) or self._lead_if_complete(job, now_ms)
+
+    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Phase | None:
+        from coordinator.phase_running import Running
+
+        if not isinstance(landed.entry.record, Lead):
+            return None
+        job.leading(landed)
+        for slot in job.slots.connected:
+            if not self._alive(job, slot):
+                return self._new_generation(job, self._dead_reason(slot), now_ms)
+        if job.slots.missing:
+            return self._new_generation(job, "a slot was lost while the coordinator restarted", now_ms)
+        highest = job.highest_checkpoint()
+        for checkpoint in range(max(job.last_completed + 1, highest - _MAX_ABORTS + 1), highest + 1):
+            job.broadcast(AbortCheckpoint(job.token, checkpoint, "the coordinator restarted"))
+        for slot in job.slots:
+            slot.state = SlotState.RUNNING
+            job.ended.update(slot.register.ended)
+        return Running("the coordinator restarted, all slots had survived")
+
+    def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Phase | None:
+        record = foreign.entry.record
+        if isinstance(record, Fence) and record.spec.run_id != job.spec.run_id:
+            return fenced_by_run(job, record)
+        return Loading(self._lost_races + 1)
+
+    def _consider(self, job: Job, slot: Slot, now_ms: int) -> Phase | None:
+        if not self._alive(job, slot):
+            return self._new_generation(job, self._dead_reason(slot), now_ms)
+        job.greet(slot, job.log.token or 0)
+        return None
+
+    def _alive(self, job: Job, slot: Slot) -> bool:
+        return slot.register.token == job.log.token and slot.register.phase == "running"
+
+    def _dead_reason(self, slot: Slot) -> str:
+        return f"the coordinator restarted and slot {slot.index} came without its state"
+
+    def _lead_if_complete(self, job: Job, now_ms: int) -> Phase | None:
+        if not job.slots.missing:
+            job.append(job.lead_record(now_ms))
+        return None
+
+    def _new_generation(self, job: Job, reason: str, now_ms: int) -> Phase:
+        return Fencing(continue_run(job.log), reason, now_ms, 0, self._lost_races)
+
+
+class Fencing(Phase):
+    """Begin a generation: verify what it starts from, append FENCE. `wait_ms`: back-off before slots are deployed."""
+
+    name = "fencing"
+
+    def __init__(
+        self, choice: RestoreFrom | None, reason: str, began_ms: int, wait_ms: int, lost_races: int = 0
+    ) -> None:
+        self._choice = choice  # None: go on from what the run has reached when all that is under way is settled
+        self.reason = reason
+        self._began_ms = began_ms
+        self._wait_ms = wait_ms
+        self._lost_races = lost_races
+        self._verified: DecidedManifest | None = None
+
+    def enter(self, job: Job, now_ms: int) -> Phase | None:
+        if job.pending is not None:
+            for checkpoint in job.pending.abort_all(now_ms):
+                job.record.checkpoint_ended(checkpoint, self.reason, now_ms)
+        return None if job.log.in_flight else self._choose(job, now_ms)
+
+    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Phase | None:
+        from coordinator.phase_ganging import Ganging
+        from coordinator.phase_running import checkpoint_landed
+
+        record = landed.entry.record
+        if isinstance(record, Complete):  # was under way when the old generation ended
+            job.permit = landed.permit
+            checkpoint_landed(job, record, now_ms)
+            return self._choose(job, now_ms)
+        if not isinstance(record, Fence):
+            return self._choose(job, now_ms)
+        job.leading(landed)
+        job.decided = job.restored = self._verified
+        job.record.recovery_began(job.token, self.reason, self._began_ms)
+        return Ganging(self._verified, self.reason, now_ms + self._wait_ms)
+
+    def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Phase | None:
+        record = foreign.entry.record
+        if job.leads:
+            return fenced(job, record)
+        return Loading(self._lost_races + 1)
+
+    def on_manifest_read(self, job: Job, key: str, data: bytes | None, now_ms: int) -> Phase | None:
+        choice = self._choice
+        if choice is None or choice.entry is None or complete_of(choice.entry).manifest != key:
+            return None
+        record = complete_of(choice.entry)
+        if data is None:
+            return failed(
+                job,
+                f"manifest {key} of checkpoint {record.checkpoint} (sha256 {record.sha256}) is missing from the store: "
+                "restore it from a backup; an older checkpoint is never taken by itself",
+            )
+        try:
+            manifest = verified_manifest(key, data, record.sha256)
+        except Corrupt as error:
+            return failed(job, str(error))
+        return self._fence(job, DecidedManifest(key, record.sha256, manifest), now_ms)
+
+    def _choose(self, job: Job, now_ms: int) -> Phase | None:
+        choice = self._choice = self._choice or continue_run(job.log)
+        if choice.entry is None:
+            return self._fence(job, None, now_ms)
+        record = complete_of(choice.entry)
+        known = job.decided
+        if known is not None and (known.key, known.sha256) == (record.manifest, record.sha256):
+            return self._fence(job, known, now_ms)
+        job.emit(ReadManifest(record.manifest))
+        return None
+
+    def _fence(self, job: Job, verified: DecidedManifest | None, now_ms: int) -> Phase | None:
+        choice = self._choice
+        assert choice is not None, "a FENCE without a choice of what to restore"
+        if verified is not None and choice.entry is not None:
+            try:
+                check_manifest(job.spec, complete_of(choice.entry), verified.manifest)
+            except (Corrupt, InvalidJob) as error:
+                return failed(job, str(error))
+        self._verified = verified
+        job.log.choose_restore(choice.entry)
+        job.append(job.fence_record(choice, self.reason, job.highest_checkpoint(), now_ms))
+        return None
+
+
+def restart(job: Job, reason: str, now_ms: int) -> Phase:
+    """The generation can't go on: the next one, after the restart policy's delay."""
+    delay = job.restarts.delay_ms(now_ms)
+    if delay is None:
+        return failed(
+            job,
+            f"{reason}\njob {job.spec.job} failed {job.restarts.in_a_row + 1} times in a row, "
+            f"{job.spec.restart.max_attempts} restarts are allowed: remove the cause, then start it again",
+        )
+    for slot in job.slots:
+        if slot.state is SlotState.OUT_OF_REACH:
+            job.emit(job.slots.want_killed(slot))
+    return Fencing(None, reason, now_ms, delay)

@@ -1,0 +1,105 @@
+"""What a generation starts from: which decision, whether the user may have that, and whether the job fits it.
+
+Pure checks. "No state" is believed only for an empty log or when the user asks for it by name; anything older than the
+last decision would show rows twice, so it needs `allow_replay`.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from coordinator.decision_log import DecisionLog, LogEntry, LogView, complete_of
+from coordinator.log_records import Complete
+from coordinator.manifest import Manifest
+from coordinator.messages import JobSpec
+from state.errors import Corrupt, InvalidJob
+from state.snapshot import OperatorSnapshot
+
+
+class Lineage(enum.Enum):
+    INHERIT = "the restored checkpoint's"
+    SAME = "what the generation before had"
+    NEW = "a new one"
+
+
+@dataclass(frozen=True)
+class RestoreFrom:
+    entry: LogEntry | None  # None: start empty
+    lineage: Lineage
+
+    @property
+    def checkpoint(self) -> int:
+        return 0 if self.entry is None else complete_of(self.entry).checkpoint
+
+
+def continue_run(log: DecisionLog) -> RestoreFrom:
+    """The next generation of the same run goes on from what the run has reached."""
+    return RestoreFrom(log.restore_point, Lineage.SAME)
+
+
+def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
+    """The first generation of a run: what the user asked for. Raises `InvalidJob` when that is not to be had."""
+    newest = view.completes[0] if view.completes else None
+    if newest is None:
+        if spec.restore not in ("latest", "none"):
+            raise InvalidJob(f"job {spec.job} has no completed checkpoint, but restore={spec.restore}: use 'latest'")
+        return RestoreFrom(None, Lineage.NEW)
+    last = complete_of(newest).checkpoint
+    if spec.restore == "latest":
+        return RestoreFrom(newest, Lineage.INHERIT)
+    if spec.restore == "none":
+        if not spec.allow_replay:
+            raise InvalidJob(
+                f"job {spec.job} has completed checkpoint {last}; starting without state would write its rows again: "
+                "use restore='latest', another job name, or allow_replay if that is wanted"
+            )
+        return RestoreFrom(None, Lineage.NEW)
+    wanted = int(spec.restore)
+    if wanted == last:
+        return RestoreFrom(newest, Lineage.INHERIT)
+    found = next((entry for entry in view.completes if complete_of(entry).checkpoint == wanted), None)
+    if found is None:
+        ids = ", ".join(str(complete_of(entry).checkpoint) for entry in view.completes[:10])
+        raise InvalidJob(f"job {spec.job} has no completed checkpoint {wanted} (newest: {ids}): choose one of them")
+    if not spec.allow_replay:
+        raise InvalidJob(
+            f"checkpoint {wanted} of job {spec.job} is older than the last completed one, {last}; rows committed since "
+            "would be written again: use restore='latest', or allow_replay if that is wanted"
+        )
+    return RestoreFrom(found, Lineage.NEW)
+
+
+def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple[OperatorSnapshot, ...]:
+    """The snapshots the job restores. Raises `Corrupt` or `InvalidJob` when manifest and job do not fit."""
+    if (manifest.job, manifest.checkpoint, manifest.token) != (spec.job, record.checkpoint, record.token):
+        raise Corrupt(
+            f"manifest {record.manifest} is of job {manifest.job} checkpoint {manifest.checkpoint} generation "
+            f"{manifest.token}, the log says {spec.job}, {record.checkpoint}, {record.token}: restore a backup"
+        )
+    if manifest.max_parallelism != spec.max_parallelism:
+        raise InvalidJob(
+            f"checkpoint {manifest.checkpoint} of job {spec.job} was taken with max_parallelism "
+            f"{manifest.max_parallelism}, the job now has {spec.max_parallelism}: set {manifest.max_parallelism}, it is "
+            "fixed for a job's life"
+        )
+    stored = {snapshot.operator for snapshot in manifest.operators if snapshot.keyed is not None or snapshot.values}
+    present = {name for chain in spec.chains for name in chain.operators}
+    stateful = {name for chain in spec.chains for name in (*chain.stateful, *chain.sinks)}
+    missing = stored - present
+    if missing and not spec.allow_non_restored:
+        raise InvalidJob(
+            f"checkpoint {manifest.checkpoint} of job {spec.job} has state of operators that the job no longer has. "
+            f"matched: {_names(stored & present)}; missing: {_names(missing)}; new: {_names(stateful - stored)}. "
+            "Give the operators their old names, or set allow_non_restored to drop the missing ones' state"
+        )
+    return tuple(snapshot for snapshot in manifest.operators if snapshot.operator in present)
+
+
+def snapshots_for_slot(
+    snapshots: tuple[OperatorSnapshot, ...], slot: int, parallelism: int
+) -> tuple[OperatorSnapshot, ...]:
+    """Its own snapshots when the parallelism is what it was; all of them when it changed."""
+    return tuple(snapshot for snapshot in snapshots if snapshot.parallelism != parallelism or snapshot.subtask == slot)
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,138 @@
+"""Which checkpoints are kept, and which stored objects nobody can need any more. Pure mark and sweep.
+
+Who may delete: only the coordinator of the current generation, with a `Permit`. No reference counts are stored; marks
+are taken from manifests that the log decided. Leaks are allowed, corruption is not: in doubt nothing is deleted.
+
+Why a dropped checkpoint's files are not deleted at once: a slot builds snapshot n on the files of the newest checkpoint
+that it *knows* to be complete. While a slot may not yet have heard of the one that pushed checkpoint d out, its next
+snapshot may still refer to files of d. A slot that acknowledged a checkpoint triggered after that decision was told has
+heard of it (its control connection is first in, first out, and every slot acknowledges through it). So files of d go
+only when a checkpoint triggered after d was dropped has completed, and all others triggered until then are resolved.
+As a second fence, a checkpoint that refers to anything already deleted is never decided (`condemned`).
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from state.object_store import ObjectInfo
+from state.paths import Paths
+
+MIN_AGE_MS = 10 * 60 * 1000  # younger objects are never swept: an upload may be under way
+_CONDEMNED_BOUND = 200_000
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A decided checkpoint and the job's own files that it needs."""
+
+    checkpoint: int
+    manifest_key: str
+    files: frozenset[str]
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What to delete, in this order: manifests, oldest first, then the files that only they needed."""
+
+    manifests: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.manifests + self.files
+
+
+@dataclass
+class _Dropped:
+    kept: Kept
+    horizon: int  # the highest checkpoint id triggered when it was dropped
+    waits_for: frozenset[int] | None = None  # None: no checkpoint beyond the horizon has completed yet
+
+
+@dataclass
+class Retention:
+    """`kept`: oldest first. `retained`: how many to keep."""
+
+    retained: int
+    kept: list[Kept] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._dropped: list[_Dropped] = []
+        self._condemned: dict[str, None] = {}
+
+    def completed(self, kept: Kept, open_ids: Collection[int], highest_triggered: int) -> SweepPlan:
+        """`kept` was decided while `open_ids` were still under way: what may go now."""
+        for dropped in self._dropped:
+            if dropped.waits_for is None and kept.checkpoint > dropped.horizon:
+                dropped.waits_for = frozenset(open_ids)
+        self.kept.append(kept)
+        while len(self.kept) > self.retained:
+            self._dropped.append(_Dropped(self.kept.pop(0), highest_triggered))
+        return self.resolved(open_ids)
+
+    def resolved(self, open_ids: Collection[int]) -> SweepPlan:
+        """Only `open_ids` are under way now: what may go now."""
+        still_open = frozenset(open_ids)
+        for dropped in self._dropped:
+            if dropped.waits_for is not None:
+                dropped.waits_for &= still_open
+        free = [dropped.kept for dropped in self._dropped if dropped.waits_for == frozenset()]
+        if not free:
+            return SweepPlan()
+        self._dropped = [dropped for dropped in self._dropped if dropped.waits_for != frozenset()]
+        needed = _files_of([*self.kept, *(dropped.kept for dropped in self._dropped)])
+        plan = SweepPlan(
+            manifests=tuple(kept.manifest_key for kept in sorted(free, key=lambda kept: kept.checkpoint)),
+            files=tuple(sorted(_files_of(free) - needed)),
+        )
+        self._condemn(plan.keys)
+        return plan
+
+    def condemned(self, files: Iterable[str]) -> tuple[str, ...]:
+        """Those of `files` that this generation has already deleted."""
+        return tuple(sorted(key for key in files if key in self._condemned))
+
+    def sweep(
+        self, paths: Paths, objects: Sequence[ObjectInfo], token: int, wall_ms: int, min_age_ms: int = MIN_AGE_MS
+    ) -> SweepPlan:
+        """What older generations left behind and nobody can reach: undecided uploads, orphaned manifests.
+
+        Everything is classified before anything is deleted. Objects of a token not below `token`, young ones and
+        whatever is not recognised as ours stay.
+        """
+        in_reach = [*self.kept, *(dropped.kept for dropped in self._dropped)]
+        needed = _files_of(in_reach)
+        manifests: list[tuple[int, int, str]] = []
+        files: list[str] = []
+        decided = {kept.manifest_key for kept in in_reach}
+        for found in objects:
+            if wall_ms - found.modified_ms < min_age_ms:
+                continue
+            checkpoint = paths.checkpoint_of(found.key)
+            if checkpoint is not None:
+                if checkpoint[1] < token and found.key not in decided:
+                    manifests.append((*checkpoint, found.key))
+                continue
+            file_token = paths.data_token(found.key)
+            if file_token is not None and file_token < token and found.key not in needed:
+                files.append(found.key)
+        plan = SweepPlan(tuple(key for _, _, key in sorted(manifests)), tuple(sorted(files)))
+        self._condemn(plan.keys)
+        return plan
+
+    def _condemn(self, keys: Iterable[str]) -> None:
+        self._condemned.update(dict.fromkeys(keys))
+        while len(self._condemned) > _CONDEMNED_BOUND:
+            del self._condemned[next(iter(self._condemned))]
+
+
+def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retained: int) -> list[Kept]:
+    """What a new generation keeps: the newest decisions (`completes`, newest first), the one it grows from last."""
+    others = [kept for kept in completes if restored is None or kept.manifest_key != restored.manifest_key]
+    room = retained if restored is None else retained - 1
+    kept = list(reversed(others[:room] if room > 0 else []))
+    return kept if restored is None else [*kept, restored]
+
+
+def _files_of(kept: Iterable[Kept]) -> frozenset[str]:
+    return frozenset().union(*(item.files for item in kept))

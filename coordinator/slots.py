@@ -1,0 +1,196 @@
+"""The job's slots as the coordinator knows them: one per index, who holds it, and how far it is.
+
+A link is a connection, a uuid is a process, a task attempt is Spark's number for the task it runs in. A higher attempt
+of an index replaces a lower one; the same uuid on a new link is a survivor. A process that was given up because it was
+silent is never taken back: it is told to leave, so that a stalled process that wakes up ends itself.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from coordinator.effects import KillSlotTask
+from coordinator.events import Link
+from coordinator.messages import Heartbeat, Peer, Register
+
+
+class SlotState(enum.Enum):
+    REGISTERED = "registered"  # connected, without a deployment of this generation
+    RESTORING = "restoring"
+    READY = "ready"  # restored, waits for the others
+    RUNNING = "running"
+    OUT_OF_REACH = "out of reach"  # its connection broke; it may come back
+
+
+@dataclass
+class Slot:
+    index: int
+    register: Register
+    link: Link | None
+    last_seen_ms: int
+    state: SlotState = SlotState.REGISTERED
+    deployed_token: int = 0  # the last generation this process heard of
+    lost_ms: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    latency: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def uuid(self) -> str:
+        return self.register.uuid
+
+    @property
+    def connected(self) -> bool:
+        return self.link is not None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A process that was not there before."""
+
+    slot: Slot
+    replaced: Slot | None
+
+
+@dataclass(frozen=True)
+class Reconnected:
+    """The same process on a new connection."""
+
+    slot: Slot
+    old_link: Link | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """It must leave; `reason` is for its log."""
+
+    reason: str
+
+
+Arrival: TypeAlias = Joined | Reconnected
+Registration: TypeAlias = Arrival | Refused
+
+
+class SlotTable:
+    def __init__(self, job: str, parallelism: int) -> None:
+        self._job = job
+        self._parallelism = parallelism
+        self._slots: dict[int, Slot] = {}
+        self._by_link: dict[Link, Slot] = {}
+        self._given_up: dict[str, str] = {}  # uuid -> why
+        self._kills: dict[int, KillSlotTask] = {}
+        self.departed: list[Slot] = []  # replaced processes, kept for their latency histograms
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter([self._slots[index] for index in sorted(self._slots)])
+
+    def by_link(self, link: Link) -> Slot | None:
+        return self._by_link.get(link)
+
+    @property
+    def connected(self) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self if slot.connected)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(
+            index for index in range(self._parallelism) if index not in self._slots or not self._slots[index].connected
+        )
+
+    @property
+    def kills(self) -> tuple[KillSlotTask, ...]:
+        """Level-triggered: listed until a replacement has registered."""
+        return tuple(self._kills[index] for index in sorted(self._kills))
+
+    def all_in(self, *states: SlotState) -> bool:
+        return not self.missing and all(slot.state in states for slot in self)
+
+    def peers(self) -> tuple[Peer, ...]:
+        return tuple(
+            Peer(slot.index, slot.uuid, slot.register.data_host, slot.register.data_port) for slot in self.connected
+        )
+
+    def register(self, link: Link, register: Register, now_ms: int) -> Registration:
+        refusal = self._why_refused(register)
+        if refusal:
+            return Refused(refusal)
+        index, existing = register.slot, self._slots.get(register.slot)
+        self._kills.pop(index, None)
+        if existing is not None and existing.uuid == register.uuid:
+            old_link, existing.link = existing.link, link
+            if old_link is not None:
+                self._by_link.pop(old_link, None)
+            existing.register, existing.last_seen_ms, existing.lost_ms = register, now_ms, None
+            existing.deployed_token = max(existing.deployed_token, register.token)
+            self._by_link[link] = existing
+            return Reconnected(existing, old_link)
+        slot = Slot(index, register, link, now_ms, deployed_token=register.token)
+        self._slots[index] = slot
+        self._by_link[link] = slot
+        if existing is not None:
+            self._depart(existing)
+        return Joined(slot, existing)
+
+    def heard(self, slot: Slot, now_ms: int) -> None:
+        slot.last_seen_ms = now_ms
+
+    def heartbeat(self, slot: Slot, message: Heartbeat) -> None:
+        slot.metrics = message.metrics
+        slot.latency = message.latency
+
+    def lost(self, link: Link, now_ms: int) -> Slot | None:
+        """The connection is gone. None: it was not the present one of any slot."""
+        slot = self._by_link.pop(link, None)
+        if slot is not None:
+            slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
+        return slot
+
+    def silent(self, now_ms: int, timeout_ms: int) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self.connected if now_ms - slot.last_seen_ms >= timeout_ms)
+
+    def forgive(self, now_ms: int) -> None:
+        """Start all waiting anew: it was this coordinator that stood still."""
+        for slot in self:
+            slot.last_seen_ms = now_ms
+            if slot.lost_ms is not None:
+                slot.lost_ms = now_ms
+
+    def give_up(self, slot: Slot, reason: str) -> KillSlotTask:
+        """Silent: whatever this process says from now on does not count, and it must not come back."""
+        self._given_up[slot.uuid] = reason
+        return self.want_killed(slot)
+
+    def want_killed(self, slot: Slot) -> KillSlotTask:
+        kill = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid)
+        self._kills[slot.index] = kill
+        return kill
+
+    def disconnect(self, slot: Slot) -> Link | None:
+        """Forget the connection from our side; returns it for closing."""
+        link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
+        if link is not None:
+            self._by_link.pop(link, None)
+        return link
+
+    def _why_refused(self, register: Register) -> str:
+        if not 0 <= register.slot < self._parallelism:
+            return f"slot {register.slot} does not exist in job {self._job} of parallelism {self._parallelism}"
+        if register.uuid in self._given_up:
+            return f"slot {register.slot} of job {self._job} was given up: {self._given_up[register.uuid]}"
+        existing = self._slots.get(register.slot)
+        if existing is None or existing.uuid == register.uuid:
+            return ""
+        if register.task_attempt < existing.register.task_attempt:
+            return (
+                f"slot {register.slot} of job {self._job} was replaced by task attempt "
+                f"{existing.register.task_attempt} on {existing.register.host}"
+            )
+        return ""
+
+    def _depart(self, slot: Slot) -> None:
+        if slot.link is not None:
+            self._by_link.pop(slot.link, None)
+        self._given_up.setdefault(slot.uuid, "a newer task attempt took its place")
+        if slot.latency:
+            self.departed.append(slot)
+            del self.departed[:-64]

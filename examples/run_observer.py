@@ -1,0 +1,89 @@
+"""One run seen from outside: polls its status, kills processes of it, confirms what each kill had to bring about."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from barrier_runtime.launch import JobHandle
+from coordinator.status import JobStatus
+from examples.run_progress import Display
+
+_LOOK_S = 0.1
+_PATIENCE_S = 60.0  # for what has to happen after a kill
+
+
+class Observer:
+    def __init__(self, handle: JobHandle, show: Display) -> None:
+        self._handle = handle
+        self._show = show
+        self.recovery_ms: list[float] = []
+        self.checkpoint_ms: dict[int, float] = {}
+        self.slot_kills = 0
+        self.coordinator_kills = 0
+
+    def look(self) -> JobStatus:
+        status = self._handle.status()
+        for checkpoint in status.checkpoints.history:
+            if checkpoint.outcome == "complete":
+                self.checkpoint_ms[checkpoint.checkpoint] = checkpoint.duration_ms
+        self._show.update(status)
+        return status
+
+    def until(self, what: str, reached: Callable[[JobStatus], bool], patience_s: float = _PATIENCE_S) -> JobStatus:
+        """Look until `reached`; leave with a message when the job ended before, or when it takes too long."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            status = self.look()
+            if reached(status):
+                return status
+            if status.outcome is not None:
+                sys.exit(f"the job ended ({status.outcome}) before there was {what}. {status.error or status.reason}")
+            if time.monotonic() > deadline:
+                sys.exit(f"no {what} within {patience_s:.0f} s. Phase {status.phase}: {status.reason}")
+            time.sleep(_LOOK_S)
+
+    def kill_slot(self) -> None:
+        """SIGKILL one slot's Python process; return when a new generation runs with its replacement."""
+        before = self.look()
+        victim = before.slots[-1]
+        self._show.say(f"SIGKILL to slot {victim.slot}, process {victim.pid}")
+        killed_ms = time.time() * 1000
+        os.kill(victim.pid, signal.SIGKILL)
+        self.slot_kills += 1
+
+        def recovered(status: JobStatus) -> bool:
+            pids = {slot.slot: slot.pid for slot in status.slots}
+            newer = (status.token or 0) > (before.token or 0)
+            return newer and status.phase == "running" and pids.get(victim.slot) not in (None, victim.pid)
+
+        status = self.until("new generation after the kill of a slot", recovered)
+        running_ms = next((r.running_ms for r in status.recoveries if r.token == status.token), None)
+        self.recovery_ms.append((running_ms or time.time() * 1000) - killed_ms)
+        self._show.say(f"generation {status.token} runs {self.recovery_ms[-1]:.0f} ms after the kill")
+
+    def kill_coordinator(self) -> None:
+        """SIGKILL the coordinator; return when another one has completed a checkpoint."""
+        before, pid = self.look(), self._handle.coordinator_pid
+        if pid is None:
+            sys.exit("this job's coordinator is not the driver's child: there is nothing of ours to kill")
+        self._show.say(f"SIGKILL to the coordinator, process {pid}")
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        self.coordinator_kills += 1
+
+        def resumed(status: JobStatus) -> bool:
+            return self._handle.coordinator_pid not in (None, pid) and _last_completed(status) > _last_completed(before)
+
+        status = self.until("checkpoint under a new coordinator", resumed)
+        self.recovery_ms.append((time.monotonic() - killed) * 1000)
+        self._show.say(
+            f"coordinator is process {self._handle.coordinator_pid}; checkpoint {_last_completed(status)} completed "
+            f"{self.recovery_ms[-1]:.0f} ms after the kill, generation {status.token} (before: {before.token})"
+        )
+
+
+def _last_completed(status: JobStatus) -> int:
+    last = status.checkpoints.last_completed
+    return last.checkpoint if last is not None else 0

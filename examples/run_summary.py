@@ -1,0 +1,91 @@
+"""build/run/summary.json: what a run says about itself. Counts come from the decision log, which no kill can blur."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from coordinator.log_records import Complete, Fence, decode_record
+from coordinator.status import JobStatus
+from examples.run_check import Verdict
+from state.open_store import open_store
+from state.paths import Paths
+
+
+class Percentiles(msgspec.Struct):
+    """Milliseconds."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+class Summary(msgspec.Struct):
+    records: int  # of the input, each counted once
+    windows: int
+    checkpoints_completed: int
+    generations: int
+    slot_kills: int
+    coordinator_kills: int
+    recovery_ms: list[float]  # per kill: SIGKILL → all slots run again; SIGKILL → next completed checkpoint
+    lost: int
+    duplicated: int
+    mismatched: int
+    processed_latency_ms: Percentiles  # of the worse sink
+    visible_latency_ms: Percentiles
+    checkpoint_ms: Percentiles
+    matches_batch: bool
+
+
+def decisions(checkpoints: str, job: str) -> tuple[int, int]:
+    """(completed checkpoints, generations) of a job, by its log."""
+    store, paths = open_store(checkpoints), Paths(job)
+    records = [decode_record(info.key, store.get(info.key)) for info in store.list(paths.log_prefix)]
+    return sum(isinstance(r, Complete) for r in records), sum(isinstance(r, Fence) for r in records)
+
+
+def worst_latency(status: JobStatus, kind: str) -> Percentiles:
+    """Of the sinks' latencies of one kind ("processed" or "visible") the highest of each figure."""
+    of_kind = [latency for name, latency in status.latency.items() if name.endswith(f":{kind}")]
+    if not of_kind:
+        return Percentiles(0.0, 0.0, 0.0)
+    return Percentiles(
+        max(each.p50 for each in of_kind), max(each.p99 for each in of_kind), max(each.max for each in of_kind)
+    )
+
+
+def percentiles(values: Iterable[float]) -> Percentiles:
+    ordered = sorted(values)
+    if not ordered:
+        return Percentiles(0.0, 0.0, 0.0)
+    return Percentiles(
+        ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], ordered[-1]
+    )
+
+
+def summarise(
+    status: JobStatus,
+    verdict: Verdict,
+    input_records: int,
+    checkpoints: str,
+    recovery_ms: list[float],
+    checkpoint_ms: Iterable[float],
+    kills: tuple[int, int],
+) -> Summary:
+    """`kills`: of slots, of coordinators."""
+    completed, generations = decisions(checkpoints, status.job)
+    return Summary(
+        records=input_records,
+        windows=verdict.windows,
+        checkpoints_completed=completed,
+        generations=generations,
+        slot_kills=kills[0],
+        coordinator_kills=kills[1],
+        recovery_ms=[round(ms, 1) for ms in recovery_ms],
+        lost=verdict.lost,
+        duplicated=verdict.duplicated,
+        mismatched=verdict.mismatched,
+        processed_latency_ms=worst_latency(status, "processed"),
+        visible_latency_ms=worst_latency(status, "visible"),
+        checkpoint_ms=percentiles(checkpoint_ms),
+        matches_batch=verdict.good,
+    )

@@ -1,0 +1,311 @@
+"""key → key group → subtask. The hash is written down here, with test vectors, and must never change: it decides where
+state lives, for every snapshot ever taken.
+
+One field is hashed like this (all arithmetic modulo 2**64):
+
+    None                      NULL_HASH
+    bool, int (64 bits)       splitmix64(value)
+    float                     splitmix64(IEEE-754 bits), with -0.0 as 0.0 and one NaN
+    str (UTF-8), bytes        splitmix64(crc32(bytes) | length << 32)
+    date                      splitmix64(days since 1970-01-01)
+    datetime                  splitmix64(microseconds since 1970-01-01T00:00Z; without time zone it counts as UTC)
+
+A key of several fields is folded: h = splitmix64(h * 31 + next). The group is the top 32 bits scaled to the number of
+groups: (h >> 32) * max_parallelism >> 32. `key_group` does one key, `key_groups_of` whole columns; they always agree.
+
+Subtasks own contiguous ranges of groups, with Flink's formula.
+"""
+
+import datetime as dt
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state.errors import InvalidJob
+
+MAX_PARALLELISM_LIMIT = 32_768
+NULL_HASH = 0x9E3779B97F4A7C15
+NAN_BITS = 0x7FF8000000000000
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
+_EPOCH = dt.datetime(1970, 1, 1)
+_EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_MICROSECOND = dt.timedelta(microseconds=1)
+_SMALL_ROWS = 512  # below this, looking strings up one by one beats dictionary-encoding them
+_REMEMBERED_STRINGS = 65_536
+
+U64 = npt.NDArray[np.uint64]
+
+
+# ---------------------------------------------------------------- one key
+
+
+def splitmix64(value: int) -> int:
+    """The finaliser of Java's SplittableRandom, after one step of its generator."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def hash_field(value: Any) -> int:
+    """64-bit hash of one key field."""
+    hasher = _HASHERS.get(type(value))
+    if hasher is None:
+        hasher = _hasher_of_subclass(value)
+    return hasher(value)
+
+
+def key_group(key: tuple[Any, ...], max_parallelism: int) -> int:
+    """The key group of a key; a key has at least one field."""
+    combined = hash_field(key[0])
+    for field in key[1:]:
+        combined = splitmix64(combined * 31 + hash_field(field))
+    return ((combined >> 32) * max_parallelism) >> 32
+
+
+def _hash_int(value: int) -> int:
+    if not -(1 << 63) <= value < 1 << 64:
+        raise InvalidJob(f"key field {value} does not fit in 64 bits: use a string as the key")
+    return splitmix64(value & _MASK)
+
+
+def _hash_float(value: float) -> int:
+    if value != value:
+        return splitmix64(NAN_BITS)
+    return splitmix64(struct.unpack("<Q", struct.pack("<d", value + 0.0))[0])
+
+
+def _hash_bytes(value: bytes) -> int:
+    return splitmix64(zlib.crc32(value) | (len(value) << 32) & _MASK)
+
+
+def _hash_str(value: str) -> int:
+    try:
+        return _hash_bytes(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidJob(f"key field {value!r} is not valid text ({error.reason}): clean it before key_by") from error
+
+
+def _hash_date(value: dt.date) -> int:
+    return splitmix64((value.toordinal() - _EPOCH_DAY) & _MASK)
+
+
+def microseconds_of(value: dt.datetime) -> int:
+    """Since the epoch; a datetime without time zone counts as UTC."""
+    return (value - (_EPOCH if value.tzinfo is None else _EPOCH_UTC)) // _MICROSECOND
+
+
+def _hash_datetime(value: dt.datetime) -> int:
+    return splitmix64(microseconds_of(value) & _MASK)
+
+
+_HASHERS: dict[type, Callable[[Any], int]] = {
+    type(None): lambda value: NULL_HASH,
+    bool: lambda value: splitmix64(int(value)),
+    int: _hash_int,
+    float: _hash_float,
+    str: _hash_str,
+    bytes: _hash_bytes,
+    dt.date: _hash_date,
+    dt.datetime: _hash_datetime,
+}
+
+
+def _hasher_of_subclass(value: Any) -> Callable[[Any], int]:
+    if isinstance(value, np.generic):
+        return lambda scalar: hash_field(scalar.item())
+    for kind in (dt.datetime, dt.date, bool, int, float, str, bytes):  # datetime before date, bool before int
+        if isinstance(value, kind):
+            return _HASHERS[kind]
+    raise InvalidJob(
+        f"a value of type {type(value).__name__} cannot be a key: use int, str, bytes, bool, float, date or datetime"
+    )
+
+
+# ---------------------------------------------------------------- whole columns
+
+
+def splitmix64_of(values: U64) -> U64:
+    """`splitmix64` of every element; leaves `values` as they are."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def key_groups_of(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """The key group of every row, given the key columns (one or more, of equal length)."""
+    combined = _hash_column(columns[0])
+    for column in columns[1:]:
+        combined = splitmix64_of(combined * np.uint64(31) + _hash_column(column))
+    return _groups_of_hashes(combined, max_parallelism)
+
+
+def key_groups_of_int64(values: npt.NDArray[np.int64], max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """`key_groups_of` for one int64 key column without nulls, as numpy has it."""
+    return _groups_of_hashes(splitmix64_of(values.view(np.uint64)), max_parallelism)
+
+
+def _groups_of_hashes(hashes: U64, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    hashes = hashes >> np.uint64(32)
+    hashes *= np.uint64(max_parallelism)
+    hashes >>= np.uint64(32)
+    return hashes.astype(np.uint16)
+
+
+def _hash_column(column: Any) -> U64:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if pa.types.is_integer(kind):
+        return _with_nulls(column, splitmix64_of(_integers(column)))
+    if _is_str(kind):
+        return _hash_texts(column, _hash_str)
+    if _is_bytes(kind):
+        return _hash_texts(column, _hash_bytes)
+    if pa.types.is_dictionary(kind):
+        return _hash_dictionary(column)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return _with_nulls(column, splitmix64_of(_integers(_time_as_int64(column))))
+    if pa.types.is_boolean(kind):
+        return _with_nulls(column, splitmix64_of(_integers(column.cast(pa.int8()))))
+    if pa.types.is_floating(kind):
+        return _with_nulls(column, splitmix64_of(_float_bits(column)))
+    if pa.types.is_null(kind):
+        return np.full(len(column), NULL_HASH, np.uint64)
+    raise InvalidJob(f"a column of type {kind} cannot be a key: cast it to an integer, string, date or timestamp first")
+
+
+def _with_nulls(column: Any, hashes: U64) -> U64:
+    if column.null_count:
+        hashes[column.is_null().to_numpy(zero_copy_only=False)] = NULL_HASH
+    return hashes
+
+
+def _integers(column: Any) -> U64:
+    """The values of an integer column as uint64 (two's complement); nulls are 0."""
+    if column.null_count:
+        column = pc.fill_null(column, 0)
+    values = column.to_numpy(zero_copy_only=False)
+    if values.dtype == np.uint64:
+        return values  # type: ignore[no-any-return]
+    if values.dtype != np.int64:
+        values = values.astype(np.int64)
+    return values.view(np.uint64)  # type: ignore[no-any-return]
+
+
+def _float_bits(column: Any) -> U64:
+    if column.null_count:
+        column = pc.fill_null(column, 0.0)
+    values = column.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0  # -0.0 + 0.0 is 0.0
+    bits = values.view(np.uint64)
+    not_numbers = np.isnan(values)
+    if not_numbers.any():
+        bits[not_numbers] = NAN_BITS
+    return bits  # type: ignore[no-any-return]
+
+
+_MICROSECONDS_PER = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def _time_as_int64(column: Any) -> Any:
+    kind = column.type
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32())
+    if pa.types.is_date64(kind):
+        return column.cast(pa.date32()).cast(pa.int32())
+    ticks = column.cast(pa.int64())
+    if kind.unit == "us":
+        return ticks
+    nulls = ticks.is_null().to_numpy(zero_copy_only=False) if ticks.null_count else None
+    values = (pc.fill_null(ticks, 0) if ticks.null_count else ticks).to_numpy(zero_copy_only=False)
+    values = values // 1_000 if kind.unit == "ns" else values * _MICROSECONDS_PER[kind.unit]
+    return pa.array(values, mask=nulls)
+
+
+class _StringHashes(dict[Any, int]):
+    """Remembers hashes of strings; forgets all of them when there are too many (most streams repeat few)."""
+
+    def __init__(self, hasher: Callable[[Any], int]) -> None:
+        super().__init__()
+        self._hasher = hasher
+
+    def __missing__(self, value: Any) -> int:
+        if len(self) >= _REMEMBERED_STRINGS:
+            self.clear()
+        hashed = self[value] = NULL_HASH if value is None else self._hasher(value)
+        return hashed
+
+
+_remembered = {_hash_str: _StringHashes(_hash_str), _hash_bytes: _StringHashes(_hash_bytes)}
+
+
+def _hash_texts(column: Any, hasher: Callable[[Any], int]) -> U64:
+    known = _remembered[hasher]
+    if len(column) <= _SMALL_ROWS:
+        values = column.to_pylist()
+        return np.fromiter(map(known.__getitem__, values), np.uint64, len(values))
+    return _hash_dictionary(column.dictionary_encode(null_encoding="encode"))
+
+
+def _hash_dictionary(column: Any) -> U64:
+    dictionary, indices = column.dictionary, column.indices
+    if len(dictionary) <= _SMALL_ROWS or not (_is_str(dictionary.type) or _is_bytes(dictionary.type)):
+        hashes = _hash_column(dictionary)
+    else:
+        known = _remembered[_hash_str if _is_str(dictionary.type) else _hash_bytes]
+        hashes = np.fromiter(map(known.__getitem__, dictionary.to_pylist()), np.uint64, len(dictionary))
+    if not indices.null_count:
+        return hashes[indices.to_numpy(zero_copy_only=False)] if len(dictionary) else np.empty(0, np.uint64)
+    hashes = np.append(hashes, np.uint64(NULL_HASH))
+    positions: npt.NDArray[np.int64] = pc.fill_null(indices.cast(pa.int64()), len(dictionary)).to_numpy()
+    return hashes[positions]
+
+
+def _is_str(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: Any) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+# ---------------------------------------------------------------- groups and subtasks
+
+
+def check_max_parallelism(parallelism: int, max_parallelism: int) -> int:
+    """Return `max_parallelism` if 1 <= parallelism <= max_parallelism <= 32,768; raise `InvalidJob` otherwise."""
+    if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
+        raise InvalidJob(f"max_parallelism {max_parallelism} is not allowed: use 1 to {MAX_PARALLELISM_LIMIT}")
+    if not 1 <= parallelism <= max_parallelism:
+        raise InvalidJob(
+            f"parallelism {parallelism} is not allowed: use 1 to {max_parallelism}, the job's max_parallelism"
+        )
+    return max_parallelism
+
+
+def subtask_of_key_group(group: int, parallelism: int, max_parallelism: int) -> int:
+    """Which subtask owns a key group. Vectorised form: `groups.astype(int64) * parallelism // max_parallelism`."""
+    return group * parallelism // max_parallelism
+
+
+def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> tuple[int, int]:
+    """First and last key group (both inclusive) of a subtask.
+
+    >>> [key_group_range(subtask, 3, 10) for subtask in range(3)]
+    [(0, 3), (4, 6), (7, 9)]
+    """
+    first = (subtask * max_parallelism + parallelism - 1) // parallelism
+    last = ((subtask + 1) * max_parallelism - 1) // parallelism
+    return first, last

@@ -1,0 +1,42 @@
+"""The key-value store below keyed state: the interface. Bytes in, bytes out; it knows nothing of keys or states.
+
+`write` and `flush` are called by one thread at a time; `flush` and `checkpoint` run on a worker thread while the loop
+does no `write`. Gets may run at any time.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+Entry = tuple[bytes, bytes | None]  # key, value; a value of None deletes
+
+
+class KvStore(Protocol):
+    @property
+    def kind(self) -> str:
+        """What a snapshot calls it: "rocksdb" or "memory"."""
+        ...
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Apply all entries, in order."""
+        ...
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries with start <= key < end, in key order. What is written meanwhile may or may not be seen."""
+        ...
+
+    def flush(self) -> None:
+        """Bring what is in memory into files, so that `checkpoint` has little to do."""
+        ...
+
+    def checkpoint(self, directory: Path) -> None:
+        """Put this moment's content into `directory`, which must not exist yet, sharing files where it can."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """What this store holds in memory besides what its slot shares."""
+        ...
+
+    def close(self) -> None: ...

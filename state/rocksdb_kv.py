@@ -1,0 +1,185 @@
+"""RocksDB as the key-value store: the only file that knows rocksdict.
+
+Raw mode only: rocksdict's default mode unpickles what it reads. rocksdict also believes a `rocksdict-config.json` in
+the database's folder more than its caller, so ours is written there before every open, and that file is never part of
+a snapshot. The write-ahead log is off: the checkpoint is the log. All databases of a slot share one `SlotMemory`.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from state.kv_store import Entry
+
+CONFIG_FILE = "rocksdict-config.json"
+_OUR_CONFIG = '{"raw_mode":true,"prefix_extractors":{}}'
+_MIB = 1 << 20
+
+
+class SlotMemory:
+    """Block cache and memtables of all databases of one slot, within `total_bytes` together."""
+
+    def __init__(self, total_bytes: int) -> None:
+        if total_bytes < 8 * _MIB:
+            raise InvalidJob(f"{total_bytes} bytes are too little for the state of a slot: give it 8 MiB or more")
+        self.total_bytes = total_bytes
+        self._shared: tuple[Any, Any] | None = None
+
+    def usage_bytes(self) -> int:
+        """Held now, memtables included."""
+        return int(self._shared[0].get_usage()) if self._shared else 0
+
+    def shared(self) -> tuple[Any, Any]:
+        """(block cache, write-buffer manager), made when first asked for."""
+        if self._shared is None:
+            from rocksdict import Cache, WriteBufferManager
+
+            cache = Cache(self.total_bytes)
+            # The manager charges memtables to the cache. Never stall: a stalled write would stop the slot's loop.
+            manager = WriteBufferManager.new_write_buffer_manager_with_cache(self.total_bytes // 3, False, cache)
+            self._shared = (cache, manager)
+        return self._shared
+
+
+class RocksDbKv:
+    """One database in `directory` (made if absent), which belongs to this process alone while it is open."""
+
+    kind = "rocksdb"
+
+    def __init__(self, directory: Path, memory: SlotMemory) -> None:
+        from rocksdict import Checkpoint, Rdict, WriteBatch, WriteOptions
+
+        self._new_batch = WriteBatch
+        self._checkpoint = Checkpoint
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write_config(directory)
+        try:
+            self._db: Any = Rdict(str(directory), _options(memory))
+        except Exception as error:
+            raise _trouble(f"cannot open the state database in {directory}", error) from error
+        unlogged = WriteOptions()
+        unlogged.disable_wal = True
+        self._db.set_write_options(unlogged)
+        self._get = self._db.get
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._get(key)  # type: ignore[no-any-return]
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        batch = self._new_batch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for key, value in entries:
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+        try:
+            self._db.write(batch)
+        except Exception as error:
+            raise _trouble(f"cannot write to the state database in {self._directory}", error) from error
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        # Not with ReadOptions.set_iterate_upper_bound: rocksdict lets go of the bound's bytes while the iterator lives.
+        for entry in self._db.items(from_key=start):
+            if entry[0] >= end:
+                return
+            yield entry
+
+    def flush(self) -> None:
+        try:
+            self._db.flush()
+        except Exception as error:
+            raise _trouble(f"cannot flush the state database in {self._directory}", error) from error
+
+    def checkpoint(self, directory: Path) -> None:
+        try:
+            self._checkpoint(self._db).create_checkpoint(str(directory))
+        except Exception as error:
+            raise _trouble(f"cannot link the files of the state database into {directory}", error) from error
+        directory.chmod(stat.S_IRWXU)
+
+    def memory_bytes(self) -> int:
+        return int(self._db.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def link_database(source: Path, names: Sequence[str], target: Path) -> None:
+    """Make `target` (fresh) a database of the files `names` of `source`, which stays as it is.
+
+    Opening a database rewrites its MANIFEST and goes on with its numbering, so a snapshot is never opened in place.
+    SSTs never change: they are linked; the small rest is copied.
+    """
+    target.mkdir(parents=True, mode=0o700)
+    for name in names:
+        if name.endswith(".sst"):
+            _link_or_copy(source / name, target / name)
+        else:
+            shutil.copyfile(source / name, target / name)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system: costs time, nothing else; a missing source fails in the copy too
+        shutil.copyfile(source, target)
+
+
+def _write_config(directory: Path) -> None:
+    config = directory / CONFIG_FILE
+    config.unlink(missing_ok=True)  # it may be a link to somewhere else
+    config.write_text(_OUR_CONFIG)
+
+
+def _options(memory: SlotMemory) -> Any:
+    """For many small databases in one process with a loop that must not wait for any of them."""
+    from rocksdict import BlockBasedOptions, DBCompressionType, Options
+
+    cache, manager = memory.shared()
+    tables = BlockBasedOptions()
+    tables.set_block_cache(cache)
+    tables.set_block_size(16 << 10)
+    tables.set_bloom_filter(10, False)
+    tables.set_cache_index_and_filter_blocks(True)
+    tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    tables.set_format_version(5)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(tables)
+    options.set_write_buffer_manager(manager)
+    options.set_write_buffer_size(16 * _MIB)
+    options.set_max_write_buffer_number(4)
+    options.set_target_file_size_base(32 * _MIB)
+    options.set_level_compaction_dynamic_level_bytes(True)
+    # A flush at every checkpoint makes many small files. Slow writers down late: the loop is the writer.
+    options.set_level_zero_file_num_compaction_trigger(4)
+    options.set_level_zero_slowdown_writes_trigger(40)
+    options.set_level_zero_stop_writes_trigger(80)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_max_background_jobs(2)
+    options.set_max_open_files(512)
+    options.set_avoid_unnecessary_blocking_io(True)
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(1 * _MIB)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    options.set_manifest_preallocation_size(64 << 10)
+    options.set_max_manifest_file_size(4 * _MIB)
+    return options
+
+
+def _trouble(what: str, error: Exception) -> BarrierRuntimeError:
+    text = str(error)
+    if "orruption" in text:
+        return Corrupt(f"{what}: {text}; restore from another checkpoint, or check this machine's disk")
+    if "lock" in text.lower():
+        return Unavailable(f"{what}: {text}; another process still holds it, it is tried in a fresh folder")
+    if "No space" in text:
+        return Unavailable(f"{what}: {text}; free some disk space, it is tried again")
+    return Unavailable(f"{what}: {text}; it is tried again")

@@ -1,0 +1,253 @@
+"""A miniature job around one sink: positions, checkpoints, a decision log and generations, run by hand in one thread.
+
+Everything of the sink is the real thing (operator, driver, encoders, store). The harness plays the slot and the
+coordinator: it crashes where a test says, restores the last *decided* checkpoint with a higher token, and goes on.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from barrier_runtime.elements import Batch
+from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.sinks.base import TwoPhaseCommitSink
+from barrier_runtime.sinks.sink_operator import SinkOperator
+from state.object_store import ObjectInfo, ObjectStore, PutOutcome
+from state.snapshot import OperatorSnapshot
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+class Crash(BaseException):
+    """The process is gone. No `except Exception` sees it."""
+
+
+class CrashingStore:
+    """Passes every call on, and crashes before or after the write that the test chose."""
+
+    def __init__(self, store: ObjectStore, crash_at: int | None = None) -> None:
+        self._store = store
+        self._moments = 0  # two per write: before it and after it
+        self._crash_at = crash_at
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def _moment(self) -> None:
+        if self._moments == self._crash_at:
+            raise Crash
+        self._moments += 1
+
+    def put(self, key: str, data: bytes) -> None:
+        self._moment()
+        self._store.put(key, data)
+        self._moment()
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._moment()
+        self._store.put_file(key, path)
+        self._moment()
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        self._moment()
+        outcome = self._store.put_if_absent(key, data)
+        self._moment()
+        return outcome
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in list(keys):
+            self._moment()
+            self._store.delete([key])
+        self._moment()
+
+    def publish(self, staged: str, final: str, sha256: str) -> None:
+        self._moment()
+        self._store.publish(staged, final, sha256)
+        self._moment()
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        return self._store.get(key, offset, size)
+
+    def get_file(self, key: str, path: Path) -> None:
+        self._store.get_file(key, path)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._store.list(prefix)
+
+
+class HandLane:
+    """Runs what is submitted when the test says so: commits can be late."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self._waiting.append((work, done))
+
+    def run(self) -> int:
+        ran = 0
+        while self._waiting:
+            work, done = self._waiting.pop(0)
+            ran += 1
+            try:
+                result = work()
+            except Exception as error:
+                done(None, error)
+            else:
+                done(result, None)
+        return ran
+
+
+@dataclass
+class Report:
+    """What a sink told the coordinator and the metrics."""
+
+    committed_checkpoints: list[int] = field(default_factory=list)
+    failing: list[tuple[int, int, str]] = field(default_factory=list)
+    processed: list[tuple[int, int]] = field(default_factory=list)
+    visible: list[tuple[int, int]] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
+
+    def committed(self, checkpoint: int) -> None:
+        self.committed_checkpoints.append(checkpoint)
+
+    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
+        self.failing.append((checkpoint, attempts, error))
+
+    def count(self, metric: str, amount: float = 1.0) -> None:
+        self.counts[metric] = self.counts.get(metric, 0) + amount
+
+    def processed_latency(self, emit_ns: int, rows: int) -> None:
+        self.processed.append((emit_ns, rows))
+
+    def visible_latency(self, emit_ns: int, rows: int) -> None:
+        self.visible.append((emit_ns, rows))
+
+
+def no_keyed_state() -> Any:
+    raise AssertionError("a sink opens no keyed state")
+
+
+class Subtask:
+    """One opened sink subtask and the hands that move it."""
+
+    def __init__(
+        self,
+        make_sink: Callable[[], TwoPhaseCommitSink],
+        store: ObjectStore,
+        token: int = 1,
+        restored: tuple[OperatorSnapshot, ...] = (),
+        subtask: int = 0,
+        parallelism: int = 1,
+    ) -> None:
+        self.lane = HandLane()
+        self.report = Report()
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.subtask = subtask
+        self.parallelism = parallelism
+        self.operator = SinkOperator("out", make_sink)
+        self.operator.open(
+            OperatorContext(
+                job="job",
+                token=token,
+                operator="out",
+                subtask=subtask,
+                parallelism=parallelism,
+                max_parallelism=128,
+                restored=restored,
+                open_keyed=no_keyed_state,
+                lane=self.lane,
+                report=self.report,
+                local_dir=Path("/nowhere"),
+                make_store=lambda url: store,
+                call_later=lambda seconds, call: self.later.append((seconds, call)),
+            )
+        )
+
+    def write(self, numbers: Iterable[int], emit_ns: int = 0) -> None:
+        self.operator.process(
+            Batch(pa.RecordBatch.from_pydict({"n": list(numbers)}, schema=SCHEMA), emit_ns), lambda batch: None
+        )
+
+    def barrier(self, checkpoint: int) -> Callable[[], OperatorSnapshot]:
+        """The synchronous part; calling the result runs the rest."""
+        capture = self.operator.snapshot(checkpoint)
+
+        def finish() -> OperatorSnapshot:
+            assert capture.blocking is not None
+            return OperatorSnapshot("out", self.subtask, self.parallelism, {**capture.values, **capture.blocking()})
+
+        return finish
+
+    def complete(self, checkpoint: int) -> None:
+        self.operator.on_complete(checkpoint)
+        self.lane.run()
+
+    def pass_time(self) -> None:
+        """Whatever was to be called later is due now."""
+        due, self.later = self.later, []
+        for _, call in due:
+            call()
+        self.lane.run()
+
+
+@dataclass
+class Job:
+    """Numbers 0 … `rows` - 1 through one sink subtask; a checkpoint after every `rows_per_checkpoint`."""
+
+    make_sink: Callable[[], TwoPhaseCommitSink]
+    rows: int = 6
+    rows_per_checkpoint: int = 2
+    token: int = 0
+    decided: list[tuple[int, int, OperatorSnapshot]] = field(default_factory=list)  # checkpoint, position, snapshot
+    next_checkpoint: int = 1
+    late_commits: bool = False
+
+    def run(self, store: ObjectStore) -> None:
+        """One generation, until the end or a `Crash`."""
+        self.token += 1
+        position, restored = 0, ()
+        if self.decided:
+            _, position, snapshot = self.decided[-1]
+            restored = (snapshot,)
+        subtask = Subtask(self.make_sink, store, self.token, restored)
+        while position < self.rows:
+            end = min(self.rows, position + self.rows_per_checkpoint)
+            for number in range(position, end):
+                subtask.write([number])
+            position = end
+            checkpoint, self.next_checkpoint = self.next_checkpoint, self.next_checkpoint + 1
+            self.decided.append((checkpoint, position, subtask.barrier(checkpoint)()))
+            subtask.operator.on_complete(checkpoint)
+            if not self.late_commits:
+                subtask.lane.run()
+        subtask.lane.run()
+
+
+def numbers_in(store: ObjectStore) -> list[int]:
+    """What a reader sees: every file that is not hidden, in the order of names."""
+    return [number for key in visible_in(store) for number in numbers_of(key, store.get(key))]
+
+
+def visible_in(store: ObjectStore) -> list[str]:
+    return sorted(info.key for info in store.list("") if not info.key.startswith(("_", ".")))
+
+
+def numbers_of(name: str, data: bytes) -> list[int]:
+    if name.endswith(".parquet"):
+        return [int(n) for n in pq.read_table(io.BytesIO(data)).column("n").to_pylist()]
+    if name.endswith(".jsonl"):
+        return [json.loads(line)["n"] for line in data.splitlines()]
+    return [int(n) for n in pyarrow.csv.read_csv(io.BytesIO(data)).column("n").to_pylist()]
+
+
+def staged_in(store: ObjectStore) -> list[str]:
+    return [info.key for info in store.list("_staging/")]

@@ -1,0 +1,236 @@
+"""A subtask as interleavings: elements on its channels, orders of the coordinator, and exactly what it emits and captures."""
+
+import pyarrow as pa
+
+from barrier_runtime.alignment import Aligner, BarrierTracker
+from barrier_runtime.elements import WATERMARK_MAX, Barrier, Batch, CancelBarrier, EndOfInput, Idle, Watermark
+from barrier_runtime.graph import Edge
+from barrier_runtime.operators.base import Capture, Operator
+from barrier_runtime.slot.channels import EdgeOutput, InputChannel, LocalOutput
+from barrier_runtime.slot.subtask import Subtask
+from coordinator.messages import SubtaskId
+
+TOKEN = 4
+
+
+def rows(*values):
+    return Batch(pa.record_batch({"v": pa.array(values, pa.int64())}), 1)
+
+
+def barrier(id):
+    return Barrier(id, TOKEN, 0)
+
+
+class Summing(Operator):
+    """Forwards rows, remembers their sum, emits it as one row when its input ends."""
+
+    def __init__(self):
+        self.total = 0
+        self.completed = []
+        self.aborted = []
+
+    def process(self, batch, emit, port=0):
+        self.total += sum(batch.rows.column(0).to_pylist())
+        emit(batch)
+
+    def on_end(self, emit):
+        emit(rows(self.total))
+
+    def snapshot(self, checkpoint):
+        return Capture(values={"total": str(self.total).encode()})
+
+    def on_complete(self, checkpoint):
+        self.completed.append(checkpoint)
+
+    def on_abort(self, checkpoint):
+        self.aborted.append(checkpoint)
+
+
+class CapturedCalls:
+    """Callable list: the host method `captured`, remembered."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, subtask, barrier, captures, start_delay_ms, align_ms):
+        self.calls.append((barrier, captures))
+
+
+class Bench:
+    """One subtask between real channels; plays the slot around it."""
+
+    def __init__(self, inputs=2, aligner=Aligner, room=1 << 20):
+        self.captured = CapturedCalls()
+        self.declined = []
+        self.ended_subtasks = []
+        self.clock_ms = 0.0
+        self.operator = Summing()
+        self.inputs = [InputChannel(i, 0, lambda: None) for i in range(inputs)]
+        self.out = InputChannel(0, 0, lambda: None, room)
+        edge = Edge(0, 0, 1, "forward")
+        self.subtask = Subtask(
+            SubtaskId(0, 0),
+            TOKEN,
+            [("sum", self.operator)],
+            self.inputs,
+            [EdgeOutput(edge, [LocalOutput(self.out, lambda: None)], 0, 128)],
+            aligner(inputs, TOKEN),
+            self,
+        )
+
+    # SubtaskHost
+    def now_ms(self):
+        return self.clock_ms
+
+    def now_ns(self):
+        return int(self.clock_ms * 1e6)
+
+    def captured_totals(self):
+        return [(b.id, int(c["sum"].values["total"])) for b, c in self.captured.calls]
+
+    def snapshot_aborted(self, subtask, checkpoint, reason):
+        self.declined.append(checkpoint)
+
+    def ended(self, subtask):
+        self.ended_subtasks.append(subtask.id)
+
+    def feed(self, *pairs):
+        for channel, element in pairs:
+            self.inputs[channel].push(element, 10)
+            while self.subtask.step():
+                pass
+
+    def emitted(self):
+        elements = []
+        while self.out.readable:
+            element = self.out.pop()
+            elements.append(element.rows.column(0).to_pylist() if isinstance(element, Batch) else element)
+        return elements
+
+
+def test_rows_after_the_barrier_wait_until_every_channel_delivered_it():
+    bench = Bench()
+    bench.feed((0, rows(1)), (0, barrier(1)), (0, rows(100)), (1, rows(2)))
+    assert bench.emitted() == [[1], [2]]
+    bench.feed((1, barrier(1)))
+    assert bench.captured_totals() == [(1, 3)]
+    assert bench.emitted() == [barrier(1), [100]]
+
+
+def test_at_least_once_does_not_wait_and_captures_at_the_last_barrier():
+    bench = Bench(aligner=BarrierTracker)
+    bench.feed((0, rows(1)), (0, barrier(1)), (0, rows(100)), (1, rows(2)), (1, barrier(1)))
+    assert bench.captured_totals() == [(1, 103)]
+    assert bench.emitted() == [[1], [100], [2], barrier(1)]
+
+
+def test_the_barrier_goes_downstream_once_and_behind_the_rows_before_it():
+    bench = Bench()
+    bench.feed((0, rows(1)), (0, barrier(1)), (1, barrier(1)), (1, barrier(1)), (0, rows(2)))
+    assert bench.emitted() == [[1], barrier(1), [2]]
+
+
+def test_an_overtaken_checkpoint_is_cancelled_downstream_and_declined():
+    """A4"""
+    bench = Bench()
+    bench.feed((0, barrier(1)), (1, barrier(2)), (0, barrier(2)))
+    assert bench.declined == [1]
+    assert bench.captured_totals() == [(2, 0)]
+    assert bench.emitted() == [CancelBarrier(1, TOKEN), barrier(2)]
+
+
+def test_an_order_to_abort_unblocks_and_tells_downstream_but_declines_nothing():
+    bench = Bench()
+    bench.feed((0, barrier(1)), (0, rows(7)))
+    bench.subtask.on_abort(1)
+    bench.feed()
+    while bench.subtask.step():
+        pass
+    assert bench.emitted() == [CancelBarrier(1, TOKEN), [7]]
+    assert bench.declined == []
+    assert bench.operator.aborted == [1]
+    bench.feed((1, barrier(1)))
+    assert bench.captured_totals() == []
+
+
+def test_watermarks_are_merged_and_an_idle_channel_does_not_hold_them():
+    bench = Bench()
+    bench.feed((0, Watermark(10)), (1, Watermark(5)), (1, Idle()), (0, Watermark(20)))
+    assert bench.emitted() == [Watermark(5), Watermark(10), Watermark(20)]
+
+
+def test_the_end_of_all_inputs_flushes_time_and_operators_then_ends_downstream():
+    bench = Bench()
+    bench.feed((0, rows(1)), (0, EndOfInput()), (1, rows(2)), (1, EndOfInput()))
+    assert bench.emitted() == [[1], [2], Watermark(WATERMARK_MAX), [3], EndOfInput()]
+    assert bench.ended_subtasks == [SubtaskId(0, 0)]
+    assert bench.subtask.ended
+
+
+def test_an_ended_subtask_answers_a_trigger_at_once_and_sends_no_barrier():
+    """C18"""
+    bench = Bench(inputs=1)
+    bench.feed((0, rows(5)), (0, EndOfInput()))
+    bench.emitted()
+    bench.subtask.on_trigger(barrier(3))
+    bench.subtask.on_trigger(barrier(3))
+    assert bench.captured_totals() == [(3, 5)]
+    assert bench.emitted() == []
+
+
+def test_a_trigger_heard_before_the_end_is_answered_when_the_input_ends_without_its_barrier():
+    """C18: upstream had ended before the trigger came and so never sent the barrier."""
+    bench = Bench(inputs=1)
+    bench.subtask.on_trigger(barrier(3))
+    assert bench.captured_totals() == []
+    bench.feed((0, rows(5)), (0, EndOfInput()))
+    assert bench.captured_totals() == [(3, 5)]
+
+
+def test_a_trigger_whose_barrier_came_in_band_is_not_answered_twice():
+    bench = Bench(inputs=1)
+    bench.subtask.on_trigger(barrier(3))
+    bench.feed((0, barrier(3)), (0, EndOfInput()))
+    assert bench.captured_totals() == [(3, 0)]
+
+
+def test_one_channel_ended_and_the_other_brings_the_barrier():
+    """A8, C18"""
+    bench = Bench()
+    bench.subtask.on_trigger(barrier(3))
+    bench.feed((1, rows(2)), (1, barrier(3)), (0, rows(1)), (0, EndOfInput()), (1, EndOfInput()))
+    assert bench.captured_totals() == [(3, 3)]
+
+
+def test_orders_of_an_older_generation_change_nothing():
+    """A10, Z8"""
+    bench = Bench(inputs=1)
+    bench.feed((0, EndOfInput()))
+    bench.subtask.on_trigger(Barrier(9, TOKEN - 1))
+    assert bench.captured_totals() == []
+
+
+def test_a_full_output_stops_reading_and_room_lets_it_go_on():
+    bench = Bench(inputs=1, room=100)
+    for value in range(50):
+        bench.inputs[0].push(rows(value), 10)
+    while bench.subtask.step():
+        pass
+    assert bench.inputs[0].readable
+    taken = []
+    while bench.out.readable:
+        taken += [bench.out.pop()]
+        while bench.subtask.step():
+            pass
+    values = [b.rows.column(0)[0].as_py() for b in taken]
+    assert values == list(range(50))
+
+
+def test_inputs_are_read_in_turn():
+    bench = Bench()
+    for value in range(3):
+        bench.inputs[0].push(rows(value), 10)
+        bench.inputs[1].push(rows(10 + value), 10)
+    while bench.subtask.step():
+        pass
+    assert bench.emitted() == [[0], [10], [1], [11], [2], [12]]

@@ -1,0 +1,37 @@
+"""Fixtures that several parts share. An S3 endpoint is one moto server per test session, on a free loopback port."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """URL of an S3 server. Credentials are in the environment, as boto3 and subprocesses expect them."""
+    from moto.server import ThreadedMotoServer
+
+    wanted = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str) -> Callable[[str], str]:
+    """`s3_url("prefix")`: a storage URL in a bucket of this test's own."""
+    import boto3
+
+    bucket = f"test-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3", endpoint_url=s3_endpoint).create_bucket(Bucket=bucket)
+    return lambda prefix: f"s3://{bucket}/{prefix}?endpoint={s3_endpoint}"
