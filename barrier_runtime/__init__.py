@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from state.errors import Unavailable as Unavailable
     from state.errors import UserCodeError as UserCodeError
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,13 @@
 """Built-in aggregates, as SQL means them, and the registers (numpy columns of a dense state table) they are made of.
 
-An aggregate is a function of a few registers; aggregates over the same column share them (`mean` and `sum_` use one sum).
-Registers are updated for a whole batch at once. Nulls are ignored; an aggregate over no value is null, `count` is 0. NaN is
-the greatest number, as in Spark. Integer sums are exact (64 bits); float sums add in row order.
+An aggregate is a function of a few registers; aggregates over the same column share them (`mean` and `sum_` use one
+sum). Registers are updated for a whole batch at once. Nulls are ignored; an aggregate over no value is null, `count`
+is 0. NaN is the greatest number, as in Spark. Integer sums are exact (64 bits); float sums add in row order.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from state.errors import InvalidJob
 
 Kind = Literal["count", "sum", "mean", "min", "max"]
 RegisterKind = Literal["rows", "values", "sum", "min", "max"]
-Columns: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
+Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 ROWS = "rows"  # name of the register that counts rows; every table has it
 

@@ -1,7 +1,8 @@
 """The language of dataflows: `Dataflow` begins streams, streams are transformed step by step and end in sinks.
 
-Nothing runs while a flow is written down. Sources, stateful steps and sinks have names: state is addressed by them, so they
-are unique and do not depend on the order of steps. Mistakes that can be seen from names and types are reported at once.
+Nothing runs while a flow is written down. Sources, stateful steps and sinks have names: state is addressed by them,
+so they are unique and do not depend on the order of steps. Mistakes that can be seen from names and types are
+reported at once.
 
     flow = Dataflow("orders")
     orders = flow.read_jsonl("orders", "data/orders", schema={"shop": str, "amount": float, "at": "timestamp[ms]"},
@@ -13,7 +14,7 @@ are unique and do not depend on the order of steps. Mistakes that can be seen fr
 
 import copy
 import datetime
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,14 +23,13 @@ import pyarrow.compute as pc
 
 from barrier_runtime.aggregates import Aggregate
 from barrier_runtime.event_time import check_event_time_type
-from barrier_runtime.expressions import evaluated_types
 from barrier_runtime.keyed_state import ValueState
 from barrier_runtime.keys import check_key_type
-from barrier_runtime.operators.columnar import FilterExpressionOperator, MapBatchesOperator, SelectOperator
+from barrier_runtime.operators.columnar import MapBatchesOperator, SelectColumnsOperator
 from barrier_runtime.operators.enrich import EnrichOperator, How, check_small_table, enriched_schema
 from barrier_runtime.operators.process import ProcessOperator, declared_states
-from barrier_runtime.operators.running_aggregate import RunningAggregateOperator, running_schema
 from barrier_runtime.operators.rowwise import FilterOperator, FlatMapOperator, MapOperator
+from barrier_runtime.operators.running_aggregate import RunningAggregateOperator, running_schema
 from barrier_runtime.operators.union import UnionOperator
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermark_generator import WatermarkOperator
@@ -51,7 +51,8 @@ from state.errors import InvalidJob
 from state.ids import check_job_id
 
 if TYPE_CHECKING:
-    from barrier_runtime.launch import JobHandle, JobResult
+    from barrier_runtime.job_result import JobResult
+    from barrier_runtime.launch import JobHandle
 
 Paths: TypeAlias = str | Sequence[str]
 _NO_DELAY = datetime.timedelta()
@@ -76,7 +77,8 @@ class Dataflow:
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream":
         """Any `Source`. With `event_time` (a timestamp, date or int64-milliseconds column) watermarks are made per
-        split: the greatest time seen minus `max_out_of_orderness`. A split silent for `idle_timeout` is not waited for."""
+        split: the greatest time seen minus `max_out_of_orderness`. A split silent for `idle_timeout` is not waited
+        for."""
         where = f"source {name!r}"
         schema = source.schema
         if event_time is not None:
@@ -232,8 +234,8 @@ class Dataflow:
 
 
 class Stream:
-    """Rows on their way. Immutable: each method gives a new stream and leaves this one usable (several consumers each get
-    all rows). `schema` is known or None (then fixed by the first batch)."""
+    """Rows on their way. Immutable: each method gives a new stream and leaves this one usable (several consumers each
+    get all rows). `schema` is known or None (then fixed by the first batch)."""
 
     def __init__(self, flow: Dataflow, node: int, schema: pa.Schema | None, rebalanced: bool = False) -> None:
         self._flow = flow
@@ -243,7 +245,9 @@ class Stream:
 
     # ------------------------------------------------------------ row-wise
 
-    def map(self, function: Callable[[Row], Row], *, schema: SchemaLike | None = None, name: str | None = None) -> "Stream":
+    def map(
+        self, function: Callable[[Row], Row], *, schema: SchemaLike | None = None, name: str | None = None
+    ) -> "Stream":
         """One row (dict) in, one row out. Without `schema` the first rows returned decide it."""
         return self._rowwise("map", MapOperator, function, schema, name)
 
@@ -257,10 +261,15 @@ class Stream:
         """Keep rows for which the expression, or the function of a row, is true. Expressions are much faster."""
         where = f"filter {name or ''}".strip()
         if isinstance(condition, pc.Expression):
+            from barrier_runtime.expressions import evaluated_types
+            from barrier_runtime.operators.expression import FilterExpressionOperator
+
             if self.schema is not None:
                 kind = evaluated_types(self.schema, [condition], where)[0]
                 if not pa.types.is_boolean(kind):
-                    raise InvalidJob(f"{where}: the expression {condition} gives {kind}: use one that gives true or false")
+                    raise InvalidJob(
+                        f"{where}: the expression {condition} gives {kind}: use one that gives true or false"
+                    )
             return self._step(
                 "filter", name, partial(FilterExpressionOperator, expression=condition), self.schema, str(condition)
             )
@@ -286,7 +295,8 @@ class Stream:
         schema: SchemaLike | None = None,
         name: str | None = None,
     ) -> "Stream":
-        """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1 on."""
+        """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1
+        on."""
         where = f"map_batches {name or ''}".strip()
         _check_callable(function, where)
         output = as_schema(schema, where) if schema is not None else None
@@ -303,19 +313,30 @@ class Stream:
             raise InvalidJob(f"{where}: no columns: name at least one")
         for column, value in chosen.items():
             if not isinstance(value, str | pc.Expression):
-                raise InvalidJob(f"{where}: {column!r} is {value!r}: give a column name or a pyarrow.compute expression")
+                raise InvalidJob(
+                    f"{where}: {column!r} is {value!r}: give a column name or a pyarrow.compute expression"
+                )
+        names = {column: value for column, value in chosen.items() if isinstance(value, str)}
+        expressions = [value for value in chosen.values() if not isinstance(value, str)]
+        types: Iterator[pa.DataType] = iter(())
+        make: Callable[..., Any] = partial(SelectColumnsOperator, columns=names)
+        require_columns(self.schema, tuple(names.values()), where)
+        if expressions:
+            from barrier_runtime.expressions import evaluated_types
+            from barrier_runtime.operators.expression import SelectExpressionsOperator
+
+            make = partial(SelectExpressionsOperator, columns=chosen)
+            if self.schema is not None:
+                types = iter(evaluated_types(self.schema, expressions, where))
         output = None
         if self.schema is not None:
-            require_columns(self.schema, tuple(value for value in chosen.values() if isinstance(value, str)), where)
-            expressions = [value for value in chosen.values() if not isinstance(value, str)]
-            types = iter(evaluated_types(self.schema, expressions, where) if expressions else ())
             output = pa.schema(
                 [
                     (column, self.schema.field(value).type if isinstance(value, str) else next(types))
                     for column, value in chosen.items()
                 ]
             )
-        return self._step("select", name, partial(SelectOperator, columns=chosen), output, ", ".join(chosen))
+        return self._step("select", name, make, output, ", ".join(chosen))
 
     def broadcast_join(
         self,
@@ -325,8 +346,8 @@ class Stream:
         on: str | Sequence[str],
         how: How = "left",
     ) -> "Stream":
-        """Add the columns of a small table (Arrow table, list of dicts, or path to a file), matched by the columns `on`,
-        whose values are unique in it. `how`: "left" keeps rows without a match (nulls), "inner" drops them."""
+        """Add the columns of a small table (Arrow table, list of dicts, or path to a file), matched by the columns
+        `on`, whose values are unique in it. `how`: "left" keeps rows without a match (nulls), "inner" drops them."""
         where = f"broadcast_join {name!r}"
         if how not in ("left", "inner"):
             raise InvalidJob(f'{where}: how={how!r}: use "left" or "inner"')
@@ -340,8 +361,8 @@ class Stream:
     # ------------------------------------------------------------ shape of the stream
 
     def with_watermarks(self, column: str, max_out_of_orderness: datetime.timedelta = _NO_DELAY) -> "Stream":
-        """Event time follows `column`: the greatest value seen minus `max_out_of_orderness`. Directly after a source the
-        watermark is made per split there, which is more exact; elsewhere it replaces the input's."""
+        """Event time follows `column`: the greatest value seen minus `max_out_of_orderness`. Directly after a source
+        the watermark is made per split there, which is more exact; elsewhere it replaces the input's."""
         where = "with_watermarks"
         bound_ms = milliseconds(max_out_of_orderness, f"max_out_of_orderness of {where}")
         require_columns(self.schema, (column,), where)
@@ -351,7 +372,7 @@ class Stream:
             self._flow.plan.set_watermarks(self._node, column, bound_ms)
             return self
         make = partial(WatermarkOperator, column=column, max_out_of_orderness_ms=bound_ms)
-        return self._step("with_watermarks", None, make, self.schema, f"{column}, {max_out_of_orderness}", stateful=True)
+        return self._step("with_watermarks", None, make, self.schema, f"{column}, {max_out_of_orderness}")
 
     def union(self, *others: "Stream", name: str | None = None) -> "Stream":
         """Rows of this and the other streams, which have the same columns."""
@@ -410,7 +431,7 @@ class Stream:
             None,
             stateful=True,
             is_sink=True,
-            guarantee=sink.guarantee,
+            guarantee=getattr(sink, "guarantee"),  # noqa: B009 - a factory carries it as an attribute
             describe=repr(sink),
         )
         self._flow.plan.add(node)
@@ -421,16 +442,9 @@ class Stream:
         return Input(self._node, "rebalance" if self._rebalanced else "forward")
 
     def _step(
-        self,
-        kind: str,
-        name: str | None,
-        make: Callable[..., Any],
-        schema: pa.Schema | None,
-        describe: str,
-        *,
-        stateful: bool = False,
+        self, kind: str, name: str | None, make: Callable[..., Any], schema: pa.Schema | None, describe: str
     ) -> "Stream":
-        node = StepNode(name, kind, (self._as_input(),), make, schema, stateful=stateful, describe=describe)
+        node = StepNode(name, kind, (self._as_input(),), make, schema, describe=describe)
         return Stream(self._flow, self._flow.plan.add(node), schema)
 
 
@@ -486,14 +500,9 @@ class KeyedStream:
         where = f"process {name!r}"
         if not callable(getattr(function, "process", function)):
             raise InvalidJob(f"{where}: {function!r} is no function and has no process() method: pass one")
-        if not isinstance(function, type) and hasattr(function, "process"):
-            function = partial(copy.deepcopy, function)
-            raise_for = function.args[0]
-        else:
-            raise_for = function
-        if isinstance(raise_for, type) and not callable(getattr(raise_for, "process", None)):
-            raise InvalidJob(f"{where}: class {raise_for.__name__} has no method process(self, key, row, ctx): add it")
-        declared_states(raise_for, state)
+        if isinstance(function, type) and not callable(getattr(function, "process", None)):
+            raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
+        declared_states(function, state)
         known = self._stream.schema
         if event_time is not None:
             require_columns(known, (event_time,), where)
@@ -509,7 +518,7 @@ class KeyedStream:
             output=output,
             schema=known,
         )
-        return self._stateful(name, "process", make, output, function_name(raise_for))
+        return self._stateful(name, "process", make, output, function_name(function))
 
     def _stateful(
         self, name: str, kind: str, make: Callable[..., Any], schema: pa.Schema | None, describe: str
@@ -532,9 +541,9 @@ class WindowedStream:
         self._event_time = event_time
 
     def aggregate(self, **aggregates: Aggregate) -> Stream:
-        """One row per key and window once the watermark passed its end: the key columns, `window_start` and `window_end`
-        (timestamps in ms, UTC; the end is exclusive), then the aggregates. Rows that come later are dropped and counted
-        (`late_rows`)."""
+        """One row per key and window once the watermark passed its end: the key columns, `window_start` and
+        `window_end` (timestamps in ms, UTC; the end is exclusive), then the aggregates. Rows that come later are
+        dropped and counted (`late_rows`)."""
         where = f"window {self._name!r}"
         _check_aggregates(aggregates, where)
         keys = self._keyed._keys

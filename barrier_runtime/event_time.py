@@ -23,12 +23,17 @@ def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
     kind = times.type
     if pa.types.is_timestamp(kind):
         multiply, divide = _SCALE[kind.unit]
-        values = times.view(pa.int64()).to_numpy(zero_copy_only=False)
+        values = _numbers(times.view(pa.int64()))
         if divide != 1:
             return values // divide
         return values * multiply if multiply != 1 else values
     if pa.types.is_date32(kind):
-        return times.view(pa.int32()).to_numpy(zero_copy_only=False).astype(np.int64) * _DAY_MS
+        return _numbers(times.view(pa.int32())).astype(np.int64) * _DAY_MS
     if pa.types.is_date64(kind):
-        return times.view(pa.int64()).to_numpy(zero_copy_only=False)
-    return times.to_numpy(zero_copy_only=False)
+        return _numbers(times.view(pa.int64()))
+    return _numbers(times)
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+    values: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False)
+    return values

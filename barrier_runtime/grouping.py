@@ -44,7 +44,8 @@ def _encode(column: pa.Array) -> tuple[npt.NDArray[np.int64], int]:
 
 
 def stable_order(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    """`argsort(slots, kind="stable")` for numbers in [0, 2**32); numpy sorts 16-bit numbers by radix, ten times faster."""
+    """`argsort(slots, kind="stable")` for numbers in [0, 2**32); numpy sorts 16-bit numbers by radix, ten times
+    faster."""
     if len(slots) < 1_024:
         return np.argsort(slots, kind="stable")
     order = np.argsort(slots.astype(np.uint16), kind="stable")

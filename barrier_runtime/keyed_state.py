@@ -1,7 +1,8 @@
-"""State of a keyed function, as its author sees it: declared once as a class attribute, bound to the key of the row at hand.
+"""State of a keyed function, as its author sees it: declared once as a class attribute, bound to the key of the row
+at hand.
 
-Values are written as MessagePack by msgspec, typed: added fields with defaults, removed fields and widened types are read
-back after a change of the program. Nothing is pickled unless `codec="pickle"` says so.
+Values are written as MessagePack by msgspec, typed: added fields with defaults, removed fields and widened types are
+read back after a change of the program. Nothing is pickled unless `codec="pickle"` says so.
 """
 
 import copy
@@ -55,11 +56,11 @@ class ValueState(Generic[T]):
     ...         yield {"key": key, "total": self.total.value}
 
     `kind` is any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
-    `msgspec.Struct`. A value changed in place is kept only after `update(value)`. `value` is `default` (None unless given)
-    where nothing was stored; use `default_factory=` for lists and dicts.
+    `msgspec.Struct`. A value changed in place is kept only after `update(value)`. `value` is `default` (None unless
+    given) where nothing was stored; use `default_factory=` for lists and dicts.
     """
 
-    __slots__ = ("_codec", "_current", "_default", "_factory", "_get", "_kind", "_name", "_put", "_scalar", "_table")
+    __slots__ = ("_codec", "_current", "_default", "_factory", "_get", "_kind", "_name", "_put", "_remove", "_scalar")
 
     def __init__(
         self,
@@ -90,15 +91,17 @@ class ValueState(Generic[T]):
         self._codec = codec
         self._scalar = kind if kind in _SCALARS and codec == "msgpack" else None
         self._name = ""
-        self._table: KeyTable | None = None
-        self._current: CurrentKey | None = None
+        self._current = CurrentKey()
+        self._get: Callable[[tuple[Any, ...]], Any] = _unbound
+        self._put: Callable[[tuple[Any, ...], Any], None] = _unbound
+        self._remove: Callable[[tuple[Any, ...]], None] = _unbound
 
     # ------------------------------------------------------------ for the user's function
 
     @property
     def value(self) -> T:
         """The value of the current key."""
-        found = self._get(self._current.key)  # type: ignore[union-attr]
+        found = self._get(self._current.key)
         if found is not None:
             return cast(T, found)
         return self._factory() if self._factory is not None else cast(T, self._default)
@@ -114,12 +117,11 @@ class ValueState(Generic[T]):
             return
         if self._scalar is not None and type(value) is not self._scalar:
             value = self._as_scalar(value)
-        self._put(self._current.key, value)  # type: ignore[union-attr]
+        self._put(self._current.key, value)
 
     def clear(self) -> None:
         """Forget the current key's value."""
-        self._bound()
-        self._table.delete(self._current.key)  # type: ignore[union-attr]
+        self._remove(self._current.key)
 
     # ------------------------------------------------------------ for the operator
 
@@ -132,10 +134,10 @@ class ValueState(Generic[T]):
         """A handle that works on `table` at the key of `current`."""
         bound = copy.copy(self)
         bound._name = name
-        bound._table = table
         bound._current = current
         bound._get = table.get
         bound._put = table.put
+        bound._remove = table.delete
         return bound
 
     def encoder(self, where: str) -> Callable[[Any], bytes]:
@@ -180,27 +182,22 @@ class ValueState(Generic[T]):
 
         return checked
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_get", "_put"):  # slots that bind() fills
-            self._bound()
-        raise AttributeError(name)
-
-    def _bound(self) -> None:
-        if self._table is None:
-            raise InvalidJob("this ValueState is used outside a keyed function: use it only in process() or on_timer()")
-
     def _as_scalar(self, value: Any) -> T:
-        kind = self._scalar
+        kind: Any = self._scalar
         if kind is float and isinstance(value, int):
             return cast(T, float(value))
-        if isinstance(value, kind) and not isinstance(value, bool):  # type: ignore[arg-type]
-            return cast(T, kind(value))  # type: ignore[misc]
-        if kind is not bool and hasattr(value, "item") and isinstance(value.item(), kind):  # type: ignore[arg-type]
+        if isinstance(value, kind) and not isinstance(value, bool):
+            return cast(T, kind(value))  # a subclass, such as an IntEnum
+        if hasattr(value, "item") and type(value.item()) is kind:
             return cast(T, value.item())  # a numpy scalar
         raise InvalidJob(
-            f"state {self._name!r} is declared {kind.__name__}, but {_short(value)} "  # type: ignore[union-attr]
+            f"state {self._name!r} is declared {kind.__name__}, but {_short(value)} "
             f"({type(value).__name__}) is stored: convert it, or correct the declaration"
         )
+
+
+def _unbound(*_: Any) -> Any:
+    raise InvalidJob("a ValueState is used outside a keyed function: use it only in process() or on_timer()")
 
 
 def _short(value: Any) -> str:

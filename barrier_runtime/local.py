@@ -131,7 +131,7 @@ def run_local(flow: "Dataflow", **keywords: object) -> JobResult:
 async def run_graph(graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
     """Run coordinator and slots on this loop until the job ended; its last status."""
     loop = asyncio.get_running_loop()
-    runner = JobRunner(spec, store)
+    runner = JobRunner(spec, store, leader=uuid.uuid4().hex, host=socket.gethostname())
     running = loop.create_task(runner.run())
     directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-local-"))
     workers = Workers(loop)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from barrier_runtime.graph import JobGraph
 from barrier_runtime.slot.execution import StateSettings
-from coordinator.messages import CheckpointOptions, JobSpec
+from coordinator.messages import CheckpointOptions, JobSpec, RestartOptions
 from coordinator.options import validated
 from state.errors import InvalidJob
 from state.ids import check_job_id
@@ -43,6 +43,7 @@ class JobOptions:
     allow_non_restored: bool = False
     slot_timeout: float = 10.0
     gang_timeout: float = 60.0
+    restart_attempts: int | None = 10  # restarts in a row without progress before the job fails; None: without end
     state_backend: Literal["rocksdb", "memory"] = "rocksdb"
     state_memory_mb: int = 256
     state_cache_mb: int = 64
@@ -121,6 +122,7 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         allow_non_restored=options.allow_non_restored,
         slot_timeout_ms=round(options.slot_timeout * 1000),
         gang_timeout_ms=round(options.gang_timeout * 1000),
+        restart=RestartOptions(max_attempts=options.restart_attempts),
     )
 
 

@@ -1,4 +1,5 @@
-"""What a `Dataflow` has collected: sources and steps as plain values, connected by their numbers. Compiled by `compile`."""
+"""What a `Dataflow` has collected: sources and steps as plain values, connected by their numbers. Compiled by
+`compile`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -85,7 +85,9 @@ class RunningOrder:
         return RunningOrder(order, ordered[starts], starts, lengths)
 
 
-def running(registers: Sequence[Register], columns: Columns, rows: RunningOrder, batch: BatchValues) -> dict[str, Values]:
+def running(
+    registers: Sequence[Register], columns: Columns, rows: RunningOrder, batch: BatchValues
+) -> dict[str, Values]:
     """Per register the value after each row, in the batch's order; `columns` end at the last values."""
     results = {}
     for register in registers:
@@ -116,16 +118,17 @@ def running(registers: Sequence[Register], columns: Columns, rows: RunningOrder,
 
 def _running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:
     """Integers wrap around and come back, so one running sum over all groups minus what preceded each is exact."""
-    total = np.cumsum(values)
+    total: Values = np.cumsum(values)
     preceding = total[rows.starts] - values[rows.starts]
-    return total + np.repeat(before - preceding, rows.lengths)
+    running_total: Values = total + np.repeat(before - preceding, rows.lengths)
+    return running_total
 
 
 def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:
     """Round r takes the r-th row of every group at once; the few long groups are done one by one.
 
-    Each group sees exactly the operations, in the order, that a row-wise program would do, so float sums do not depend on
-    what other keys share the batch.
+    Each group sees exactly the operations, in the order, that a row-wise program would do, so float sums do not
+    depend on what other keys share the batch.
     """
     result = np.empty_like(values)
     short = rows.lengths <= _ROUNDS

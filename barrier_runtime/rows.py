@@ -18,7 +18,8 @@ _CUT = 500  # characters of a record shown in an error
 
 
 def values_of(array: pa.Array) -> list[Any]:
-    """Python values of a column. Timestamps become `datetime` (digits below a microsecond are dropped), UTC ones aware."""
+    """Python values of a column. Timestamps become `datetime` (digits below a microsecond are dropped), UTC ones
+    aware."""
     kind = array.type
     if pa.types.is_timestamp(kind) and kind.tz in (None, "UTC"):
         if kind.unit == "ns":

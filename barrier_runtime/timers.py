@@ -1,7 +1,7 @@
 """Event-time timers of a keyed operator: one per key and timestamp, in state and in a heap, fired in timestamp order.
 
-The state table is the truth (it is what a snapshot holds); the heap is only an index of it. A deleted timer stays in the
-heap until its time and is skipped there.
+The state table is the truth (it is what a snapshot holds); the heap is only an index of it. A deleted timer stays in
+the heap until its time and is skipped there.
 """
 
 import heapq

@@ -59,7 +59,9 @@ def _as_type(kind: Any, column: str, where: str) -> pa.DataType:
             ) from error
     known = _PYTHON_TYPES.get(kind) if isinstance(kind, type) else None
     if known is None:
-        raise InvalidJob(f"{where}: column {column!r} has type {kind!r}, which is no Arrow type: use pa.int64() and such")
+        raise InvalidJob(
+            f"{where}: column {column!r} has type {kind!r}, which is no Arrow type: use pa.int64() and such"
+        )
     return known
 
 

@@ -53,7 +53,8 @@ from coordinator.events import (
     UserStop,
     UserTrigger,
 )
-from coordinator.job_protocol import Identity, JobProtocol, Origin
+from coordinator.job import Identity, Origin
+from coordinator.job_protocol import JobProtocol
 from coordinator.log_reader import read_log
 from coordinator.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
 from coordinator.status import JobStatus
@@ -380,4 +381,4 @@ def _get(store: ObjectStore, key: str) -> bytes | None:
 
 
 def _backoff_s(attempt: int) -> float:
-    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(attempt, 16))
+    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(attempt, 16))

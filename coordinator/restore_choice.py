@@ -78,8 +78,8 @@ def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple
     if manifest.max_parallelism != spec.max_parallelism:
         raise InvalidJob(
             f"checkpoint {manifest.checkpoint} of job {spec.job} was taken with max_parallelism "
-            f"{manifest.max_parallelism}, the job now has {spec.max_parallelism}: set {manifest.max_parallelism}, it is "
-            "fixed for a job's life"
+            f"{manifest.max_parallelism}, the job now has {spec.max_parallelism}: set {manifest.max_parallelism}; it "
+            "is fixed for a job's life"
         )
     stored = {snapshot.operator for snapshot in manifest.operators if snapshot.keyed is not None or snapshot.values}
     present = {name for chain in spec.chains for name in chain.operators}

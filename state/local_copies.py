@@ -1,7 +1,8 @@
 """Local copies of snapshots: hard links that stay after the upload, so that survivors restore without the network.
 
 One `LocalCopies` lives in the slot's process across generations. Each copy is in the folder of the incarnation that made
-it, beside the database, so that files can be linked. It is a cache: losing it costs a download, never state. Used from the loop and from worker threads.
+it, beside the database, so that files can be linked. It is a cache: losing it costs a download, never state. Used from
+the loop and from worker threads.
 """
 
 import shutil
@@ -23,6 +24,8 @@ class LocalCopy:
 
 
 class LocalCopies:
+    """All copies of one slot. Dropping one deletes its folder, at the latest when `delete_unwanted` is called."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._copies: dict[tuple[str, int, int], LocalCopy] = {}

@@ -28,6 +28,7 @@ _PERSON_MUST_FIX = {
     errno.EROFS,
     errno.ENOTDIR,
     errno.EISDIR,
+    errno.EEXIST,
     errno.ENAMETOOLONG,
     errno.ELOOP,
 }
@@ -93,6 +94,8 @@ class LocalStore:
 
     def get_file(self, key: str, path: Path) -> None:
         target = self._target(key)
+        if path.exists():
+            raise FileExistsError(f"{path} is there already: download to a fresh file")
         with self._named_trouble("get", key), _open_object(target) as source, path.open("xb") as copy:
             while chunk := source.read(_CHUNK):
                 copy.write(chunk)

@@ -97,6 +97,7 @@ class MemoryStore:
             self._write("put", key, lambda: self._set(key, data))
 
     def put_file(self, key: str, path: Path) -> None:
+        check_key(key)
         self.put(key, path.read_bytes())
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:

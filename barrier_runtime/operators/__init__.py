@@ -1,1 +1,2 @@
-"""What a chain is made of: one file per kind of operator. No clock, no socket, no thread: all comes in through `base`."""
+"""What a chain is made of: one file per kind of operator. No clock, no socket, no thread: all comes in through
+`base`."""

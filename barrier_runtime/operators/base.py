@@ -46,7 +46,9 @@ class OperatorContext:
     parallelism: int
     max_parallelism: int
     restored: tuple[OperatorSnapshot, ...]  # own snapshots, or all that may matter when rescaled; () = start empty
-    open_keyed: Callable[[], KeyedBackend]  # opens (and restores) this subtask's keyed state; call at most once, in open()
+    open_keyed: Callable[
+        [], KeyedBackend
+    ]  # opens (and restores) this subtask's keyed state; call at most once, in open()
     lane: Lane
     report: Reporter
     local_dir: Path  # private to this incarnation of the subtask

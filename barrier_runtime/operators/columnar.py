@@ -1,58 +1,25 @@
-"""`filter` and `select` with expressions, and `map_batches`: a batch at a time, no Python per row."""
+"""`select` by names, and `map_batches`: a batch at a time, no Python per row."""
 
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from barrier_runtime.elements import Batch
-from barrier_runtime.expressions import evaluate
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
 from state.errors import InvalidJob
 
 
-class FilterExpressionOperator(Operator):
-    """Rows for which the expression is true (not null, not false)."""
+class SelectColumnsOperator(Operator):
+    """Columns in the given order, renamed: new name → column. Copies nothing."""
 
-    def __init__(self, name: str, expression: pc.Expression) -> None:
-        self._where = f"filter {name!r}"
-        self._expression = expression
-
-    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        mask = evaluate(batch.rows, [self._expression], self._where)[0]
-        if not pa.types.is_boolean(mask.type):
-            raise InvalidJob(f"{self._where}: the expression gives {mask.type}: use one that gives true or false")
-        kept = mask.true_count
-        if kept == len(mask):
-            emit(batch)
-        elif kept:
-            emit(Batch(batch.rows.filter(mask), batch.emit_ns))
-
-
-class SelectOperator(Operator):
-    """Columns by name, renamed or computed, in the given order."""
-
-    def __init__(self, name: str, columns: Mapping[str, str | pc.Expression]) -> None:
+    def __init__(self, name: str, columns: Mapping[str, str]) -> None:
         self._where = f"select {name!r}"
         self._columns = dict(columns)
-        self._expressions = [value for value in self._columns.values() if not isinstance(value, str)]
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        computed = iter(evaluate(batch.rows, self._expressions, self._where) if self._expressions else ())
-        arrays = [
-            self._plain(batch.rows, value) if isinstance(value, str) else next(computed)
-            for value in self._columns.values()
-        ]
+        arrays = [column_of(batch.rows, column, self._where) for column in self._columns.values()]
         emit(Batch(pa.RecordBatch.from_arrays(arrays, names=list(self._columns)), batch.emit_ns))
-
-    def _plain(self, rows: pa.RecordBatch, column: str) -> pa.Array:
-        try:
-            return rows.column(column)
-        except KeyError as error:
-            raise InvalidJob(
-                f"{self._where}: there is no column {column!r}: use one of {', '.join(rows.schema.names)}"
-            ) from error
 
 
 class MapBatchesOperator(Operator):
@@ -94,12 +61,21 @@ class MapBatchesOperator(Operator):
             self._schema = result.schema
         elif not result.schema.equals(self._schema):
             raise InvalidJob(
-                f"{function_name(self._function)} of operator {self._name!r} returned {_one_line(result.schema)}, but "
-                f"its schema is {_one_line(self._schema)}: return one schema always, or correct schema="
+                f"{function_name(self._function)} of operator {self._name!r} returned ({_one_line(result.schema)}), "
+                f"but its schema is ({_one_line(self._schema)}): return one schema always, or correct schema="
             )
         if result.num_rows:
             emit(Batch(result, batch.emit_ns))
 
 
+def column_of(rows: pa.RecordBatch, column: str, where: str) -> pa.Array:
+    try:
+        return rows.column(column)
+    except KeyError as error:
+        raise InvalidJob(
+            f"{where}: there is no column {column!r}: use one of {', '.join(rows.schema.names)}"
+        ) from error
+
+
 def _one_line(schema: pa.Schema) -> str:
-    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -4,6 +4,7 @@ Each left row meets at most one right row (keys of the table are unique), so the
 state, and a replay gives the same result.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -31,8 +32,7 @@ def check_small_table(table: pa.Table, on: Sequence[str], where: str) -> None:
         raise InvalidJob(f"{where}: the small table has no columns besides its keys: there is nothing to add")
     keys = list(zip(*[table.column(column).to_pylist() for column in on], strict=True))
     if len(set(keys)) != len(keys):
-        seen: set[Any] = set()
-        double = next(key for key in keys if key in seen or seen.add(key))
+        double = Counter(keys).most_common(1)[0][0]
         raise InvalidJob(
             f"{where}: the key {double!r} is in the small table more than once: make {', '.join(on)} unique in it"
         )

@@ -1,7 +1,7 @@
 """What a keyed operator remembers besides its tables: how far event time was, and the types its state was written with.
 
-The watermark must survive: without it, rows that were late before a failure would be accepted after it, into windows that
-have fired already.
+The watermark must survive: without it, rows that were late before a failure would be accepted after it, into windows
+that have fired already.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,9 +1,11 @@
-"""`process`: the user's row-wise function per key, with state and event-time timers bound to the key of the row at hand.
+"""`process`: the user's row-wise function per key, with state and event-time timers bound to the key of the row at
+hand.
 
 The cost beside the user's own call is kept to a few attribute writes: state handles do not know keys, they share one
 `CurrentKey`.
 """
 
+import copy
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
@@ -25,9 +27,9 @@ from state.errors import InvalidJob
 class ProcessContext:
     """`ctx` of a keyed function.
 
-    `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of the
-    row (when `event_time=` is given; None if null) or of the timer, ms. `watermark`: event time the stream has reached,
-    ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`.
+    `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
+    the row (when `event_time=` is given; None if null) or of the timer, ms. `watermark`: event time the stream has
+    reached, ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`.
     """
 
     __slots__ = ("key", "operator", "state", "subtask", "timers", "timestamp", "watermark")
@@ -44,9 +46,7 @@ class ProcessContext:
 
 def declared_states(function: Any, extra: Mapping[str, ValueState[Any]] | None = None) -> dict[str, ValueState[Any]]:
     """States declared as attributes of a class (or of its instance), and those given beside it."""
-    states = {
-        name: value for name in dir(function) if isinstance(value := getattr(function, name, None), ValueState)
-    }
+    states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), ValueState)}
     for name, value in (extra or {}).items():
         if name in states:
             raise InvalidJob(f"state {name!r} is declared in {function_name(function)} and in state=: keep one")
@@ -69,7 +69,7 @@ class ProcessOperator(KeyedOperator):
         output: pa.Schema | None = None,
         schema: pa.Schema | None = None,
     ) -> None:
-        """`function`: a class with `process(self, key, row, ctx)`, or a function of (key, row, ctx)."""
+        """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx)."""
         super().__init__(name, keys, keys, schema)
         self._function = function
         self._extra = dict(states or {})
@@ -85,6 +85,8 @@ class ProcessOperator(KeyedOperator):
                 target = target()
             except Exception as error:
                 raise self._failed(error, self._function) from error
+        elif hasattr(target, "process"):
+            target = copy.deepcopy(target)  # subtasks of one process must not share attributes
         self._call = target.process if hasattr(target, "process") else target
         self._on_timer = getattr(target, "on_timer", None)
         self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)
@@ -166,7 +168,7 @@ class ProcessOperator(KeyedOperator):
             return itertools.repeat(None)
         times = rows.column(self._event_time)
         if not times.null_count:
-            return event_times_ms(times).tolist()
+            return list(event_times_ms(times).tolist())
         valid = iter(event_times_ms(times.drop_null()).tolist())
         return [next(valid) if known else None for known in times.is_valid().to_pylist()]
 

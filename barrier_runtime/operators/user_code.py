@@ -1,6 +1,8 @@
-"""An exception of a user's function, as the user should see it: own frames first, then operator, subtask, key and record.
+"""An exception of a user's function, as the user should see it: own frames first, then operator, subtask, key and
+record.
 
-Frames of this package are left out: the user did not write them. Errors that this project raises on purpose pass through.
+Frames of this package are left out: the user did not write them. Errors that this project raises on purpose pass
+through.
 """
 
 import traceback
@@ -30,7 +32,9 @@ def user_error(
 
     Trouble that is not the function's fault (storage, fencing) comes back as it is.
     """
-    if isinstance(error, UserCodeError) or (isinstance(error, BarrierRuntimeError) and not isinstance(error, InvalidJob)):
+    if isinstance(error, UserCodeError) or (
+        isinstance(error, BarrierRuntimeError) and not isinstance(error, InvalidJob)
+    ):
         return error
     message = f"{function} of operator {operator!r}, subtask {subtask}, raised {type(error).__name__}: {error}"
     if key is not _NOTHING:

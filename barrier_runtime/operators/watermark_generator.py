@@ -1,13 +1,12 @@
 """`with_watermarks` in the middle of a stream: the watermark follows a column of the rows that pass.
 
-The greatest time seen is part of the snapshot: rows that were late stay late after a recovery.
+It keeps no state: after a recovery it rises anew from the rows that come, and operators that drop late rows remember
+how far event time was by themselves.
 """
-
-import msgspec
 
 from barrier_runtime.elements import WATERMARK_MIN, Batch
 from barrier_runtime.event_time import check_event_time_type, event_times_ms
-from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
+from barrier_runtime.operators.base import Emit, Operator
 from state.errors import InvalidJob
 
 
@@ -22,14 +21,12 @@ class WatermarkOperator(Operator):
         self._bound_ms = max_out_of_orderness_ms
         self._greatest_ms = WATERMARK_MIN
 
-    def open(self, context: OperatorContext) -> None:
-        restored = [msgspec.json.decode(snapshot.values["greatest_ms"], type=int) for snapshot in context.restored]
-        self._greatest_ms = min(restored, default=WATERMARK_MIN)  # rescaled: the lowest promises nothing too early
-
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         schema = batch.rows.schema
         if self._column not in schema.names:
-            raise InvalidJob(f"{self._where}: there is no column {self._column!r}: use one of {', '.join(schema.names)}")
+            raise InvalidJob(
+                f"{self._where}: there is no column {self._column!r}: use one of {', '.join(schema.names)}"
+            )
         times = batch.rows.column(self._column)
         check_event_time_type(times.type, self._column, self._where)
         if times.null_count:
@@ -42,6 +39,3 @@ class WatermarkOperator(Operator):
         if self._greatest_ms == WATERMARK_MIN:
             return None
         return self._greatest_ms - self._bound_ms - 1
-
-    def snapshot(self, checkpoint: int) -> Capture:
-        return Capture(values={"greatest_ms": msgspec.json.encode(self._greatest_ms)})

@@ -1,8 +1,8 @@
 """Aggregates per key and event-time window: one dense entry per (keys, window start), results when the window is over.
 
-A window is over when the watermark reaches its last millisecond; it is emitted then, once, and removed. Rows of windows
-that are over are late: dropped and counted as `late_rows`. Results of one watermark come ordered by window and keys, so a
-replay gives the same rows in the same order.
+A window is over when the watermark reaches its last millisecond; it is emitted then, once, and removed. Rows of
+windows that are over are late: dropped and counted as `late_rows`. Results of one watermark come ordered by window
+and keys, so a replay gives the same rows in the same order.
 """
 
 import heapq
@@ -130,9 +130,7 @@ class WindowAggregateOperator(KeyedOperator):
             emit(Batch(results.slice(first, _MAX_ROWS), self._emit_ns))
 
 
-def window_schema(
-    schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, Aggregate], where: str
-) -> pa.Schema:
+def window_schema(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, Aggregate], where: str) -> pa.Schema:
     """Keys, `window_start`, `window_end` (exclusive; timestamps in ms, UTC), then the aggregates."""
     return pa.schema(
         [

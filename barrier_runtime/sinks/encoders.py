@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Encode: TypeAlias = Callable[[Sequence[pa.RecordBatch]], bytes]
 
@@ -37,6 +38,17 @@ def jsonl(batches: Sequence[pa.RecordBatch]) -> bytes:
     encoder = msgspec.json.Encoder()
     lines = bytearray()
     for batch in batches:
+        plain = _without_nanoseconds(batch)
         for start in range(0, batch.num_rows, _JSON_ROWS):
-            lines += encoder.encode_lines(batch.slice(start, _JSON_ROWS).to_pylist())
+            lines += encoder.encode_lines(plain.slice(start, _JSON_ROWS).to_pylist())
     return bytes(lines)
+
+
+def _without_nanoseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Python's datetime ends at microseconds: nanosecond timestamps become their ISO 8601 text here, whole."""
+    for position, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
+            zone = "" if field.type.tz is None else "Z" if field.type.tz == "UTC" else "%z"
+            text = pc.strftime(batch.column(position), format=f"%Y-%m-%dT%H:%M:%S{zone}")
+            batch = batch.set_column(position, field.name, text)
+    return batch

@@ -113,6 +113,7 @@ class Slot:
                 phase=self._phase,  # type: ignore[arg-type]
                 highest_checkpoint=self._highest_checkpoint,
                 committed=dict(self._committed),
+                ended=tuple(self._ended),
             )
         )
 
@@ -245,6 +246,8 @@ class Slot:
     def committed(self, checkpoint: int, operator: str, subtask: int) -> None:
         key = f"{operator}/{subtask}"
         self._committed[key] = max(checkpoint, self._committed.get(key, 0))
+        if self._ended:
+            self._tell_figures()  # the job may end with this commit: the last word must be complete
         self._send(Committed(self.token, checkpoint, operator, subtask))
 
     def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None:
@@ -265,12 +268,15 @@ class Slot:
         loop = self._res.loop
         self._loop_lag_ms = max(0.0, (loop.time() - due) * 1000)
         self._heartbeats += 1
-        latency = {}
-        if self._heartbeats % _LATENCY_EVERY_HEARTBEATS == 0 or self._ended:
-            latency = self._latency.encoded()
-        self._send(Heartbeat(self.token, self._metrics(), latency, int(time.time() * 1000)))
+        if self._heartbeats % _LATENCY_EVERY_HEARTBEATS == 0:
+            self._tell_figures()
+        else:
+            self._send(Heartbeat(self.token, self._metrics(), {}, int(time.time() * 1000)))
         next_due = loop.time() + self._heartbeat_s
         loop.call_at(next_due, self._beat, next_due)
+
+    def _tell_figures(self) -> None:
+        self._send(Heartbeat(self.token, self._metrics(), self._latency.encoded(), int(time.time() * 1000)))
 
     def _metrics(self) -> dict[str, float]:
         metrics = dict(self._counters)

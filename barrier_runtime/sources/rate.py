@@ -84,8 +84,7 @@ class RateReader:
         emit_ns = self._schedule.due_ns(self._row)
         numbers = np.arange(self._row, self._row + count)
         values = numbers * self._part.of + self._part.index
-        start_ns = self._schedule.start_ns
-        intended = start_ns + (numbers * (self._period_ns * self._part.of)).astype(np.int64)
+        intended = self._schedule.due_ns(0) + (numbers * (self._period_ns * self._part.of)).astype(np.int64)
         columns = [pa.array(values), pa.array(intended).view(self._schema.field(1).type)]
         if self._keys is not None:
             columns.append(pa.array(values % self._keys))

@@ -1,5 +1,5 @@
-"""When each row of a paced split is due. The start is part of the split's position: a recovery does not move the schedule,
-so what was due meanwhile comes at once and its latency counts from when it should have come.
+"""When each row of a paced split is due. The start is part of the split's position: a recovery does not move the
+schedule, so what was due meanwhile comes at once and its latency counts from when it should have come.
 """
 
 

@@ -136,7 +136,8 @@ class SourceDriver:
         return None
 
     def watermark(self) -> int | None:
-        """Lowest watermark of the unfinished splits; None while one of them has none. WATERMARK_MAX when all are done."""
+        """Lowest watermark of the unfinished splits; None while one of them has none. WATERMARK_MAX when all are
+        done."""
         if not self._active:
             return WATERMARK_MAX
         if self._spec.event_time is None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from barrier_runtime.graph import JobGraph
 from barrier_runtime.slot.control_link import TcpControlLink
 from barrier_runtime.slot.data_plane import TcpDataPlane
@@ -25,7 +27,7 @@ from barrier_runtime.slot.execution import SlotResources, StateSettings
 from barrier_runtime.slot.slot import Slot, SlotIdentity
 from barrier_runtime.slot.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.slot.workers import Workers
-from coordinator.messages import Shutdown
+from coordinator.messages import Shutdown, SlotClaims
 from state.errors import InvalidJob
 from state.local_copies import LocalCopies
 from state.open_store import open_store
@@ -120,7 +122,7 @@ async def _run(
         settings.secret,
         graph.name,
         settings.run_id,
-        f"{slot}:{slot_uuid}".encode(),
+        msgspec.msgpack.encode(SlotClaims(slot, slot_uuid)),
         this.connected,
         this.handle,
     )

@@ -1,0 +1,122 @@
+"""CSV files with a header line as a source. Values may be quoted, but not contain line breaks (a block ends at a
+line)."""
+
+import csv
+from collections.abc import Sequence
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from barrier_runtime.sources.base import Split, SplitReader
+from barrier_runtime.sources.file_listing import FoundFile, find_files, open_file
+from barrier_runtime.sources.file_reader import fit
+from barrier_runtime.sources.line_blocks import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
+from state.errors import InvalidJob
+
+_CHECKED_IN_DRIVER = 200
+
+
+class CsvSource:
+    exactly_once = True
+
+    def __init__(
+        self, name: str, paths: str | Sequence[str], schema: pa.Schema | None, pace: float | None, delimiter: str
+    ) -> None:
+        self._where = f"source {name!r}"
+        if pace is not None and not pace > 0:
+            raise InvalidJob(f"{self._where}: pace={pace!r}: give rows per second, above 0")
+        if len(delimiter.encode()) != 1:
+            raise InvalidJob(f"{self._where}: delimiter={delimiter!r}: use one ASCII character")
+        self._paths = paths
+        self._pace = pace
+        self._delimiter = delimiter
+        self._files = find_files(paths, (".csv",), self._where)
+        self.schema = schema if schema is not None else self._guess(self._files[0])
+
+    def __repr__(self) -> str:
+        return f"{len(self._files)} CSV files of {self._paths}" + (f", {self._pace:g} rows/s" if self._pace else "")
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        for file in self._files[:_CHECKED_IN_DRIVER]:
+            where = f"{self._where}, file {file.url}"
+            with open_file(file, where) as opened:
+                header, _ = read_header(opened, file.size, 1, where)
+            make_parser(header, where, schema=self.schema, delimiter=self._delimiter)
+        return [file.split() for file in self._files]
+
+    def reader(self, split: Split) -> SplitReader:
+        return LinesReader(
+            self._where,
+            FoundFile.of(split),
+            self.schema,
+            self._pace / len(self._files) if self._pace else None,
+            partial(make_parser, schema=self.schema, delimiter=self._delimiter),
+            header_lines=1,
+        )
+
+    def _guess(self, file: FoundFile) -> pa.Schema:
+        where = f"{self._where}, file {file.url}"
+        with open_file(file, where) as opened:
+            header, end = read_header(opened, file.size, 1, where)
+            data = read_lines(opened, end, file.size, BLOCK_BYTES, where) if end < file.size else b""
+        names = column_names(header, self._delimiter, where)
+        if not data.strip():
+            raise InvalidJob(f"{where}: it has no rows to guess types from: pass schema=")
+        try:
+            table = _parse(data, names, self._delimiter, pacsv.ConvertOptions(strings_can_be_null=True))
+        except pa.ArrowInvalid as error:
+            raise InvalidJob(f"{where}: it is not valid CSV: {error}. Correct the file, or pass schema=") from error
+        for field in table.schema:
+            if pa.types.is_null(field.type):
+                raise InvalidJob(
+                    f"{where}: column {field.name!r} is empty at first, so its type is unknown: pass schema="
+                )
+        return table.schema
+
+
+def make_parser(header: bytes, where: str, *, schema: pa.Schema, delimiter: str) -> Parse:
+    """Whole lines to batches of `schema`; raises `InvalidJob` when the header lacks a column."""
+    names = column_names(header, delimiter, where)
+    for column in schema.names:
+        if column not in names:
+            raise InvalidJob(
+                f"{where}: it has no column {column!r} (its header has {', '.join(names)}): "
+                "correct schema=, or read this file as a source of its own"
+            )
+    options = pacsv.ConvertOptions(
+        column_types=schema, include_columns=schema.names, strings_can_be_null=True, quoted_strings_can_be_null=False
+    )
+    empty = schema.empty_table().combine_chunks()
+    no_rows = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in empty.schema], schema=schema)
+
+    def parse(data: bytes) -> pa.RecordBatch:
+        if not data.strip():
+            return no_rows
+        table = _parse(data, names, delimiter, options).combine_chunks()
+        return fit(table.to_batches()[0], schema, where) if table.num_rows else no_rows
+
+    return parse
+
+
+def column_names(header: bytes, delimiter: str, where: str) -> list[str]:
+    try:
+        rows = list(csv.reader([header.decode()], delimiter=delimiter))
+    except UnicodeDecodeError as error:
+        raise InvalidJob(f"{where}: its header is not UTF-8 ({error}): convert the file") from error
+    names = rows[0] if rows else []
+    if not names:
+        raise InvalidJob(f"{where}: it has no header line: add one with the columns' names")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidJob(f"{where}: column {twice[0]!r} is in its header twice: rename one")
+    return names
+
+
+def _parse(data: bytes, names: list[str], delimiter: str, options: pacsv.ConvertOptions) -> pa.Table:
+    return pacsv.read_csv(
+        pa.BufferReader(data),
+        read_options=pacsv.ReadOptions(use_threads=False, column_names=names, block_size=len(data) + 1),
+        parse_options=pacsv.ParseOptions(delimiter=delimiter),
+        convert_options=options,
+    )

@@ -1,0 +1,139 @@
+"""Finding and opening input files: local paths, folders, globs, and `s3://` through pyarrow's file systems."""
+
+import fnmatch
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from barrier_runtime.sources.base import Split
+from state.errors import InvalidJob, Unavailable
+
+
+class FoundFile(msgspec.Struct, frozen=True):
+    """One input file. `id` is stable when the folder it was found in moves; `size` in bytes shows a changed file."""
+
+    id: str
+    url: str
+    size: int
+
+    def split(self) -> Split:
+        return Split(self.id, msgspec.json.encode(self))
+
+    @staticmethod
+    def of(split: Split) -> "FoundFile":
+        return msgspec.json.decode(split.payload, type=FoundFile)
+
+
+def find_files(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
+    """All files of `paths`, sorted by id. Files in folders count if their name ends in one of `suffixes` and no part of
+    it begins with `.` or `_`. Raises `InvalidJob` when a path is missing or holds nothing."""
+    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not listed:
+        raise InvalidJob(f"{where}: no path is given: pass a file, a folder or a glob")
+    found: dict[str, FoundFile] = {}
+    for path in map(str, listed):
+        files = _in_s3(path, suffixes, where) if path.startswith("s3://") else _local(path, suffixes, where)
+        if not files:
+            raise InvalidJob(f"{where}: {path} holds no file ending in {' or '.join(suffixes)}: check the path")
+        for file in files:
+            twin = found.get(file.id)
+            if twin is not None and twin.url != file.url:
+                raise InvalidJob(
+                    f"{where}: {twin.url} and {file.url} have the same name below their folders, and names tell "
+                    "positions apart: read them as two sources with union(), or rename one"
+                )
+            found[file.id] = file
+    return [found[id] for id in sorted(found)]
+
+
+def _local(path: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
+    if path.startswith("file://"):
+        path = urlsplit(path).path
+    if os.path.isdir(path):
+        root = Path(path)
+        names = sorted(str(file.relative_to(root)) for file in root.rglob("*") if file.is_file())
+        return [_local_file(name, root / name) for name in names if _counts(name, suffixes)]
+    if os.path.isfile(path):
+        return [_local_file(Path(path).name, Path(path))]
+    if glob.has_magic(path):
+        return [_local_file(Path(hit).name, Path(hit)) for hit in sorted(glob.glob(path)) if os.path.isfile(hit)]
+    raise InvalidJob(f"{where}: there is no file or folder {path}: check the path")
+
+
+def _local_file(id: str, path: Path) -> FoundFile:
+    return FoundFile(id, str(path.absolute()), path.stat().st_size)
+
+
+def _counts(name: str, suffixes: tuple[str, ...]) -> bool:
+    parts = PurePosixPath(name).parts
+    return name.endswith(suffixes) and not any(part.startswith((".", "_")) for part in parts)
+
+
+def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
+    system, path, query = _s3(url)
+    magic = glob.has_magic(path)
+    base = path if not magic else path[: min(path.index(c) for c in "*?[" if c in path)].rpartition("/")[0]
+    try:
+        info = system.get_file_info(base)
+        if info.type == pafs.FileType.File:
+            return [FoundFile(PurePosixPath(base).name, url, info.size)]
+        infos = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+    except OSError as error:
+        raise InvalidJob(
+            f"{where}: {url} cannot be listed ({error}): check bucket, endpoint and credentials"
+        ) from error
+    files = []
+    for info in infos:
+        if info.type != pafs.FileType.File:
+            continue
+        name = PurePosixPath(info.path).relative_to(base).as_posix()
+        if fnmatch.fnmatchcase(info.path, path) if magic else _counts(name, suffixes):
+            files.append(FoundFile(name, f"s3://{info.path}{query}", info.size))
+    return sorted(files, key=lambda file: file.id)
+
+
+def _s3(url: str) -> tuple[Any, str, str]:
+    """File system, path and query of an `s3://bucket/key?endpoint=…` URL; else the endpoint of AWS_ENDPOINT_URL."""
+    bare, mark, query = url.partition("?")
+    parts = urlsplit(bare)
+    given = parse_qs(query).get("endpoint", [])
+    endpoint = given[0] if given else os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    options: dict[str, Any] = {}
+    if endpoint:
+        target = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
+        options = {"endpoint_override": target.netloc, "scheme": target.scheme or "https"}
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region:
+        options["region"] = region
+    return pafs.S3FileSystem(**options), f"{parts.netloc}{parts.path}".rstrip("/"), mark + query
+
+
+def open_file(file: FoundFile, where: str) -> Any:
+    """A random-access `pyarrow.NativeFile`, checked to be the file that was listed."""
+    try:
+        if file.url.startswith("s3://"):
+            system, path, _ = _s3(file.url)
+            opened = system.open_input_file(path)
+        else:
+            opened = pa.OSFile(file.url, "rb")
+        size = opened.size()
+    except FileNotFoundError as error:
+        raise InvalidJob(f"{where}: the file {file.url} is not there any more: bring it back") from error
+    except PermissionError as error:
+        raise InvalidJob(f"{where}: the file {file.url} may not be read ({error}): grant access to it") from error
+    except OSError as error:
+        raise Unavailable(f"{where}: the file {file.url} cannot be opened now: {error}") from error
+    if size != file.size:
+        opened.close()
+        raise InvalidJob(
+            f"{where}: the file {file.url} had {file.size} bytes when the job started and has {size} now: "
+            "files must not change while they are read; write to a new file and rename it into place"
+        )
+    return opened

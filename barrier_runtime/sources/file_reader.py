@@ -1,0 +1,133 @@
+"""What readers of files share: chunks decoded step by step, handed out in slices, at a pace if one is set.
+
+A position is the number of rows returned, the schedule's start, the file's size (a changed file is refused), and what
+the format needs to find the place again fast.
+"""
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.sources.base import Polled
+from barrier_runtime.sources.file_listing import FoundFile
+from barrier_runtime.sources.schedule import Schedule
+from state.errors import InvalidJob
+
+ROWS_PER_CHUNK = 32_768  # decoded at once: some milliseconds of the loop's time
+
+
+class FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    row: int  # rows returned so far
+    size: int  # of the file, bytes
+    offset: int = 0  # text formats: byte offset of the block that holds the next row …
+    skip: int = 0  # … and how many rows of that block were returned
+    start_ns: int | None = None  # of the schedule
+
+
+class FileReader:
+    """Base. Subclasses decode: `next_chunk`, `at_end`, `place` (their part of a position), `go_to`, `close`."""
+
+    def __init__(self, where: str, file: FoundFile, schema: pa.Schema, rows_per_second: float | None) -> None:
+        self.where = f"{where}, file {file.url}"
+        self.file = file
+        self.schema = schema
+        self.row = 0
+        self._schedule = Schedule(rows_per_second) if rows_per_second is not None else None
+        self._pending: pa.RecordBatch | None = None
+        self._finished = False
+
+    # ------------------------------------------------------------ the format
+
+    def prepare(self) -> None:
+        """Open the file; called ahead of the first poll where possible."""
+        raise NotImplementedError
+
+    def next_chunk(self) -> pa.RecordBatch | None:
+        """The next rows in the wanted schema; None at the end."""
+        raise NotImplementedError
+
+    def at_end(self) -> bool:
+        """Nothing is left to decode."""
+        raise NotImplementedError
+
+    def place(self, pending: int) -> tuple[int, int]:
+        """(offset, skip) of the next row, `pending` rows of the last chunk being left."""
+        return 0, 0
+
+    def go_to(self, position: FilePosition) -> None:
+        """Continue there. The file may not be open yet."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ SplitReader
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        if self._finished:
+            return None
+        emit_ns = now_ns
+        if self._schedule is not None:
+            self._schedule.begin(now_ns)
+            max_rows = min(max_rows, self._schedule.due_rows(self.row, now_ns))
+            if max_rows == 0:
+                return None
+            emit_ns = self._schedule.due_ns(self.row)
+        chunk = self._pending
+        while chunk is None or not chunk.num_rows:
+            self.prepare()
+            if self.at_end():
+                self._finished = True
+                return None
+            chunk = self.next_chunk()
+            if chunk is None:
+                self._finished = True
+                return None
+        rows = chunk.slice(0, max_rows)
+        self._pending = chunk.slice(max_rows) if chunk.num_rows > max_rows else None
+        self.row += rows.num_rows
+        self._finished = self._pending is None and self.at_end()
+        return Polled(rows, emit_ns)
+
+    def next_due_ns(self) -> int | None:
+        if self._schedule is None or self._schedule.start_ns is None:
+            return None
+        return self._schedule.due_ns(self.row)
+
+    def position(self) -> bytes:
+        offset, skip = self.place(self._pending.num_rows if self._pending is not None else 0)
+        start_ns = self._schedule.start_ns if self._schedule is not None else None
+        return msgspec.json.encode(FilePosition(self.row, self.file.size, offset, skip, start_ns))
+
+    def seek(self, position: bytes) -> None:
+        found = msgspec.json.decode(position, type=FilePosition)
+        if found.size != self.file.size:
+            raise InvalidJob(
+                f"{self.where}: it had {found.size} bytes at the checkpoint and has {self.file.size} now, so row "
+                f"{found.row} is not where it was: restore the old file, or start without state (restore='none')"
+            )
+        self.row = found.row
+        if self._schedule is not None:
+            self._schedule.start_ns = found.start_ns
+        self.go_to(found)
+
+
+def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """`batch` with the columns and types of `schema`; widening only."""
+    if batch.schema.equals(schema):
+        return batch
+    arrays = []
+    for field in schema:
+        column = batch.column(field.name)
+        if not column.type.equals(field.type):
+            try:
+                column = column.cast(field.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise InvalidJob(
+                    f"{where}: column {field.name!r} is {column.type}, wanted is {field.type}, and a value "
+                    f"does not fit ({error}): correct schema= or the file"
+                ) from error
+        arrays.append(column)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

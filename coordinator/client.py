@@ -1,0 +1,89 @@
+"""A small blocking client of a coordinator's REST interface, for the driver and the command line."""
+
+import http.client
+import uuid
+from typing import Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from coordinator.messages import JobSpec
+from coordinator.rest_types import ErrorReply, Health, JobSummary, StopRequest, SubmitReply, TriggerReply
+from coordinator.status import CheckpointsStatus, JobStatus
+from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from state.ids import check_job_id
+
+Reply = TypeVar("Reply")
+
+
+class CoordinatorClient:
+    """`url`: e.g. `http://127.0.0.1:8080`. Raises `Unavailable` when nobody answers, `InvalidJob` when refused."""
+
+    def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None or parts.port is None:
+            raise InvalidJob(f"coordinator address {url!r} is not understood: use http://<host>:<port>")
+        self.url = url
+        self._host, self._port = parts.hostname, parts.port
+        self._token = token
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"CoordinatorClient({self.url!r})"
+
+    def health(self) -> Health:
+        return self._call("GET", "/healthz", b"", Health)
+
+    def jobs(self) -> list[JobSummary]:
+        return self._call("GET", "/jobs", b"", list[JobSummary])
+
+    def submit(self, spec: JobSpec) -> SubmitReply:
+        return self._call("PUT", f"/jobs/{check_job_id(spec.job)}", msgspec.json.encode(spec), SubmitReply)
+
+    def status(self, job: str) -> JobStatus:
+        return self._call("GET", f"/jobs/{check_job_id(job)}", b"", JobStatus)
+
+    def checkpoints(self, job: str) -> CheckpointsStatus:
+        return self._call("GET", f"/jobs/{check_job_id(job)}/checkpoints", b"", CheckpointsStatus)
+
+    def trigger(self, job: str) -> TriggerReply:
+        return self._call("POST", f"/jobs/{check_job_id(job)}/checkpoints", b"", TriggerReply)
+
+    def stop(self, job: str, mode: Literal["checkpoint", "now"] = "checkpoint") -> TriggerReply:
+        body = msgspec.json.encode(StopRequest(mode))
+        return self._call("POST", f"/jobs/{check_job_id(job)}/stop", body, TriggerReply)
+
+    def _call(self, method: str, path: str, body: bytes, reply: type[Reply]) -> Reply:
+        status, data = self._exchange(method, path, body)
+        try:
+            if status in (200, 202) or (status == 409 and reply is TriggerReply):
+                return msgspec.json.decode(data, type=reply)
+            error = msgspec.json.decode(data, type=ErrorReply).error
+        except msgspec.DecodeError as cause:
+            raise Unavailable(
+                f"{self.url}{path} answered {status} with something that is not a coordinator's: check the address"
+            ) from cause
+        raise _error_of(status)(f"coordinator {self.url}: {error}")
+
+    def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            "X-Barrier-Runtime": "1",
+            "X-Request-Id": uuid.uuid4().hex,
+            "Content-Type": "application/json",
+        }
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.request(method, path, body=body or None, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(
+                f"coordinator {self.url} does not answer ({error or type(error).__name__}): is it running there?"
+            ) from error
+        finally:
+            connection.close()
+
+
+def _error_of(status: int) -> type[BarrierRuntimeError]:
+    return Unavailable if status >= 500 else InvalidJob

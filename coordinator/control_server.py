@@ -1,0 +1,175 @@
+"""The port slots connect to: handshake, framing, and a pump of messages into the job's runner. asyncio TCP.
+
+Before a peer has proven that it knows the secret, it gets a few KiB of memory, a few seconds, and one of a bounded
+number of places. After that its messages are data: decoded strictly, and a wrong one costs it the connection.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+
+import msgspec
+
+from coordinator.codec import decode_to_coordinator, encode
+from coordinator.handshake import NONCE_BYTES, Acceptor, Framing, Hello, Session
+from coordinator.job_directory import JobDirectory, NotHere
+from coordinator.messages import Register, Shutdown, SlotClaims, ToSlot
+from state.errors import BarrierRuntimeError, InvalidJob, ProtocolViolation
+from state.ids import check_job_id
+
+log = logging.getLogger("coordinator.control")
+
+HANDSHAKE_TIMEOUT_S = 5.0
+MAX_UNPROVEN = 256
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+_READ_BYTES = 256 * 1024
+
+
+class ControlServer:
+    def __init__(
+        self,
+        directory: JobDirectory,
+        listening: socket.socket,
+        *,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        max_unproven: int = MAX_UNPROVEN,
+    ) -> None:
+        self._directory = directory
+        self._listening = listening
+        self._timeout_s = handshake_timeout_s
+        self._max_unproven = max_unproven
+        self._unproven = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._listening.getsockname()[:2]
+        return str(host), int(port)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, sock=self._listening, limit=_READ_BYTES)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    # ------------------------------------------------------------ one connection
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        peer = writer.get_extra_info("peername")
+        try:
+            _no_delay(writer)
+            if self._unproven >= self._max_unproven:
+                raise ProtocolViolation(f"{self._unproven} connections have not proven themselves yet: try again later")
+            await self._speak(reader, writer)
+        except (BarrierRuntimeError, asyncio.TimeoutError) as error:
+            log.warning("connection from %s closed: %s", peer, str(error) or "handshake took too long")
+        except (ConnectionError, OSError) as error:
+            log.debug("connection from %s broke: %s", peer, error)
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._unproven += 1
+        try:
+            session, framing, first = await asyncio.wait_for(self._prove(reader, writer), self._timeout_s)
+        finally:
+            self._unproven -= 1
+        register = _register(session, first[0])
+        link = TcpLink(writer, framing)
+        hello = session.hello
+        runner = await self._directory.for_slot(hello.job, hello.run_id)
+        if isinstance(runner, NotHere):
+            if runner.fenced:
+                link.send(Shutdown("fenced", runner.reason))
+            raise InvalidJob(runner.reason)
+        runner.slot_connected(link, register)
+        try:
+            payloads = first[1:]
+            while True:
+                for payload in payloads:
+                    runner.slot_message(link, decode_to_coordinator(payload))
+                data = await reader.read(_READ_BYTES)
+                if not data:
+                    return
+                payloads = framing.feed(data)
+        finally:
+            runner.slot_disconnected(link)
+
+    async def _prove(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[Session, Framing, list[bytes]]:
+        """Handshake, and wait for the first frame: nothing but a Register may be in it."""
+        acceptor = Acceptor(nonce=os.urandom(NONCE_BYTES), purpose="control", secret_of=self._secret_of)
+        while acceptor.session is None:
+            writer.write(acceptor.feed(await _some(reader)))
+        framing = acceptor.session.framing()
+        payloads = framing.feed(acceptor.leftover())
+        while not payloads:
+            payloads = framing.feed(await _some(reader))
+        return acceptor.session, framing, payloads
+
+    def _secret_of(self, hello: Hello) -> bytes | None:
+        try:
+            return self._directory.secret(check_job_id(hello.job), check_job_id(hello.run_id))
+        except InvalidJob:
+            return None
+
+
+class TcpLink:
+    """A `SlotLink` over one authenticated connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter, framing: Framing) -> None:
+        self._writer = writer
+        self._framing = framing
+
+    def send(self, message: ToSlot) -> None:
+        if self._writer.is_closing():
+            return
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            log.warning("a slot does not read what it is sent: connection closed")
+            self._writer.transport.abort()
+            return
+        self._writer.write(self._framing.frame(encode(message)))
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may be closing
+            self._writer.close()
+
+
+def _register(session: Session, payload: bytes) -> Register:
+    """The first message, which must say what the handshake has proven (G7)."""
+    message = decode_to_coordinator(payload)
+    if not isinstance(message, Register):
+        raise ProtocolViolation(f"the first message was {type(message).__name__}, not Register: connection closed")
+    try:
+        claims = msgspec.msgpack.decode(session.hello.claims, type=SlotClaims)
+    except msgspec.DecodeError as error:
+        raise ProtocolViolation(f"the handshake's claims are unreadable ({error}): connection closed") from error
+    if (claims.slot, claims.uuid) != (message.slot, message.uuid):
+        raise ProtocolViolation(
+            f"slot {message.slot} ({message.uuid}) registered on a connection that was proven for slot {claims.slot} "
+            f"({claims.uuid}): connection closed"
+        )
+    return message
+
+
+async def _some(reader: asyncio.StreamReader) -> bytes:
+    data = await reader.read(_READ_BYTES)
+    if not data:
+        raise ConnectionResetError("closed during the handshake")
+    return data
+
+
+def _no_delay(writer: asyncio.StreamWriter) -> None:
+    raw = writer.get_extra_info("socket")
+    if raw is not None:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,0 +1,206 @@
+"""The coordinator's process: `python -m coordinator.daemon --listen … --http … --storage … --token-file …`.
+
+Opens two ports, runs every job on one loop, and keeps nothing that is not in the object store: kill it at
+any time. Exit deletes nothing and ends no job. Modules that only REST needs are imported after slots can connect.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.control_server import ControlServer
+from coordinator.daemon_log import configure
+from coordinator.job_directory import JobDirectory
+from coordinator.rest_token import Token, daemon_key
+from state.errors import BarrierRuntimeError, InvalidJob
+from state.open_store import open_store
+
+log = logging.getLogger("coordinator.daemon")
+
+MIN_TOKEN_CHARACTERS = 32
+
+
+@dataclass(frozen=True)
+class Settings:
+    storage: str
+    token_file: Path
+    listen: str
+    http: str
+    control_fd: int | None
+    http_fd: int | None
+    exit_with_parent: bool
+    insecure_network_ok: bool
+    store_already_proven: bool
+    log_format: str
+
+
+def main(arguments: list[str] | None = None) -> int:
+    settings = _parsed(arguments)
+    configure(settings.log_format)
+    try:
+        asyncio.run(_run(settings))
+    except InvalidJob as error:
+        log.error("%s", error)
+        return 2
+    except BarrierRuntimeError as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+def _parsed(arguments: list[str] | None) -> Settings:
+    parser = argparse.ArgumentParser(prog="python -m coordinator.daemon", description="The checkpoint coordinator.")
+    parser.add_argument("--storage", required=True, help="URL of the object store: a folder, file://… or s3://…")
+    parser.add_argument("--token-file", required=True, type=Path, help="bearer token and root key, mode 0600")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port for slots")
+    parser.add_argument("--http", default="127.0.0.1:0", help="host:port for REST")
+    parser.add_argument("--control-fd", type=int, help="an inherited listening socket instead of --listen")
+    parser.add_argument("--http-fd", type=int, help="an inherited listening socket instead of --http")
+    parser.add_argument("--exit-with-parent", action="store_true", help="exit when standard input is closed")
+    parser.add_argument(
+        "--insecure-network-ok",
+        action="store_true",
+        help="allow other than loopback addresses: traffic is authenticated but not encrypted",
+    )
+    parser.add_argument("--store-already-proven", action="store_true", help="skip the start-up probe of the store")
+    parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
+    return Settings(**vars(parser.parse_args(arguments)))
+
+
+async def _run(settings: Settings) -> None:
+    token, key = read_token(settings.token_file)
+    control = _listening("--listen", settings.listen, settings.control_fd, settings.insecure_network_ok)
+    web = _listening("--http", settings.http, settings.http_fd, settings.insecure_network_ok)
+    store = open_store(settings.storage)
+    probe = None
+    if not settings.store_already_proven:
+        from state.store_probe import probe_conditional_put
+
+        def probe() -> None:
+            probe_conditional_put(store, "_probe")
+
+    directory = JobDirectory(store, daemon_key=key, leader=uuid.uuid4().hex, host=socket.gethostname(), probe=probe)
+    server = ControlServer(directory, control)
+    await server.start()
+    log.info("slots connect to %s:%d; storage %s", *server.address, store.url)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    if settings.exit_with_parent:
+        _watch_parent(loop, stopping)
+    serving = loop.create_task(_serve_rest(directory, server, web, token, stopping))
+    try:
+        await stopping.wait()
+    finally:
+        await server.close()
+        await directory.close()
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+async def _serve_rest(
+    directory: JobDirectory, server: ControlServer, web: socket.socket, token: Token, stopping: asyncio.Event
+) -> None:
+    try:
+        import uvicorn
+
+        from coordinator.rest import ControlAddress, application
+
+        host, port = server.address
+        app = application(directory, ControlAddress(host, port), token, os.getpid())
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            h11_max_incomplete_event_size=64 * 1024,
+            timeout_keep_alive=5,
+            server_header=False,
+        )
+        log.info("REST at http://%s:%d", *web.getsockname()[:2])
+        uvicorn_server = uvicorn.Server(config)
+        uvicorn_server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        await uvicorn_server.serve(sockets=[web])
+    finally:
+        stopping.set()
+
+
+def read_token(path: Path) -> tuple[Token, bytes]:
+    """The bearer token and the daemon's root key, both from one file that nobody else may read."""
+    try:
+        mode = path.stat().st_mode
+        value = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidJob(f"token file {path} can't be read ({error}): write 32 random bytes in hex to it") from error
+    if mode & 0o077:
+        raise InvalidJob(f"token file {path} can be read by others (mode {mode & 0o777:o}): chmod 600 {path}")
+    if len(value) < MIN_TOKEN_CHARACTERS or not value.isascii():
+        raise InvalidJob(
+            f"token file {path} holds fewer than {MIN_TOKEN_CHARACTERS} characters: use 32 random bytes in hex"
+        )
+    return Token(path.stem, value.encode()), daemon_key(value)
+
+
+def _listening(option: str, address: str, inherited: int | None, network_ok: bool) -> socket.socket:
+    if inherited is not None:
+        listening = socket.socket(fileno=inherited)
+        _check_bind(option, str(listening.getsockname()[0]), network_ok)
+    else:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise InvalidJob(f"{option} {address!r} is not understood: use host:port")
+        _check_bind(option, host, network_ok)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host.strip("[]"), int(port)))
+        except OSError as error:
+            raise InvalidJob(f"{option} {address}: {error.strerror}: choose another address") from error
+        listening.listen(512)
+    listening.setblocking(False)
+    return listening
+
+
+def _check_bind(option: str, host: str, network_ok: bool) -> None:
+    """Other than loopback only by the operator's express wish (G1): nothing here is encrypted."""
+    if network_ok or host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise InvalidJob(
+            f"{option} {host} is not a loopback address: connections are authenticated but not encrypted; use "
+            "127.0.0.1, or confirm with --insecure-network-ok that the network is trusted"
+        )
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+    descriptor = sys.stdin.fileno()
+    os.set_blocking(descriptor, False)
+
+    def readable() -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(descriptor, 4096):
+                loop.remove_reader(descriptor)
+                stopping.set()
+
+    loop.add_reader(descriptor, readable)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""The REST interface of a daemon: health, status, submit, trigger, stop. No code, no files, no configuration values.
+
+Every route but `/healthz` needs the bearer token; the check is one, in front of the router. State-changing calls need
+the header `X-Barrier-Runtime: 1` (a browser's form can't send it), are idempotent by `X-Request-Id`, and are audited
+with the token's name. No CORS header is ever sent.
+"""
+
+import hmac
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coordinator.job_directory import JobDirectory
+from coordinator.job_runner import JobRunner
+from coordinator.messages import JobSpec
+from coordinator.rest_token import Token
+from coordinator.rest_types import ErrorReply, JobSummary, StopRequest, SubmitReply, TriggerReply
+from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from state.ids import check_job_id
+
+audit = logging.getLogger("coordinator.audit")
+
+MAX_BODY_BYTES = 1024 * 1024
+GUARD_HEADER = "x-barrier-runtime"
+OPEN_PATHS = frozenset({"/healthz"})
+_REMEMBERED_REQUESTS = 1_000
+
+
+@dataclass(frozen=True)
+class ControlAddress:
+    host: str
+    port: int
+
+
+class Api:
+    def __init__(self, directory: JobDirectory, control: ControlAddress, pid: int) -> None:
+        self._directory = directory
+        self._control = control
+        self._pid = pid
+        self._answered: OrderedDict[str, Response] = OrderedDict()
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/healthz", self.healthz, methods=["GET"]),
+            Route("/jobs", self.jobs, methods=["GET"]),
+            Route("/jobs/{job}", self.job, methods=["GET"]),
+            Route("/jobs/{job}", self.submit, methods=["PUT"]),
+            Route("/jobs/{job}/checkpoints", self.checkpoints, methods=["GET"]),
+            Route("/jobs/{job}/checkpoints", self.trigger, methods=["POST"]),
+            Route("/jobs/{job}/stop", self.stop, methods=["POST"]),
+        ]
+
+    async def healthz(self, request: Request) -> Response:
+        return _json({"status": "ok", "pid": self._pid})
+
+    async def jobs(self, request: Request) -> Response:
+        return _json(
+            [
+                JobSummary(
+                    name, runner.spec.run_id, runner.phase, None if runner.outcome is None else runner.outcome.outcome
+                )
+                for name, runner in sorted(self._directory.jobs.items())
+            ]
+        )
+
+    async def job(self, request: Request) -> Response:
+        return _json(self._runner(request).status())
+
+    async def checkpoints(self, request: Request) -> Response:
+        return _json(self._runner(request).status().checkpoints)
+
+    async def submit(self, request: Request) -> Response:
+        job = check_job_id(request.path_params["job"])
+        try:
+            spec = msgspec.json.decode(await _body(request), type=JobSpec)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidJob(f"the body is not a job description ({error}): send a JobSpec as JSON") from error
+        if spec.job != job:
+            raise InvalidJob(f"the path names job {job!r}, the body {spec.job!r}: make them the same")
+        runner = await self._directory.submit(spec)
+        secret = self._directory.secret(job, spec.run_id).hex()
+        return _json(SubmitReply(runner.phase, secret, self._control.host, self._control.port))
+
+    async def trigger(self, request: Request) -> Response:
+        runner = self._runner(request)
+        return await self._once(request, lambda: self._trigger(runner))
+
+    async def stop(self, request: Request) -> Response:
+        runner = self._runner(request)
+        body = await _body(request)
+        try:
+            wanted = msgspec.json.decode(body or b"{}", type=StopRequest)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidJob(f'the body is not understood ({error}): send {{"mode": "checkpoint"}} or "now"') from error
+        return await self._once(request, lambda: self._stop(runner, wanted))
+
+    def _trigger(self, runner: JobRunner) -> Response:
+        if runner.phase != "running":
+            return _json(TriggerReply("refused", f"the job is {runner.phase}, not running: try again later"), 409)
+        runner.trigger()
+        return _json(TriggerReply("accepted", ""), 202)
+
+    def _stop(self, runner: JobRunner, wanted: StopRequest) -> Response:
+        runner.stop(wanted.mode)
+        return _json(TriggerReply("accepted", ""), 202)
+
+    async def _once(self, request: Request, act: Callable[[], Response]) -> Response:
+        """Repeating a request with the same id repeats the answer, not the act."""
+        request_id = request.headers.get("x-request-id")
+        if request_id is None:
+            return act()
+        if len(request_id) > 128:
+            raise InvalidJob("X-Request-Id is longer than 128 characters: use a uuid")
+        key = f"{request.method} {request.url.path} {request_id}"
+        if key not in self._answered:
+            self._answered[key] = act()
+            while len(self._answered) > _REMEMBERED_REQUESTS:
+                self._answered.popitem(last=False)
+        return self._answered[key]
+
+    def _runner(self, request: Request) -> JobRunner:
+        job = check_job_id(request.path_params["job"])
+        runner = self._directory.job(job)
+        if runner is None:
+            raise HTTPException(404, f"job {job} is not known to this coordinator: GET /jobs lists those that are")
+        return runner
+
+
+class Guard:
+    """In front of everything: token, custom header, body size."""
+
+    def __init__(self, app: ASGIApp, token: Token) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        if scope["method"] not in ("GET", "HEAD"):
+            audit.info("token %s: %s %s", self._token.name, scope["method"], scope["path"])
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        if scope["path"] in OPEN_PATHS:
+            return None
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"authorization", b"")
+        if not hmac.compare_digest(given, b"Bearer " + self._token.value):
+            return _json(ErrorReply("a bearer token is required: send Authorization: Bearer <token>"), 401)
+        if scope["method"] not in ("GET", "HEAD") and headers.get(GUARD_HEADER.encode()) != b"1":
+            return _json(ErrorReply("state-changing requests need the header X-Barrier-Runtime: 1"), 403)
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+            return _json(ErrorReply(f"the body may have at most {MAX_BODY_BYTES} bytes"), 413)
+        return None
+
+
+def application(directory: JobDirectory, control: ControlAddress, token: Token, pid: int) -> ASGIApp:
+    api = Api(directory, control, pid)
+    app = Starlette(
+        routes=api.routes(),
+        exception_handlers={
+            HTTPException: _on_http,
+            BarrierRuntimeError: _on_error,
+        },
+    )
+    return Guard(app, token)
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body may have at most {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json(ErrorReply(error.detail), error.status_code)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    status = 400 if isinstance(error, InvalidJob) else 503 if isinstance(error, Unavailable) else 500
+    return _json(ErrorReply(str(error)), status)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

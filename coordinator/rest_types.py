@@ -1,0 +1,42 @@
+"""What the REST interface says and takes, besides `JobSpec` and `JobStatus`. Shared by server and client."""
+
+from typing import Literal
+
+import msgspec
+
+
+class SubmitReply(msgspec.Struct, frozen=True):
+    """Where the job's slots connect, and the secret they need. Never printed or logged."""
+
+    phase: str
+    secret: str  # hex
+    control_host: str
+    control_port: int
+
+    def __repr__(self) -> str:
+        return f"SubmitReply(phase={self.phase!r}, secret=******, control={self.control_host}:{self.control_port})"
+
+
+class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mode: Literal["checkpoint", "now"] = "checkpoint"
+
+
+class TriggerReply(msgspec.Struct, frozen=True):
+    answer: Literal["accepted", "refused"]
+    reason: str
+
+
+class JobSummary(msgspec.Struct, frozen=True):
+    job: str
+    run_id: str
+    phase: str
+    outcome: str | None
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+    pid: int
+
+
+class ErrorReply(msgspec.Struct, frozen=True):
+    error: str

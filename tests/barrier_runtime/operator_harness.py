@@ -1,0 +1,151 @@
+"""Driving one operator by hand: real keyed state, real snapshots through an object store, no slot around it."""
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from barrier_runtime.elements import Batch
+from barrier_runtime.operators.base import Capture, Operator, OperatorContext
+from state.keyed_backend import KeyedBackend, open_keyed_backend
+from state.local_copies import LocalCopies
+from state.memory_store import MemoryStore
+from state.paths import Paths
+from state.rocksdb_kv import SlotMemory
+from state.snapshot import OperatorSnapshot
+
+Kind = Literal["memory", "rocksdb"]
+
+
+class InlineLane:
+    """Does the work at once."""
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        try:
+            result = work()
+        except Exception as error:
+            done(None, error)
+        else:
+            done(result, None)
+
+
+class CountingReporter:
+    """Keeps what was counted."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, float] = {}
+
+    def committed(self, checkpoint: int) -> None: ...
+    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
+    def processed_latency(self, emit_ns: int, rows: int) -> None: ...
+    def visible_latency(self, emit_ns: int, rows: int) -> None: ...
+
+    def count(self, metric: str, amount: float = 1.0) -> None:
+        self.counts[metric] = self.counts.get(metric, 0.0) + amount
+
+
+class World:
+    """What outlives an operator instance: the object store and a place on disk."""
+
+    def __init__(self, kind: Kind = "memory", subtask: int = 0, parallelism: int = 1) -> None:
+        self.kind: Kind = kind
+        self.subtask = subtask
+        self.parallelism = parallelism
+        self.store = MemoryStore()
+        self.reporter = CountingReporter()
+        self.directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-test-"))
+        self.memory = SlotMemory(64 << 20)
+        self._numbers = itertools.count(1)
+        self._token = 0
+
+    def context(self, operator: str, restored: tuple[OperatorSnapshot, ...] = ()) -> OperatorContext:
+        self._token += 1
+        token, directory = self._token, self.directory / f"{self._token}-{operator}"
+        directory.mkdir(parents=True)
+
+        def open_keyed() -> KeyedBackend:
+            return open_keyed_backend(
+                kind=self.kind,
+                operator=operator,
+                subtask=self.subtask,
+                parallelism=self.parallelism,
+                max_parallelism=128,
+                restored=restored,
+                store=self.store,
+                paths=Paths("job"),
+                token=token,
+                slot_uuid=f"slot-{token}",
+                directory=directory,
+                copies=LocalCopies(),
+                memory=self.memory,
+                cache_bytes=64 << 20,
+                new_uuid=lambda: f"file-{next(self._numbers)}",
+            )
+
+        return OperatorContext(
+            job="job",
+            token=token,
+            operator=operator,
+            subtask=self.subtask,
+            parallelism=self.parallelism,
+            max_parallelism=128,
+            restored=restored,
+            open_keyed=open_keyed,
+            lane=InlineLane(),
+            report=self.reporter,
+            local_dir=directory,
+            make_store=lambda url: self.store,
+            call_later=lambda seconds, callback: callback(),
+        )
+
+    def finish(self, operator: str, checkpoint: int, capture: Capture) -> OperatorSnapshot:
+        """What the slot does after the synchronous part of a snapshot."""
+        values = dict(capture.values)
+        if capture.blocking is not None:
+            values.update(capture.blocking())
+        keyed = None
+        if capture.keyed is not None:
+            while not capture.keyed.drain():
+                pass
+            keyed = capture.keyed.write_snapshot(checkpoint)
+        return OperatorSnapshot(operator, self.subtask, self.parallelism, values, keyed)
+
+
+class Driven:
+    """One operator, opened; collects what it emits as rows (dicts)."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        world: World | None = None,
+        restored: tuple[OperatorSnapshot, ...] = (),
+        name: str = "op",
+    ) -> None:
+        self.operator = operator
+        self.world = world or World()
+        self.name = name
+        self.batches: list[Batch] = []
+        operator.open(self.world.context(name, restored))
+
+    def feed(self, rows: "list[dict[str, Any]] | pa.RecordBatch", schema: pa.Schema | None = None, emit_ns: int = 0) -> None:
+        batch = rows if isinstance(rows, pa.RecordBatch) else pa.RecordBatch.from_pylist(rows, schema=schema)
+        self.operator.process(Batch(batch, emit_ns), self.batches.append)
+
+    def watermark(self, ms: int) -> None:
+        self.operator.on_watermark(ms, self.batches.append)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.batches for row in batch.rows.to_pylist()]
+
+    def take(self) -> list[dict[str, Any]]:
+        """Rows emitted since the last call."""
+        rows = self.rows
+        self.batches.clear()
+        return rows
+
+    def snapshot(self, checkpoint: int) -> OperatorSnapshot:
+        return self.world.finish(self.name, checkpoint, self.operator.snapshot(checkpoint))

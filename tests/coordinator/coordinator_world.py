@@ -1,0 +1,421 @@
+"""A small world around `JobProtocol`: a real in-memory store, a clock that the test turns, slots that speak the protocol.
+
+Store effects are carried out one by one, in the order they were asked for, when the test says so (`step`, `settle`), so
+that a test can stop a coordinator between any two of them.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from coordinator.effects import (
+    Append,
+    CloseLink,
+    Delete,
+    DeleteAll,
+    Effect,
+    JobEnded,
+    KillSlotTask,
+    ListForSweep,
+    ReadLog,
+    ReadManifest,
+    ReadRecord,
+    SendTo,
+    WriteManifest,
+)
+from coordinator.events import (
+    AppendResult,
+    Begin,
+    Deleted,
+    DeletedAll,
+    Event,
+    Listed,
+    LogRead,
+    ManifestFailed,
+    ManifestRead,
+    ManifestWritten,
+    RecordRead,
+    SlotLost,
+    SlotMessage,
+    SlotRegistered,
+    StoreRefused,
+    Tick,
+    UserStop,
+    UserTrigger,
+)
+from coordinator.job import Identity, Origin
+from coordinator.job_protocol import JobProtocol
+from coordinator.log_reader import read_log
+from coordinator.log_records import FIRST_POSITION, Record, decode_record
+from coordinator.messages import (
+    Ack,
+    ChainSpec,
+    CheckpointOptions,
+    Committed,
+    Complete,
+    Decline,
+    Deploy,
+    Halt,
+    JobSpec,
+    Register,
+    Restored,
+    Shutdown,
+    Start,
+    SubtaskEnded,
+    SubtaskFailed,
+    SubtaskId,
+    ToSlot,
+    Trigger,
+)
+from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from state.memory_store import MemoryStore
+from state.object_store import ObjectNotFound
+from state.paths import Paths
+from state.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+
+SOURCE, SINK = 0, 1
+CHAINS = (
+    ChainSpec(chain=SOURCE, operators=("numbers", "double"), stateful=("numbers",), is_source=True),
+    ChainSpec(chain=SINK, operators=("count", "out"), stateful=("count",), sinks=("out",)),
+)
+
+
+def spec(**changes: object) -> JobSpec:
+    base = JobSpec(
+        job="flights",
+        run_id="run-1",
+        submitter="ann@host pid 1",
+        parallelism=2,
+        max_parallelism=128,
+        chains=CHAINS,
+        checkpoints=CheckpointOptions(interval_ms=1_000),
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def options(**changes: object) -> CheckpointOptions:
+    return CheckpointOptions(**{"interval_ms": 1_000, **changes})
+
+
+@dataclass
+class FakeSlot:
+    """One slot process, reduced to what it says."""
+
+    coordinator: "Coordinator"
+    index: int
+    uuid: str
+    attempt: int = 0
+    link: int = 0
+    token: int = 0
+    phase: str = "idle"
+    highest: int = 0
+    committed: dict[str, int] = field(default_factory=dict)
+    inbox: list[ToSlot] = field(default_factory=list)
+    closed: bool = False
+
+    def connect(self) -> "FakeSlot":
+        self.link = self.coordinator.new_link(self)
+        self.closed = False
+        self.coordinator.post(
+            SlotRegistered(
+                self.link,
+                Register(
+                    slot=self.index,
+                    uuid=self.uuid,
+                    pid=1000 + self.index,
+                    host="worker",
+                    task_attempt=self.attempt,
+                    data_host="127.0.0.1",
+                    data_port=5000 + self.index,
+                    token=self.token,
+                    phase=self.phase,
+                    highest_checkpoint=self.highest,
+                    committed=dict(self.committed),
+                ),
+            )
+        )
+        return self
+
+    def cut(self) -> None:
+        """The connection breaks; the process may live."""
+        self.coordinator.post(SlotLost(self.link))
+
+    def say(self, message: object) -> None:
+        self.coordinator.post(SlotMessage(self.link, message))
+
+    def receive(self, message: ToSlot) -> None:
+        self.inbox.append(message)
+        if isinstance(message, Deploy):
+            self.token, self.phase = message.token, "restoring"
+        elif isinstance(message, Start):
+            self.phase = "running"
+        elif isinstance(message, Halt):
+            self.phase = "idle"
+        elif isinstance(message, Trigger):
+            self.highest = max(self.highest, message.checkpoint)
+
+    def restored(self) -> None:
+        self.say(Restored(self.token))
+
+    def ack(self, checkpoint: int, *chains: int, ended: bool = False, token: int | None = None, files: str = "") -> None:
+        for chain in chains or (SOURCE, SINK):
+            self.say(
+                Ack(
+                    token=self.token if token is None else token,
+                    checkpoint=checkpoint,
+                    subtask=SubtaskId(chain, self.index),
+                    operators=self.snapshots(chain, checkpoint, files),
+                    ended=ended,
+                )
+            )
+
+    def snapshots(self, chain: int, checkpoint: int, files: str = "") -> tuple[OperatorSnapshot, ...]:
+        if chain == SOURCE:
+            return (OperatorSnapshot("numbers", self.index, 2, {"position": str(checkpoint).encode()}),)
+        refs = tuple(
+            FileRef(name=f"{name}.sst", size=3, sha256="00", key=self.data_key(name)) for name in files.split()
+        )
+        keyed = KeyedSnapshot("rocksdb", 128, 0, 127, {"count": 1}, refs, full_bytes=3 * len(refs), new_bytes=3)
+        return (OperatorSnapshot("count", self.index, 2, keyed=keyed if refs else None),)
+
+    def data_key(self, name: str) -> str:
+        return Paths("flights").data_file(self.token, self.uuid, name)
+
+    def upload(self, name: str) -> None:
+        self.coordinator.store.put(self.data_key(name), b"sst")
+
+    def decline(self, checkpoint: int, chain: int = SINK, reason: str = "disk full") -> None:
+        self.say(Decline(self.token, checkpoint, SubtaskId(chain, self.index), reason))
+
+    def commit(self, checkpoint: int) -> None:
+        self.committed[f"out/{self.index}"] = checkpoint
+        self.say(Committed(self.token, checkpoint, "out", self.index))
+
+    def end(self) -> None:
+        for chain in (SOURCE, SINK):
+            self.say(SubtaskEnded(self.token, SubtaskId(chain, self.index)))
+
+    def fail(self, error: str = "boom", retryable: bool = True) -> None:
+        self.say(SubtaskFailed(self.token, SubtaskId(SINK, self.index), "count", error, retryable))
+
+    def got(self, kind: type) -> list:
+        return [message for message in self.inbox if isinstance(message, kind)]
+
+    def last(self, kind: type):
+        found = self.got(kind)
+        assert found, f"slot {self.index} never got {kind.__name__}, only {self.inbox}"
+        return found[-1]
+
+
+class Coordinator:
+    """One coordinator process on a store. `now_ms` is the test's."""
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        job: JobSpec | None = None,
+        leader: str = "leader-a",
+        origin: Origin = Origin.SUBMITTED,
+        now_ms: int = 1_000_000,
+    ) -> None:
+        self.store = store
+        self.now_ms = now_ms
+        self.protocol = JobProtocol(job or spec(), Identity(leader, "host"), origin)
+        self.paths = Paths(self.protocol.spec.job)
+        self.todo: deque[Effect] = deque()
+        self.links: dict[int, FakeSlot] = {}
+        self.kills: list[KillSlotTask] = []
+        self.ended: JobEnded | None = None
+        self.deleted: list[str] = []
+        self._next_link = 0
+
+    # ---- events in
+
+    def post(self, event: Event) -> None:
+        for effect in self.protocol.handle(event, self.now_ms):
+            if isinstance(effect, SendTo):
+                self.links[effect.link].receive(effect.message)
+            elif isinstance(effect, CloseLink):
+                self.links[effect.link].closed = True
+            elif isinstance(effect, KillSlotTask):
+                self.kills.append(effect)
+            elif isinstance(effect, JobEnded):
+                assert self.ended is None, "a job ends once"
+                self.ended = effect
+            else:
+                self.todo.append(effect)
+
+    def begin(self) -> "Coordinator":
+        self.post(Begin())
+        return self
+
+    def later(self, ms: int) -> None:
+        """Time passes; ticks come when they are due, and slots answer to nothing but their heartbeat."""
+        end = self.now_ms + ms
+        while True:
+            deadline = self.protocol.next_deadline()
+            if deadline is None or deadline > end:
+                break
+            self.now_ms = max(self.now_ms, deadline)
+            self.post(Tick())
+        self.now_ms = end
+        self.post(Tick())
+
+    def trigger(self) -> None:
+        self.post(UserTrigger())
+
+    def stop(self, mode: str) -> None:
+        self.post(UserStop(mode))
+
+    def new_link(self, slot: FakeSlot) -> int:
+        self._next_link += 1
+        self.links[self._next_link] = slot
+        return self._next_link
+
+    def slot(self, index: int, uuid: str = "", attempt: int = 0) -> FakeSlot:
+        return FakeSlot(self, index, uuid or f"uuid-{index}-{attempt}", attempt)
+
+    # ---- the store
+
+    def step(self) -> Effect:
+        """Carry out the oldest store effect and hand the answer back."""
+        effect = self.todo.popleft()
+        self.post(self.answer(effect))
+        return effect
+
+    def step_without_answer(self) -> Effect:
+        """Carry it out; the coordinator dies before it hears of it."""
+        effect = self.todo.popleft()
+        self.answer(effect)
+        return effect
+
+    def settle(self) -> "Coordinator":
+        for _ in range(1000):
+            if not self.todo:
+                return self
+            self.step()
+        raise AssertionError("the coordinator never comes to rest")
+
+    def run_until(self, kind: type) -> Effect:
+        """Carry out effects up to, but not including, the first of `kind`."""
+        for _ in range(1000):
+            assert self.todo, f"no {kind.__name__} is asked for"
+            if isinstance(self.todo[0], kind):
+                return self.todo[0]
+            self.step()
+        raise AssertionError(f"no {kind.__name__} comes")
+
+    def answer(self, effect: Effect) -> Event:
+        try:
+            return self._answer(effect)
+        except (InvalidJob, BarrierRuntimeError) as error:
+            if isinstance(error, Unavailable):
+                raise
+            if isinstance(effect, WriteManifest):
+                return ManifestFailed(effect.key, str(error))
+            return StoreRefused(str(error))
+
+    def _answer(self, effect: Effect) -> Event:
+        store = self.store
+        if isinstance(effect, ReadLog):
+            return LogRead(
+                read_log(
+                    store,
+                    self.paths.log_record,
+                    completes=effect.completes,
+                    restore=effect.restore,
+                    run_id=effect.run_id,
+                )
+            )
+        if isinstance(effect, Append):
+            key = self.paths.log_record(effect.position)
+            return AppendResult(effect.position, store.put_if_absent(key, effect.data))
+        if isinstance(effect, ReadRecord):
+            key = self.paths.log_record(effect.position)
+            return RecordRead(effect.position, key, self.get(key))
+        if isinstance(effect, ReadManifest):
+            return ManifestRead(effect.key, self.get(effect.key))
+        if isinstance(effect, WriteManifest):
+            store.put(effect.key, effect.data)
+            return ManifestWritten(effect.key)
+        if isinstance(effect, ListForSweep):
+            found = [*store.list(self.paths.checkpoints_prefix), *store.list(self.paths.data_prefix)]
+            return Listed(tuple(found), tuple((key, self.get(key)) for key in effect.manifests))
+        if isinstance(effect, Delete):
+            self.deleted += effect.keys
+            store.delete(effect.keys)
+            return Deleted()
+        assert isinstance(effect, DeleteAll), effect
+        store.delete([info.key for info in store.list(self.paths.checkpoints_prefix)])
+        store.delete([info.key for info in store.list(self.paths.data_prefix)])
+        return DeletedAll()
+
+    def get(self, key: str) -> bytes | None:
+        try:
+            return self.store.get(key)
+        except ObjectNotFound:
+            return None
+
+    # ---- looking
+
+    @property
+    def phase(self) -> str:
+        return self.protocol.phase
+
+    @property
+    def status(self):
+        return self.protocol.status(self.now_ms)
+
+    # ---- short cuts
+
+    def run_with(self, *slots: FakeSlot) -> None:
+        """Bring a generation up with these slots (connecting those that are not)."""
+        self.settle()
+        for slot in slots:
+            if slot.link == 0 or slot.closed:
+                slot.connect()
+        self.settle()
+        self.later(0)
+        for slot in slots:
+            slot.restored()
+        assert self.phase == "running", self.protocol.reason
+
+    def checkpoint(self, *slots: FakeSlot, files: str = "") -> int:
+        """One whole checkpoint, decided."""
+        before = self.status.checkpoints.triggered
+        self.trigger()
+        assert self.status.checkpoints.triggered == before + 1
+        number = slots[0].last(Trigger).checkpoint
+        for slot in slots:
+            slot.ack(number, files=files)
+        self.settle()
+        assert slots[0].last(Complete).checkpoint == number
+        return number
+
+
+def started(store: MemoryStore, job: JobSpec | None = None, **arguments: object):
+    """A coordinator with two running slots."""
+    coordinator = Coordinator(store, job, **arguments).begin()
+    slots = (coordinator.slot(0), coordinator.slot(1))
+    coordinator.run_with(*slots)
+    return coordinator, *slots
+
+
+def log_of(store: MemoryStore, job: str = "flights") -> list[Record]:
+    """The whole log. Asserts I1 (contiguous) and I3 (tokens never decrease)."""
+    paths = Paths(job)
+    records: list[Record] = []
+    for key in [key for key in store.keys() if key.startswith(paths.log_prefix)]:
+        assert key == paths.log_record(FIRST_POSITION + len(records)), "the log has a gap"
+        records.append(decode_record(key, store.get(key)))
+    tokens = [record.token for record in records]
+    assert tokens == sorted(tokens), "a token decreased"
+    return records
+
+
+def kinds(store: MemoryStore) -> list[str]:
+    return [type(record).__name__.upper() for record in log_of(store)]
+
+
+__all__ = ["Coordinator", "FakeSlot", "Shutdown", "kinds", "log_of", "options", "spec", "started"]

@@ -1,0 +1,84 @@
+"""A workbench for tests of keyed backends: opens them, takes their checkpoints, restores them, on real stores and disks."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from state.keyed_backend import KeyedBackend, open_keyed_backend
+from state.local_copies import LocalCopies
+from state.memory_store import MemoryStore
+from state.object_store import ObjectStore
+from state.paths import Paths
+from state.restore import BackendKind
+from state.rocksdb_kv import SlotMemory
+from state.snapshot import KeyedSnapshot, OperatorSnapshot
+from state.state_table import StateTable
+
+
+@dataclass
+class Bench:
+    """One slot's surroundings. `copies` can be replaced to forget all local copies, as a fresh slot would."""
+
+    directory: Path
+    kind: BackendKind = "rocksdb"
+    store: ObjectStore = field(default_factory=MemoryStore)
+    copies: LocalCopies = field(default_factory=LocalCopies)
+    memory: SlotMemory = field(default_factory=lambda: SlotMemory(16 << 20))
+    cache_bytes: int = 16 << 20
+    token: int = 1
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._uuids = itertools.count(1)
+
+    def open(
+        self,
+        restored: Sequence[OperatorSnapshot] = (),
+        subtask: int = 0,
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        operator: str = "counts",
+    ) -> KeyedBackend:
+        return open_keyed_backend(
+            kind=self.kind,
+            operator=operator,
+            subtask=subtask,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            restored=restored,
+            store=self.store,
+            paths=Paths("job"),
+            token=self.token,
+            slot_uuid="slot",
+            directory=self.directory / f"incarnation-{next(self._numbers)}",
+            copies=self.copies,
+            memory=self.memory,
+            cache_bytes=self.cache_bytes,
+            new_uuid=lambda: f"file-{next(self._uuids)}",
+        )
+
+
+def values(backend: KeyedBackend, name: str = "value") -> StateTable:
+    """A table of values of any msgpack type, keyed by one field."""
+    return backend.table(name, msgspec.msgpack.encode, msgspec.msgpack.decode, 1)
+
+
+def drain(backend: KeyedBackend) -> None:
+    while not backend.drain():
+        pass
+
+
+def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
+    """Freeze, drain and write; neither completed nor aborted."""
+    backend.freeze(number)
+    drain(backend)
+    return backend.write_snapshot(number)
+
+
+def of_operator(
+    keyed: KeyedSnapshot, subtask: int = 0, parallelism: int = 1, operator: str = "counts"
+) -> OperatorSnapshot:
+    return OperatorSnapshot(operator, subtask, parallelism, keyed=keyed)
