@@ -4,7 +4,6 @@ Errors a person must fix are printed without a stack trace and exit with 2; a fa
 """
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,13 +110,13 @@ def status(
 ) -> None:
     """Print the state of one job, or the list of jobs, as JSON."""
     client = _client(coordinator, token_file)
-    print(json.dumps(client.job_json(job) if job else client.jobs_json(), indent=2))
+    _print_json(client.status(job) if job else client.jobs())
 
 
 @app.command()
 def checkpoint(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
     """Trigger a checkpoint now."""
-    print(json.dumps(_client(coordinator, token_file).trigger_checkpoint(job)))
+    _print_json(_client(coordinator, token_file).trigger(job))
 
 
 @app.command()
@@ -128,7 +127,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="without a last checkpoint")] = False,
 ) -> None:
     """Take a last checkpoint, commit it and stop the job."""
-    print(json.dumps(_client(coordinator, token_file).stop(job, "now" if now else "checkpoint")))
+    _print_json(_client(coordinator, token_file).stop(job, "now" if now else "checkpoint"))
 
 
 def _client(address: str, token_file: Path) -> Any:
@@ -139,6 +138,12 @@ def _client(address: str, token_file: Path) -> Any:
     except OSError as error:
         raise InvalidJob(f"cannot read the token file {token_file}: {error.strerror}") from error
     return CoordinatorClient(address, token)
+
+
+def _print_json(answer: object) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
 
 
 def _setting(entry: str) -> tuple[str, str]:

@@ -27,7 +27,7 @@ class JobResult:
 
 def raise_unless_ended_well(status: JobStatus) -> None:
     """`Fenced` when another run took the job over, `JobFailed` when it failed; nothing when finished or stopped."""
-    if status.phase == "fenced":
+    if status.outcome in ("fenced", "replaced"):
         raise Fenced(status.error or status.reason)
-    if status.phase not in ("finished", "cancelled"):
-        raise JobFailed(status.error or status.reason or f"job {status.job} ended as {status.phase}", status)
+    if status.outcome not in ("finished", "cancelled"):
+        raise JobFailed(status.error or status.reason or f"job {status.job} ended as {status.outcome}", status)

@@ -7,10 +7,9 @@ supervisor, a single slot by Spark, the whole Spark job by `SparkGang`. When the
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from barrier_runtime.compile import compile_flow
 from barrier_runtime.graph import JobGraph
@@ -19,10 +18,11 @@ from barrier_runtime.options import JobOptions, job_spec
 from barrier_runtime.spark.gang import SparkGang
 from barrier_runtime.spark.session import check_session, make_session, total_cores
 from barrier_runtime.spark.slot_task import SlotSettings, check_packages, local_root
-from coordinator.client import CoordinatorClient, SubmittedJob
+from coordinator.client import CoordinatorClient
 from coordinator.embedded import EmbeddedCoordinator
 from coordinator.messages import JobSpec
-from coordinator.status import ENDED_PHASES, JobStatus
+from coordinator.rest_types import SubmitReply
+from coordinator.status import JobStatus
 from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from state.open_store import open_store
 from state.store_probe import probe_conditional_put
@@ -70,8 +70,7 @@ class _Coordinator:
         if options.coordinator is None:
             assert options.checkpoints is not None
             self._embedded = EmbeddedCoordinator(options.checkpoints)
-            self._embedded.start()
-            self.submitted: SubmittedJob = self._embedded.submit(spec)
+            self.submitted: SubmitReply = self._embedded.submit(spec)
             self.client: CoordinatorClient = self._embedded.client
         else:
             assert options.token_file is not None
@@ -117,8 +116,8 @@ class JobHandle:
             graph=graph,
             mode=spec.checkpoints.mode,
             run_id=spec.run_id,
-            secret=coordinator.submitted.secret,
-            control_address=coordinator.submitted.control_address,
+            secret=bytes.fromhex(coordinator.submitted.secret),
+            control_address=(coordinator.submitted.control_host, coordinator.submitted.control_port),
             storage_url=open_store(options.checkpoints).url,
             state=options.state,
             lease_s=options.coordinator_lease,
@@ -134,7 +133,7 @@ class JobHandle:
     def status(self) -> JobStatus:
         """The coordinator's view, asked now; the last one known while it is being restarted."""
         try:
-            return self._remember(self._coordinator.client.job(self._spec.job))
+            return self._remember(self._coordinator.client.status(self._spec.job))
         except Unavailable:
             if self._last is None:
                 raise
@@ -146,19 +145,18 @@ class JobHandle:
             raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
         assert self._last is not None
         status = self._last
+        hint = f"\n{self._spark_view()}" if status.missing_slots and not self._closed else ""
         self.close()
         try:
             raise_unless_ended_well(status)
         except JobFailed as error:
-            if not status.missing_slots:
-                raise
-            raise JobFailed(f"{error}\n{self._spark_view()}", status) from None
+            raise JobFailed(f"{error}{hint}", status) from None
         return JobResult(status)
 
     def trigger_checkpoint(self) -> None:
-        self._coordinator.client.trigger_checkpoint(self._spec.job)
+        self._coordinator.client.trigger(self._spec.job)
 
-    def stop(self, mode: str = "checkpoint") -> None:
+    def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint") -> None:
         """End the job: after a last committed checkpoint ("checkpoint") or at once ("now")."""
         self._coordinator.client.stop(self._spec.job, mode)
 
@@ -199,15 +197,15 @@ class JobHandle:
         killed: set[int] = set()
         while not self._ended.is_set():
             try:
-                status = self._remember(self._coordinator.client.job(self._spec.job))
-            except Unavailable:
-                time.sleep(_POLL_S)  # the coordinator is being restarted
+                status = self._remember(self._coordinator.client.status(self._spec.job))
+            except (Unavailable, InvalidJob):  # being restarted, or so fresh that it does not know the job yet
+                self._ended.wait(_POLL_S)
                 continue
             for order in status.kill:
                 if order.task_attempt not in killed:
                     killed.add(order.task_attempt)
                     self._gang.kill_task(order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up")
-            if status.phase in ENDED_PHASES:
+            if status.outcome is not None:
                 self._ended.set()
                 return
             self._ended.wait(_POLL_S)

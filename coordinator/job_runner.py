@@ -126,6 +126,7 @@ class JobRunner:
         self._ended: asyncio.Future[JobOutcome] | None = None
         self._trouble: dict[str, str] = {}  # what is being retried -> why
         self._logged_s = 0.0
+        self._broken = False
         self.outcome: JobOutcome | None = None
 
     @property
@@ -154,8 +155,12 @@ class JobRunner:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def status(self) -> JobStatus:
-        status = self._protocol.status(self._clock())
-        return msgspec.structs.replace(status, storage_trouble="; ".join(self._trouble.values()))
+        status = msgspec.structs.replace(
+            self._protocol.status(self._clock()), storage_trouble="; ".join(self._trouble.values())
+        )
+        if self._broken and self.outcome is not None:
+            return msgspec.structs.replace(status, phase="failed", outcome="failed", error=self.outcome.reason)
+        return status
 
     def trigger(self) -> None:
         """Take a checkpoint as soon as there is room."""
@@ -194,28 +199,31 @@ class JobRunner:
         self._handling = True
         try:
             while self._events:
-                for effect in self._handled(self._events.popleft()):
-                    self._carry_out(effect)
+                self._handle(self._events.popleft())
         finally:
             self._handling = False
         self._set_timer()
 
-    def _handled(self, event: Event) -> list[Effect]:
+    def _handle(self, event: Event) -> None:
+        if self._broken:
+            return
         before = self._protocol.phase
         try:
             effects = self._protocol.handle(event, self._clock())
-        except BarrierRuntimeError as error:  # a law of the protocol is broken: stop this job, not the others
+            if self._protocol.phase != before:
+                log.info("job %s: %s (%s)", self.spec.job, self._protocol.phase, self._protocol.reason or "-")
+            for effect in effects:
+                self._carry_out(effect)
+        except Exception as error:  # a broken law or a bug: it must end this job, visibly, and not the other jobs
             log.exception("job %s: stopped by an internal error", self.spec.job)
-            return self._broken(str(error))
-        if self._protocol.phase != before:
-            log.info("job %s: %s (%s)", self.spec.job, self._protocol.phase, self._protocol.reason or "-")
-        return effects
+            self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
 
-    def _broken(self, reason: str) -> list[Effect]:
-        farewell: list[Effect] = []
-        for number in list(self._links):
-            farewell += [SendTo(number, Shutdown("failed", reason)), CloseLink(number)]
-        return [*farewell, JobEnded("failed", reason)]
+    def _break(self, reason: str) -> None:
+        self._broken = True
+        for number, link in list(self._links.items()):
+            link.send(Shutdown("failed", reason))
+            self._close(number)
+        self._end(JobEnded("failed", reason))
 
     def _set_timer(self) -> None:
         if self._timer is not None:

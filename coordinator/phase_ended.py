@@ -81,7 +81,8 @@ class Finishing(Phase):
         return Ended(self._outcome, self.reason)
 
     def on_stop(self, job: Job, now_ms: int) -> Phase | None:
-        return None
+        """Asked again while the store does not answer: leave without the record, a later run finds the job as it is."""
+        return Ended("cancelled", self.reason) if job.stop == "now" else None
 
     def _append(self, job: Job, now_ms: int) -> None:
         job.append(job.finish_record(self._outcome, self._discarded, now_ms))

@@ -41,9 +41,10 @@ class Ganging(Phase):
     def deadline(self, job: Job) -> int | None:
         if self._deployed:
             return None
-        if job.slots.missing:
-            return self._deploy_from_ms + job.spec.gang_timeout_ms
-        return self._deploy_from_ms
+        if not job.slots.missing:
+            return self._deploy_from_ms
+        graces = [lost_ms + job.spec.reconnect_grace_ms for _, lost_ms in job.slots.to_be_killed()]
+        return min([self._deploy_from_ms + job.spec.gang_timeout_ms, *graces])
 
     def on_tick(self, job: Job, now_ms: int) -> Phase | None:
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
@@ -51,6 +52,9 @@ class Ganging(Phase):
             job.close(slot)
             if self._deployed:
                 return restart(job, f"slot {slot.index} was silent for {job.spec.slot_timeout_ms} ms", now_ms)
+        for slot, lost_ms in job.slots.to_be_killed():
+            if now_ms - lost_ms >= job.spec.reconnect_grace_ms:
+                job.emit(job.slots.want_killed(slot))
         if not self._deployed and job.slots.missing and now_ms >= self._deploy_from_ms + job.spec.gang_timeout_ms:
             return failed(job, self._why_incomplete(job))
         return self._deploy_if_complete(job, now_ms)

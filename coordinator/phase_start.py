@@ -237,7 +237,6 @@ def restart(job: Job, reason: str, now_ms: int) -> Phase:
             f"{reason}\njob {job.spec.job} failed {job.restarts.in_a_row + 1} times in a row, "
             f"{job.spec.restart.max_attempts} restarts are allowed: remove the cause, then start it again",
         )
-    for slot in job.slots:
-        if slot.state is SlotState.OUT_OF_REACH:
-            job.emit(job.slots.want_killed(slot))
+    for slot, _ in job.slots.to_be_killed():
+        job.emit(job.slots.want_killed(slot))
     return Fencing(None, reason, now_ms, delay)

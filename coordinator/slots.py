@@ -160,6 +160,12 @@ class SlotTable:
         self._given_up[slot.uuid] = reason
         return self.want_killed(slot)
 
+    def to_be_killed(self) -> tuple[tuple[Slot, int], ...]:
+        """Those out of reach (and since when) whose tasks nobody has been asked to end yet."""
+        return tuple(
+            (slot, slot.lost_ms) for slot in self if slot.lost_ms is not None and slot.index not in self._kills
+        )
+
     def want_killed(self, slot: Slot) -> KillSlotTask:
         kill = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid)
         self._kills[slot.index] = kill

@@ -27,6 +27,16 @@ class Fault(enum.Enum):
     IGNORE_CONDITIONS = "put_if_absent overwrites and says LANDED, as some S3-compatibles do"
 
 
+# A fault that makes sense for one operation only strikes that one, also when injected for any.
+_ONLY_FOR = {
+    Fault.CONFLICT: "put_if_absent",
+    Fault.TRUNCATED_READ: "get",
+    Fault.FLIPPED_BYTE: "get",
+    Fault.STALE_LIST: "list",
+    Fault.IGNORE_CONDITIONS: "put_if_absent",
+}
+
+
 @dataclass
 class _Injected:
     fault: Fault
@@ -65,7 +75,7 @@ class MemoryStore:
     def inject(self, fault: Fault, operation: str = "", key_part: str = "", times: int | None = 1) -> None:
         with self._lock:
             listing = tuple(self._infos("")) if fault is Fault.STALE_LIST else ()
-            self._faults.append(_Injected(fault, operation, key_part, times, listing))
+            self._faults.append(_Injected(fault, _ONLY_FOR.get(fault, operation), key_part, times, listing))
 
     def heal(self) -> None:
         """Drop every fault that has not struck yet. Late writes stay in flight."""

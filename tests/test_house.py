@@ -53,7 +53,6 @@ PURE = {
     "barrier_runtime/sinks/sink_driver.py",
     "barrier_runtime/sinks/pending_set.py",
     "barrier_runtime/sinks/file_committable.py",
-    "barrier_runtime/sinks/encoders.py",
     "barrier_runtime/slot/subtask.py",
     "barrier_runtime/slot/frames.py",
 }

@@ -26,6 +26,7 @@ from state.errors import Corrupt, InvalidJob
 from state.object_store import ObjectNotFound, ObjectStore
 
 _BATCH_OVERHEAD = 2_048  # bytes a RecordBatch costs beside its values, so that one-row batches count too
+_WEIGH_EVERY = 64  # batches; asking a small batch for its size takes longer than all the rest of a write
 
 
 class _Part:
@@ -35,7 +36,7 @@ class _Part:
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.bytes = 0
+        self.bytes = 0.0  # estimated
         self.rows = 0
         self.staged: str | None = None  # sha256
         self.staged_key = ""
@@ -44,25 +45,28 @@ class _Part:
 class FileTransaction:
     """Parts in the order of their rows; the last one is still written to. `staging` guards everything but the last."""
 
-    __slots__ = ("current", "full", "staging")
+    __slots__ = ("current", "full", "row_bytes", "staging")
 
     def __init__(self) -> None:
         self.full: list[_Part] = []
         self.current = _Part()
+        self.row_bytes = 0.0  # of the batch weighed last
         self.staging = threading.Lock()
 
 
 class FileSink(TwoPhaseCommitSink):
     """Base of the file sinks. `url`: a local folder, `file://…` or `s3://bucket/prefix`; several jobs may share it.
 
-    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early.
+    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early, as a
+    file of its own. The default is smaller for text, which is larger than its rows.
     """
 
     suffix: ClassVar[str]
+    default_bytes_in_memory: ClassVar[int] = 32 << 20
 
-    def __init__(self, url: str, *, max_bytes_in_memory: int = 128 << 20) -> None:
+    def __init__(self, url: str, *, max_bytes_in_memory: int | None = None) -> None:
         self.url = str(url)
-        self.max_bytes_in_memory = max_bytes_in_memory
+        self.max_bytes_in_memory = max_bytes_in_memory or self.default_bytes_in_memory
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -100,9 +104,12 @@ class FileSink(TwoPhaseCommitSink):
 
     def write(self, transaction: FileTransaction, rows: pa.RecordBatch) -> None:
         part = transaction.current
+        count = rows.num_rows
+        if len(part.batches) % _WEIGH_EVERY == 0:
+            transaction.row_bytes = rows.nbytes / max(1, count)
         part.batches.append(rows)
-        part.rows += rows.num_rows
-        part.bytes += rows.nbytes + _BATCH_OVERHEAD
+        part.rows += count
+        part.bytes += count * transaction.row_bytes + _BATCH_OVERHEAD
 
     def stage_early(self, transaction: FileTransaction) -> Callable[[], None] | None:
         if transaction.current.bytes < self.max_bytes_in_memory:
@@ -174,6 +181,7 @@ class ParquetSink(FileSink):
     """One Parquet file per checkpoint and subtask."""
 
     suffix = "parquet"
+    default_bytes_in_memory = 128 << 20
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         return encoders.parquet(batches)

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from coordinator.codec import decode_to_slot, encode
 from coordinator.handshake import NONCE_BYTES, Initiator
@@ -117,9 +117,8 @@ class _ControlConnection(asyncio.Protocol):
         self.lost: asyncio.Future[None] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.write(self._handshake.hello())
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self.transport.write(self._handshake.hello())
 
     def data_received(self, data: bytes) -> None:
         try:

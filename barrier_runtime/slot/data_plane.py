@@ -8,7 +8,7 @@ frames (see `frames`). A connection that breaks or carries a wrong frame while i
 import asyncio
 import secrets
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -176,8 +176,7 @@ class _Connection(asyncio.Protocol):
         self._finished = False  # EndOfInput went through: what follows is no failure
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._finished:

@@ -52,7 +52,8 @@ def make_session(job: str, master: str, extra: dict[str, str]) -> Any:
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"barrier-runtime {job}").master(local_master(master))
-    for key, value in {**SETTINGS, **extra}.items():
+    importable = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry and os.path.isdir(entry)))
+    for key, value in {**SETTINGS, "spark.executorEnv.PYTHONPATH": importable, **extra}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

@@ -389,6 +389,12 @@ def test_json_lines_hold_times_binary_and_missing_numbers() -> None:
     assert second == {"at": None, "raw": None, "delay": 1.5, "name": None}
 
 
+def test_json_lines_hold_nanoseconds_whole() -> None:
+    at = pa.array([1_356_998_400_123_456_789, None], pa.timestamp("ns", "UTC"))
+    lines = encoders.jsonl([pa.RecordBatch.from_arrays([at], ["at"])]).splitlines()
+    assert [json.loads(line)["at"] for line in lines] == ["2013-01-01T00:00:00.123456789Z", None]
+
+
 def test_parquet_keeps_the_schema_of_the_stream() -> None:
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""A workbench for tests of keyed backends: opens them, takes their checkpoints, restores them, on real stores and disks."""
+"""A workbench for tests of keyed backends: opens them, takes their checkpoints, restores them, on real disks."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,0 +1,151 @@
+"""A slot's control connection over real TCP, blocking: handshake, framing and messages as the production code has them."""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from coordinator.codec import decode_to_slot, encode
+from coordinator.handshake import NONCE_BYTES, Initiator
+from coordinator.messages import (
+    Ack,
+    Committed,
+    Deploy,
+    Halt,
+    Heartbeat,
+    Register,
+    Restored,
+    SlotClaims,
+    Start,
+    SubtaskId,
+    ToCoordinator,
+    ToSlot,
+    Trigger,
+)
+from state.snapshot import OperatorSnapshot
+
+Kind = TypeVar("Kind", bound=ToSlot)
+Value = TypeVar("Value")
+
+
+def wait_for(what: str, probe: Callable[[], Value | None], timeout_s: float = 20.0) -> Value:
+    """Poll until `probe` gives something; for conditions in other processes."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = probe()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {what}"
+        time.sleep(0.01)
+
+
+class TcpSlot:
+    def __init__(self, job: str, run_id: str, secret: bytes, index: int, attempt: int = 0) -> None:
+        self.job, self.run_id, self.secret = job, run_id, secret
+        self.index, self.attempt = index, attempt
+        self.uuid = f"slot-{index}-{attempt}-{os.urandom(4).hex()}"
+        self.token, self.phase, self.highest = 0, "idle", 0
+        self.committed: dict[str, int] = {}
+        self.inbox: list[ToSlot] = []
+        self._socket: socket.socket | None = None
+
+    def connect(self, address: tuple[str, int], timeout_s: float = 10.0) -> "TcpSlot":
+        """Connect, prove, register. Tries again until the coordinator is there."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._try_connect(address)
+                return self
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def _try_connect(self, address: tuple[str, int]) -> None:
+        connection = socket.create_connection(address, timeout=10)
+        claims = msgspec.msgpack.encode(SlotClaims(self.index, self.uuid))
+        initiator = Initiator(
+            self.secret,
+            job=self.job,
+            run_id=self.run_id,
+            purpose="control",
+            claims=claims,
+            nonce=os.urandom(NONCE_BYTES),
+        )
+        connection.sendall(initiator.hello())
+        while initiator.session is None:
+            data = connection.recv(65536)
+            if not data:
+                raise ConnectionResetError("refused")
+            connection.sendall(initiator.feed(data))
+        self._framing = initiator.session.framing()
+        self._socket = connection
+        self._pending = self._framing.feed(initiator.leftover())
+        self.say(
+            Register(
+                slot=self.index,
+                uuid=self.uuid,
+                pid=os.getpid(),
+                host="test",
+                task_attempt=self.attempt,
+                data_host="127.0.0.1",
+                data_port=1,
+                token=self.token,
+                phase=self.phase,
+                highest_checkpoint=self.highest,
+                committed=dict(self.committed),
+            )
+        )
+
+    def say(self, message: ToCoordinator) -> None:
+        assert self._socket is not None
+        self._socket.sendall(self._framing.frame(encode(message)))
+
+    def receive(self) -> ToSlot:
+        """The next message. `ConnectionError` when the coordinator is gone."""
+        assert self._socket is not None
+        while not self._pending:
+            data = self._socket.recv(65536)
+            if not data:
+                raise ConnectionResetError("the coordinator is gone")
+            self._pending = self._framing.feed(data)
+        message = decode_to_slot(self._pending.pop(0))
+        self.inbox.append(message)
+        if isinstance(message, Deploy):
+            self.token, self.phase = message.token, "restoring"
+            self.say(Restored(self.token))
+        elif isinstance(message, Start):
+            self.phase = "running"
+        elif isinstance(message, Halt):
+            self.phase = "idle"
+        elif isinstance(message, Trigger):
+            self.highest = max(self.highest, message.checkpoint)
+        return message
+
+    def until(self, kind: type[Kind]) -> Kind:
+        """Read until a message of this kind has come."""
+        while True:
+            message = self.receive()
+            if isinstance(message, kind):
+                return message
+
+    def ack(self, checkpoint: int) -> None:
+        for chain in (0, 1):
+            snapshot = OperatorSnapshot("numbers", self.index, 2, {"position": b"1"})
+            operators = (snapshot,) if chain == 0 else ()
+            self.say(Ack(self.token, checkpoint, SubtaskId(chain, self.index), operators))
+
+    def commit(self, checkpoint: int) -> None:
+        self.committed[f"out/{self.index}"] = checkpoint
+        self.say(Committed(self.token, checkpoint, "out", self.index))
+
+    def heartbeat(self) -> None:
+        self.say(Heartbeat(self.token, {"records": 1.0}))
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
