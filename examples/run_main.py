@@ -81,13 +81,14 @@ def stream(flights: Path, records: int, root: str, seconds: float) -> tuple[JobS
 def report(summary: Summary, verdict: Verdict, status: JobStatus) -> int:
     for line in verdict.examples:
         print(line)
+    late = sum(value for slot in status.slots for name, value in slot.metrics.items() if name.endswith("late_rows"))
     processed, visible = summary.processed_latency_ms, summary.visible_latency_ms
     print(
         f"{summary.records:,} records, {summary.windows:,} windows, {summary.checkpoints_completed} checkpoints in "
         f"{summary.generations} generations; "
         f"killed: {summary.slot_kills} slot, {summary.coordinator_kills} coordinator\n"
         f"lost {summary.lost}, duplicated {summary.duplicated}, mismatched {summary.mismatched}; "
-        f"late rows dropped: {int(sum(slot.metrics.get('late_rows', 0) for slot in status.slots))}\n"
+        f"late rows dropped: {late:.0f}\n"
         f"processed latency p50 {processed.p50:.1f} ms, p99 {processed.p99:.1f} ms; "
         f"visible p50 {visible.p50:.1f} ms, p99 {visible.p99:.1f} ms; "
         f"checkpoint p50 {summary.checkpoint_ms.p50:.0f} ms; recovery {summary.recovery_ms} ms\n"

@@ -80,10 +80,23 @@ class _Lines:
 
     def update(self, status: JobStatus) -> None:
         rate = self._rate.of(status.records)
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + 1.0
-            share = 100 * status.records / self._total
-            print(f"{share:5.1f} %  " + "  ".join(f"{k}: {v}" for k, v in facts(status, rate)), flush=True)
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 1.0
+        last = status.checkpoints.last_completed
+        parts = [
+            f"{100 * status.records / self._total:5.1f} %",
+            f"{rate:,.0f} records/s",
+            f"watermark {_day(status.watermark_ms)}",
+            f"checkpoint {last.checkpoint}: {last.duration_ms} ms, {last.new_bytes:,} bytes"
+            if last
+            else "no checkpoint yet",
+            *(f"{name} p50 {each.p50:.1f} p99 {each.p99:.1f} ms" for name, each in sorted(status.latency.items())),
+        ]
+        if status.phase != "running":
+            parts.append(f"{status.phase}: {status.reason}")
+        parts += [f"commit of {trouble.sink} fails: {trouble.error}" for trouble in status.commits.troubles]
+        print(" | ".join(parts), flush=True)
 
     def say(self, line: str) -> None:
         print(f"  !! {line}", flush=True)

@@ -25,13 +25,16 @@ SPLITS_VALUE = "splits"
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; the rest when their turn comes
 
 
+_NO_POSITION = msgspec.Raw(b"null")
+
+
 class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far one split was read."""
 
     rows: int  # returned so far, each once
     greatest_ms: int  # greatest event time seen
     finished: bool
-    position: msgspec.Raw | None = None  # the reader's, JSON; None once finished
+    position: msgspec.Raw = _NO_POSITION  # the reader's, JSON; null once finished
 
 
 class SourceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +68,7 @@ class _OpenSplit:
         return (self.greatest_ms, self.polled)
 
     def progress(self) -> SplitProgress:
-        position = msgspec.Raw(self.reader.position()) if self.reader is not None else None
+        position = msgspec.Raw(self.reader.position()) if self.reader is not None else _NO_POSITION
         return SplitProgress(self.rows, self.greatest_ms, self.finished, position)
 
 
@@ -101,7 +104,7 @@ class SourceDriver:
                 self._splits.append(_OpenSplit(split, None, progress))
                 continue
             reader = spec.source.reader(split)
-            if progress is not None and progress.position is not None:
+            if progress is not None and progress.position != _NO_POSITION:
                 reader.seek(bytes(progress.position))
             if isinstance(reader, Preparable) and prepared < _PREPARED_AHEAD:
                 reader.prepare()

@@ -130,7 +130,9 @@ class Driven:
         self.batches: list[Batch] = []
         operator.open(self.world.context(name, restored))
 
-    def feed(self, rows: "list[dict[str, Any]] | pa.RecordBatch", schema: pa.Schema | None = None, emit_ns: int = 0) -> None:
+    def feed(
+        self, rows: "list[dict[str, Any]] | pa.RecordBatch", schema: pa.Schema | None = None, emit_ns: int = 0
+    ) -> None:
         batch = rows if isinstance(rows, pa.RecordBatch) else pa.RecordBatch.from_pylist(rows, schema=schema)
         self.operator.process(Batch(batch, emit_ns), self.batches.append)
 

@@ -47,7 +47,9 @@ def no_rows(index: int, of: int) -> Iterator[dict[str, Any]]:
 
 
 def test_importing_the_package_imports_neither_pyspark_nor_pyarrow() -> None:
-    code = "import sys, barrier_runtime; print([m for m in ('pyspark', 'pyarrow', 'numpy', 'boto3') if m in sys.modules])"
+    code = (
+        "import sys, barrier_runtime; print([m for m in ('pyspark', 'pyarrow', 'numpy', 'boto3') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -309,8 +311,10 @@ def test_impossible_parallelism_is_refused(parallelism: int, most: int) -> None:
 
 def test_explain_shows_chains_edges_settings_and_guarantees() -> None:
     flow, ticks = flow_and_stream()
-    windows = ticks.with_watermarks("intended_at", SECOND).key_by("key").window(
-        "per-second", Tumbling(SECOND), event_time="intended_at"
+    windows = (
+        ticks.with_watermarks("intended_at", SECOND)
+        .key_by("key")
+        .window("per-second", Tumbling(SECOND), event_time="intended_at")
     )
     windows.aggregate(n=count(), top=max_("value")).sink("out", CollectSink())
     with warnings.catch_warnings():

@@ -204,12 +204,16 @@ def test_enrichment_adds_columns_where_the_key_matches_and_nulls_match_nothing(c
     table = pa.concat_tables([NAMES, pa.table({"n": range(100, 130), "name": ["x"] * 30, "size": [0] * 30})])
     driven = Driven(EnrichOperator("e", table, ["n"], "left"))
     driven.feed(rows)
-    assert driven.rows == [
-        {"n": 3, "name": "three", "size": 30},
-        {"n": 2, "name": None, "size": None},
-        {"n": None, "name": None, "size": None},
-        {"n": 1, "name": "one", "size": 10},
-    ] * copies
+    assert (
+        driven.rows
+        == [
+            {"n": 3, "name": "three", "size": 30},
+            {"n": 2, "name": None, "size": None},
+            {"n": None, "name": None, "size": None},
+            {"n": 1, "name": "one", "size": 10},
+        ]
+        * copies
+    )
 
 
 @pytest.mark.parametrize("copies", [1, 50])

@@ -1,0 +1,67 @@
+"""The manifest: canonical bytes, a version that is never guessed, a hash that is always checked."""
+
+import pickle
+
+import msgspec
+import pytest
+
+from coordinator.hashing import sha256_hex
+from coordinator.manifest import Manifest, decode_manifest, encode_manifest, own_files, verified_manifest
+from coordinator.messages import SubtaskId
+from state.errors import Corrupt
+from state.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+
+FILES = (
+    FileRef("1.sst", 3, "aa", key="flights/data/1/u/x"),
+    FileRef("2.sst", 3, "bb", key="flights/savepoints/mine/y"),
+    FileRef("CURRENT", 3, "cc", inline=b"\x00\xffz"),
+)
+MANIFEST = Manifest(
+    job="flights",
+    lineage="l",
+    checkpoint=4,
+    token=1,
+    created_wall_ms=5,
+    parallelism=2,
+    max_parallelism=128,
+    operators=(
+        OperatorSnapshot("numbers", 0, 2, {"position": b"\x80\x04"}),
+        OperatorSnapshot("count", 0, 2, keyed=KeyedSnapshot("rocksdb", 128, 0, 63, {"count": 1}, FILES, 9, 3)),
+    ),
+    ended=(SubtaskId(0, 1),),
+    parent_position=3,
+    parent_sha256="00",
+)
+
+
+def test_a_manifest_comes_back_as_it_was_and_its_bytes_are_canonical():
+    data = encode_manifest(MANIFEST)
+    assert decode_manifest("k", data) == MANIFEST
+    assert encode_manifest(decode_manifest("k", data)) == data
+
+
+def test_an_unknown_version_is_refused_never_guessed():
+    """B6."""
+    data = encode_manifest(msgspec.structs.replace(MANIFEST, version=2))
+    with pytest.raises(Corrupt, match="k has version 2"):
+        decode_manifest("k", data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"[" * 100_000, pickle.dumps({"version": 1}), b'{"version": 1}'])
+def test_what_is_no_manifest_is_refused(data):
+    """B4, C15."""
+    with pytest.raises(Corrupt, match="manifest k"):
+        decode_manifest("k", data)
+
+
+def test_a_flipped_byte_names_the_object_and_both_hashes():
+    """O8, J2."""
+    data = encode_manifest(MANIFEST)
+    damaged = data.replace(b'"checkpoint":4', b'"checkpoint":5')
+    with pytest.raises(Corrupt, match=f"k is damaged: expected sha256 {sha256_hex(data)}, found {sha256_hex(damaged)}"):
+        verified_manifest("k", damaged, sha256_hex(data))
+
+
+def test_only_the_jobs_own_data_files_are_ours():
+    """S2: a savepoint's files are never ours to delete."""
+    assert own_files(MANIFEST, "flights/data/") == {"flights/data/1/u/x"}

@@ -1,0 +1,105 @@
+"""RocksDB behind its one doorway: raw mode whatever lies in the folder, one owner per folder, memory within a bound."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from state.errors import Corrupt, InvalidJob, Unavailable
+from state.rocksdb_kv import CONFIG_FILE, RocksDbKv, SlotMemory, link_database
+
+MEMORY = SlotMemory(16 << 20)
+
+
+def test_bytes_go_in_and_come_out_as_they_are(tmp_path: Path) -> None:
+    """J4: the canary"""
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    canary = bytes(range(256))
+    kv.write([(b"\0\xff", canary), (b"gone", b"x"), (b"empty", b""), (b"gone", None)])
+    assert (kv.get(b"\0\xff"), kv.get(b"gone"), kv.get(b"empty")) == (canary, None, b"")
+    kv.close()
+
+
+@pytest.mark.parametrize("config", [json.dumps({"raw_mode": False, "prefix_extractors": {}}), "garbage", ""])
+def test_a_configuration_found_in_the_folder_is_not_believed(tmp_path: Path, config: str) -> None:
+    """J4"""
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(b"k", b"v")])
+    kv.flush()
+    kv.close()
+    (tmp_path / "db" / CONFIG_FILE).write_text(config)
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    assert kv.get(b"k") == b"v"
+    kv.close()
+
+
+def test_a_configuration_that_is_a_link_does_not_lead_our_pen(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("keep")
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / CONFIG_FILE).symlink_to(outside)
+    RocksDbKv(tmp_path / "db", MEMORY).close()
+    assert outside.read_text() == "keep"
+
+
+def test_a_scan_gives_the_range_in_order_also_when_much_is_written_meanwhile(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(number.to_bytes(4, "big"), b"v") for number in range(5_000)])
+    start, end = (100).to_bytes(4, "big"), (4_100).to_bytes(4, "big")
+    found = []
+    for key, _ in kv.scan(start, end):
+        found.append(int.from_bytes(key, "big"))
+        if len(found) == 10:
+            kv.write([(bytes(3) + bytes([n]) + b"x", b"v") for n in range(100)])
+    assert [number for number in found if number < 2**31] == list(range(100, 4_100))
+    kv.close()
+
+
+def test_a_folder_has_one_owner_and_the_second_is_told(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    with pytest.raises(Unavailable, match="cannot open the state database"):
+        RocksDbKv(tmp_path / "db", MEMORY)
+    kv.close()
+
+
+def test_a_damaged_database_is_corrupt_and_named(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(b"k", b"v")])
+    kv.flush()
+    kv.close()
+    for manifest in (tmp_path / "db").glob("MANIFEST-*"):
+        manifest.write_bytes(b"\x80\x04garbage")
+    with pytest.raises(Corrupt, match=str(tmp_path)):
+        RocksDbKv(tmp_path / "db", MEMORY)
+
+
+def test_a_checkpoint_is_unaffected_by_what_is_written_later(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(b"k", b"one")])
+    kv.flush()
+    kv.checkpoint(tmp_path / "copy")
+    kv.write([(b"k", b"two")])
+    kv.flush()
+    names = [path.name for path in (tmp_path / "copy").iterdir()]
+    link_database(tmp_path / "copy", [name for name in names if name != CONFIG_FILE], tmp_path / "opened")
+    other = RocksDbKv(tmp_path / "opened", MEMORY)
+    assert (kv.get(b"k"), other.get(b"k")) == (b"two", b"one")
+    assert sorted(names) == sorted(path.name for path in (tmp_path / "copy").iterdir())
+    with pytest.raises(Unavailable, match="cannot link"):
+        kv.checkpoint(tmp_path / "copy")
+    kv.close()
+    other.close()
+
+
+def test_all_databases_of_a_slot_share_one_bound(tmp_path: Path) -> None:
+    memory = SlotMemory(8 << 20)
+    stores = [RocksDbKv(tmp_path / str(number), memory) for number in range(3)]
+    for kv in stores:
+        for start in range(0, 40_000, 1_000):
+            kv.write([((start + number).to_bytes(4, "big"), bytes(200)) for number in range(1_000)])
+    assert 0 < memory.usage_bytes() < 3 * memory.total_bytes
+    for kv in stores:
+        assert kv.memory_bytes() > 0
+        kv.close()
+    with pytest.raises(InvalidJob, match="8 MiB or more"):
+        SlotMemory(1_000)
