@@ -4,7 +4,7 @@ STORAGE ?= file
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/state tests/coordinator tests/barrier_runtime
+UNIT_TESTS := tests/test_house.py tests/test_examples.py tests/state tests/coordinator tests/barrier_runtime
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 
 .PHONY: help run test check format bench java clean

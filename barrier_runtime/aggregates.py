@@ -19,6 +19,8 @@ Kind = Literal["count", "sum", "mean", "min", "max"]
 RegisterKind = Literal["rows", "values", "sum", "min", "max"]
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
+_INT64, _FLOAT64 = pa.int64(), pa.float64()
+
 ROWS = "rows"  # name of the register that counts rows; every table has it
 
 
@@ -103,10 +105,11 @@ class Output:
         if self.aggregate.kind == "mean":
             return pa.array(found / np.maximum(counted, 1), self.type, mask=mask)
         if self.value.dtype == "float64":
-            return pa.array(found, pa.float64(), mask=mask).cast(self.type)
+            result = pa.array(found, mask=mask)
+            return result if self.type == _FLOAT64 else result.cast(self.type)
         if mask is not None:
             found = np.where(absent, 0, found)
-        return from_register(pa.array(found, pa.int64(), mask=mask), self.type)
+        return from_register(pa.array(found, mask=mask), self.type)
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,10 @@ def _register_dtype(kind: pa.DataType, aggregate: Aggregate, name: str, where: s
 def to_register(array: pa.Array, dtype: str) -> pa.Array:
     """A column as int64 or float64, nulls kept."""
     kind = array.type
+    if kind in (_INT64, _FLOAT64):
+        return array
     if dtype == "float64":
-        return array.cast(pa.float64())
+        return array.cast(_FLOAT64)
     if pa.types.is_temporal(kind):
         return array.view(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
     return array.cast(pa.int64())
@@ -184,6 +189,8 @@ def to_register(array: pa.Array, dtype: str) -> pa.Array:
 
 def from_register(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """The way back: int64 to the column's own type."""
+    if kind == _INT64:
+        return array
     if pa.types.is_temporal(kind):
         return array.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
     return array.cast(kind)

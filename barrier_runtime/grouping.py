@@ -43,7 +43,7 @@ def _encode(column: pa.Array) -> tuple[npt.NDArray[np.int64], int]:
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
 
 
-def stable_order(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+def stable_order(slots: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     """`argsort(slots, kind="stable")` for numbers in [0, 2**32); numpy sorts 16-bit numbers by radix, ten times
     faster."""
     if len(slots) < 1_024:

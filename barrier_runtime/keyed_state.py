@@ -78,13 +78,12 @@ class ValueState(Generic[T]):
         if codec not in ("msgpack", "pickle"):
             raise InvalidJob(f"ValueState codec {codec!r} is unknown: use 'msgpack' or 'pickle'")
         if codec == "msgpack":
-            try:
-                msgspec.msgpack.Decoder(kind)
-            except TypeError as error:
+            unknown = _unknown_part(kind)
+            if unknown is not None:
                 raise InvalidJob(
-                    f"ValueState({kind!r}): msgspec cannot write this type ({error}): "
+                    f"ValueState({kind!r}): msgspec cannot write {unknown}: "
                     'use a dataclass or msgspec.Struct, or codec="pickle"'
-                ) from error
+                )
         self._kind = kind
         self._default = default
         self._factory = default_factory
@@ -194,6 +193,25 @@ class ValueState(Generic[T]):
             f"state {self._name!r} is declared {kind.__name__}, but {_short(value)} "
             f"({type(value).__name__}) is stored: convert it, or correct the declaration"
         )
+
+
+def _unknown_part(kind: Any) -> str | None:
+    """What in `kind` msgspec has no encoding for; None when there is nothing."""
+    try:
+        todo: list[Any] = [msgspec.inspect.type_info(kind)]
+    except TypeError as error:
+        return str(error)
+    seen: set[int] = set()
+    while todo:
+        part = todo.pop()
+        if isinstance(part, tuple):
+            todo.extend(part)
+        elif isinstance(part, msgspec.inspect.CustomType):
+            return repr(part.cls)
+        elif isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field) and id(part) not in seen:
+            seen.add(id(part))
+            todo.extend(getattr(part, name) for name in part.__struct_fields__)
+    return None
 
 
 def _unbound(*_: Any) -> Any:

@@ -134,7 +134,7 @@ class JobHandle:
         """The coordinator's view, asked now; the last one known while it is being restarted."""
         try:
             return self._remember(self._coordinator.client.status(self._spec.job))
-        except Unavailable:
+        except (Unavailable, InvalidJob):  # being restarted, or so fresh that it does not know the job yet
             if self._last is None:
                 raise
             return self._last
@@ -198,7 +198,7 @@ class JobHandle:
         while not self._ended.is_set():
             try:
                 status = self._remember(self._coordinator.client.status(self._spec.job))
-            except (Unavailable, InvalidJob):  # being restarted, or so fresh that it does not know the job yet
+            except (Unavailable, InvalidJob):  # as in `status`
                 self._ended.wait(_POLL_S)
                 continue
             for order in status.kill:

@@ -59,30 +59,33 @@ def add_to_groups(registers: Sequence[Register], columns: Columns, slots: Ints, 
             valid = batch.valid(register.column)
             np.add.at(target, slots if valid is None else slots[valid], 1)
         else:
-            register.ufunc.at(target, slots, batch.values(register))
+            with np.errstate(invalid="ignore"):  # NaN is a value here
+                register.ufunc.at(target, slots, batch.values(register))
 
 
 @dataclass(frozen=True, slots=True)
 class RunningOrder:
-    """Rows of a batch ordered by slot, arrival order kept within a slot."""
+    """Rows of a batch ordered by key, arrival order kept within a key."""
 
     order: npt.NDArray[np.intp]  # row numbers, sorted
-    unique: Ints  # slots, ascending
-    starts: npt.NDArray[np.intp]  # where each slot's rows begin in `order`
+    slots: Ints  # of the groups, in that order
+    starts: npt.NDArray[np.intp]  # where each group's rows begin in `order`
     lengths: npt.NDArray[np.intp]
 
     @staticmethod
-    def of(slots: Ints) -> "RunningOrder":
-        order = stable_order(slots)
-        ordered = slots[order]
-        changes = np.empty(len(slots), np.bool_)
+    def of(groups: npt.NDArray[Any], slots: Ints | None = None) -> "RunningOrder":
+        """`groups`: a number per row; `slots` by that number (None: the number is the slot)."""
+        order = stable_order(groups)
+        ordered = groups[order]
+        changes = np.empty(len(groups), np.bool_)
         changes[0] = True
         np.not_equal(ordered[1:], ordered[:-1], out=changes[1:])
         starts = np.flatnonzero(changes)
         lengths = np.empty_like(starts)
         np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
-        lengths[-1] = len(slots) - starts[-1]
-        return RunningOrder(order, ordered[starts], starts, lengths)
+        lengths[-1] = len(groups) - starts[-1]
+        unique = ordered[starts]
+        return RunningOrder(order, unique if slots is None else slots[unique], starts, lengths)
 
 
 def running(
@@ -92,7 +95,7 @@ def running(
     results = {}
     for register in registers:
         target = columns[register.name]
-        before = target[rows.unique]
+        before = target[rows.slots]
         if register.kind == "rows":
             ordered = np.arange(1, len(rows.order) + 1) + np.repeat(before - rows.starts, rows.lengths)
             after: Values = before + rows.lengths
@@ -107,9 +110,10 @@ def running(
             if register.kind in ("values", "sum") and register.dtype == "int64":
                 ordered = _running_integers(values, before, rows)
             else:
-                ordered = _running_rounds(register.ufunc, values, before, rows)
+                with np.errstate(invalid="ignore"):  # NaN is a value here
+                    ordered = _running_rounds(register.ufunc, values, before, rows)
             after = ordered[rows.starts + rows.lengths - 1]
-        target[rows.unique] = after
+        target[rows.slots] = after
         result = np.empty_like(ordered)
         result[rows.order] = ordered
         results[register.name] = result

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 
 def describe() -> str:
@@ -14,5 +15,5 @@ def describe() -> str:
     return (
         f"{time.strftime('%Y-%m-%d %H:%M')}, commit {commit.stdout.strip() or 'unknown'}, {os.cpu_count()} cores, "
         f"{platform.system()} {platform.release()}, Python {platform.python_version()}, {versions}\n"
-        f"command: python -m {sys.modules['__main__'].__spec__.name} {' '.join(sys.argv[1:])}".rstrip()
+        f"command: python -m benchmarks.{Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}".rstrip()
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime import TwoPhaseCommitSink
@@ -62,13 +63,13 @@ class MeasuringSink(TwoPhaseCommitSink):
 class Measured:
     """Nanoseconds since the epoch, one entry per row."""
 
-    intended: np.ndarray
-    arrived: np.ndarray
+    intended: npt.NDArray[np.int64]
+    arrived: npt.NDArray[np.int64]
 
-    def between(self, first_ns: float, last_ns: float) -> np.ndarray:
+    def between(self, first_ns: float, last_ns: float) -> npt.NDArray[np.float64]:
         """Latencies in ms of the rows that were due in [first_ns, last_ns)."""
         chosen = (self.intended >= first_ns) & (self.intended < last_ns)
-        return (self.arrived[chosen] - self.intended[chosen]) / 1e6
+        return np.asarray((self.arrived[chosen] - self.intended[chosen]) / 1e6, np.float64)
 
 
 def measured(folder: Path) -> Measured:

@@ -42,15 +42,7 @@ def main() -> int:
         status, observer = stream(flights, records, root, chosen.seconds)
         print("checking against Spark SQL …", flush=True)
         verdict = check(flights, f"{root}/output")
-        summary = summarise(
-            status,
-            verdict,
-            records,
-            f"{root}/checkpoints",
-            observer.recovery_ms,
-            observer.checkpoint_ms.values(),
-            (observer.slot_kills, observer.coordinator_kills),
-        )
+        summary = summarise(status.job, f"{root}/checkpoints", records, verdict, observer)
     (RUN / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     return report(summary, verdict, status)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from barrier_runtime.launch import JobHandle
-from coordinator.status import JobStatus
+from coordinator.status import JobStatus, LatencyStatus
 from examples.run_progress import Display
 
 _LOOK_S = 0.1
@@ -20,6 +20,7 @@ class Observer:
         self._show = show
         self.recovery_ms: list[float] = []
         self.checkpoint_ms: dict[int, float] = {}
+        self.latency: dict[str, LatencyStatus] = {}  # the fullest seen: a new coordinator does not know departed slots
         self.slot_kills = 0
         self.coordinator_kills = 0
 
@@ -28,6 +29,9 @@ class Observer:
         for checkpoint in status.checkpoints.history:
             if checkpoint.outcome == "complete":
                 self.checkpoint_ms[checkpoint.checkpoint] = checkpoint.duration_ms
+        for name, latency in status.latency.items():
+            if name not in self.latency or latency.count >= self.latency[name].count:
+                self.latency[name] = latency
         self._show.update(status)
         return status
 

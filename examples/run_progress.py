@@ -35,12 +35,14 @@ def display(total_records: int) -> Iterator[Display]:
 
 
 class _Rate:
-    """Records per second over the last few looks."""
+    """Records per second over the last few looks; from anew when the job rolled back or its coordinator began again."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
 
     def of(self, records: int) -> float:
+        if self._seen and records < self._seen[-1][1]:
+            self._seen = []
         self._seen = [*self._seen[-20:], (time.monotonic(), records)]
         (then, before), (now, after) = self._seen[0], self._seen[-1]
         return max(0.0, (after - before) / (now - then)) if now > then else 0.0

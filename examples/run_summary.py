@@ -1,12 +1,13 @@
 """build/run/summary.json: what a run says about itself. Counts come from the decision log, which no kill can blur."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from coordinator.log_records import Complete, Fence, decode_record
-from coordinator.status import JobStatus
+from coordinator.status import LatencyStatus
 from examples.run_check import Verdict
+from examples.run_observer import Observer
 from state.open_store import open_store
 from state.paths import Paths
 
@@ -43,9 +44,9 @@ def decisions(checkpoints: str, job: str) -> tuple[int, int]:
     return sum(isinstance(r, Complete) for r in records), sum(isinstance(r, Fence) for r in records)
 
 
-def worst_latency(status: JobStatus, kind: str) -> Percentiles:
+def worst_latency(latencies: Mapping[str, LatencyStatus], kind: str) -> Percentiles:
     """Of the sinks' latencies of one kind ("processed" or "visible") the highest of each figure."""
-    of_kind = [latency for name, latency in status.latency.items() if name.endswith(f":{kind}")]
+    of_kind = [latency for name, latency in latencies.items() if name.endswith(f":{kind}")]
     if not of_kind:
         return Percentiles(0.0, 0.0, 0.0)
     return Percentiles(
@@ -62,30 +63,21 @@ def percentiles(values: Iterable[float]) -> Percentiles:
     )
 
 
-def summarise(
-    status: JobStatus,
-    verdict: Verdict,
-    input_records: int,
-    checkpoints: str,
-    recovery_ms: list[float],
-    checkpoint_ms: Iterable[float],
-    kills: tuple[int, int],
-) -> Summary:
-    """`kills`: of slots, of coordinators."""
-    completed, generations = decisions(checkpoints, status.job)
+def summarise(job: str, checkpoints: str, input_records: int, verdict: Verdict, observer: Observer) -> Summary:
+    completed, generations = decisions(checkpoints, job)
     return Summary(
         records=input_records,
         windows=verdict.windows,
         checkpoints_completed=completed,
         generations=generations,
-        slot_kills=kills[0],
-        coordinator_kills=kills[1],
-        recovery_ms=[round(ms, 1) for ms in recovery_ms],
+        slot_kills=observer.slot_kills,
+        coordinator_kills=observer.coordinator_kills,
+        recovery_ms=[round(ms, 1) for ms in observer.recovery_ms],
         lost=verdict.lost,
         duplicated=verdict.duplicated,
         mismatched=verdict.mismatched,
-        processed_latency_ms=worst_latency(status, "processed"),
-        visible_latency_ms=worst_latency(status, "visible"),
-        checkpoint_ms=percentiles(checkpoint_ms),
+        processed_latency_ms=worst_latency(observer.latency, "processed"),
+        visible_latency_ms=worst_latency(observer.latency, "visible"),
+        checkpoint_ms=percentiles(observer.checkpoint_ms.values()),
         matches_batch=verdict.good,
     )

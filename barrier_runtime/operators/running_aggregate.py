@@ -11,6 +11,8 @@ from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
 from barrier_runtime.registers import BatchValues, RunningOrder, running
 
+_MANY = 512  # rows from which finding the distinct keys first pays
+
 
 class RunningAggregateOperator(KeyedOperator):
     kind = "running aggregate"
@@ -37,16 +39,29 @@ class RunningAggregateOperator(KeyedOperator):
         self._check(rows.schema)
         if not rows.num_rows:
             return
-        if self.codec.is_one_int64 and not (key := rows.column(self._key_columns[0])).null_count:
-            slots = self._table.slots_int64(key.to_numpy())
-        else:
-            groups = group_rows(self.codec.arrays(rows))
-            slots = self._table.slots(groups.keys)[groups.of_row]
-        order = RunningOrder.of(slots)
+        order = self._order(rows)
         results = running(self._plan.registers, self._table.columns, order, BatchValues(rows))
-        self._table.mark_dirty(order.unique)
-        arrays = [*rows.columns, *[output.column(results) for output in self._plan.outputs]]
+        self._table.mark_dirty(order.slots)
+        outputs = self._plan.outputs
+        if len(outputs) == 1:  # appending one column is cheaper than putting all together anew
+            emit(Batch(rows.append_column(outputs[0].name, outputs[0].column(results)), batch.emit_ns))
+            return
+        arrays = [*rows.columns, *[output.column(results) for output in outputs]]
         emit(Batch(pa.RecordBatch.from_arrays(arrays, schema=self._output), batch.emit_ns))
+
+    def _order(self, rows: pa.RecordBatch) -> RunningOrder:
+        if not self.codec.is_one_int64:
+            groups = group_rows(self.codec.arrays(rows))
+            return RunningOrder.of(groups.of_row, self._table.slots(groups.keys))
+        key = rows.column(self._key_columns[0])
+        if key.null_count:
+            groups = group_rows([key])
+            return RunningOrder.of(groups.of_row, self._table.slots(groups.keys))
+        if len(key) < _MANY:
+            return RunningOrder.of(self._table.slots_int64(key.to_numpy()))
+        encoded = key.dictionary_encode()  # the index is asked once per key, not once per row
+        slots = self._table.slots_int64(encoded.dictionary.to_numpy())
+        return RunningOrder.of(encoded.indices.to_numpy(), slots)
 
 
 def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate], where: str) -> pa.Schema:

@@ -117,25 +117,23 @@ class FakeSlot:
     def connect(self) -> "FakeSlot":
         self.link = self.coordinator.new_link(self)
         self.closed = False
-        self.coordinator.post(
-            SlotRegistered(
-                self.link,
-                Register(
-                    slot=self.index,
-                    uuid=self.uuid,
-                    pid=1000 + self.index,
-                    host="worker",
-                    task_attempt=self.attempt,
-                    data_host="127.0.0.1",
-                    data_port=5000 + self.index,
-                    token=self.token,
-                    phase=self.phase,
-                    highest_checkpoint=self.highest,
-                    committed=dict(self.committed),
-                ),
-            )
-        )
+        self.coordinator.post(SlotRegistered(self.link, self.register()))
         return self
+
+    def register(self) -> Register:
+        return Register(
+            slot=self.index,
+            uuid=self.uuid,
+            pid=1000 + self.index,
+            host="worker",
+            task_attempt=self.attempt,
+            data_host="127.0.0.1",
+            data_port=5000 + self.index,
+            token=self.token,
+            phase=self.phase,
+            highest_checkpoint=self.highest,
+            committed=dict(self.committed),
+        )
 
     def cut(self) -> None:
         """The connection breaks; the process may live."""

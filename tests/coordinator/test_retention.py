@@ -51,7 +51,7 @@ def test_what_the_late_one_took_over_stays_with_it():
     retention.completed(kept(2, "b"), [3], 3)
     retention.completed(kept(3, "a", "c"), [], 3)
     plan = retention.completed(kept(4, "a", "d"), [], 4)
-    assert plan == SweepPlan((PATHS.manifest(1, 5),), ("x",))
+    assert plan == SweepPlan((PATHS.manifest(1, 5), PATHS.manifest(2, 5)), ("b", "x")), "a lives on in 4"
 
 
 def test_a_checkpoint_that_names_deleted_files_is_known():

@@ -75,9 +75,7 @@ def test_a_restored_table_continues_as_if_nothing_had_happened(bench: Bench, as_
     count(table, keys[:1_000])
     restored = dense(bench.open([of_operator(checkpoint(backend, 1))]))
     count(restored, keys[500:1_500])
-    expected = {
-        key: (1 + (number < 1_000) + (500 <= number < 1_500),) for number, key in enumerate(keys)
-    }
+    expected = {key: (1 + (number < 1_000) + (500 <= number < 1_500),) for number, key in enumerate(keys)}
     assert {key: row[:1] for key, row in content(restored).items()} == expected
 
 
@@ -191,7 +189,10 @@ def test_changed_columns_are_refused_with_the_remedy(bench: Bench) -> None:
 
 
 def test_a_foreign_key_is_noticed_when_it_is_written_whichever_way_it_came(bench: Bench) -> None:
-    for ask in (lambda table: table.slots_int64(np.arange(50)), lambda table: table.slots([(n, "x") for n in range(50)])):
+    for ask in (
+        lambda table: table.slots_int64(np.arange(50)),
+        lambda table: table.slots([(n, "x") for n in range(50)]),
+    ):
         backend = bench.open(subtask=0, parallelism=2)
         table = dense(backend)
         table.mark_dirty(ask(table))

@@ -66,7 +66,9 @@ def test_the_hash_of_a_field_is_what_it_always_was(value: Any, expected: int) ->
 
 
 @pytest.mark.parametrize(("key", "max_parallelism", "expected"), GROUPS)
-def test_the_key_group_of_a_key_is_what_it_always_was(key: tuple[Any, ...], max_parallelism: int, expected: int) -> None:
+def test_the_key_group_of_a_key_is_what_it_always_was(
+    key: tuple[Any, ...], max_parallelism: int, expected: int
+) -> None:
     assert key_group(key, max_parallelism) == expected
 
 

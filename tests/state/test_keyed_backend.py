@@ -77,7 +77,9 @@ def test_an_empty_state_snapshots_and_restores(bench: Bench) -> None:
     assert dict(values(bench.open([of_operator(snapshot)])).scan()) == {}
 
 
-def test_files_above_the_parts_of_a_transfer_are_byte_identical_after_a_restore(rocksdb_bench: Bench, tmp_path: Path) -> None:
+def test_files_above_the_parts_of_a_transfer_are_byte_identical_after_a_restore(
+    rocksdb_bench: Bench, tmp_path: Path
+) -> None:
     """S12"""
     rocksdb_bench.store = LocalStore(tmp_path / "objects")
     random_bytes = random.Random(1)
@@ -112,7 +114,7 @@ def test_only_what_a_completed_checkpoint_holds_is_reused(rocksdb_bench: Bench) 
     first = checkpoint(backend, 1)
     backend.completed(1)
     values_two = backend._tables["value"]
-    values_two.put((1_000,), b"x" * 30_000)
+    values_two.put((1_000,), random.Random(1_000).randbytes(30_000))
     second = checkpoint(backend, 2)
     backend.aborted(2)
     third = checkpoint(backend, 3)
@@ -142,21 +144,22 @@ def test_two_checkpoints_in_flight_have_a_copy_each_of_the_file_they_share(rocks
 
 def test_the_same_local_file_name_after_a_restore_is_uploaded_again(rocksdb_bench: Bench) -> None:
     """S6, S7: roll back to checkpoint 1 and write something else; file numbers repeat with other bytes"""
+    noise = {name: random.Random(name).randbytes(30_000) for name in "ab"}
     backend = rocksdb_bench.open()
     fill(backend, 500)
     first = checkpoint(backend, 1)
     backend.completed(1)
-    backend._tables["value"].put((1_000,), b"a" * 30_000)
+    backend._tables["value"].put((1_000,), noise["a"])
     second = checkpoint(backend, 2)
     backend.completed(2)
     backend.close()
     again = rocksdb_bench.open([of_operator(first)])
-    values(again).put((1_000,), b"b" * 30_000)
+    values(again).put((1_000,), noise["b"])
     other = checkpoint(again, 3)
     assert keys_of(other).isdisjoint(keys_of(first) | keys_of(second))
     gone(rocksdb_bench)
-    assert values(rocksdb_bench.open([of_operator(second)])).get((1_000,)) == b"a" * 30_000
-    assert values(rocksdb_bench.open([of_operator(other)])).get((1_000,)) == b"b" * 30_000
+    assert values(rocksdb_bench.open([of_operator(second)])).get((1_000,)) == noise["a"]
+    assert values(rocksdb_bench.open([of_operator(other)])).get((1_000,)) == noise["b"]
 
 
 def test_a_file_that_compaction_made_is_never_taken_for_an_older_one(rocksdb_bench: Bench) -> None:
@@ -470,7 +473,8 @@ def test_counters_continue_over_every_rescaling(bench: Bench, sizes: tuple[int, 
             assert count == generation
             tables[owner].put((number,), count)
         restored = [
-            of_operator(checkpoint(backend, generation), subtask, parallelism) for subtask, backend in enumerate(backends)
+            of_operator(checkpoint(backend, generation), subtask, parallelism)
+            for subtask, backend in enumerate(backends)
         ]
         for backend in backends:
             backend.close()

@@ -20,10 +20,10 @@ def snapshots(parallelism: int, max_parallelism: int = 10, **changes: object) ->
     return found
 
 
-def parts(parallelism: int, restored: list[OperatorSnapshot], max_parallelism: int = 10) -> list[list[tuple[int, int, int]]]:
-    plans = [
-        plan_restore("counts", subtask, parallelism, max_parallelism, restored) for subtask in range(parallelism)
-    ]
+def parts(
+    parallelism: int, restored: list[OperatorSnapshot], max_parallelism: int = 10
+) -> list[list[tuple[int, int, int]]]:
+    plans = [plan_restore("counts", subtask, parallelism, max_parallelism, restored) for subtask in range(parallelism)]
     return [[(part.subtask, part.first, part.last) for part in plan.parts] for plan in plans]
 
 
@@ -49,11 +49,16 @@ def test_scaling_up_and_down_moves_whole_ranges_and_clips_what_is_foreign() -> N
     assert plan_restore("counts", 0, 3, 10, snapshots(1)).adopts("rocksdb") is None
 
 
-@pytest.mark.parametrize(("old", "new"), [(1, 2), (2, 3), (2, 5), (3, 5), (5, 6), (6, 5), (5, 2), (5, 3), (3, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("old", "new"), [(1, 2), (2, 3), (2, 5), (3, 5), (5, 6), (6, 5), (5, 2), (5, 3), (3, 2), (2, 1)]
+)
 def test_every_key_group_is_restored_exactly_once(old: int, new: int) -> None:
     """R2"""
     groups = [
-        group for subtask in parts(new, snapshots(old)) for _, first, last in subtask for group in range(first, last + 1)
+        group
+        for subtask in parts(new, snapshots(old))
+        for _, first, last in subtask
+        for group in range(first, last + 1)
     ]
     assert groups == list(range(10))
 

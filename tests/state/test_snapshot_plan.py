@@ -74,7 +74,16 @@ def test_a_manifest_never_carries_more_inline_bytes_than_the_threshold() -> None
 
 def test_nothing_but_the_databases_own_files_is_ever_uploaded() -> None:
     """J4"""
-    strangers = ["rocksdict-config.json", "LOCK", "LOG", "LOG.old.1", "IDENTITY", "000004.log", "000001.sst.bak", "../x.sst"]
+    strangers = [
+        "rocksdict-config.json",
+        "LOCK",
+        "LOG",
+        "LOG.old.1",
+        "IDENTITY",
+        "000004.log",
+        "000001.sst.bak",
+        "../x.sst",
+    ]
     plan = plan_snapshot([LocalFile(name, 0) for name in strangers], {})
     assert plan.alone + plan.packed + plan.inline == ()
     assert not any(is_snapshot_file(name) for name in [*strangers, "a/000001.sst", "", ".", "..", "000001.SST"])

@@ -1,0 +1,41 @@
+"""Driving one subtask's source by hand: a clock that is told, snapshots, restores."""
+
+from typing import Any
+
+from operator_harness import World
+
+from barrier_runtime.elements import Batch
+from barrier_runtime.graph import SourceSpec
+from barrier_runtime.sources.base import Source
+from barrier_runtime.sources.source_operator import SourceDriver
+from state.snapshot import OperatorSnapshot
+
+NAME = "src"
+
+
+def spec_of(source: Source, parallelism: int = 1, **options: Any) -> SourceSpec:
+    return SourceSpec(NAME, source, tuple(source.splits(parallelism)), **options)
+
+
+def opened(spec: SourceSpec, world: World, restored: tuple[OperatorSnapshot, ...] = ()) -> SourceDriver:
+    driver = SourceDriver()
+    driver.open(world.context(NAME, restored), spec)
+    return driver
+
+
+def snapshot_of(driver: SourceDriver, world: World, checkpoint: int = 1) -> OperatorSnapshot:
+    return world.finish(NAME, checkpoint, driver.snapshot(checkpoint))
+
+
+def rows_of(batches: list[Batch]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in batch.rows.to_pylist()]
+
+
+def drained(driver: SourceDriver, max_rows: int | None = None, now_ns: int = 0) -> list[Batch]:
+    """Everything until the end, as fast as possible."""
+    batches = []
+    while not driver.finished:
+        batch = driver.poll(now_ns, max_rows)
+        if batch is not None:
+            batches.append(batch)
+    return batches

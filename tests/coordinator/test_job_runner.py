@@ -1,0 +1,192 @@
+"""The edge around one protocol: links of the same process, a real store with faults, real time."""
+
+import asyncio
+
+import pytest
+from coordinator_world import options, spec
+
+from coordinator.job_runner import JobRunner
+from coordinator.messages import (
+    Ack,
+    Committed,
+    Complete,
+    Deploy,
+    Register,
+    Restored,
+    Shutdown,
+    Start,
+    SubtaskEnded,
+    SubtaskId,
+    Trigger,
+)
+from state.errors import InvalidJob
+from state.memory_store import Fault, MemoryStore
+from state.snapshot import OperatorSnapshot
+
+JOB = spec(checkpoints=options(interval_ms=20), parallelism=1)
+
+
+class LocalSlot:
+    """A slot in the same process, as local mode has it: answers at once."""
+
+    def __init__(self, runner, checkpoints=3):
+        self.runner = runner
+        self.left = checkpoints
+        self.inbox = []
+        self.token = 0
+        self.closed = asyncio.Event()
+        runner.slot_connected(self, Register(0, "local", 1, "h", 0, "", 0, 0, "idle"))
+
+    def close(self):
+        self.closed.set()
+
+    def send(self, message):
+        self.inbox.append(message)
+        asyncio.get_running_loop().call_soon(self.react, message)
+
+    def say(self, message):
+        self.runner.slot_message(self, message)
+
+    def react(self, message):
+        if isinstance(message, Deploy):
+            self.token = message.token
+            self.say(Restored(self.token))
+        elif isinstance(message, Trigger):
+            self.left -= 1
+            for chain in (0, 1):
+                snapshot = OperatorSnapshot("numbers", 0, 1, {"position": b"1"})
+                self.say(Ack(self.token, message.checkpoint, SubtaskId(chain, 0), (snapshot,) if chain == 0 else ()))
+            if self.left == 0:
+                for chain in (0, 1):
+                    self.say(SubtaskEnded(self.token, SubtaskId(chain, 0)))
+        elif isinstance(message, Complete):
+            self.say(Committed(self.token, message.checkpoint, "out", 0))
+
+    def kinds(self):
+        return [type(message).__name__ for message in self.inbox]
+
+
+def lead(store, check=None, job=JOB, checkpoints=3):
+    """Run the job to its end with one local slot; returns (outcome, slot, runner)."""
+
+    async def whole():
+        runner = JobRunner(job, store, leader="a", host="h")
+        running = asyncio.create_task(runner.run())
+        slot = LocalSlot(runner, checkpoints)
+        if check is not None:
+            await check(runner, slot)
+        return await asyncio.wait_for(running, 20), slot, runner
+
+    return asyncio.run(whole())
+
+
+async def until(condition, what):
+    for _ in range(2_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail(f"waited in vain for {what}")
+
+
+def test_a_job_runs_from_its_first_to_its_last_checkpoint_in_one_process():
+    outcome, slot, runner = lead(MemoryStore())
+    assert outcome.outcome == "finished"
+    assert slot.kinds()[:3] == ["Registered", "Deploy", "Start"]
+    assert isinstance(slot.inbox[-1], Shutdown)
+    assert slot.closed.is_set()
+    status = runner.status()
+    assert status.checkpoints.completed >= 4
+    assert status.checkpoints.last_completed.commit_duration_ms is not None
+    assert status.outcome == "finished"
+
+
+def test_trouble_with_the_store_is_shown_and_waited_out():
+    """O5, O6 (coordinator side): every operation fails for a while; nothing crashes, nothing is lost."""
+    store = MemoryStore()
+    store.inject(Fault.FAIL_BEFORE, times=None)
+
+    async def check(runner, slot):
+        await until(lambda: runner.status().storage_trouble, "the trouble to be shown")
+        assert "read the log" in runner.status().storage_trouble
+        store.heal()
+        await until(lambda: runner.phase == "running", "the job to run")
+        store.inject(Fault.CONFLICT, "put_if_absent", times=None)
+        await until(lambda: "append" in runner.status().storage_trouble, "a stuck append to be shown")
+        store.heal()
+
+    outcome, _, runner = lead(store, check)
+    assert outcome.outcome == "finished"
+    assert runner.status().storage_trouble == ""
+
+
+def test_a_store_that_fails_at_random_gives_the_same_log_in_the_end():
+    """O3, C12."""
+    store = MemoryStore()
+    for fault in (Fault.APPLY_THEN_FAIL, Fault.FAIL_BEFORE, Fault.LAND_LATE, Fault.CONFLICT) * 3:
+        store.inject(fault, "put_if_absent")
+    for fault in (Fault.APPLY_THEN_FAIL, Fault.FAIL_BEFORE) * 2:
+        store.inject(fault, "put", "manifest")
+        store.inject(Fault.FAIL_BEFORE, "get")
+    outcome, slot, _ = lead(store, checkpoints=5)
+    assert outcome.outcome == "finished"
+    completed = [message.checkpoint for message in slot.inbox if isinstance(message, Complete)]
+    assert completed == list(range(1, len(completed) + 1))
+
+
+class ReadOnlyStore(MemoryStore):
+    """A real store whose bucket policy forbids writing."""
+
+    def put_if_absent(self, key, data):
+        raise InvalidJob(f"{key}: access denied: allow s3:PutObject")
+
+
+def test_a_store_that_forbids_writing_ends_the_job_with_the_remedy():
+    outcome, slot, _ = lead(ReadOnlyStore())
+    assert outcome.outcome == "failed"
+    assert "allow s3:PutObject" in outcome.reason
+    assert isinstance(slot.inbox[-1], Shutdown)
+
+
+def test_stop_ends_the_job_with_a_checkpoint():
+    async def check(runner, slot):
+        await until(lambda: runner.phase == "running", "the job to run")
+        runner.stop("checkpoint")
+
+    outcome, slot, _ = lead(MemoryStore(), check, checkpoints=10_000)
+    assert outcome.outcome == "cancelled"
+    assert "Complete" in slot.kinds()
+
+
+def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
+    job = spec(parallelism=1, reconnect_grace_ms=20, gang_timeout_ms=200)
+
+    async def check(runner, slot):
+        await until(lambda: runner.phase == "running", "the job to run")
+        runner.slot_disconnected(slot)
+        runner.slot_disconnected(slot)
+        await until(lambda: runner.status().kill, "the kill request")
+        assert runner.status().kill[0].uuid == "local"
+
+    outcome, _, _ = lead(MemoryStore(), check, job)
+    assert outcome.outcome == "failed"
+    assert "0 of 1 registered" in outcome.reason
+
+
+def test_a_bug_in_one_job_ends_that_job_visibly():
+    class BadLink(LocalSlot):
+        def send(self, message):
+            if isinstance(message, Start):
+                raise RuntimeError("broken link")
+            super().send(message)
+
+    async def whole():
+        runner = JobRunner(JOB, MemoryStore(), leader="a", host="h")
+        running = asyncio.create_task(runner.run())
+        BadLink(runner)
+        outcome = await asyncio.wait_for(running, 20)
+        return outcome, runner.status()
+
+    outcome, status = asyncio.run(whole())
+    assert outcome.outcome == "failed"
+    assert "broken link" in outcome.reason
+    assert (status.outcome, status.error) == ("failed", outcome.reason)

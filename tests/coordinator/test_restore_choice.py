@@ -1,0 +1,112 @@
+"""What a new run may start from, and whether it fits."""
+
+import msgspec
+import pytest
+from coordinator_world import CHAINS, Coordinator, kinds, log_of, options, spec, started
+
+from coordinator.messages import ChainSpec, Deploy
+from state.memory_store import MemoryStore
+
+
+def stored(checkpoints=3, **changes):
+    store = MemoryStore()
+    first, a, b = started(store, spec(checkpoints=options(retained=3), **changes))
+    for number in range(1, checkpoints + 1):
+        first.checkpoint(a, b, files=f"f{number}")
+    return store
+
+
+def second_run(store, **changes):
+    base = {"run_id": "run-2", "checkpoints": options(retained=3)}
+    return Coordinator(store, spec(**{**base, **changes}), leader="leader-b").begin().settle()
+
+
+def restored_by(coordinator):
+    slots = [coordinator.slot(index) for index in range(coordinator.protocol.spec.parallelism)]
+    coordinator.run_with(*slots)
+    return slots[0].last(Deploy)
+
+
+def test_latest_is_the_last_completed_checkpoint():
+    assert restored_by(second_run(stored())).checkpoint == 3
+
+
+def test_latest_of_an_empty_log_starts_empty():
+    assert restored_by(second_run(MemoryStore())).checkpoint == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"restore": "none"}, "has completed checkpoint 3"),
+        ({"restore": "2"}, "older than the last completed one, 3"),
+        ({"restore": "9"}, "no completed checkpoint 9"),
+        ({"max_parallelism": 64}, "max_parallelism 128, the job now has 64"),
+    ],
+)
+def test_what_would_lose_or_double_rows_is_refused_and_the_running_job_is_left_alone(changes, match):
+    """R4, R5."""
+    store = stored()
+    coordinator = second_run(store, **changes)
+    assert coordinator.ended.outcome == "failed"
+    assert match in coordinator.ended.reason
+    assert kinds(store) == ["FENCE", "COMPLETE", "COMPLETE", "COMPLETE"]
+
+
+@pytest.mark.parametrize(("restore", "expected"), [("none", 0), ("2", 2), ("1", 1), ("3", 3)])
+def test_a_replay_is_possible_by_express_wish_and_begins_a_new_lineage(restore, expected):
+    """R4, rK7."""
+    store = stored()
+    coordinator = second_run(store, restore=restore, allow_replay=True)
+    assert restored_by(coordinator).checkpoint == expected
+    fences = [record for record in log_of(store) if hasattr(record, "lineage") and hasattr(record, "spec")]
+    assert (fences[0].lineage == fences[1].lineage) == (restore == "3")
+
+
+def test_a_replaying_run_that_recovers_before_its_first_checkpoint_replays_the_same_again():
+    """R4: not from the newest decision of the lineage it left."""
+    store = stored()
+    coordinator = second_run(store, restore="1", allow_replay=True)
+    a, b = coordinator.slot(0), coordinator.slot(1)
+    coordinator.run_with(a, b)
+    a.fail()
+    coordinator.settle()
+    assert a.last(Deploy).checkpoint == 1
+    coordinator.run_with(a, b)
+    number = coordinator.checkpoint(a, b)
+    assert number == 4
+    a.fail()
+    coordinator.settle()
+    coordinator.later(1_000)  # the back-off of a second restart in a row
+    assert a.last(Deploy).checkpoint == 4
+
+
+def test_an_id_in_an_empty_log_is_refused():
+    assert "no completed checkpoint" in second_run(MemoryStore(), restore="4").ended.reason
+
+
+def test_changed_names_are_listed_as_matched_missing_and_new():
+    chains = (CHAINS[0], ChainSpec(1, ("tally", "out"), stateful=("tally",), sinks=("out",)))
+    coordinator = second_run(stored(), chains=chains)
+    assert coordinator.ended.outcome == "failed"
+    assert "matched: numbers; missing: count; new: out, tally" in coordinator.ended.reason
+    assert "allow_non_restored" in coordinator.ended.reason
+
+
+def test_missing_state_may_be_dropped_by_express_wish():
+    chains = (CHAINS[0], ChainSpec(1, ("tally", "out"), stateful=("tally",), sinks=("out",)))
+    deploy = restored_by(second_run(stored(), chains=chains, allow_non_restored=True))
+    assert {snapshot.operator for snapshot in deploy.operators} == {"numbers"}
+
+
+def test_the_order_of_the_graph_does_not_matter():
+    chains = tuple(msgspec.structs.replace(chain, chain=1 - chain.chain) for chain in reversed(CHAINS))
+    assert restored_by(second_run(stored(), chains=chains)).checkpoint == 3
+
+
+def test_every_slot_gets_its_own_snapshots_or_all_of_them_when_the_parallelism_changed():
+    store = stored()
+    same = restored_by(second_run(store))
+    assert {snapshot.subtask for snapshot in same.operators} == {0}
+    other = restored_by(second_run(store, run_id="run-3", parallelism=3))
+    assert {snapshot.subtask for snapshot in other.operators} == {0, 1}

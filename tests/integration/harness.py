@@ -1,0 +1,133 @@
+"""What the integration tests share: a job whose right answer is known, faults at exact points, and the check of its output.
+
+The job numbers rows 0…n-1, counts them per key with a running aggregate behind a shuffle, and writes every row once with
+its count. Right means: every number exactly once, and per key the counts 1, 2, 3, … in the order of the files.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from barrier_runtime.aggregates import count
+from barrier_runtime.dataflow import Dataflow
+from barrier_runtime.sinks.files import JsonlSink
+
+PATIENCE_S = 120.0
+
+
+def counting_flow(name: str, out: Path | str, rows: int, rate: float, keys: int = 200, sink: JsonlSink | None = None) -> Dataflow:
+    flow = Dataflow(name)
+    numbers = flow.rate("numbers", rate, rows, keys=keys)
+    numbers.key_by("key").aggregate("count", n=count()).sink("out", sink or JsonlSink(str(out)))
+    return flow
+
+
+@dataclass(frozen=True)
+class Verdict:
+    rows: int
+    lost: int
+    duplicated: int
+    out_of_order: int
+
+    @property
+    def right(self) -> bool:
+        return self.lost == self.duplicated == self.out_of_order == 0
+
+
+def verdict(out: Path, rows: int) -> Verdict:
+    """Compare the visible output with the truth."""
+    seen: list[int] = []
+    reached: dict[int, int] = {}
+    out_of_order = 0
+    for file in sorted(visible_files(out)):
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            seen.append(row["value"])
+            out_of_order += row["n"] != reached.get(row["key"], 0) + 1
+            reached[row["key"]] = row["n"]
+    distinct = set(seen)
+    return Verdict(len(seen), len(set(range(rows)) - distinct), len(seen) - len(distinct), out_of_order)
+
+
+def visible_files(out: Path) -> list[Path]:
+    """What a reader of the folder sees: nothing below a hidden (`_`, `.`) name."""
+    return [
+        path
+        for path in out.rglob("*.jsonl")
+        if not any(part.startswith(("_", ".")) for part in path.relative_to(out).parts)
+    ]
+
+
+def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait for a condition, never for a time."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"gave up waiting until {what}"
+        time.sleep(0.02)
+
+
+def kill(pid: int, signal_number: int = signal.SIGKILL) -> None:
+    os.kill(pid, signal_number)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@dataclass(frozen=True)
+class Fault:
+    """SIGKILL `victim` once, at `point`, from within the sink of whichever slot gets there first."""
+
+    point: str  # "sync", "async", "before commit", "after commit"
+    victim: str  # "slot" or "coordinator"
+    marker: str  # file that is created when it happened, so that it happens once
+    coordinator_pid_file: str
+    from_checkpoint: int = 3
+
+
+class FaultySink(JsonlSink):
+    """The real sink with a fault in it."""
+
+    def __init__(self, url: str, fault: Fault) -> None:
+        super().__init__(url)
+        self.fault = fault
+        self._begun = 0
+
+    def begin_transaction(self):
+        self._begun += 1  # called in the synchronous part of every snapshot
+        if self._begun > self.fault.from_checkpoint:
+            self._maybe("sync")
+        return super().begin_transaction()
+
+    def pre_commit(self, transaction, checkpoint):
+        if checkpoint >= self.fault.from_checkpoint:
+            self._maybe("async")
+        return super().pre_commit(transaction, checkpoint)
+
+    def commit(self, committable):
+        if self._begun > self.fault.from_checkpoint:
+            self._maybe("before commit")
+        super().commit(committable)
+        if self._begun > self.fault.from_checkpoint:
+            self._maybe("after commit")
+
+    def _maybe(self, point: str) -> None:
+        if point != self.fault.point:
+            return
+        try:
+            os.close(os.open(self.fault.marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        if self.fault.victim == "slot":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            os.kill(int(Path(self.fault.coordinator_pid_file).read_text()), signal.SIGKILL)

@@ -1,0 +1,132 @@
+"""Real Spark, real processes, SIGKILL at the worst moments: the output is always the truth."""
+
+import random
+import signal
+
+import pytest
+from harness import Fault, FaultySink, counting_flow, gone, kill, until, verdict
+
+pytestmark = pytest.mark.spark
+
+RATE = 10_000
+ROWS = 60_000
+
+
+def start(flow, spark, tmp_path, **options):
+    return flow.start(
+        spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.3, **options
+    )
+
+
+def running_with_checkpoints(handle, at_least):
+    status = handle.status()
+    return status.phase == "running" and status.checkpoints.completed >= at_least
+
+
+@pytest.mark.parametrize("point", ["sync", "async", "before commit", "after commit"])
+@pytest.mark.parametrize("victim", ["slot", "coordinator"])
+def test_a_kill_at_an_exact_point_of_a_checkpoint_loses_and_doubles_nothing(spark, tmp_path, victim, point):
+    """T3, F1, F3, F4, Z9: synchronous part, asynchronous part, between decision and commit, after commit."""
+    marker = tmp_path / "killed"
+    pid_file = tmp_path / "coordinator.pid"
+    fault = Fault(point, victim, str(marker), str(pid_file))
+    out = tmp_path / "out"
+    flow = counting_flow("exact-point", out, ROWS, RATE, sink=FaultySink(str(out), fault))
+    with start(flow, spark, tmp_path) as handle:
+        assert handle.coordinator_pid is not None
+        pid_file.write_text(str(handle.coordinator_pid))
+        result = handle.wait(180)
+    assert marker.exists(), "the fault never happened"
+    assert verdict(out, ROWS).right, verdict(out, ROWS)
+    assert result.records == ROWS
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_at_random_moments_lose_and_double_nothing(spark, tmp_path, seed):
+    """R3: slots and the coordinator, in any order, also while a recovery is going on."""
+    choose = random.Random(seed)
+    rows = 150_000
+    out = tmp_path / "out"
+    kills = {"slot": 0, "coordinator": 0}
+    with start(counting_flow("random-kills", out, rows, RATE), spark, tmp_path) as handle:
+        until(lambda: running_with_checkpoints(handle, 1), "the first checkpoint completed")
+        while sum(kills.values()) < 6:
+            status = handle.status()
+            if status.outcome is not None:
+                break
+            victim = choose.choice(["slot", "slot", "coordinator"])
+            if victim == "coordinator":
+                kill(handle.coordinator_pid)
+            elif status.slots:
+                kill_if_there(choose.choice(status.slots).pid)
+            kills[victim] += 1
+            if choose.random() < 0.7:  # else the next kill hits the recovery
+                seen = handle.status().checkpoints.completed
+                until(
+                    lambda seen=seen: handle.status().outcome is not None or running_with_checkpoints(handle, seen + 1),
+                    "checkpoints completed again",
+                )
+        handle.wait(240)
+    assert verdict(out, rows).right, (verdict(out, rows), kills)
+
+
+def kill_if_there(pid):
+    try:
+        kill(pid)
+    except ProcessLookupError:
+        pass  # an earlier kill's victim that the status still showed
+
+
+def test_a_killed_coordinator_is_back_without_a_new_generation(spark, tmp_path):
+    """F9: all slots survived, so the stream never stopped; checkpoints go on with higher numbers."""
+    out = tmp_path / "out"
+    with start(counting_flow("coordinator-kill", out, ROWS, RATE), spark, tmp_path) as handle:
+        until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")
+        before = handle.status()
+        pid = handle.coordinator_pid
+        kill(pid)
+        until(lambda: handle.coordinator_pid != pid and running_with_checkpoints(handle, 1), "checkpoints resumed")
+        after = handle.status()
+        handle.wait(180)
+    assert after.token == before.token
+    assert after.checkpoints.last_completed.checkpoint > before.checkpoints.last_completed.checkpoint
+    assert {slot.uuid for slot in after.slots} == {slot.uuid for slot in before.slots}
+    assert verdict(out, ROWS).right
+
+
+def test_a_killed_slot_is_replaced_and_the_survivor_keeps_its_process(spark, tmp_path):
+    out = tmp_path / "out"
+    with start(counting_flow("slot-kill", out, ROWS, RATE), spark, tmp_path) as handle:
+        until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")
+        before = handle.status()
+        victim, survivor = before.slots
+        kill(victim.pid)
+        until(lambda: handle.status().token > before.token and running_with_checkpoints(handle, 3), "a new generation ran")
+        after = handle.status()
+        handle.wait(180)
+    uuids = {slot.slot: slot.uuid for slot in after.slots}
+    assert uuids[survivor.slot] == survivor.uuid
+    assert uuids[victim.slot] != victim.uuid
+    assert after.recoveries
+    assert verdict(out, ROWS).right
+
+
+def test_a_slot_that_stalls_longer_than_its_lease_is_replaced_and_the_zombie_changes_nothing(spark, tmp_path):
+    """Z8: SIGSTOP, a new generation, SIGCONT: the zombie leaves by itself (or Spark ended it), the output is the truth."""
+    out = tmp_path / "out"
+    with start(counting_flow("stalled-slot", out, 100_000, RATE), spark, tmp_path, slot_timeout=1.5) as handle:
+        until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")
+        before = handle.status()
+        zombie = before.slots[0]
+        kill(zombie.pid, signal.SIGSTOP)
+        try:
+            until(
+                lambda: handle.status().token > before.token and running_with_checkpoints(handle, 3),
+                "a new generation ran without the stalled slot",
+            )
+        finally:
+            if not gone(zombie.pid):
+                kill(zombie.pid, signal.SIGCONT)
+        until(lambda: gone(zombie.pid), "the zombie left")
+        handle.wait(180)
+    assert verdict(out, 100_000).right
