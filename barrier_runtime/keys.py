@@ -1,8 +1,8 @@
 """Key columns of a batch as state keys, and back.
 
 A state key is a tuple of None, bool, int, float, str or bytes: what the state's key codec can order and write down.
-Dates and timestamps travel as their integer value (their unit is part of the column's type, which is fixed), so no
-`datetime` object is made per row and nanoseconds survive.
+Dates travel as days and timestamps as microseconds, the numbers that partitioning hashes too: a row and its state must
+meet in one key group. So no `datetime` object is made per row.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def check_key_type(kind: pa.DataType, column: str, where: str) -> None:
 
 
 def _is_temporal(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_temporal(kind)) and not pa.types.is_interval(kind)
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def _is_plain(kind: pa.DataType) -> bool:
@@ -91,15 +91,25 @@ class KeyCodec:
     def column(self, index: int, values: Sequence[Any]) -> pa.Array:
         """Values of key column `index`, as found in state keys, in the column's own type."""
         kind = self.types[index]
-        if _is_temporal(kind):
-            return pa.array(values, pa.int64()).cast(_integer_of(kind)).view(kind)
+        if pa.types.is_date(kind):
+            return pa.array(values, pa.int32()).view(pa.date32()).cast(kind)
+        if pa.types.is_timestamp(kind):
+            return pa.array(values, pa.int64()).view(pa.timestamp("us", kind.tz)).cast(kind)
         return pa.array(values, kind)
 
     def _plain(self, array: pa.Array, column: str, kind: pa.DataType) -> pa.Array:
         if pa.types.is_integer(kind):
             return array
-        if _is_temporal(kind):
-            return array.view(_integer_of(kind))
+        if pa.types.is_date(kind):
+            return array.cast(pa.date32()).view(pa.int32())
+        if pa.types.is_timestamp(kind):
+            try:
+                return array.cast(pa.timestamp("us", kind.tz)).view(pa.int64())
+            except pa.ArrowInvalid as error:
+                raise InvalidJob(
+                    f"{self._where}: key column {column!r} is {kind} and not in whole microseconds ({error}): "
+                    "round it to microseconds before key_by"
+                ) from error
         if pa.types.is_dictionary(kind):
             return array.dictionary_decode()
         if pa.types.is_floating(kind):
@@ -110,10 +120,6 @@ class KeyCodec:
                 )
             return pc.add(array.cast(pa.float64()), pa.scalar(0.0))  # -0.0 and 0.0 are one key
         return array
-
-
-def _integer_of(kind: pa.DataType) -> pa.DataType:
-    return pa.int32() if kind.bit_width == 32 else pa.int64()
 
 
 def sort_rows(keys: Sequence[pa.Array]) -> np.ndarray:

@@ -96,16 +96,12 @@ def running(
     for register in registers:
         target = columns[register.name]
         before = target[rows.slots]
-        if register.kind == "rows":
+        valid = batch.valid(register.column) if register.kind == "values" and register.column is not None else None
+        if register.kind in ("rows", "values") and valid is None:
             ordered = np.arange(1, len(rows.order) + 1) + np.repeat(before - rows.starts, rows.lengths)
             after: Values = before + rows.lengths
         else:
-            if register.kind == "values":
-                assert register.column is not None
-                valid = batch.valid(register.column)
-                values: Values = np.ones(len(rows.order), np.int64) if valid is None else valid.astype(np.int64)
-            else:
-                values = batch.values(register)
+            values: Values = batch.values(register) if valid is None else valid.astype(np.int64)
             values = values[rows.order]
             if register.kind in ("values", "sum") and register.dtype == "int64":
                 ordered = _running_integers(values, before, rows)

@@ -26,10 +26,11 @@ class CommitTracker:
     def committed(self, message: Committed) -> None:
         self._advance(f"{message.operator}/{message.subtask}", message.checkpoint)
 
-    def reconcile(self, committed: dict[str, int]) -> None:
-        """What a slot says on (re)connection."""
+    def reconcile(self, slot: int, committed: dict[str, int]) -> None:
+        """What a slot says of its own sinks on (re)connection."""
         for sink, checkpoint in committed.items():
-            self._advance(sink, checkpoint)
+            if sink.endswith(f"/{slot}"):
+                self._advance(sink, checkpoint)
 
     def failing(self, message: CommitFailing) -> None:
         sink = f"{message.operator}/{message.subtask}"

@@ -17,7 +17,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.control_server import ControlServer
+from coordinator.control_server import HANDSHAKE_TIMEOUT_S, ControlServer
 from coordinator.daemon_log import configure
 from coordinator.job_directory import JobDirectory
 from coordinator.rest_token import Token, daemon_key
@@ -41,6 +41,7 @@ class Settings:
     insecure_network_ok: bool
     store_already_proven: bool
     log_format: str
+    handshake_timeout: float
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,6 +74,7 @@ def _parsed(arguments: list[str] | None) -> Settings:
     )
     parser.add_argument("--store-already-proven", action="store_true", help="skip the start-up probe of the store")
     parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
+    parser.add_argument("--handshake-timeout", type=float, default=HANDSHAKE_TIMEOUT_S, help="seconds")
     return Settings(**vars(parser.parse_args(arguments)))
 
 
@@ -89,7 +91,7 @@ async def _run(settings: Settings) -> None:
             probe_conditional_put(store, "_probe")
 
     directory = JobDirectory(store, daemon_key=key, leader=uuid.uuid4().hex, host=socket.gethostname(), probe=probe)
-    server = ControlServer(directory, control)
+    server = ControlServer(directory, control, handshake_timeout_s=settings.handshake_timeout)
     await server.start()
     log.info("slots connect to %s:%d; storage %s", *server.address, store.url)
     stopping = asyncio.Event()

@@ -65,6 +65,7 @@ class EmbeddedCoordinator:
             _write_private(self._token_file, self._token)
             self._control = _listen(host)
             self._web = _listen("127.0.0.1")
+            self._control_address = _address(self._control)
             self._log_file = self._log_path.open("ab")
             self.client = CoordinatorClient(f"http://127.0.0.1:{self._web.getsockname()[1]}", self._token)
             self._process = self._spawn()
@@ -78,8 +79,7 @@ class EmbeddedCoordinator:
 
     @property
     def control_address(self) -> tuple[str, int]:
-        host, port = self._control.getsockname()[:2]
-        return str(host), int(port)
+        return self._control_address
 
     @property
     def url(self) -> str:
@@ -138,8 +138,7 @@ class EmbeddedCoordinator:
             process.wait()
         if self._supervisor is not threading.current_thread():
             self._supervisor.join(timeout=10)
-        for listening in (self._control, self._web):
-            listening.close()
+        self._stop_listening()
         self._log_file.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -192,6 +191,7 @@ class EmbeddedCoordinator:
             if quick_deaths >= _MAX_QUICK_DEATHS or code == 2:
                 self._error = f"exit code {code}; last log lines:\n{self.log_tail()}"
                 log.error("%s", self._error)
+                self._stop_listening()  # so that nobody waits in the backlog for an answer that will never come
                 return
             log.warning("the coordinator process ended (%s); starting it again", code)
             with self._lock:
@@ -204,6 +204,10 @@ class EmbeddedCoordinator:
                 specs = tuple(self._specs.values())
             for spec in specs:
                 self._resubmit(spec)
+
+    def _stop_listening(self) -> None:
+        for listening in (self._control, self._web):
+            listening.close()
 
     def _resubmit(self, spec: JobSpec) -> None:
         try:
@@ -244,6 +248,11 @@ def _listen(host: str) -> socket.socket:
         ) from error
     listening.listen(512)
     return listening
+
+
+def _address(listening: socket.socket) -> tuple[str, int]:
+    host, port = listening.getsockname()[:2]
+    return str(host), int(port)
 
 
 def _write_private(path: Path, text: str) -> None:

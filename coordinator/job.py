@@ -5,6 +5,7 @@ The phases (`phase_*.py`) hold the decisions; `JobProtocol` brings events to the
 """
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,7 @@ from coordinator.log_records import NO_RECORD, Complete, Fence, Finish, Lead, Re
 from coordinator.manifest import Manifest, own_files
 from coordinator.messages import (
     AbortCheckpoint,
+    Committed,
     Halt,
     JobSpec,
     Registered,
@@ -256,6 +258,17 @@ class Job:
 
     def abort_checkpoint(self, checkpoint: Checkpoint, reason: str) -> None:
         self.broadcast(AbortCheckpoint(self.token, checkpoint.id, reason))
+
+    def mark_ended(self, slot: Slot, subtasks: Iterable[SubtaskId]) -> None:
+        """A slot speaks for its own subtasks only."""
+        self.ended.update(subtask for subtask in subtasks if subtask in self.subtasks and subtask.index == slot.index)
+
+    def mark_committed(self, slot: Slot, message: Committed) -> None:
+        """A slot speaks for its own sinks only."""
+        if message.subtask == slot.index:
+            self.commits.committed(message)
+        else:
+            self.record.ignored["commit of another slot's sink"] += 1
 
     def highest_checkpoint(self) -> int:
         """The highest checkpoint id anyone has seen."""

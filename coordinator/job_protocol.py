@@ -163,7 +163,7 @@ class JobProtocol:
             reason = f"slot {register.slot} is held by task attempt {register.task_attempt} now"
             job.emit(SendTo(registration.replaced.link, Shutdown("replaced", reason)))
             job.emit(CloseLink(registration.replaced.link))
-        job.commits.reconcile(register.committed)
+        job.commits.reconcile(register.slot, register.committed)
         return self._phase.on_slot(job, registration, now_ms)
 
     def _on_message(self, event: SlotMessage, now_ms: int) -> Phase | None:
@@ -179,7 +179,7 @@ class JobProtocol:
         if isinstance(message, Register):
             job.record.ignored["second Register on one link"] += 1
             return None
-        if not job.leads or message.token != job.token:
+        if message.token != (job.token if job.leads else self._phase.listens_to(job)):
             job.record.ignored[f"{type(message).__name__} of another generation"] += 1
             return None
         return self._phase.on_message(job, slot, message, now_ms)

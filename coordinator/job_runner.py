@@ -65,7 +65,7 @@ from state.paths import Paths
 log = logging.getLogger("coordinator.job")
 
 _FIRST_BACKOFF_S = 0.02
-_LONGEST_BACKOFF_S = 5.0
+_LONGEST_BACKOFF_S = 1.0
 _DELETE_AT_ONCE = 500
 _DELETE_TRIES = 5
 _STORE_THREADS = 4
@@ -122,6 +122,7 @@ class JobRunner:
         self._events: deque[Event] = deque()
         self._handling = False
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_for_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[JobOutcome] | None = None
         self._trouble: dict[str, str] = {}  # what is being retried -> why
@@ -226,13 +227,21 @@ class JobRunner:
         self._end(JobEnded("failed", reason))
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Arm the timer for the next deadline. One that is armed earlier may stay: an early tick does no harm."""
         deadline = self._protocol.next_deadline()
-        if deadline is not None and self.outcome is None and self._ended is not None:
-            delay = max(0.0, (deadline - self._clock()) / 1000)
-            self._timer = asyncio.get_running_loop().call_later(delay + 0.0005, self._post, Tick())
+        if deadline is None or self.outcome is not None or self._ended is None:
+            return
+        if self._timer is not None:
+            if self._armed_for_ms <= deadline:
+                return
+            self._timer.cancel()
+        delay = max(0.0, (deadline - self._clock()) / 1000)
+        self._armed_for_ms = deadline
+        self._timer = asyncio.get_running_loop().call_later(delay + 0.0005, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._post(Tick())
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, SendTo):

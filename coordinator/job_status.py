@@ -61,7 +61,7 @@ def job_status(job: Job, phase: str, outcome: Outcome | None, reason: str, now_m
                 for failing in job.commits.troubles
             ),
         ),
-        kill=tuple(KillRequest(kill.slot, kill.task_attempt, kill.uuid) for kill in job.slots.kills),
+        kill=tuple(KillRequest(kill.slot, kill.task_attempt, kill.uuid) for kill in job.slots.kills if job.leads),
         options=effective(job.spec.checkpoints),
         restored_checkpoint=0 if restored is None else restored.manifest.checkpoint,
     )

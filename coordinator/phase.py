@@ -37,6 +37,10 @@ class Phase:
         """A message of the present generation (all others were counted and dropped)."""
         return None
 
+    def listens_to(self, job: Job) -> int | None:
+        """The generation whose slots are heard although this process does not lead it (yet)."""
+        return None
+
     def on_log(self, job: Job, view: LogView, now_ms: int) -> "Phase | None":
         return None
 

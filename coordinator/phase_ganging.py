@@ -36,6 +36,7 @@ class Ganging(Phase):
         for slot in job.slots:
             job.greet(slot, job.token)
             job.halt(slot)
+        self._ask_for_kills(job, now_ms)
         return self._deploy_if_complete(job, now_ms)
 
     def deadline(self, job: Job) -> int | None:
@@ -48,13 +49,11 @@ class Ganging(Phase):
 
     def on_tick(self, job: Job, now_ms: int) -> Phase | None:
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
-            job.emit(job.slots.give_up(slot, f"it was silent for {now_ms - slot.last_seen_ms} ms"))
+            job.slots.give_up(slot, f"it was silent for {now_ms - slot.last_seen_ms} ms")
             job.close(slot)
             if self._deployed:
                 return restart(job, f"slot {slot.index} was silent for {job.spec.slot_timeout_ms} ms", now_ms)
-        for slot, lost_ms in job.slots.to_be_killed():
-            if now_ms - lost_ms >= job.spec.reconnect_grace_ms:
-                job.emit(job.slots.want_killed(slot))
+        self._ask_for_kills(job, now_ms)
         if not self._deployed and job.slots.missing and now_ms >= self._deploy_from_ms + job.spec.gang_timeout_ms:
             return failed(job, self._why_incomplete(job))
         return self._deploy_if_complete(job, now_ms)
@@ -85,6 +84,12 @@ class Ganging(Phase):
             if job.slots.all_in(SlotState.READY):
                 return self._start(job, now_ms)
         return None
+
+    def _ask_for_kills(self, job: Job, now_ms: int) -> None:
+        """Tasks of processes out of reach hold places. Asked only now that the FENCE has landed."""
+        for slot, lost_ms in job.slots.to_be_killed():
+            if now_ms - lost_ms >= job.spec.reconnect_grace_ms:
+                job.emit(job.slots.want_killed(slot))
 
     def _deploy_if_complete(self, job: Job, now_ms: int) -> Phase | None:
         if self._deployed or job.slots.missing or now_ms < self._deploy_from_ms:

@@ -62,7 +62,7 @@ class Running(Phase):
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
             reason = f"slot {slot.index} ({slot.register.host} pid {slot.register.pid}) was silent for "
             reason += f"{now_ms - slot.last_seen_ms} ms"
-            job.emit(job.slots.give_up(slot, reason))
+            job.slots.give_up(slot, reason)
             job.close(slot)
             return restart(job, reason, now_ms)
         for slot in job.slots:
@@ -82,7 +82,7 @@ class Running(Phase):
             return restart(job, f"slot {slot.index} came back without its state", now_ms)
         slot.state = SlotState.RUNNING
         job.greet(slot, job.token)
-        job.ended.update(slot.register.ended)
+        job.mark_ended(slot, slot.register.ended)
         for checkpoint in self._pending(job).open:
             if any(subtask.index == slot.index for subtask in checkpoint.missing):
                 job.send(slot, Trigger(job.token, checkpoint.id, checkpoint.triggered_ms))
@@ -95,7 +95,7 @@ class Running(Phase):
         if isinstance(message, Ack):
             return self._on_ack(job, slot, message, now_ms)
         if isinstance(message, Committed):
-            job.commits.committed(message)
+            job.mark_committed(slot, message)
             job.record.commits_seen(job.commits, now_ms)
             return self._end_if_done(job)
         if isinstance(message, CommitFailing):
@@ -103,8 +103,7 @@ class Running(Phase):
         elif isinstance(message, Decline):
             return self._on_decline(job, slot, message, now_ms)
         elif isinstance(message, SubtaskEnded):
-            if message.subtask in job.subtasks and message.subtask.index == slot.index:
-                job.ended.add(message.subtask)
+            job.mark_ended(slot, (message.subtask,))
             return self._pump(job, now_ms)
         elif isinstance(message, SubtaskFailed):
             if message.retryable:
@@ -116,8 +115,8 @@ class Running(Phase):
         if ack.subtask.index != slot.index:
             job.record.ignored["ack for another slot's subtask"] += 1
             return None
-        if ack.ended and ack.subtask in job.subtasks:
-            job.ended.add(ack.subtask)
+        if ack.ended:
+            job.mark_ended(slot, (ack.subtask,))
         result = self._pending(job).ack(ack)
         if result.effect is AckEffect.LAST or ack.ended:
             return self._pump(job, now_ms)

@@ -9,7 +9,7 @@ from coordinator.effects import ReadLog, ReadManifest
 from coordinator.job import DecidedManifest, Job, Origin
 from coordinator.log_records import Complete, Fence, Lead
 from coordinator.manifest import verified_manifest
-from coordinator.messages import AbortCheckpoint
+from coordinator.messages import AbortCheckpoint, Committed, SubtaskEnded, SubtaskFailed, ToCoordinator
 from coordinator.phase import Phase
 from coordinator.phase_ended import Ended, failed, fenced, fenced_by_run
 from coordinator.restore_choice import RestoreFrom, check_manifest, continue_run, start_run
@@ -74,6 +74,7 @@ class Resuming(Phase):
     def __init__(self, lost_races: int) -> None:
         self._lost_races = lost_races
         self._deadline_ms = 0
+        self._failure: SubtaskFailed | None = None  # said before LEAD had landed, and not said again
 
     def enter(self, job: Job, now_ms: int) -> Phase | None:
         self._deadline_ms = now_ms + job.spec.resume_timeout_ms
@@ -97,12 +98,28 @@ class Resuming(Phase):
             return None  # looked at when LEAD has landed
         return self._consider(job, arrival.slot, now_ms) or self._lead_if_complete(job, now_ms)
 
+    def listens_to(self, job: Job) -> int | None:
+        return job.log.token
+
+    def on_message(self, job: Job, slot: Slot, message: ToCoordinator, now_ms: int) -> Phase | None:
+        """Facts are facts, whoever leads; acks are not: their checkpoints will be aborted."""
+        if isinstance(message, Committed):
+            job.mark_committed(slot, message)
+        elif isinstance(message, SubtaskEnded):
+            job.mark_ended(slot, (message.subtask,))
+        elif isinstance(message, SubtaskFailed):
+            self._failure = message
+            return None if job.log.in_flight else self._after_failure(job, message, now_ms)
+        return None
+
     def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Phase | None:
         from coordinator.phase_running import Running
 
         if not isinstance(landed.entry.record, Lead):
             return None
         job.leading(landed)
+        if self._failure is not None:
+            return self._after_failure(job, self._failure, now_ms)
         for slot in job.slots.connected:
             if not self._alive(job, slot):
                 return self._new_generation(job, self._dead_reason(slot), now_ms)
@@ -113,7 +130,7 @@ class Resuming(Phase):
             job.broadcast(AbortCheckpoint(job.token, checkpoint, "the coordinator restarted"))
         for slot in job.slots:
             slot.state = SlotState.RUNNING
-            job.ended.update(slot.register.ended)
+            job.mark_ended(slot, slot.register.ended)
         return Running("the coordinator restarted, all slots had survived")
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Phase | None:
@@ -138,6 +155,9 @@ class Resuming(Phase):
         if not job.slots.missing:
             job.append(job.lead_record(now_ms))
         return None
+
+    def _after_failure(self, job: Job, failure: SubtaskFailed, now_ms: int) -> Phase:
+        return self._new_generation(job, failure.error, now_ms) if failure.retryable else failed(job, failure.error)
 
     def _new_generation(self, job: Job, reason: str, now_ms: int) -> Phase:
         return Fencing(continue_run(job.log), reason, now_ms, 0, self._lost_races)
@@ -237,6 +257,4 @@ def restart(job: Job, reason: str, now_ms: int) -> Phase:
             f"{reason}\njob {job.spec.job} failed {job.restarts.in_a_row + 1} times in a row, "
             f"{job.spec.restart.max_attempts} restarts are allowed: remove the cause, then start it again",
         )
-    for slot, _ in job.slots.to_be_killed():
-        job.emit(job.slots.want_killed(slot))
     return Fencing(None, reason, now_ms, delay)

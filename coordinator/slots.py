@@ -82,7 +82,7 @@ class SlotTable:
         self.departed: list[Slot] = []  # replaced processes, kept for their latency histograms
 
     def __iter__(self) -> Iterator[Slot]:
-        return iter([self._slots[index] for index in sorted(self._slots)])
+        return iter(tuple(self._slots.values()))
 
     def by_link(self, link: Link) -> Slot | None:
         return self._by_link.get(link)
@@ -126,6 +126,7 @@ class SlotTable:
             return Reconnected(existing, old_link)
         slot = Slot(index, register, link, now_ms, deployed_token=register.token)
         self._slots[index] = slot
+        self._slots = dict(sorted(self._slots.items()))  # so that iterating, which is frequent, need not sort
         self._by_link[link] = slot
         if existing is not None:
             self._depart(existing)
@@ -136,7 +137,7 @@ class SlotTable:
 
     def heartbeat(self, slot: Slot, message: Heartbeat) -> None:
         slot.metrics = message.metrics
-        slot.latency = message.latency
+        slot.latency = message.latency or slot.latency
 
     def lost(self, link: Link, now_ms: int) -> Slot | None:
         """The connection is gone. None: it was not the present one of any slot."""
@@ -155,15 +156,19 @@ class SlotTable:
             if slot.lost_ms is not None:
                 slot.lost_ms = now_ms
 
-    def give_up(self, slot: Slot, reason: str) -> KillSlotTask:
+    def give_up(self, slot: Slot, reason: str) -> None:
         """Silent: whatever this process says from now on does not count, and it must not come back."""
         self._given_up[slot.uuid] = reason
-        return self.want_killed(slot)
 
     def to_be_killed(self) -> tuple[tuple[Slot, int], ...]:
-        """Those out of reach (and since when) whose tasks nobody has been asked to end yet."""
+        """Those out of reach (and since when) whose tasks nobody has been asked to end yet.
+
+        Ask only while leading: a coordinator that stood still sees every slot gone, to its successor.
+        """
         return tuple(
-            (slot, slot.lost_ms) for slot in self if slot.lost_ms is not None and slot.index not in self._kills
+            (slot, 0 if slot.uuid in self._given_up else slot.lost_ms or 0)
+            for slot in self
+            if not slot.connected and slot.index not in self._kills
         )
 
     def want_killed(self, slot: Slot) -> KillSlotTask:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from state.dense_index import IntIndex
 from state.errors import InvalidJob
 from state.key_codec import INT_TAG, encode_key
 from state.key_groups import key_groups_of_int64
@@ -26,6 +27,7 @@ Slots = npt.NDArray[np.int64]
 VALUE_VERSION = 1
 _FIRST_CAPACITY = 1_024
 _LOAD_ROWS = 8_192
+_FEW_ROWS = 256  # below, the dict is faster than the index
 _KEY_OVERHEAD_BYTES = 250  # of a key in the index and its slot's bookkeeping
 _SPILL_SLICE = 512
 _INT_KEY = np.dtype([("group", ">u2"), ("state", ">u2"), ("tag", "u1"), ("value", ">u8")])
@@ -82,6 +84,7 @@ class DenseTable:
         self._capacity = 0
         self.columns = {column: np.empty(0, kind) for column, (kind, _) in columns.items()}
         self._int_keys = np.empty(0, np.int64)
+        self._int_index: IntIndex | None = None  # only in int mode, and only once a large batch has come
         self._active = np.empty(0, np.bool_)
         self._dirty = np.empty(0, np.bool_)
         self._stored = np.empty(0, np.bool_)  # the store may have this key
@@ -115,7 +118,9 @@ class DenseTable:
         self._begin_call()
         if not self._ints and not self._use_ints():
             return self._touched(self._lookup([(value,) for value in values.tolist()]))
-        return self._touched(self._lookup(values.tolist()))
+        if len(values) < _FEW_ROWS:
+            return self._touched(self._lookup(values.tolist()))
+        return self._touched(self._lookup_many(values))
 
     def mark_dirty(self, slots: Slots) -> None:
         """The rows of `slots` were changed and belong to the next snapshot."""
@@ -132,6 +137,7 @@ class DenseTable:
             self._forget(slot)
         self._active[slots] = False
         self._dirty[slots] = False
+        self._int_index = None
 
     def keys_of(self, slots: Slots) -> list[Key]:
         keys = self._keys
@@ -202,6 +208,19 @@ class DenseTable:
             self._create(list(dict.fromkeys(key for key in keys if key not in index)))
             return np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
 
+    def _lookup_many(self, values: npt.NDArray[np.int64]) -> Slots:
+        values = np.ascontiguousarray(values, np.int64)
+        if self._int_index is None:
+            self._int_index = IntIndex()
+            known = np.flatnonzero(self._active)
+            self._int_index.add(self._int_keys[known], known)
+        slots = self._int_index.find(values)
+        missing = slots < 0
+        if missing.any():
+            self._create(np.unique(values[missing]).tolist())
+            slots = self._int_index.find(values)
+        return slots
+
     def _create(self, keys: list[Any]) -> None:
         """Slots for keys that have none: stored values if the store has them, initial values otherwise."""
         slots = self._assign(keys)
@@ -231,6 +250,8 @@ class DenseTable:
             self._data_keys[slot] = None
         if self._ints:
             self._int_keys[slots] = keys
+            if self._int_index is not None:
+                self._int_index.add(self._int_keys[slots], slots)
         self._active[slots] = True
         self._dirty[slots] = False
         return slots
@@ -317,6 +338,7 @@ class DenseTable:
 
     def _use_tuples(self) -> None:
         self._ints = False
+        self._int_index = None
         self._index = {(key,): slot for key, slot in self._index.items()}
         self._removed = {(key,): None for key in self._removed}
         for key, slot in self._index.items():
@@ -375,15 +397,16 @@ class DenseTable:
 
     def _tuple_data_keys(self, keys: list[Key], slots: list[int]) -> list[bytes]:
         """`_data_key` of many tuples; a key is encoded once as long as it keeps its slot."""
-        data_keys = []
-        for key, slot in zip(keys, slots, strict=True):
-            data_key = self._data_keys[slot] if self._keys[slot] is key else None
-            if data_key is None:
-                data_key = self._data_key(key)
-                if self._keys[slot] is key:
-                    self._data_keys[slot] = data_key
-            data_keys.append(data_key)
-        return data_keys
+        known, owners = self._data_keys, self._keys
+        data_keys = [known[slot] if owners[slot] is key else None for key, slot in zip(keys, slots, strict=True)]
+        missing = [at for at, data_key in enumerate(data_keys) if data_key is None]
+        if missing:
+            encoded = self._shard.kv_keys(self._state_id, self.key_width, [keys[at] for at in missing])
+            for at, data_key in zip(missing, encoded, strict=True):
+                data_keys[at] = data_key
+                if owners[slots[at]] is keys[at]:
+                    known[slots[at]] = data_key
+        return data_keys  # type: ignore[return-value]
 
     # ---- eviction
 
@@ -407,6 +430,7 @@ class DenseTable:
             del self._index[self._keys[slot]]
             self._forget(slot)
         self._active[victims] = False
+        self._int_index = None
         self._complete = self._complete and not bool(self._stored[victims].any())
 
     def _forget(self, slot: int) -> None:

@@ -107,6 +107,23 @@ def _hash_datetime(value: dt.datetime) -> int:
     return splitmix64(microseconds_of(value) & _MASK)
 
 
+class _StringHashes(dict[Any, int]):
+    """Remembers hashes of strings; forgets all of them when there are too many (most streams repeat few)."""
+
+    def __init__(self, hasher: Callable[[Any], int]) -> None:
+        super().__init__()
+        self._hasher = hasher
+
+    def __missing__(self, value: Any) -> int:
+        if len(self) >= _REMEMBERED_STRINGS:
+            self.clear()
+        hashed = self[value] = NULL_HASH if value is None else self._hasher(value)
+        return hashed
+
+
+_remembered = {_hash_str: _StringHashes(_hash_str), _hash_bytes: _StringHashes(_hash_bytes)}
+
+
 _HASHERS: dict[type, Callable[[Any], int]] = {
     type(None): lambda value: NULL_HASH,
     bool: lambda value: splitmix64(int(value)),
@@ -132,15 +149,19 @@ def _hasher_of_subclass(value: Any) -> Callable[[Any], int]:
 
 # ---------------------------------------------------------------- whole columns
 
+# Made once: making a numpy scalar costs as much as using it on a small batch.
+_GAMMA, _MIX_1, _MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_27, _30, _31, _32 = map(np.uint64, (27, 30, 31, 32))
+
 
 def splitmix64_of(values: U64) -> U64:
     """`splitmix64` of every element; leaves `values` as they are."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
+    mixed = values + _GAMMA
+    mixed ^= mixed >> _30
+    mixed *= _MIX_1
+    mixed ^= mixed >> _27
+    mixed *= _MIX_2
+    mixed ^= mixed >> _31
     return mixed
 
 
@@ -148,7 +169,7 @@ def key_groups_of(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDAr
     """The key group of every row, given the key columns (one or more, of equal length)."""
     combined = _hash_column(columns[0])
     for column in columns[1:]:
-        combined = splitmix64_of(combined * np.uint64(31) + _hash_column(column))
+        combined = splitmix64_of(combined * _31 + _hash_column(column))
     return _groups_of_hashes(combined, max_parallelism)
 
 
@@ -158,9 +179,9 @@ def key_groups_of_int64(values: npt.NDArray[np.int64], max_parallelism: int) -> 
 
 
 def _groups_of_hashes(hashes: U64, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    hashes = hashes >> np.uint64(32)
+    hashes = hashes >> _32
     hashes *= np.uint64(max_parallelism)
-    hashes >>= np.uint64(32)
+    hashes >>= _32
     return hashes.astype(np.uint16)
 
 
@@ -168,22 +189,9 @@ def _hash_column(column: Any) -> U64:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     kind = column.type
-    if pa.types.is_integer(kind):
-        return _with_nulls(column, splitmix64_of(_integers(column)))
-    if _is_str(kind):
-        return _hash_texts(column, _hash_str)
-    if _is_bytes(kind):
-        return _hash_texts(column, _hash_bytes)
-    if pa.types.is_dictionary(kind):
-        return _hash_dictionary(column)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return _with_nulls(column, splitmix64_of(_integers(_time_as_int64(column))))
-    if pa.types.is_boolean(kind):
-        return _with_nulls(column, splitmix64_of(_integers(column.cast(pa.int8()))))
-    if pa.types.is_floating(kind):
-        return _with_nulls(column, splitmix64_of(_float_bits(column)))
-    if pa.types.is_null(kind):
-        return np.full(len(column), NULL_HASH, np.uint64)
+    hasher = _COLUMN_HASHERS.get(kind.id)
+    if hasher is not None:
+        return hasher(column)
     raise InvalidJob(f"a column of type {kind} cannot be a key: cast it to an integer, string, date or timestamp first")
 
 
@@ -234,23 +242,6 @@ def _time_as_int64(column: Any) -> Any:
     return pa.array(values, mask=nulls)
 
 
-class _StringHashes(dict[Any, int]):
-    """Remembers hashes of strings; forgets all of them when there are too many (most streams repeat few)."""
-
-    def __init__(self, hasher: Callable[[Any], int]) -> None:
-        super().__init__()
-        self._hasher = hasher
-
-    def __missing__(self, value: Any) -> int:
-        if len(self) >= _REMEMBERED_STRINGS:
-            self.clear()
-        hashed = self[value] = NULL_HASH if value is None else self._hasher(value)
-        return hashed
-
-
-_remembered = {_hash_str: _StringHashes(_hash_str), _hash_bytes: _StringHashes(_hash_bytes)}
-
-
 def _hash_texts(column: Any, hasher: Callable[[Any], int]) -> U64:
     known = _remembered[hasher]
     if len(column) <= _SMALL_ROWS:
@@ -261,11 +252,11 @@ def _hash_texts(column: Any, hasher: Callable[[Any], int]) -> U64:
 
 def _hash_dictionary(column: Any) -> U64:
     dictionary, indices = column.dictionary, column.indices
-    if len(dictionary) <= _SMALL_ROWS or not (_is_str(dictionary.type) or _is_bytes(dictionary.type)):
+    hasher = _hash_str if dictionary.type in _STRINGS else _hash_bytes
+    if len(dictionary) <= _SMALL_ROWS or not isinstance(dictionary, _TEXTS):
         hashes = _hash_column(dictionary)
     else:
-        known = _remembered[_hash_str if _is_str(dictionary.type) else _hash_bytes]
-        hashes = np.fromiter(map(known.__getitem__, dictionary.to_pylist()), np.uint64, len(dictionary))
+        hashes = np.fromiter(map(_remembered[hasher].__getitem__, dictionary.to_pylist()), np.uint64, len(dictionary))
     if not indices.null_count:
         return hashes[indices.to_numpy(zero_copy_only=False)] if len(dictionary) else np.empty(0, np.uint64)
     hashes = np.append(hashes, np.uint64(NULL_HASH))
@@ -273,12 +264,58 @@ def _hash_dictionary(column: Any) -> U64:
     return hashes[positions]
 
 
-def _is_str(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def _hash_integers(column: Any) -> U64:
+    return _with_nulls(column, splitmix64_of(_integers(column)))
 
 
-def _is_bytes(kind: Any) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+def _hash_times(column: Any) -> U64:
+    return _hash_integers(_time_as_int64(column))
+
+
+_STRINGS = (pa.string(), pa.large_string())
+_TEXTS = (pa.StringArray, pa.LargeStringArray, pa.BinaryArray, pa.LargeBinaryArray, pa.FixedSizeBinaryArray)
+_COLUMN_HASHERS: dict[int, Callable[[Any], U64]] = {
+    **dict.fromkeys(
+        [pa.type_for_alias(f"{sign}int{bits}").id for sign in ("", "u") for bits in (8, 16, 32, 64)], _hash_integers
+    ),
+    **dict.fromkeys([kind.id for kind in _STRINGS], lambda column: _hash_texts(column, _hash_str)),
+    **dict.fromkeys(
+        [kind.id for kind in (pa.binary(), pa.large_binary(), pa.binary(1))],
+        lambda column: _hash_texts(column, _hash_bytes),
+    ),
+    **dict.fromkeys([kind.id for kind in (pa.date32(), pa.date64(), pa.timestamp("us"))], _hash_times),
+    **dict.fromkeys(
+        [kind.id for kind in (pa.float16(), pa.float32(), pa.float64())],
+        lambda column: _with_nulls(column, splitmix64_of(_float_bits(column))),
+    ),
+    pa.dictionary(pa.int32(), pa.string()).id: lambda column: _hash_dictionary(column),
+    pa.bool_().id: lambda column: _hash_integers(column.cast(pa.int8())),
+    pa.null().id: lambda column: np.full(len(column), NULL_HASH, np.uint64),
+}
+
+
+# ---------------------------------------------------------------- many keys as tuples
+
+
+def key_groups_of_keys(keys: Sequence[tuple[Any, ...]], key_width: int, max_parallelism: int) -> list[int]:
+    """`key_group` of the first `key_width` fields of each key."""
+    combined = _hash_fields([key[0] for key in keys])
+    for position in range(1, key_width):
+        combined = splitmix64_of(combined * _31 + _hash_fields([key[position] for key in keys]))
+    groups: list[int] = _groups_of_hashes(combined, max_parallelism).tolist()
+    return groups
+
+
+def _hash_fields(fields: list[Any]) -> U64:
+    kinds = set(map(type, fields))
+    if kinds == {int}:
+        try:
+            return splitmix64_of(np.array(fields, np.int64).view(np.uint64))
+        except OverflowError:  # some are above 2**63 - 1
+            pass
+    elif kinds == {str}:
+        return np.fromiter(map(_remembered[_hash_str].__getitem__, fields), np.uint64, len(fields))
+    return np.fromiter(map(hash_field, fields), np.uint64, len(fields))
 
 
 # ---------------------------------------------------------------- groups and subtasks

@@ -1,8 +1,8 @@
 """Local copies of snapshots: hard links that stay after the upload, so that survivors restore without the network.
 
-One `LocalCopies` lives in the slot's process across generations. Each copy is in the folder of the incarnation that made
-it, beside the database, so that files can be linked. It is a cache: losing it costs a download, never state. Used from
-the loop and from worker threads.
+One `LocalCopies` lives in the slot's process across generations. Each copy is in the folder of the incarnation that
+made it, beside the database, so that files can be linked. It is a cache: losing it costs a download, never state. Used
+from the loop and from worker threads.
 """
 
 import shutil

@@ -6,12 +6,12 @@ frozen entries of that checkpoint may be written. `may_write` says whether anyth
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from state.errors import ProtocolViolation
 from state.key_codec import decode_key, encode_key
-from state.key_groups import key_group
+from state.key_groups import key_group, key_groups_of_keys
 from state.kv_store import Entry, KvStore
 
 PREFIX_BYTES = 4  # key group and state id
@@ -28,6 +28,7 @@ class Shard:
     key_group_first: int
     key_group_last: int
     may_write: Callable[[], bool] = lambda: True
+    _prefixes: dict[int, list[bytes]] = field(default_factory=dict)  # state id -> prefix of each group
 
     def kv_key(self, state_id: int, key_width: int, key: tuple[Any, ...]) -> bytes:
         """Bytes under which an entry is stored: key group, state id, encoded key."""
@@ -35,6 +36,18 @@ class Shard:
         if not self.key_group_first <= group <= self.key_group_last:
             raise self.foreign(key, group)
         return _pack_prefix(group, state_id) + encode_key(key)
+
+    def kv_keys(self, state_id: int, key_width: int, keys: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """`kv_key` of many keys at once."""
+        groups = key_groups_of_keys(keys, key_width, self.max_parallelism)
+        if not self.key_group_first <= min(groups) or not max(groups) <= self.key_group_last:
+            at = next(at for at, g in enumerate(groups) if not self.key_group_first <= g <= self.key_group_last)
+            raise self.foreign(keys[at], groups[at])
+        prefixes = self._prefixes.get(state_id)
+        if prefixes is None:
+            prefixes = [_pack_prefix(group, state_id) for group in range(self.max_parallelism)]
+            self._prefixes[state_id] = prefixes
+        return [prefixes[group] + encode_key(key) for group, key in zip(groups, keys, strict=True)]
 
     def foreign(self, key: tuple[Any, ...], group: int) -> ProtocolViolation:
         return ProtocolViolation(

@@ -106,24 +106,10 @@ class StateTable:
 
     def take(self, max_entries: int) -> list[Entry]:
         """Up to `max_entries` frozen entries, to be written to the store at once. Their values stay cached."""
-        entries: list[Entry] = []
-        shard, state_id, width = self._shard, self._state_id, self.key_width
-        while self._encoded and len(entries) < max_entries:
-            key, data = self._encoded.popitem()
-            if key not in self._dirty and key not in self._young:
-                self._old.pop(key, None)  # may be from before this entry was written
-            entries.append((shard.kv_key(state_id, width, key), data))
-        while self._frozen and len(entries) < max_entries:
-            key, value = self._frozen.popitem()
-            data_key = shard.kv_key(state_id, width, key)
-            encoded = None if value is None else self._encode(value)
-            if encoded is not None:
-                cost = (len(data_key) + len(encoded)) * _EXPANSION + _OVERHEAD_BYTES
-                self._entry_bytes += (cost - self._entry_bytes) * 0.01
-            entries.append((data_key, encoded))
-            if key not in self._dirty:
-                self._remember(key, value)
-        self._fit_limits()
+        entries = self._take_encoded(max_entries) if self._encoded else []
+        count = min(max_entries - len(entries), len(self._frozen))
+        if count > 0:
+            entries += self._take_frozen(count)
         return entries
 
     def limit_cache(self, cache_bytes: int) -> None:
@@ -163,6 +149,35 @@ class StateTable:
             if old:
                 old.popitem()
         self._young[key] = value
+        if len(self._young) > self._young_limit:
+            self._old, self._young = self._young, {}
+
+    def _take_encoded(self, max_entries: int) -> list[Entry]:
+        count = min(max_entries, len(self._encoded))
+        items = [self._encoded.popitem() for _ in range(count)]
+        data_keys = self._shard.kv_keys(self._state_id, self.key_width, [key for key, _ in items])
+        return list(zip(data_keys, [data for _, data in items], strict=True))
+
+    def _take_frozen(self, count: int) -> list[Entry]:
+        popitem, encode, dirty = self._frozen.popitem, self._encode, self._dirty
+        items = [popitem() for _ in range(count)]
+        data_keys = self._shard.kv_keys(self._state_id, self.key_width, [key for key, _ in items])
+        data = [None if value is None else encode(value) for _, value in items]
+        self._remember_all([item for item in items if item[0] not in dirty] if dirty else items)
+        self._learn_sizes(data_keys, [encoded for encoded in data if encoded is not None])
+        return list(zip(data_keys, data, strict=True))
+
+    def _learn_sizes(self, data_keys: list[bytes], data: list[bytes]) -> None:
+        if data:
+            encoded_bytes = sum(map(len, data_keys)) / len(data_keys) + sum(map(len, data)) / len(data)
+            found = encoded_bytes * _EXPANSION + _OVERHEAD_BYTES
+            self._entry_bytes += (found - self._entry_bytes) * min(1.0, len(data) / 1_000)
+            self._fit_limits()
+
+    def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
+        for _ in range(min(2 * len(items), len(self._old))):
+            self._old.popitem()
+        self._young.update(items)
         if len(self._young) > self._young_limit:
             self._old, self._young = self._young, {}
 

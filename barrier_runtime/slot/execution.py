@@ -267,9 +267,7 @@ class Execution:
     def now_ns(self) -> int:
         return time.time_ns()
 
-    def captured(
-        self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], start_delay_ms: float, align_ms: float
-    ) -> None:
+    def captured(self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes) -> None:
         lanes = {name: self._snapshot_lanes[(subtask.id.chain, name)] for name in captures}
         ended = subtask.ended
 
@@ -282,23 +280,13 @@ class Execution:
                 self._events.declined(barrier.id, subtask.id, f"{type(error).__name__}: {error}")
 
         run = SnapshotRun(
-            subtask.id,
-            self._graph.parallelism,
-            barrier,
-            captures,
-            lanes,
-            start_delay_ms,
-            align_ms,
-            0.0,
-            self.now_ms,
-            done,
-            failed,
+            subtask.id, self._graph.parallelism, barrier, captures, lanes, times, self.now_ms, done, failed
         )
         self._runs.append(run)
         if captures:
             self.scheduler.wake()
         else:  # a chain without operators has nothing to remember
-            done(run, (), SnapshotTimes(start_delay_ms, align_ms))
+            done(run, (), times)
 
     def snapshot_aborted(self, subtask: Subtask, checkpoint: int, reason: str) -> None:
         self._events.declined(checkpoint, subtask.id, reason)

@@ -9,6 +9,8 @@ Lanes are per operator, so the blocking parts of one operator run in the order o
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from barrier_runtime.elements import Barrier
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.slot.workers import SerialLane
@@ -29,9 +31,7 @@ class SnapshotRun:
         barrier: Barrier,
         captures: dict[str, Capture],
         lanes: dict[str, SerialLane],
-        start_delay_ms: float,
-        alignment_ms: float,
-        sync_ms: float,
+        times: SnapshotTimes,
         now_ms: Callable[[], float],
         done: Callable[["SnapshotRun", tuple[OperatorSnapshot, ...], SnapshotTimes], None],
         failed: Callable[["SnapshotRun", BaseException], None],
@@ -47,7 +47,7 @@ class SnapshotRun:
         self._finished: dict[str, OperatorSnapshot] = {}
         self._now_ms = now_ms
         self._began_ms = now_ms()
-        self._times = (start_delay_ms, alignment_ms, sync_ms)
+        self._times = times
         self._done = done
         self._failed = failed
         if not self._undrained:
@@ -96,6 +96,5 @@ class SnapshotRun:
         if len(self._finished) < len(self._captures):
             return
         self.over = True
-        start_delay, alignment, sync = self._times
-        times = SnapshotTimes(start_delay, alignment, sync, self._now_ms() - self._began_ms)
+        times = msgspec.structs.replace(self._times, async_ms=self._now_ms() - self._began_ms)
         self._done(self, tuple(self._finished[name] for name in self._captures), times)

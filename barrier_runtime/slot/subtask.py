@@ -23,6 +23,7 @@ from barrier_runtime.slot.channels import EdgeOutput, InputChannel
 from barrier_runtime.sources.source_operator import SourceDriver
 from barrier_runtime.watermarks import WatermarkMerger
 from coordinator.messages import SubtaskId
+from state.snapshot import SnapshotTimes
 
 _ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets get their turn
 
@@ -34,9 +35,9 @@ class SubtaskHost(Protocol):
     def now_ns(self) -> int: ...
 
     def captured(
-        self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], start_delay_ms: float, align_ms: float
+        self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes
     ) -> None:
-        """State at `barrier` is captured; finish the snapshot and acknowledge it."""
+        """State at `barrier` is captured; finish the snapshot and acknowledge it. `times`: all but `async_ms`."""
         ...
 
     def snapshot_aborted(self, subtask: "Subtask", checkpoint: int, reason: str) -> None: ...
@@ -251,6 +252,7 @@ class Subtask:
         barrier = snapshot.barrier
         if barrier.id <= self.last_checkpoint:
             return
+        began_ns = self._host.now_ns()
         self.last_checkpoint = barrier.id
         if not self.ended:
             self._control(barrier)  # first: downstream aligns while we capture
@@ -259,7 +261,8 @@ class Subtask:
             captures[self.source[0]] = self.source[1].snapshot(barrier.id)
         for name, operator in self.operators:
             captures[name] = operator.snapshot(barrier.id)
-        self._host.captured(self, barrier, captures, snapshot.start_delay_ms, snapshot.alignment_ms)
+        sync_ms = (self._host.now_ns() - began_ns) / 1e6
+        self._host.captured(self, barrier, captures, SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms))
 
     # ------------------------------------------------------------ the end
 

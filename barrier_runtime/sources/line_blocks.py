@@ -13,7 +13,7 @@ from barrier_runtime.sources.file_listing import FoundFile, open_file
 from barrier_runtime.sources.file_reader import FilePosition, FileReader
 from state.errors import InvalidJob, Unavailable
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 256 << 10  # some milliseconds of the loop's time to parse
 _LONGEST_LINE = 64 << 20
 
 Parse = Callable[[bytes], pa.RecordBatch]

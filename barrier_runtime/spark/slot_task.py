@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 import uuid
@@ -34,6 +35,7 @@ from state.open_store import open_store
 from state.paths import Paths
 from state.rocksdb_kv import SlotMemory
 
+_SWITCH_INTERVAL_S = 0.0005  # how long a worker thread may keep the loop waiting for the interpreter (default: 5 ms)
 _GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses are tail latency
 
 
@@ -59,6 +61,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     os.environ.update({k: v for k, v in settings.environment.items() if k not in os.environ})
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
     gc.set_threshold(*_GC_THRESHOLDS)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     slot_uuid = uuid.uuid4().hex
     directory = local_root(settings.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
     _remove_what_the_dead_left(directory.parent)

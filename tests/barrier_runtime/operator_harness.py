@@ -1,7 +1,9 @@
 """Driving one operator by hand: real keyed state, real snapshots through an object store, no slot around it."""
 
 import itertools
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +59,7 @@ class World:
         self.store = MemoryStore()
         self.reporter = CountingReporter()
         self.directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-test-"))
+        weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
         self.memory = SlotMemory(64 << 20)
         self._numbers = itertools.count(1)
         self._token = 0

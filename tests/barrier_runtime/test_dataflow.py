@@ -71,7 +71,7 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
 
 
 def test_two_steps_with_one_name_are_refused_and_the_name_is_said() -> None:
-    flow, ticks = flow_and_stream()
+    _, ticks = flow_and_stream()
     ticks.key_by("key").aggregate("totals", n=count())
     with pytest.raises(InvalidJob, match="name 'totals' is used twice, by a running aggregate and a sink"):
         ticks.sink("totals", CollectSink())
@@ -132,7 +132,7 @@ def test_types_that_cannot_be_used_are_refused_when_the_step_is_written() -> Non
 
 
 def test_schemas_are_followed_through_the_flow() -> None:
-    flow, ticks = flow_and_stream()
+    _, ticks = flow_and_stream()
     enriched = ticks.broadcast_join("names", [{"key": 1, "name": "one"}], on="key")
     chosen = enriched.select({"name": "name", "twice": pc.field("value") * 2, "at": "intended_at"})
     windows = chosen.key_by("name").window("w", Tumbling(SECOND), event_time="at").aggregate(n=count(), top=max_("at"))

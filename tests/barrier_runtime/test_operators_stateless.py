@@ -97,14 +97,14 @@ def test_map_batches_that_returns_something_else_is_told_what_to_return() -> Non
 def test_the_first_rows_fix_the_schema_and_a_later_misfit_asks_for_schema() -> None:
     driven = Driven(MapOperator("m", lambda row: {"v": row["n"] if row["n"] < 3 else "three"}))
     driven.feed(ROWS[:2])
-    with pytest.raises(InvalidJob, match="column 'v' is int64, but a row has 'three' .* pass schema="):
+    with pytest.raises(InvalidJob, match=r"column 'v' is int64, but a row has 'three' .* pass schema="):
         driven.feed(ROWS[2:])
 
 
 def test_a_row_that_lacks_a_column_of_the_first_rows_asks_for_schema() -> None:
     driven = Driven(MapOperator("m", lambda row: {"v": 1, "w": 2} if row["n"] < 3 else {"v": 1}))
     driven.feed(ROWS[:2])
-    with pytest.raises(InvalidJob, match="lacks the column 'w'.* pass schema="):
+    with pytest.raises(InvalidJob, match=r"lacks the column 'w'.* pass schema="):
         driven.feed(ROWS[2:])
 
 

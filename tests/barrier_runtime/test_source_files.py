@@ -62,8 +62,7 @@ FORMATS: dict[str, tuple[Callable[[Path, pa.Table], None], Callable[..., Source]
 @pytest.fixture(params=FORMATS)
 def format(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small blocks, so that files of these tests have many."""
-    for module in (line_blocks,):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 700)
     return str(request.param)
 
 
@@ -272,10 +271,8 @@ def test_a_damaged_parquet_file_is_named_at_the_start_and_mid_way(tmp_path: Path
     data[start : start + 60] = b"\xff" * 60
     path.write_bytes(data)
     driver = opened(spec, World())
-    batches = []
     with pytest.raises(InvalidJob, match=r"a\.parquet, after row \d+: it is not \(or no longer\) valid Parquet"):
-        while True:
-            batches.append(driver.poll(0, 1_000))
+        drained(driver, 1_000)
     path.write_bytes(b"PAR1 nothing PAR1")
     with pytest.raises(InvalidJob, match=r"a\.parquet: it is not .* valid Parquet.* Replace or remove the file"):
         ParquetSource("src", str(path), None, None)

@@ -52,7 +52,7 @@ class CapturedCalls:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, subtask, barrier, captures, start_delay_ms, align_ms):
+    def __call__(self, subtask, barrier, captures, times):
         self.calls.append((barrier, captures))
 
 

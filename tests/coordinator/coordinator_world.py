@@ -1,4 +1,4 @@
-"""A small world around `JobProtocol`: a real in-memory store, a clock that the test turns, slots that speak the protocol.
+"""A small world around `JobProtocol`: a real in-memory store, a clock that the test turns, slots that speak.
 
 Store effects are carried out one by one, in the order they were asked for, when the test says so (`step`, `settle`), so
 that a test can stop a coordinator between any two of them.
@@ -156,7 +156,9 @@ class FakeSlot:
     def restored(self) -> None:
         self.say(Restored(self.token))
 
-    def ack(self, checkpoint: int, *chains: int, ended: bool = False, token: int | None = None, files: str = "") -> None:
+    def ack(
+        self, checkpoint: int, *chains: int, ended: bool = False, token: int | None = None, files: str = ""
+    ) -> None:
         for chain in chains or (SOURCE, SINK):
             self.say(
                 Ack(
@@ -400,11 +402,15 @@ def started(store: MemoryStore, job: JobSpec | None = None, **arguments: object)
     return coordinator, *slots
 
 
+def keys_of(store: MemoryStore) -> tuple[str, ...]:
+    return store.keys()
+
+
 def log_of(store: MemoryStore, job: str = "flights") -> list[Record]:
     """The whole log. Asserts I1 (contiguous) and I3 (tokens never decrease)."""
     paths = Paths(job)
     records: list[Record] = []
-    for key in [key for key in store.keys() if key.startswith(paths.log_prefix)]:
+    for key in [key for key in keys_of(store) if key.startswith(paths.log_prefix)]:
         assert key == paths.log_record(FIRST_POSITION + len(records)), "the log has a gap"
         records.append(decode_record(key, store.get(key)))
     tokens = [record.token for record in records]

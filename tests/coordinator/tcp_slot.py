@@ -1,4 +1,4 @@
-"""A slot's control connection over real TCP, blocking: handshake, framing and messages as the production code has them."""
+"""A slot's control connection over real TCP, blocking: handshake, framing and messages of the production code."""
 
 import os
 import socket

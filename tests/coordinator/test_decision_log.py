@@ -276,7 +276,7 @@ def test_a_changed_predecessor_breaks_the_chain():
     record = decode_record("x", store.get(PATHS.log_record(1)))
     forged = encode_record(record).replace(b'"writer":"host"', b'"writer":"mole"')
     store.damage(PATHS.log_record(1), forged)
-    with pytest.raises(Corrupt, match="expected sha256 .*found"):
+    with pytest.raises(Corrupt, match=r"expected sha256 .*found"):
         view(store)
 
 
@@ -287,10 +287,10 @@ def test_a_missing_fence_below_the_head_is_corruption_not_an_empty_log():
     put(store, log, fence(log, "two"))
     put(store, log, complete(log, 1))
     store.delete([PATHS.log_record(2)])
-    with pytest.raises((Corrupt, ProtocolViolation)):
-        log = opened(store)
-        assert log.token == 1, "the gap hides the head"
-        put(store, log, fence(log, "three"))
+    hidden = opened(store)
+    assert hidden.token == 1, "the gap hides the head"
+    put(store, hidden, fence(hidden, "three"))
+    with pytest.raises(Corrupt):
         opened(store)
 
 

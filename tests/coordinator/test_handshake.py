@@ -117,9 +117,7 @@ def test_garbage_pickles_and_oversized_hellos_are_refused_before_they_are_stored
 
 
 def test_secrets_differ_by_job_run_and_daemon():
-    secrets = {
-        job_secret(key, job, run) for key in (b"a", b"b") for job in ("x", "y") for run in ("1", "2")
-    }
+    secrets = {job_secret(key, job, run) for key in (b"a", b"b") for job in ("x", "y") for run in ("1", "2")}
     assert len(secrets) == 8
 
 

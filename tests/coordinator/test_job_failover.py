@@ -1,7 +1,7 @@
 """Coordinators that die, stall and meet each other: one log, no fork, and the outcome is what the log says."""
 
 import pytest
-from coordinator_world import Coordinator, kinds, log_of, options, spec, started
+from coordinator_world import Coordinator, keys_of, kinds, log_of, options, spec, started
 
 from coordinator.effects import Append, ReadManifest, WriteManifest
 from coordinator.events import StoreRefused, Tick
@@ -93,7 +93,7 @@ def test_a_fresh_slot_among_the_survivors_means_a_new_generation_at_once():
 
 def test_a_slot_that_does_not_come_back_in_time_means_a_new_generation():
     store = MemoryStore()
-    old, a, b = started(store)
+    _old, a, _b = started(store)
     new = successor(store, a)
     new.later(2_999)
     assert new.phase == "resuming"
@@ -105,7 +105,7 @@ def test_a_slot_that_does_not_come_back_in_time_means_a_new_generation():
 
 def test_a_slot_lost_while_LEAD_is_on_its_way_is_noticed():
     store = MemoryStore()
-    old, a, b = started(store)
+    _old, a, b = started(store)
     new = successor(store, a, b)
     b.cut()
     new.settle()
@@ -201,7 +201,7 @@ def test_a_crash_between_the_decision_and_its_answer_means_it_is_decided():
     store = MemoryStore()
     coordinator, *_ = at_decision(store)
     coordinator.step_without_answer()
-    restored, new, slots = recovered_checkpoint(store)
+    restored, _new, slots = recovered_checkpoint(store)
     assert restored == 1
     assert slots[0].last(Deploy).operators, "what has to be committed again is in the snapshot"
 
@@ -404,16 +404,42 @@ def test_an_adopted_job_leads_only_the_newest_run_of_the_log():
     assert kinds(store) == ["FENCE", "FENCE"]
 
 
+def test_facts_told_while_LEAD_is_on_its_way_are_not_lost():
+    """They are not said again: a commit, an end of input, a failure."""
+    store = MemoryStore()
+    _, a, b = started(store)
+    new = successor(store, a, b)
+    a.commit(0)
+    a.say(Committed(1, 1, "out", 0))
+    a.end()
+    b.end()
+    new.settle()
+    assert new.status.commits.through["out/0"] == 1
+    assert a.last(Trigger).checkpoint == 1, "the final checkpoint"
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_a_failure_told_while_LEAD_is_on_its_way_is_not_lost(retryable):
+    store = MemoryStore()
+    _, a, b = started(store)
+    new = successor(store, a, b)
+    b.fail("operator count: boom", retryable=retryable)
+    new.settle()
+    if retryable:
+        assert kinds(store) == ["FENCE", "LEAD", "FENCE"]
+        assert a.last(Halt).token == 3
+    else:
+        assert new.ended.outcome == "failed"
+
+
 def test_messages_to_a_coordinator_that_does_not_lead_yet_have_no_effect():
     """Z7: no sink call before ownership is proven."""
     store = MemoryStore()
-    old, a, b = started(store)
-    new = successor(store, a, b)
+    _old, a, b = started(store)
+    successor(store, a, b)
     for slot in (a, b):
-        slot.say(Committed(1, 5, "out", slot.index))
         slot.say(Restored(1))
         slot.ack(1)
-    assert new.status.commits.through == {"out/0": 0, "out/1": 0}
     assert a.got(Complete) == []
 
 
@@ -429,7 +455,7 @@ def test_an_unreadable_head_is_an_end_not_a_fresh_start():
     new = Coordinator(store, spec(run_id="run-2")).begin().settle()
     assert new.ended.outcome == "failed"
     assert "00000000000000000002.json" in new.ended.reason
-    assert len([key for key in store.keys() if "/log/" in key]) == 2
+    assert len([key for key in keys_of(store) if "/log/" in key]) == 2
 
 
 def test_a_transient_read_error_is_the_edges_to_retry_and_decides_nothing():

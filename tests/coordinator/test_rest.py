@@ -24,9 +24,7 @@ GOOD = {"Authorization": f"Bearer {SECRET}", "X-Barrier-Runtime": "1"}
 
 def client(probe=None):
     """A client of the application in this process, and its directory."""
-    directory = JobDirectory(
-        MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h", probe=probe
-    )
+    directory = JobDirectory(MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h", probe=probe)
     app = application(directory, ControlAddress("127.0.0.1", 7), Token("test", SECRET.encode()), pid=42)
     transport = httpx.ASGITransport(app=app)
     return httpx.AsyncClient(transport=transport, base_url="http://coordinator"), directory
@@ -81,7 +79,9 @@ def test_state_changing_calls_need_the_custom_header(method, path):
     """G5: CSRF."""
 
     async def step(http, directory):
-        answer = await http.request(method, path.replace("{job}", "flights"), headers={"Authorization": f"Bearer {SECRET}"})
+        answer = await http.request(
+            method, path.replace("{job}", "flights"), headers={"Authorization": f"Bearer {SECRET}"}
+        )
         assert answer.status_code == 403
 
     calls(step)

@@ -1,6 +1,7 @@
 """Keyed state against a plain dict: random puts, gets, deletes, freezes, drains, aborts, crashes and rescalings.
 
-Whatever the interleaving, a table says what the dict says, and a snapshot restores to the dict as it was at its barrier.
+Whatever the interleaving, a table says what the dict says, and a snapshot restores to the dict as it was at its
+barrier.
 """
 
 import shutil
@@ -195,6 +196,6 @@ class RocksDbModel(KeyedBackendModel):
 
 
 TestMemoryBackendAgainstADict = KeyedBackendModel.TestCase
-TestMemoryBackendAgainstADict.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestMemoryBackendAgainstADict.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestRocksDbBackendAgainstADict = RocksDbModel.TestCase
-TestRocksDbBackendAgainstADict.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+TestRocksDbBackendAgainstADict.settings = settings(max_examples=12, stateful_step_count=50, deadline=None)

@@ -199,3 +199,37 @@ def test_a_foreign_key_is_noticed_when_it_is_written_whichever_way_it_came(bench
         backend.freeze(1)
         with pytest.raises(ProtocolViolation, match="belongs to key group"):
             drain(backend)
+
+
+def test_a_removal_that_waits_to_be_written_is_not_read_back_from_the_store(bench: Bench) -> None:
+    backend = bench.open()
+    count(dense(backend), [("a",), ("b",)])
+    again = bench.open([of_operator(checkpoint(backend, 1))])
+    table = dense(again, evictable=True)
+    table.remove(table.slots([("a",)]))
+    again.freeze(2)
+    assert table.columns["count"][table.slots([("a",)])].tolist() == [0]
+    assert table.columns["count"][table.slots([("b",)])].tolist() == [1]
+
+
+def test_large_batches_find_the_same_slots_as_small_ones(bench: Bench) -> None:
+    """The vectorised index against the dict: growing, with repeats, removals, extremes and keys that collide."""
+    table = dense(bench.open())
+    random = np.random.default_rng(3)
+    expected: dict[int, int] = {}
+    for step in range(40):
+        wide = random.integers(-(2**63), 2**63 - 1, 300, endpoint=True)
+        values = np.concatenate([random.integers(0, 3_000, 500), wide, [0, -1, 2**63 - 1, -(2**63)]])
+        if step % 3 == 0:
+            values = values[:100]
+        slots = table.slots_int64(values)
+        for value, slot in zip(values.tolist(), slots.tolist(), strict=True):
+            assert expected.setdefault(value, slot) == slot
+        if step % 5 == 4:
+            gone = np.unique(values)[:50]
+            table.remove(table.slots_int64(gone))
+            for value in gone.tolist():
+                del expected[value]
+    assert table.entries == len(expected)
+    assert len(set(expected.values())) == len(expected)
+    assert table.keys_of(table.slots_int64(np.array([5, 7]))) == [(5,), (7,)]

@@ -18,6 +18,7 @@ from state.key_groups import (
     key_group_range,
     key_groups_of,
     key_groups_of_int64,
+    key_groups_of_keys,
     splitmix64,
     subtask_of_key_group,
 )
@@ -122,6 +123,8 @@ def test_one_key_and_whole_columns_always_agree(columns: list[pa.Array], max_par
     rows = list(zip(*[column.to_pylist() for column in columns], strict=True))
     expected = [key_group(row, max_parallelism) for row in rows]
     assert key_groups_of(columns, max_parallelism).tolist() == expected
+    if rows:
+        assert key_groups_of_keys([(*row, "namespace") for row in rows], len(columns), max_parallelism) == expected
 
 
 @settings(max_examples=50, deadline=None)

@@ -184,7 +184,7 @@ def test_the_configuration_of_the_binding_is_never_uploaded(rocksdb_bench: Bench
     fill(backend, 500)
     snapshot = checkpoint(backend, 1)
     assert all("json" not in ref.name for ref in snapshot.files)
-    for key in rocksdb_bench.store.keys():  # type: ignore[attr-defined]
+    for key in rocksdb_bench.store.keys():  # noqa: SIM118  # type: ignore[attr-defined]
         assert b"raw_mode" not in rocksdb_bench.store.get(key)
 
 
@@ -228,7 +228,7 @@ def test_a_pickle_where_state_is_expected_is_refused_undecoded(bench: Bench) -> 
     fill(backend, 500)
     snapshot = checkpoint(backend, 1)
     gone(bench)
-    for key in bench.store.keys():  # type: ignore[attr-defined]
+    for key in bench.store.keys():  # noqa: SIM118  # type: ignore[attr-defined]
         bench.store.damage(key, pickle.dumps(Bomb()))  # type: ignore[attr-defined]
     with pytest.raises(Corrupt):
         bench.open([of_operator(snapshot)])
@@ -253,7 +253,8 @@ def test_a_barrier_before_the_last_one_was_drained_finishes_that_first(bench: Be
     assert table.get(("a",)) == "three"
 
 
-def test_leftovers_of_an_aborted_checkpoint_are_part_of_the_next(bench: Bench) -> None:
+@pytest.mark.parametrize("changed", [10, 500, 2_000])
+def test_leftovers_of_an_aborted_checkpoint_are_part_of_the_next(bench: Bench, changed: int) -> None:
     backend = bench.open()
     table = values(backend)
     for number in range(1_000):
@@ -262,14 +263,14 @@ def test_leftovers_of_an_aborted_checkpoint_are_part_of_the_next(bench: Bench) -
     backend.drain(100)
     table.get((5,))  # moved to the encoded ones
     backend.aborted(1)
-    for number in range(500):
+    for number in range(changed):
         table.put((number,), "two")
     backend.freeze(2)
     drain(backend)
     with pytest.raises(SnapshotDropped):
         backend.write_snapshot(1)
     restored = dict(values(bench.open([of_operator(backend.write_snapshot(2))])).scan())
-    assert restored == {(number,): "two" if number < 500 else "one" for number in range(1_000)}
+    assert restored == {(number,): "two" if number < changed else "one" for number in range(max(1_000, changed))}
 
 
 def test_a_snapshot_nobody_wants_any_more_is_dropped_with_a_named_outcome(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""A table of values over a real key-value store: what is read, when it is written, and what a frozen value is safe from."""
+"""A table of values over a real key-value store: what is read, when it is written, what a frozen value is safe from."""
 
 import msgspec
 import pytest

@@ -1,0 +1,119 @@
+"""The whole program dies, an executor dies, a second program comes: real processes on real Spark."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import counting_flow, gone, kill, until, verdict, visible_files
+
+from state.errors import Fenced
+
+pytestmark = pytest.mark.spark
+
+PROGRAM = Path(__file__).parent / "programs" / "counting.py"
+
+
+def launch(tmp_path, rows, rate, master="local[2]"):
+    log = (tmp_path / "program.log").open("ab")
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "out"), str(tmp_path / "checkpoints")]
+    return subprocess.Popen(
+        [*command, str(rows), str(rate), master], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def test_a_program_killed_whole_leaves_no_process_and_goes_on_from_the_latest_checkpoint(tmp_path):
+    """R3, Z9: SIGKILL of the driver alone; JVM, workers and coordinator must leave by themselves. Then run it again."""
+    rows = 60_000
+    first = launch(tmp_path, rows, 6_000)
+    family = []
+    try:
+        until(lambda: first.poll() is None and len(visible_files(tmp_path / "out")) >= 4, "some checkpoints were committed")
+        family = psutil.Process(first.pid).children(recursive=True)
+        assert len(family) >= 4  # JVM, daemon, two workers, coordinator
+    finally:
+        first.kill()
+        first.wait()
+    until(lambda: all(gone(process.pid) for process in family), "every process of the killed program left")
+    visible_before = {path.name for path in visible_files(tmp_path / "out")}
+    second = launch(tmp_path, rows, 60_000)
+    assert second.wait(180) == 0, (tmp_path / "program.log").read_text()[-3000:]
+    assert visible_before <= {path.name for path in visible_files(tmp_path / "out")}
+    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
+
+
+def test_a_finished_job_started_again_adds_nothing(tmp_path):
+    rows = 5_000
+    assert launch(tmp_path, rows, 50_000).wait(180) == 0
+    before = sorted(visible_files(tmp_path / "out"))
+    assert launch(tmp_path, rows, 50_000).wait(180) == 0
+    assert sorted(visible_files(tmp_path / "out")) == before
+    assert verdict(tmp_path / "out", rows).right
+
+
+def test_a_killed_executor_is_replaced_and_the_output_is_the_truth(tmp_path):
+    """Z9: SIGKILL of an executor JVM on local-cluster; its Python worker leaves, a new executor carries the slot."""
+    rows = 120_000
+    program = launch(tmp_path, rows, 6_000, master="local-cluster[2,1,1024]")
+    try:
+        until(
+            lambda: program.poll() is not None or len(visible_files(tmp_path / "out")) >= 4, "some checkpoints were committed"
+        )
+        assert program.poll() is None, (tmp_path / "program.log").read_text()[-3000:]
+        executors = [process for process in psutil.Process(program.pid).children(recursive=True) if is_executor(process)]
+        assert len(executors) == 2
+        workers = executors[0].children(recursive=True)
+        executors[0].kill()
+        until(lambda: all(gone(worker.pid) for worker in workers), "the dead executor's Python workers left")
+        assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
+    finally:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
+
+
+def is_executor(process):
+    try:
+        return process.name() == "java" and any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+
+
+def test_a_second_run_of_the_same_job_fences_the_first_which_says_by_whom(spark, tmp_path):
+    """Z3, F6, bug 12: the first run stops without touching anything, the second one ends with the truth."""
+    rows = 60_000
+    out = tmp_path / "out"
+    options = {"spark": spark, "parallelism": 1, "checkpoints": str(tmp_path / "checkpoints"), "checkpoint_interval": 0.3}
+    first = counting_flow("twice", out, rows, 6_000).start(**options)
+    second = None
+    try:
+        until(lambda: first.status().checkpoints.completed >= 2, "the first run completed checkpoints")
+        second = counting_flow("twice", out, rows, 60_000).start(**options)
+        with pytest.raises(Fenced, match=rf"taken over by generation \d+ .*pid {os.getpid()}"):
+            first.wait(120)
+        second.wait(180)
+    finally:
+        first.close()
+        if second is not None:
+            second.close()
+    assert verdict(out, rows).right, verdict(out, rows)
+
+
+def test_a_paused_driver_holds_nothing_up(tmp_path):
+    """SIGSTOP of the driver for a while: coordinator and slots do not need it."""
+    rows = 60_000
+    program = launch(tmp_path, rows, 6_000, master="local-cluster[2,1,1024]")
+    try:
+        until(lambda: len(visible_files(tmp_path / "out")) >= 4, "some checkpoints were committed")
+        kill(program.pid, signal.SIGSTOP)
+        seen = len(visible_files(tmp_path / "out"))
+        until(lambda: len(visible_files(tmp_path / "out")) >= seen + 6, "checkpoints went on")
+        kill(program.pid, signal.SIGCONT)
+        assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
+    finally:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+    assert verdict(tmp_path / "out", rows).right
