@@ -1,11 +1,11 @@
 """Barrier alignment of one subtask, as a pure state machine: (channel, event, now) → effects.
 
-Exactly once means: after barrier n on a channel, none of its later elements may touch state until every live channel
-delivered n. `Aligner` does that by blocking; `BarrierTracker` (at_least_once) only counts. Neither holds data: a blocked
-channel is simply not read.
+Exactly once means: after barrier n on a channel, none of its later elements may touch state until every live
+channel delivered n. `Aligner` does that by blocking; `BarrierTracker` (at_least_once) only counts. Neither holds data:
+a blocked channel is simply not read.
 
     state            event                                   move
-    idle             barrier n > done                        aligning n, block channel (or snapshot at once if it is all)
+    idle             barrier n > done                        aligning n, block channel (or snapshot if it is all)
     aligning n       barrier n, others missing               block channel
     aligning n       barrier n, the last one                 snapshot n, unblock all → idle, done = n
     aligning n       barrier m > n                           abort n, unblock all → aligning m
@@ -45,7 +45,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Checkpoint `id` will not be taken here: tell downstream (CancelBarrier) and, unless it told us, the coordinator."""
+    """Checkpoint `id` will not be taken here: tell downstream, and the coordinator unless it told us."""
 
     id: int
     reason: str

@@ -56,7 +56,9 @@ def run(
     restore: Annotated[str, typer.Option(help="latest, none, or the number of a retained checkpoint")] = "latest",
     interval: Annotated[float, typer.Option(help="seconds between checkpoints")] = 1.0,
     max_parallelism: Annotated[int, typer.Option(help="key groups; fixed for the life of the job")] = 128,
-    allow_replay: Annotated[bool, typer.Option(help="restore something older than the last completed checkpoint")] = False,
+    allow_replay: Annotated[
+        bool, typer.Option(help="restore something older than the last completed checkpoint")
+    ] = False,
     allow_non_restored: Annotated[bool, typer.Option(help="drop state whose operator is gone")] = False,
     coordinator: Annotated[str | None, typer.Option(help="a running daemon instead of a child process")] = None,
     token_file: Annotated[Path | None, typer.Option(help="file with the daemon's bearer token")] = None,

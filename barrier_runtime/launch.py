@@ -4,6 +4,7 @@ Whatever dies is started again from here as long as the coordinator wants the jo
 supervisor, a single slot by Spark, the whole Spark job by `SparkGang`. When the program ends, nothing stays behind.
 """
 
+import contextlib
 import os
 import shutil
 import threading
@@ -47,7 +48,7 @@ def start(flow: "Dataflow", **keywords: object) -> "JobHandle":
     if options.checkpoints is None:
         raise InvalidJob("checkpoints= is required on Spark: the folder or URL (file://, s3://) where checkpoints go")
     check_packages()
-    graph = compile_flow(flow, options.parallelism, options.max_parallelism)
+    graph = compile_flow(flow, options.parallelism, options.max_parallelism, mode=options.mode)
     spec = job_spec(graph, options)
     probe_conditional_put(open_store(options.checkpoints), f"{spec.job}/probe")
     own_session = options.spark is None
@@ -170,10 +171,9 @@ class JobHandle:
             return
         self._closed = True
         if not self._ended.is_set():
-            try:
+            # It may be restarting or already gone; what follows ends the slots all the same.
+            with contextlib.suppress(BarrierRuntimeError):
                 self.stop("now")
-            except BarrierRuntimeError:
-                pass  # it is being restarted or already gone; what follows ends the slots all the same
         self._ended.set()
         if not self._gang.join(_LEAVE_S):
             self._gang.cancel()
@@ -221,5 +221,7 @@ class JobHandle:
             "spark.task.cpus of them for the whole job: free some, add executors or use a smaller parallelism"
         ]
         if self._gang.last_failure:
-            lines.append(f"the Spark job failed {self._gang.submissions} time(s), last with:\n{self._gang.last_failure}")
+            lines.append(
+                f"the Spark job failed {self._gang.submissions} time(s), last with:\n{self._gang.last_failure}"
+            )
         return "\n".join(lines)

@@ -1,7 +1,8 @@
 """A whole job in one process: no Spark, no JVM, no sockets. Same graph, operators and protocol objects as on a cluster.
 
 Every slot is a `Slot` on one event loop; control messages and channels are function calls. For tests, debugging and
-small jobs; start-up is well under a second. Checkpoints go where `checkpoints=` says, else to a folder that is removed at the end.
+small jobs; start-up is well under a second. Checkpoints go where `checkpoints=` says, else to a folder that is removed
+at the end.
 """
 
 import asyncio
@@ -120,7 +121,7 @@ def run_local(flow: "Dataflow", **keywords: object) -> JobResult:
     Raises what `Dataflow.run` raises. Ctrl-C ends it.
     """
     options = JobOptions.from_keywords(keywords)
-    graph = compile_flow(flow, options.parallelism, options.max_parallelism)
+    graph = compile_flow(flow, options.parallelism, options.max_parallelism, mode=options.mode)
     spec = job_spec(graph, options)
     with StorageOfRun(options) as storage_url:
         status = asyncio.run(run_graph(graph, spec, open_store(storage_url), options))

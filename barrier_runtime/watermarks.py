@@ -1,4 +1,4 @@
-"""The watermark of a subtask with several input channels: the minimum over those that are neither idle nor ended. Pure."""
+"""The watermark over several input channels: the minimum of those that are neither idle nor ended. Pure."""
 
 from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Idle, Watermark
 

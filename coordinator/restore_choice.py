@@ -97,8 +97,13 @@ def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple
 def snapshots_for_slot(
     snapshots: tuple[OperatorSnapshot, ...], slot: int, parallelism: int
 ) -> tuple[OperatorSnapshot, ...]:
-    """Its own snapshots when the parallelism is what it was; all of them when it changed."""
-    return tuple(snapshot for snapshot in snapshots if snapshot.parallelism != parallelism or snapshot.subtask == slot)
+    """Its own snapshots when the parallelism is what it was, all of them when it changed; and of small state
+    (positions of sources, committables) always all, because a changed list of splits moves splits."""
+    return tuple(
+        snapshot
+        for snapshot in snapshots
+        if snapshot.keyed is None or snapshot.parallelism != parallelism or snapshot.subtask == slot
+    )
 
 
 def _names(names: set[str]) -> str:

@@ -39,7 +39,9 @@ _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _SMALL_ROWS = 512  # below this, looking strings up one by one beats dictionary-encoding them
+_FEW_ROWS = 128
 _REMEMBERED_STRINGS = 65_536
+_REMEMBERED_KEYS = 65_536
 
 U64 = npt.NDArray[np.uint64]
 
@@ -167,6 +169,10 @@ def splitmix64_of(values: U64) -> U64:
 
 def key_groups_of(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16]:
     """The key group of every row, given the key columns (one or more, of equal length)."""
+    if len(columns[0]) <= _FEW_ROWS:
+        few = _groups_of_few(columns, max_parallelism)
+        if few is not None:
+            return few
     combined = _hash_column(columns[0])
     for column in columns[1:]:
         combined = splitmix64_of(combined * _31 + _hash_column(column))
@@ -179,10 +185,61 @@ def key_groups_of_int64(values: npt.NDArray[np.int64], max_parallelism: int) -> 
 
 
 def _groups_of_hashes(hashes: U64, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    if max_parallelism & (max_parallelism - 1) == 0:  # a power of two: the same, in one step
+        return (hashes >> _64_MINUS[max_parallelism]).astype(np.uint16) if max_parallelism > 1 else _zeros(len(hashes))
     hashes = hashes >> _32
     hashes *= np.uint64(max_parallelism)
     hashes >>= _32
     return hashes.astype(np.uint16)
+
+
+_64_MINUS = {1 << bits: np.uint64(64 - bits) for bits in range(1, 16)}
+
+
+def _zeros(rows: int) -> npt.NDArray[np.uint16]:
+    return np.zeros(rows, np.uint16)
+
+
+class _RememberedGroups(dict[Any, int]):
+    """Groups of recent keys of one kind. Gives up for ever when there are too many: then computing is faster."""
+
+    def __init__(self, single: bool, max_parallelism: int) -> None:
+        super().__init__()
+        self._single = single
+        self._max_parallelism = max_parallelism
+        self.gave_up = False
+
+    def __missing__(self, key: Any) -> int:
+        group = key_group((key,) if self._single else key, self._max_parallelism)
+        if len(self) < _REMEMBERED_KEYS:
+            self[key] = group
+        else:
+            self.gave_up = True
+        return group
+
+
+# By max_parallelism and column types, because 1, 1.0 and True are one key of a dict. None: these are always computed.
+_remembered_groups: dict[tuple[int, ...], _RememberedGroups | None] = {}
+
+
+def _groups_of_few(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16] | None:
+    """For a few rows, looking keys up beats a dozen passes of numpy. None: not for these columns, or not any more."""
+    kinds = (max_parallelism, *[column.type.id for column in columns])
+    try:
+        known = _remembered_groups[kinds]
+    except KeyError:
+        wanted = all(kind in _QUICK_KINDS for kind in kinds[1:])
+        known = _remembered_groups[kinds] = _RememberedGroups(len(columns) == 1, max_parallelism) if wanted else None
+    if known is None:
+        return None
+    if known.gave_up:
+        _remembered_groups[kinds] = None
+        return None
+    if len(columns) == 1:
+        keys: Any = columns[0].to_pylist()
+    else:
+        keys = zip(*[column.to_pylist() for column in columns], strict=True)
+    return np.fromiter(map(known.__getitem__, keys), np.uint16, len(columns[0]))
 
 
 def _hash_column(column: Any) -> U64:
@@ -274,10 +331,10 @@ def _hash_times(column: Any) -> U64:
 
 _STRINGS = (pa.string(), pa.large_string())
 _TEXTS = (pa.StringArray, pa.LargeStringArray, pa.BinaryArray, pa.LargeBinaryArray, pa.FixedSizeBinaryArray)
+_INTEGERS = [pa.type_for_alias(f"{sign}int{bits}").id for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_QUICK_KINDS = frozenset([*_INTEGERS, *[kind.id for kind in (*_STRINGS, pa.bool_(), pa.date32())]])
 _COLUMN_HASHERS: dict[int, Callable[[Any], U64]] = {
-    **dict.fromkeys(
-        [pa.type_for_alias(f"{sign}int{bits}").id for sign in ("", "u") for bits in (8, 16, 32, 64)], _hash_integers
-    ),
+    **dict.fromkeys(_INTEGERS, _hash_integers),
     **dict.fromkeys([kind.id for kind in _STRINGS], lambda column: _hash_texts(column, _hash_str)),
     **dict.fromkeys(
         [kind.id for kind in (pa.binary(), pa.large_binary(), pa.binary(1))],

@@ -336,8 +336,14 @@ def open_keyed_backend(
     """
     check_max_parallelism(parallelism, max_parallelism)
     plan = plan_restore(operator, subtask, parallelism, max_parallelism, restored)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kv: KvStore = restore(kind, plan, RestoreFrom(operator, store, copies, directory, memory))
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        kv: KvStore = restore(kind, plan, RestoreFrom(operator, store, copies, directory, memory))
+    except OSError as error:
+        raise Unavailable(
+            f"the state of {operator}, subtask {subtask}, could not be put on this machine's disk: {error}; "
+            "it is tried again, look at free space and permissions if that does not help"
+        ) from error
     shard = Shard(kv, operator, subtask, max_parallelism, plan.key_group_first, plan.key_group_last)
     target = UploadTo(store, lambda: paths.data_file(token, slot_uuid, new_uuid()))
     return KeyedBackend(shard, plan.states, target, directory, copies, cache_bytes)

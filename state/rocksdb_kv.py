@@ -139,7 +139,7 @@ def _write_config(directory: Path) -> None:
 
 def _options(memory: SlotMemory) -> Any:
     """For many small databases in one process with a loop that must not wait for any of them."""
-    from rocksdict import BlockBasedOptions, DBCompressionType, Options
+    from rocksdict import BlockBasedOptions, DBCompressionType, Env, Options
 
     cache, manager = memory.shared()
     tables = BlockBasedOptions()
@@ -149,7 +149,10 @@ def _options(memory: SlotMemory) -> Any:
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
     tables.set_format_version(5)
+    environment = Env()  # the process-wide one
+    environment.lower_thread_pool_cpu_priority()  # compaction must not take the processor from the loop
     options = Options(raw_mode=True)
+    options.set_env(environment)
     options.create_if_missing(True)
     options.set_block_based_table_factory(tables)
     options.set_write_buffer_manager(manager)

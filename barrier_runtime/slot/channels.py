@@ -21,7 +21,18 @@ _CONTROL_BYTES = 64  # what a control element counts for
 class InputChannel:
     """One input channel of a subtask. `blocked` (alignment) means: leave it unread; it still fills up to its bound."""
 
-    __slots__ = ("_elements", "_on_room", "_wake", "blocked", "bytes", "ended", "high_water", "index", "low_water", "port")
+    __slots__ = (
+        "_elements",
+        "_on_room",
+        "_wake",
+        "blocked",
+        "bytes",
+        "ended",
+        "high_water",
+        "index",
+        "low_water",
+        "port",
+    )
 
     def __init__(self, index: int, port: int, wake: Callable[[], None], high_water: int = HIGH_WATER_BYTES) -> None:
         self.index = index

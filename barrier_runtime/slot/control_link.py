@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from coordinator.codec import decode_to_slot, encode
-from coordinator.handshake import NONCE_BYTES, Initiator
+from coordinator.handshake import NONCE_BYTES, Framing, Initiator
 from coordinator.messages import ToCoordinator, ToSlot
 from state.errors import ProtocolViolation
 
@@ -108,6 +108,7 @@ class TcpControlLink:
 
 class _ControlConnection(asyncio.Protocol):
     transport: asyncio.Transport
+    _framing: Framing
 
     def __init__(self, link: TcpControlLink) -> None:
         self._link = link
@@ -137,7 +138,9 @@ class _ControlConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.proven.done():
-            self.proven.set_exception(ConnectionError(self._link.last_trouble or f"closed by the coordinator ({error})"))
+            self.proven.set_exception(
+                ConnectionError(self._link.last_trouble or f"closed by the coordinator ({error})")
+            )
             self.proven.exception()  # retrieved: the waiter may have given up already
         if not self.lost.done():
             self.lost.set_result(None)

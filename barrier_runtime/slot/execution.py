@@ -10,16 +10,17 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from barrier_runtime.alignment import Aligner, BarrierTracker
 from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier
 from barrier_runtime.graph import Chain, Edge, JobGraph
-from barrier_runtime.slot.latency_book import LatencyBook
 from barrier_runtime.operators.base import Capture, Operator, OperatorContext
 from barrier_runtime.slot.channels import EdgeOutput, InputChannel, LocalOutput, OutputChannel
 from barrier_runtime.slot.data_plane import ChannelId, DataPlane
+from barrier_runtime.slot.latency_book import LatencyBook
 from barrier_runtime.slot.scheduler import Scheduler
 from barrier_runtime.slot.snapshots import SnapshotRun
 from barrier_runtime.slot.subtask import Subtask
@@ -39,7 +40,12 @@ class ExecutionEvents(Protocol):
     """What a slot wants to hear. All calls come on the loop."""
 
     def acknowledged(
-        self, checkpoint: int, subtask: SubtaskId, operators: tuple[OperatorSnapshot, ...], times: SnapshotTimes, ended: bool
+        self,
+        checkpoint: int,
+        subtask: SubtaskId,
+        operators: tuple[OperatorSnapshot, ...],
+        times: SnapshotTimes,
+        ended: bool,
     ) -> None: ...
     def declined(self, checkpoint: int, subtask: SubtaskId, reason: str) -> None: ...
     def subtask_ended(self, subtask: SubtaskId) -> None: ...
@@ -112,7 +118,7 @@ class Execution:
     async def restore(self) -> None:
         """Open every operator with its restored state, off the loop. Raises what an operator raises."""
         self._make_inputs()
-        opened = [self._res.workers.run(lambda chain=chain: self._open_chain(chain)) for chain in self._graph.chains]
+        opened = [self._res.workers.run(partial(self._open_chain, chain)) for chain in self._graph.chains]
         results = await asyncio.gather(*opened, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -347,18 +353,18 @@ class Execution:
         self._res.workers.submit(self._close_operators, self._closed)
 
     def _close_operators(self) -> None:
-        errors: list[tuple[str, Exception]] = []
+        troubles: list[tuple[str, Exception]] = []
         for operators in self._operators.values():
             for name, operator in operators:
                 try:
                     operator.close()
                 except Exception as error:
-                    errors.append((name, error))
+                    troubles.append((name, error))
         for _, driver in self._sources.values():
             driver.close()
-        if errors:
-            name, error = errors[0]
-            raise BarrierRuntimeError(f"closing operator {name} failed: {error}") from error
+        if troubles:
+            name, trouble = troubles[0]
+            raise BarrierRuntimeError(f"closing operator {name} failed: {trouble}") from trouble
 
     def _closed(self, result: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -409,5 +415,3 @@ class _Reporter:
 
     def visible_latency(self, emit_ns: int, rows: int) -> None:
         self._execution._latency.record(f"{self._operator}:visible", time.time_ns() - emit_ns, rows)
-
-

@@ -15,10 +15,13 @@ _PASS_BUDGET_S = 0.002
 
 
 class Scheduler:
-    """`on_error(subtask, error)` is called for what a subtask raised; after it the scheduler is stopped by its owner."""
+    """`on_error(subtask, error)` is called for what a subtask raised; the owner stops the scheduler then."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, between: Callable[[], bool], on_error: Callable[[Subtask, Exception], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        between: Callable[[], bool],
+        on_error: Callable[[Subtask, Exception], None],
     ) -> None:
         self._loop = loop
         self._between = between  # other small work between passes (draining snapshots); True when more is left

@@ -228,7 +228,12 @@ class Slot:
     # ------------------------------------------------------------ ExecutionEvents
 
     def acknowledged(
-        self, checkpoint: int, subtask: SubtaskId, operators: tuple[OperatorSnapshot, ...], times: SnapshotTimes, ended: bool
+        self,
+        checkpoint: int,
+        subtask: SubtaskId,
+        operators: tuple[OperatorSnapshot, ...],
+        times: SnapshotTimes,
+        ended: bool,
     ) -> None:
         ack = Ack(self.token, checkpoint, subtask, operators, times, ended)
         self._unresolved[(checkpoint, subtask)] = ack

@@ -1,4 +1,4 @@
-"""One subtask's snapshot after its synchronous part: drain frozen state in slices, then finish off the loop, then report.
+"""One subtask's snapshot after its synchronous part: drain frozen state in slices, finish off the loop, report.
 
     DRAINING → (every keyed backend drained) → WRITING on lanes → DONE (ack) | FAILED (decline)
     cancelled in DRAINING: drained to the end all the same (it is the newest state), nothing is written remotely
@@ -97,4 +97,5 @@ class SnapshotRun:
             return
         self.over = True
         times = msgspec.structs.replace(self._times, async_ms=self._now_ms() - self._began_ms)
-        self._done(self, tuple(self._finished[name] for name in self._captures), times)
+        snapshots = (self._finished[name] for name in self._captures)
+        self._done(self, tuple(s for s in snapshots if s.values or s.keyed is not None), times)

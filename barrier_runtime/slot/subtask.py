@@ -72,11 +72,12 @@ class Subtask:
         self._aligner = aligner
         self._merger = WatermarkMerger(len(inputs))
         self._live_inputs = len(inputs)
+        self._said_idle = False
         self._next_input = 0
         self._host = host
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
-        self._assigned = {at: WATERMARK_MIN for at in self._assigners}
+        self._assigned = dict.fromkeys(self._assigners, WATERMARK_MIN)
 
     # ------------------------------------------------------------ stepping
 
@@ -149,6 +150,10 @@ class Subtask:
         if source.finished:
             self._end()
             return True
+        if source.idle != self._said_idle:
+            self._said_idle = source.idle
+            if self._said_idle and not self._assigners:
+                self._control(Idle())  # the next rows or watermark end it
         return batch is not None
 
     # ------------------------------------------------------------ rows and time
@@ -262,7 +267,9 @@ class Subtask:
         for name, operator in self.operators:
             captures[name] = operator.snapshot(barrier.id)
         sync_ms = (self._host.now_ns() - began_ns) / 1e6
-        self._host.captured(self, barrier, captures, SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms))
+        self._host.captured(
+            self, barrier, captures, SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms)
+        )
 
     # ------------------------------------------------------------ the end
 

@@ -39,7 +39,9 @@ def inherited_sockets() -> list[int]:
 class Watchdog:
     """`silent_s()` tells for how long the coordinator has been silent; over `lease_s` the process leaves."""
 
-    def __init__(self, sockets: list[int], silent_s: Callable[[], float], lease_s: float, period_s: float = 0.5) -> None:
+    def __init__(
+        self, sockets: list[int], silent_s: Callable[[], float], lease_s: float, period_s: float = 0.5
+    ) -> None:
         self._parent = os.getppid()
         self._sockets = sockets
         self._silent_s = silent_s

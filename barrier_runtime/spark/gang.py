@@ -17,7 +17,7 @@ _QUIET_S = 60.0  # a job that lived this long resets the back-off
 
 
 class SparkGang:
-    """`wanted()` says whether the coordinator still runs the job; asked before a failed Spark job is submitted again."""
+    """`wanted()`: does the coordinator still run the job? Asked before a failed Spark job is submitted again."""
 
     def __init__(self, spark: Any, settings: SlotSettings, parallelism: int, wanted: Callable[[], bool]) -> None:
         self._spark = spark

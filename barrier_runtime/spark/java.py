@@ -1,4 +1,4 @@
-"""Is there a Java that Spark can run on? Asked before a JVM is started, so that the answer is ours and not a stack trace."""
+"""Is there a Java that Spark can run on? Asked before a JVM is started, so that the answer is no stack trace."""
 
 import os
 import re

@@ -14,8 +14,6 @@ import pyarrow.parquet  # noqa: F401
 import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
-import barrier_runtime.slot.slot
-import barrier_runtime.spark.slot_task
 import state.rocksdb_kv  # noqa: F401
 
 if __name__ == "__main__":

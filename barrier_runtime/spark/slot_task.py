@@ -16,8 +16,9 @@ import time
 import uuid
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -29,7 +30,7 @@ from barrier_runtime.slot.slot import Slot, SlotIdentity
 from barrier_runtime.slot.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.slot.workers import Workers
 from coordinator.messages import Shutdown, SlotClaims
-from state.errors import InvalidJob
+from state.errors import InvalidJob, ProtocolViolation
 from state.local_copies import LocalCopies
 from state.open_store import open_store
 from state.paths import Paths
@@ -89,7 +90,7 @@ def _run_on_new_loop(main: Coroutine[Any, Any, Shutdown]) -> Shutdown:
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(main)
+        return cast(Shutdown, loop.run_until_complete(main))
     finally:
         loop.close()
 
@@ -134,10 +135,8 @@ async def _run(
     watchdog.start()
     linking = loop.create_task(link.run())
     try:
-        done, _ = await asyncio.wait({this.left, linking}, return_when=asyncio.FIRST_COMPLETED)
-        if this.left not in done:
-            linking.result()  # raises what broke the link's loop: a bug, not a lost connection
-        return this.left.result()
+        linking.add_done_callback(partial(_link_broke, this.left))
+        return await this.left
     finally:
         watchdog.stop()
         link.close()
@@ -145,6 +144,12 @@ async def _run(
         plane.close()
         workers.close()
         copies.drop_all()
+
+
+def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]") -> None:
+    """The link's loop ends only when it is closed; anything else is a bug that must end the slot, not hang it."""
+    if not linking.cancelled() and not left.done():
+        left.set_exception(linking.exception() or ProtocolViolation("the control link ended by itself: report this"))
 
 
 def _own_address_towards(address: tuple[str, int]) -> str:

@@ -59,7 +59,7 @@ def test_a_large_batch_is_cut_into_frames_and_keeps_its_order():
 def test_a_schema_that_changes_is_refused_and_names_both():
     writer = FrameWriter()
     writer.encode(Batch(rows(1), 0))
-    with pytest.raises(FrameError, match="k: int64.*x: double.*schema="):
+    with pytest.raises(FrameError, match=r"k: int64.*x: double.*schema="):
         writer.encode(Batch(pa.record_batch({"x": pa.array([1.0])}), 0))
 
 

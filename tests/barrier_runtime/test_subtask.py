@@ -1,4 +1,4 @@
-"""A subtask as interleavings: elements on its channels, orders of the coordinator, and exactly what it emits and captures."""
+"""A subtask as interleavings: elements on its channels, orders of the coordinator, what it emits and captures."""
 
 import pyarrow as pa
 

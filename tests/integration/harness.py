@@ -1,7 +1,7 @@
-"""What the integration tests share: a job whose right answer is known, faults at exact points, and the check of its output.
+"""What the integration tests share: a job whose right answer is known, faults at exact points, the check of its output.
 
-The job numbers rows 0…n-1, counts them per key with a running aggregate behind a shuffle, and writes every row once with
-its count. Right means: every number exactly once, and per key the counts 1, 2, 3, … in the order of the files.
+The job numbers rows 0…n-1, counts them per key with a running aggregate behind a shuffle, and writes every row once
+with its count. Right means: every number exactly once, and per key the counts 1, 2, 3, … in the order of the files.
 """
 
 import json
@@ -21,7 +21,9 @@ from barrier_runtime.sinks.files import JsonlSink
 PATIENCE_S = 120.0
 
 
-def counting_flow(name: str, out: Path | str, rows: int, rate: float, keys: int = 200, sink: JsonlSink | None = None) -> Dataflow:
+def counting_flow(
+    name: str, out: Path | str, rows: int, rate: float, keys: int = 200, sink: JsonlSink | None = None
+) -> Dataflow:
     flow = Dataflow(name)
     numbers = flow.rate("numbers", rate, rows, keys=keys)
     numbers.key_by("key").aggregate("count", n=count()).sink("out", sink or JsonlSink(str(out)))

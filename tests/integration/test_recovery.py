@@ -1,5 +1,6 @@
 """Real Spark, real processes, SIGKILL at the worst moments: the output is always the truth."""
 
+import contextlib
 import random
 import signal
 
@@ -71,10 +72,8 @@ def test_kills_at_random_moments_lose_and_double_nothing(spark, tmp_path, seed):
 
 
 def kill_if_there(pid):
-    try:
+    with contextlib.suppress(ProcessLookupError):  # an earlier kill's victim that the status still showed
         kill(pid)
-    except ProcessLookupError:
-        pass  # an earlier kill's victim that the status still showed
 
 
 def test_a_killed_coordinator_is_back_without_a_new_generation(spark, tmp_path):
@@ -101,7 +100,9 @@ def test_a_killed_slot_is_replaced_and_the_survivor_keeps_its_process(spark, tmp
         before = handle.status()
         victim, survivor = before.slots
         kill(victim.pid)
-        until(lambda: handle.status().token > before.token and running_with_checkpoints(handle, 3), "a new generation ran")
+        until(
+            lambda: handle.status().token > before.token and running_with_checkpoints(handle, 3), "a new generation ran"
+        )
         after = handle.status()
         handle.wait(180)
     uuids = {slot.slot: slot.uuid for slot in after.slots}
@@ -112,7 +113,7 @@ def test_a_killed_slot_is_replaced_and_the_survivor_keeps_its_process(spark, tmp
 
 
 def test_a_slot_that_stalls_longer_than_its_lease_is_replaced_and_the_zombie_changes_nothing(spark, tmp_path):
-    """Z8: SIGSTOP, a new generation, SIGCONT: the zombie leaves by itself (or Spark ended it), the output is the truth."""
+    """Z8: SIGSTOP, a new generation, SIGCONT: the zombie leaves (or Spark ended it), the output is the truth."""
     out = tmp_path / "out"
     with start(counting_flow("stalled-slot", out, 100_000, RATE), spark, tmp_path, slot_timeout=1.5) as handle:
         until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")

@@ -21,7 +21,11 @@ def launch(tmp_path, rows, rate, master="local[2]"):
     log = (tmp_path / "program.log").open("ab")
     command = [sys.executable, str(PROGRAM), str(tmp_path / "out"), str(tmp_path / "checkpoints")]
     return subprocess.Popen(
-        [*command, str(rows), str(rate), master], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        [*command, str(rows), str(rate), master],
+        stdout=log,
+        stderr=log,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 
@@ -31,7 +35,10 @@ def test_a_program_killed_whole_leaves_no_process_and_goes_on_from_the_latest_ch
     first = launch(tmp_path, rows, 6_000)
     family = []
     try:
-        until(lambda: first.poll() is None and len(visible_files(tmp_path / "out")) >= 4, "some checkpoints were committed")
+        until(
+            lambda: first.poll() is None and len(visible_files(tmp_path / "out")) >= 4,
+            "some checkpoints were committed",
+        )
         family = psutil.Process(first.pid).children(recursive=True)
         assert len(family) >= 4  # JVM, daemon, two workers, coordinator
     finally:
@@ -60,10 +67,13 @@ def test_a_killed_executor_is_replaced_and_the_output_is_the_truth(tmp_path):
     program = launch(tmp_path, rows, 6_000, master="local-cluster[2,1,1024]")
     try:
         until(
-            lambda: program.poll() is not None or len(visible_files(tmp_path / "out")) >= 4, "some checkpoints were committed"
+            lambda: program.poll() is not None or len(visible_files(tmp_path / "out")) >= 4,
+            "some checkpoints were committed",
         )
         assert program.poll() is None, (tmp_path / "program.log").read_text()[-3000:]
-        executors = [process for process in psutil.Process(program.pid).children(recursive=True) if is_executor(process)]
+        executors = [
+            process for process in psutil.Process(program.pid).children(recursive=True) if is_executor(process)
+        ]
         assert len(executors) == 2
         workers = executors[0].children(recursive=True)
         executors[0].kill()
@@ -86,7 +96,12 @@ def test_a_second_run_of_the_same_job_fences_the_first_which_says_by_whom(spark,
     """Z3, F6, bug 12: the first run stops without touching anything, the second one ends with the truth."""
     rows = 60_000
     out = tmp_path / "out"
-    options = {"spark": spark, "parallelism": 1, "checkpoints": str(tmp_path / "checkpoints"), "checkpoint_interval": 0.3}
+    options = {
+        "spark": spark,
+        "parallelism": 1,
+        "checkpoints": str(tmp_path / "checkpoints"),
+        "checkpoint_interval": 0.3,
+    }
     first = counting_flow("twice", out, rows, 6_000).start(**options)
     second = None
     try:

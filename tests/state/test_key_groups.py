@@ -118,11 +118,13 @@ def _columns(draw: st.DrawFn) -> list[pa.Array]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(_columns(), st.sampled_from([1, 10, 128, 32_768]))
+@given(_columns(), st.sampled_from([1, 2, 10, 128, 1_000, 32_768]))
 def test_one_key_and_whole_columns_always_agree(columns: list[pa.Array], max_parallelism: int) -> None:
     rows = list(zip(*[column.to_pylist() for column in columns], strict=True))
     expected = [key_group(row, max_parallelism) for row in rows]
     assert key_groups_of(columns, max_parallelism).tolist() == expected
+    many = [pa.concat_arrays([column] * 60) for column in columns]  # other ways are taken for more rows
+    assert key_groups_of(many, max_parallelism).tolist() == expected * 60
     if rows:
         assert key_groups_of_keys([(*row, "namespace") for row in rows], len(columns), max_parallelism) == expected
 
@@ -147,6 +149,20 @@ def test_long_columns_of_strings_agree_with_short_ones_and_slices_with_copies() 
     assert key_groups_of([pa.chunked_array([distinct[:10], distinct[10:]])], 128).tolist()[:20] == [
         key_group((value,), 128) for value in distinct.to_pylist()[:20]
     ]
+
+
+def test_more_keys_than_are_remembered_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("state.key_groups._REMEMBERED_KEYS", 50)
+    for start in range(0, 400, 20):
+        columns = [pa.array(range(start, start + 20)), pa.array([f"x{n % 3}" for n in range(20)])]
+        rows = zip(*[column.to_pylist() for column in columns], strict=True)
+        assert key_groups_of(columns, 77).tolist() == [key_group(row, 77) for row in rows]
+
+
+def test_equal_keys_of_different_types_are_not_mixed_up() -> None:
+    for values in ([1, 0], [True, False], [1.0, 0.0]):
+        column = pa.array(values)
+        assert key_groups_of([column], 128).tolist() == [key_group((value,), 128) for value in values]
 
 
 def test_a_nanosecond_timestamp_counts_by_its_microseconds() -> None:

@@ -13,6 +13,7 @@ from state.keyed_backend import KeyedBackend, SnapshotDropped
 from state.local_copies import LocalCopies
 from state.local_store import LocalStore
 from state.memory_store import Fault, MemoryStore
+from state.object_store import ObjectStore
 from state.snapshot import FileRef, KeyedSnapshot
 
 
@@ -50,6 +51,28 @@ def test_state_comes_back_from_the_object_store_and_from_local_copies(bench: Ben
     expected = dict(values_of(backend))
     assert len(expected) == 500
     assert dict(local.scan()) == dict(remote.scan()) == expected
+
+
+def test_state_comes_back_from_every_object_store(any_store: ObjectStore, tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "slot", store=any_store)
+    backend = bench.open()
+    fill(backend, 2_000, 1_500)
+    first = checkpoint(backend, 1)
+    backend.completed(1)
+    backend._tables["value"].delete((7,))
+    second = checkpoint(backend, 2)
+    assert second.new_bytes < first.new_bytes / 10
+    gone(bench)
+    restored = dict(values(bench.open([of_operator(second)])).scan())
+    assert restored == dict(values_of(backend))
+    assert len(restored) == 1_999
+
+
+def test_a_folder_that_cannot_be_made_is_unavailable_not_a_crash(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    bench.directory = tmp_path / "file"
+    with pytest.raises(Unavailable, match="could not be put on this machine's disk"):
+        bench.open()
 
 
 def values_of(backend: KeyedBackend):  # type: ignore[no-untyped-def]
