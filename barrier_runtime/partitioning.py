@@ -3,7 +3,10 @@
 Hash partitioning sends a row to the subtask that owns its key group, so it agrees with state by construction.
 """
 
+from functools import lru_cache
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.elements import Batch
@@ -26,21 +29,27 @@ def hash_partition(
         if position < 0:
             raise InvalidJob(f"key_by({key!r}): there is no such column; the batch has {', '.join(rows.schema.names)}")
         columns.append(rows.column(position))
-    groups = key_groups_of(columns, max_parallelism)
-    targets = groups.astype(np.int64) * parallelism // max_parallelism
-    counts = np.bincount(targets, minlength=parallelism)
-    present = np.flatnonzero(counts)
-    if len(present) == 1:
-        return [(int(present[0]), batch)]
-    order = np.argsort(targets, kind="stable")
-    taken = rows.take(pa.array(order))
+    targets = _owners(parallelism, max_parallelism)[key_groups_of(columns, max_parallelism)]
+    counts = np.bincount(targets, minlength=parallelism).tolist()
+    taken = None
     parts: list[tuple[int, Batch]] = []
     start = 0
-    for target in present.tolist():
-        size = int(counts[target])
-        parts.append((target, Batch(taken.slice(start, size), batch.emit_ns)))
-        start += size
+    for target, size in enumerate(counts):
+        if size == rows.num_rows:
+            return [(target, batch)]
+        if size:
+            if taken is None:
+                taken = rows.take(pa.array(targets.argsort(kind="stable")))
+            parts.append((target, Batch(taken.slice(start, size), batch.emit_ns)))
+            start += size
     return parts
+
+
+@lru_cache
+def _owners(parallelism: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """Key group -> the subtask that owns it. Small integers: sorting them is cheapest."""
+    groups = np.arange(max_parallelism, dtype=np.int64)
+    return (groups * parallelism // max_parallelism).astype(np.uint16)
 
 
 class Rebalancer:

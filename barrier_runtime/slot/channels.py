@@ -16,6 +16,8 @@ from barrier_runtime.partitioning import Rebalancer, hash_partition
 HIGH_WATER_BYTES = 4 * 1024 * 1024
 LOW_WATER_BYTES = 1024 * 1024
 _CONTROL_BYTES = 64  # what a control element counts for
+_FEW_ROWS = 256
+_SMALL_ROW_BYTES = 128  # what a row of a small batch counts for
 
 
 class InputChannel:
@@ -103,7 +105,18 @@ class LocalOutput:
         return self._target.bytes < self._target.high_water
 
     def send(self, element: Element) -> None:
-        self._target.push(element, element.rows.nbytes if isinstance(element, Batch) else _CONTROL_BYTES)
+        self._target.push(element, _size(element))
+
+
+def _size(element: Element) -> int:
+    """Bytes, roughly: asking Arrow costs as much as the whole hand-over of a small batch."""
+    if not isinstance(element, Batch):
+        return _CONTROL_BYTES
+    rows = element.rows
+    if rows.num_rows <= _FEW_ROWS:
+        return rows.num_rows * _SMALL_ROW_BYTES
+    size: int = rows.nbytes
+    return size
 
 
 class EdgeOutput:
