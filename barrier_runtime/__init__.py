@@ -5,6 +5,8 @@ no pyspark), because every command line and every Spark worker pays for it.
 """
 
 import importlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -27,6 +29,8 @@ _HOME = {
     "CsvSink": "barrier_runtime.sinks.files",
     "CollectSink": "barrier_runtime.sinks.collect",
     "CallableSink": "barrier_runtime.sinks.callable_sink",
+    "JobFailed": "barrier_runtime.job_result",
+    "JobResult": "barrier_runtime.job_result",
     "BarrierRuntimeError": "state.errors",
     "Corrupt": "state.errors",
     "Fenced": "state.errors",
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from barrier_runtime.dataflow import Dataflow as Dataflow
     from barrier_runtime.dataflow import KeyedStream as KeyedStream
     from barrier_runtime.dataflow import Stream as Stream
+    from barrier_runtime.job_result import JobFailed as JobFailed
+    from barrier_runtime.job_result import JobResult as JobResult
     from barrier_runtime.keyed_state import ValueState as ValueState
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
     from barrier_runtime.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
@@ -64,9 +70,24 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'barrier_runtime' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    try:
+        value = getattr(importlib.import_module(home), name)
+    except ImportError as error:
+        _blame_a_shadow(error)
+        raise
     globals()[name] = value
     return value
+
+
+def _blame_a_shadow(error: ImportError) -> None:
+    """`state` and `coordinator` are common names: a user's module of that name is found before ours in a script."""
+    ours = Path(__file__).resolve().parent.parent
+    for package in ("state", "coordinator"):
+        file = getattr(sys.modules.get(package), "__file__", None)
+        if file is not None and Path(file).resolve().parent.parent != ours:
+            raise ImportError(
+                f"{file} hides the package {package!r} of barrier-runtime: rename your module", name=package
+            ) from error
 
 
 def __dir__() -> list[str]:

@@ -146,7 +146,7 @@ class JobHandle:
             raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
         assert self._last is not None
         status = self._last
-        hint = f"\n{self._spark_view()}" if status.missing_slots and not self._closed else ""
+        hint = f"\n{self._spark_view()}" if status.absent_slots and not self._closed else ""
         self.close()
         try:
             raise_unless_ended_well(status)

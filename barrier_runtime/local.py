@@ -33,6 +33,7 @@ from state.object_store import ObjectStore
 from state.open_store import open_store
 from state.paths import Paths
 from state.rocksdb_kv import SlotMemory
+from state.store_probe import probe_conditional_put
 
 if TYPE_CHECKING:
     from barrier_runtime.dataflow import Dataflow
@@ -124,7 +125,10 @@ def run_local(flow: "Dataflow", **keywords: object) -> JobResult:
     graph = compile_flow(flow, options.parallelism, options.max_parallelism, mode=options.mode)
     spec = job_spec(graph, options)
     with StorageOfRun(options) as storage_url:
-        status = asyncio.run(run_graph(graph, spec, open_store(storage_url), options))
+        store = open_store(storage_url)
+        if options.checkpoints is not None:
+            probe_conditional_put(store, f"{spec.job}/probe")
+        status = asyncio.run(run_graph(graph, spec, store, options))
     raise_unless_ended_well(status)
     return JobResult(status)
 

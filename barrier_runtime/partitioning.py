@@ -27,7 +27,9 @@ def hash_partition(
     for key in keys:
         position = rows.schema.get_field_index(key)
         if position < 0:
-            raise InvalidJob(f"key_by({key!r}): there is no such column; the batch has {', '.join(rows.schema.names)}")
+            raise InvalidJob(
+                f"key_by({key!r}): the rows that came have no column {key!r}: use one of {', '.join(rows.schema.names)}"
+            )
         columns.append(rows.column(position))
     targets = _owners(parallelism, max_parallelism)[key_groups_of(columns, max_parallelism)]
     counts = np.bincount(targets, minlength=parallelism).tolist()

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -38,6 +39,7 @@ class Settings:
     control_fd: int | None
     http_fd: int | None
     exit_with_parent: bool
+    parents_directory: Path | None
     insecure_network_ok: bool
     store_already_proven: bool
     log_format: str
@@ -67,6 +69,9 @@ def _parsed(arguments: list[str] | None) -> Settings:
     parser.add_argument("--control-fd", type=int, help="an inherited listening socket instead of --listen")
     parser.add_argument("--http-fd", type=int, help="an inherited listening socket instead of --http")
     parser.add_argument("--exit-with-parent", action="store_true", help="exit when standard input is closed")
+    parser.add_argument(
+        "--parents-directory", type=Path, help="with --exit-with-parent: removed when a killed parent cannot do it"
+    )
     parser.add_argument(
         "--insecure-network-ok",
         action="store_true",
@@ -99,7 +104,7 @@ async def _run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     if settings.exit_with_parent:
-        _watch_parent(loop, stopping)
+        _watch_parent(loop, stopping, settings.parents_directory)
     serving = loop.create_task(_serve_rest(directory, server, web, token, stopping))
     try:
         await stopping.wait()
@@ -191,7 +196,7 @@ def _check_bind(option: str, host: str, network_ok: bool) -> None:
         )
 
 
-def _watch_parent(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+def _watch_parent(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event, directory: Path | None) -> None:
     descriptor = sys.stdin.fileno()
     os.set_blocking(descriptor, False)
 
@@ -199,6 +204,8 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> N
         with contextlib.suppress(BlockingIOError):
             if not os.read(descriptor, 4096):
                 loop.remove_reader(descriptor)
+                if directory is not None:
+                    shutil.rmtree(directory, ignore_errors=True)  # the token and our own log: nobody reads them now
                 stopping.set()
 
     loop.add_reader(descriptor, readable)

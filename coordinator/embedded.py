@@ -165,6 +165,8 @@ class EmbeddedCoordinator:
             "--http-fd",
             str(descriptors[1]),
             "--exit-with-parent",
+            "--parents-directory",
+            str(self._directory),
         ]
         if self._network == "trusted":
             command.append("--insecure-network-ok")

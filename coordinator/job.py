@@ -88,6 +88,7 @@ class Job:
         self.stop: StopMode | None = None
         self.stop_from: int | None = None  # the first checkpoint id that counts for the stop
         self.final: int | None = None  # a completed checkpoint taken after all input ended
+        self.absent_slots: tuple[int, ...] = ()  # did not come in time, and the job failed for that
         self.fenced_by: str | None = None
         self.error: str | None = None
         self.effects: list[Effect] = []

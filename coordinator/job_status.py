@@ -49,6 +49,7 @@ def job_status(job: Job, phase: str, outcome: Outcome | None, reason: str, now_m
             for slot in slots
         ),
         missing_slots=job.slots.missing,
+        absent_slots=job.absent_slots,
         checkpoints=_checkpoints(job),
         recoveries=tuple(job.record.recoveries),
         watermark_ms=int(watermark) if _WATERMARK_NONE < watermark < 2**63 - 1 else None,

@@ -55,6 +55,7 @@ class Ganging(Phase):
                 return restart(job, f"slot {slot.index} was silent for {job.spec.slot_timeout_ms} ms", now_ms)
         self._ask_for_kills(job, now_ms)
         if not self._deployed and job.slots.missing and now_ms >= self._deploy_from_ms + job.spec.gang_timeout_ms:
+            job.absent_slots = job.slots.missing
             return failed(job, self._why_incomplete(job))
         return self._deploy_if_complete(job, now_ms)
 

@@ -104,6 +104,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
+    absent_slots: tuple[int, ...] = ()  # did not come within the gang timeout, and the job failed for that
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]
     watermark_ms: int | None  # the slots' minimum

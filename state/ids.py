@@ -10,14 +10,14 @@ _OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 def check_job_id(job: str) -> str:
     """Return `job` if it is 1 to 64 of `a-z 0-9 -`; raise `InvalidJob` otherwise."""
-    if not _JOB_ID.fullmatch(job):
+    if not isinstance(job, str) or not _JOB_ID.fullmatch(job):
         raise InvalidJob(f"job name {job!r} is not allowed: use 1 to 64 of the characters a-z, 0-9 and '-'")
     return job
 
 
 def check_operator_name(name: str) -> str:
     """Return `name` if it is 1 to 64 of letters, digits, `_ . -` and starts with a letter or digit."""
-    if not _OPERATOR_NAME.fullmatch(name):
+    if not isinstance(name, str) or not _OPERATOR_NAME.fullmatch(name):
         raise InvalidJob(
             f"operator name {name!r} is not allowed: use 1 to 64 letters, digits, '_', '.' or '-', "
             "starting with a letter or digit"

@@ -229,7 +229,7 @@ class LocalStore:
         if error.errno == errno.ENOENT and operation == "get":
             return ObjectNotFound(f"no object {place}")
         what = f"{operation} of {place} failed: {error.strerror or error}"
-        if error.errno in _PERSON_MUST_FIX:
+        if error.errno in _PERSON_MUST_FIX or (error.errno == errno.ENOENT and operation == "open"):
             return InvalidJob(f"{what}; make the folder readable and writable for this user, or use another location")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Unavailable(f"{what}; free some disk space, it is tried again")

@@ -16,6 +16,7 @@ from state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
 
 _OURS = (str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent.parent / "state"))
 _NOTHING = object()
+_REMEDY = "\n  Fix the function, or make it accept this record; then start the job again."
 
 
 def user_error(
@@ -43,8 +44,17 @@ def user_error(
         message += f"\n  record: {preview(batch, row)}"
     elif batch is not None:
         message += f"\n  batch: {batch.num_rows} rows of {', '.join(batch.schema.names)}"
-    message += "\n  Fix the function, or make it accept this record; then start the job again."
-    return UserCodeError(message, user_traceback(error))
+        if batch.num_rows:
+            message += f"\n  its first record: {preview(batch, 0)}"
+    return UserCodeError(message + _REMEDY, user_traceback(error))
+
+
+def add_position(error: UserCodeError, position: str) -> None:
+    """Say where the source was, above the remedy. Nothing is said of an empty `position`."""
+    if position:
+        message = str(error.args[0])
+        body = message.removesuffix(_REMEDY)
+        error.args = (f"{body}\n  position: {position}{message[len(body) :]}",)
 
 
 def user_traceback(error: BaseException) -> str:

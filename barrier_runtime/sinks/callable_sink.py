@@ -3,14 +3,13 @@
 For notebooks, tests and targets that do not mind a repeat. The function runs on the slot's loop: it must be quick.
 """
 
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.sinks.base import TwoPhaseCommitSink
-from state.errors import UserCodeError
+from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
 
 
 class CallableSink(TwoPhaseCommitSink):
@@ -24,6 +23,9 @@ class CallableSink(TwoPhaseCommitSink):
     def __repr__(self) -> str:
         return f"CallableSink({getattr(self.function, '__qualname__', self.function)})"
 
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+
     def begin_transaction(self) -> None:
         return None
 
@@ -31,10 +33,12 @@ class CallableSink(TwoPhaseCommitSink):
         try:
             self.function(rows)
         except Exception as error:
-            raise UserCodeError(
-                f"{self!r} raised {type(error).__name__} for a batch of {rows.num_rows} rows, the first of which is "
-                f"{rows.slice(0, 1).to_pylist()[0]!r}: correct the function",
-                traceback.format_exc(),
+            raise user_error(
+                error,
+                function=function_name(self.function),
+                operator=self._context.sink,
+                subtask=self._context.subtask,
+                batch=rows,
             ) from error
 
     def pre_commit(self, transaction: None, checkpoint: int) -> None:

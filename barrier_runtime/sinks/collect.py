@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.rows import rows_of
 from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
 from state.errors import InvalidJob, ProtocolViolation
 
@@ -73,7 +74,7 @@ class CollectSink(TwoPhaseCommitSink):
 
     def rows(self) -> list[dict[str, Any]]:
         """Committed rows as dicts."""
-        return [row for batch in self.batches() for row in batch.to_pylist()]
+        return [row for batch in self.batches() for row in rows_of(batch)]
 
     def __copy__(self) -> "CollectSink":
         twin = CollectSink()

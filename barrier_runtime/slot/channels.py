@@ -113,9 +113,7 @@ def _size(element: Element) -> int:
     if not isinstance(element, Batch):
         return _CONTROL_BYTES
     rows = element.rows
-    if rows.num_rows <= _FEW_ROWS:
-        return rows.num_rows * _SMALL_ROW_BYTES
-    size: int = rows.nbytes
+    size: int = rows.num_rows * _SMALL_ROW_BYTES if rows.num_rows <= _FEW_ROWS else rows.nbytes
     return size
 
 

@@ -18,6 +18,7 @@ from barrier_runtime.alignment import Aligner, BarrierTracker
 from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier
 from barrier_runtime.graph import Chain, Edge, JobGraph
 from barrier_runtime.operators.base import Capture, Operator, OperatorContext
+from barrier_runtime.operators.user_code import add_position
 from barrier_runtime.slot.channels import EdgeOutput, InputChannel, LocalOutput, OutputChannel
 from barrier_runtime.slot.data_plane import ChannelId, DataPlane
 from barrier_runtime.slot.latency_book import LatencyBook
@@ -313,10 +314,7 @@ class Execution:
     def _step_failed(self, subtask: Subtask, error: Exception) -> None:
         operator = getattr(error, "operator", "") or self._graph.chains[subtask.id.chain].name
         if isinstance(error, UserCodeError) and subtask.source is not None:
-            source_name, driver = subtask.source
-            positions = driver.snapshot(0).values
-            where = b", ".join(positions.values()).decode(errors="replace")[:500]
-            error.args = (f"{error.args[0]}\n  source {source_name} was at {where}",)
+            add_position(error, subtask.source[1].last_read())
         self.halt()
         self._events.failed(subtask.id, operator, error)
 

@@ -131,6 +131,7 @@ class Slot:
             self._beat(self._res.loop.time())
         if message.token != self.token or self.token == 0:
             return
+        self._tell_figures()
         if message.last_completed:
             self._on_complete(Complete(self.token, message.last_completed))
         if self._restored is not None and self._phase == "restoring":
@@ -185,6 +186,7 @@ class Slot:
         if message.token == self.token and self._phase == "restoring" and self._execution is not None:
             self._phase = "running"
             self._execution.start()
+            self._tell_figures()
 
     def _on_trigger(self, message: Trigger) -> None:
         if message.token != self.token or self._phase != "running" or self._execution is None:
@@ -261,7 +263,8 @@ class Slot:
     def failed(self, subtask: SubtaskId | None, operator: str, error: BaseException) -> None:
         permanent = isinstance(error, _PERMANENT)
         text = str(error) if permanent else f"{type(error).__name__}: {error}"
-        log.warning("slot %d, generation %d: %s %s", self.identity.slot, self.token, operator, text, exc_info=error)
+        if not permanent:  # what is permanent ends the job, and the job's error tells it, without our own stack
+            log.warning("slot %d, generation %d: %s %s", self.identity.slot, self.token, operator, text, exc_info=error)
         self._failure = SubtaskFailed(self.token, subtask, operator, text, retryable=not permanent)
         self._send(self._failure)
 

@@ -80,6 +80,7 @@ class SourceDriver:
         self._active: list[_OpenSplit] = []
         self._gone: dict[str, SplitProgress] = {}  # finished splits that are no longer listed
         self._turn = 0
+        self._latest: tuple[_OpenSplit, int] | None = None  # split and rows of the batch returned last
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
@@ -125,12 +126,14 @@ class SourceDriver:
             due_ns = reader.next_due_ns()
             if due_ns is not None and due_ns > now_ns:
                 continue
+            self._latest = None
             polled = reader.poll(limit, now_ns)
             if polled is not None and polled.rows.num_rows:
                 self._turn += 1
                 split.polled = self._turn
                 split.active_ns = now_ns
                 split.rows += polled.rows.num_rows
+                self._latest = split, polled.rows.num_rows
                 self._observe(split, polled.rows)
             if reader.finished:
                 self._finish(split)
@@ -169,6 +172,16 @@ class SourceDriver:
     def idle(self) -> bool:
         """Every unfinished split has been silent for longer than the idle timeout."""
         return bool(self._active) and self._spec.idle_timeout_ms is not None and not self._counted()
+
+    def last_read(self) -> str:
+        """Where the batch came from that `poll` returned last, for messages. Empty when that call returned none."""
+        if self._latest is None:
+            return ""
+        split, rows = self._latest
+        return (
+            f"source {self._spec.name!r}, split {split.id!r}, rows {split.rows - rows} to {split.rows - 1} "
+            "(the batch it was in; counted from 0)"
+        )
 
     @property
     def records(self) -> int:

@@ -4,8 +4,10 @@ Spark replaces a single dead task by itself; this file only starts the stage, ki
 coordinator gave up, and submits a new job when the whole one failed while the coordinator still wants slots.
 """
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +87,11 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
         context = TaskContext.get()
         assert context is not None
         for slot in indices:
-            yield run_slot(slot, context.taskAttemptId(), settings)
+            try:
+                yield run_slot(slot, context.taskAttemptId(), settings)
+            except Exception:
+                # Spark's own report is silenced in our sessions (see `session`), and it will start the task again.
+                print(f"barrier-runtime: slot {slot} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                raise
 
     return partition

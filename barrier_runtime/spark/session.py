@@ -14,6 +14,12 @@ from state.errors import InvalidJob
 
 MAX_TASK_FAILURES = 1_000_000
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?")
+_NOISY_LOGGERS = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.scheduler.TaskSchedulerImpl",
+    "org.apache.spark.api.python.PythonRunner",
+)
 SETTINGS = {
     "spark.task.maxFailures": str(MAX_TASK_FAILURES),
     "spark.speculation": "false",
@@ -55,7 +61,17 @@ def make_session(job: str, master: str, extra: dict[str, str]) -> Any:
     importable = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry and os.path.isdir(entry)))
     for key, value in {**SETTINGS, "spark.executorEnv.PYTHONPATH": importable, **extra}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    _quieten(spark)
+    return spark
+
+
+def _quieten(spark: Any) -> None:
+    """A killed slot is replaced as a matter of course; Spark would print two Java stacks for each. What a slot itself
+    has to say, its Python traceback included, still goes to standard error."""
+    log4j = spark.sparkContext._jvm.org.apache.logging.log4j
+    for name in _NOISY_LOGGERS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
 def check_session(spark: Any, parallelism: int) -> None:
@@ -73,7 +89,8 @@ def check_session(spark: Any, parallelism: int) -> None:
     master = spark.sparkContext.master
     if _LOCAL.fullmatch(master) and cores < parallelism * per_task:
         raise InvalidJob(
-            f"parallelism {parallelism} needs {parallelism * per_task} cores at once, {master} has {cores}: "
+            f"parallelism {parallelism} needs {parallelism * per_task} cores at once, Spark master local[{cores}] has "
+            f"{cores}: "
             f"use a smaller parallelism or local[{parallelism * per_task}]"
         )
 

@@ -5,6 +5,7 @@ uuid, Spark task attempt); never the partition number alone.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -70,7 +71,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     try:
         outcome = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_local(directory)
     return slot, outcome.outcome, outcome.reason
 
 
@@ -80,6 +81,13 @@ def local_root(run_id: str) -> Path:
     root = Path(base) / f"barrier-runtime-{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     return root / run_id
+
+
+def remove_local(directory: Path) -> None:
+    """A slot's local files, and the folder of the run if this was the last slot in it."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other slots of the run are still there
+        directory.parent.rmdir()
 
 
 def _run_on_new_loop(main: Coroutine[Any, Any, Shutdown]) -> Shutdown:
@@ -131,7 +139,9 @@ async def _run(
         this.handle,
     )
     this.link = link
-    watchdog = Watchdog(sockets, lambda: time.monotonic() - link.last_contact, settings.lease_s)
+    watchdog = Watchdog(
+        sockets, lambda: time.monotonic() - link.last_contact, settings.lease_s, lambda: remove_local(directory)
+    )
     watchdog.start()
     linking = loop.create_task(link.run())
     try:
@@ -160,20 +170,17 @@ def _own_address_towards(address: tuple[str, int]) -> str:
 
 
 def check_packages() -> None:
-    """`state` and `coordinator` are common names: a user's own module must not shadow ours."""
+    """`state` and `coordinator` are common names: a user's module of that name must not be found before ours, neither
+    here nor in the workers, which look in the same places but have not imported anything yet."""
     import barrier_runtime
-    import coordinator
-    import state
 
-    def root(module: object) -> str:
-        return str(Path(str(getattr(module, "__file__", ""))).resolve().parent.parent)
-
-    ours = root(barrier_runtime)
-    for module in (coordinator, state):
-        if root(module) != ours:
+    ours = Path(barrier_runtime.__file__).resolve().parent.parent
+    for name in ("coordinator", "state"):
+        found = PathFinder.find_spec(name)  # None: found by another finder, that of an editable install
+        file = found.origin or next(iter(found.submodule_search_locations or ()), None) if found is not None else None
+        if file is not None and Path(file).resolve().relative_to(ours, walk_up=True) is None:
             raise InvalidJob(
-                f"the module {module.__name__!r} was imported from {getattr(module, '__file__', None)}, but "
-                f"barrier-runtime's own is in {ours}: rename your module, its name shadows ours"
+                f"{file} hides the package {name!r} of barrier-runtime, which is in {ours}: rename your module"
             )
 
 

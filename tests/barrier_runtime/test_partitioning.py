@@ -39,7 +39,7 @@ def test_rows_go_to_the_subtask_that_owns_their_state_in_their_order(keys, paral
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are():
-    with pytest.raises(InvalidJob, match="'shop'.*a, b"):
+    with pytest.raises(InvalidJob, match=r"'shop'.*a, b"):
         hash_partition(Batch(pa.record_batch({"a": [1], "b": [2]}), 0), ("shop",), 2, 128)
 
 
