@@ -16,6 +16,7 @@ from barrier_runtime.compile import compile_flow
 from barrier_runtime.graph import JobGraph
 from barrier_runtime.job_result import JobFailed, JobResult, raise_unless_ended_well
 from barrier_runtime.options import JobOptions, job_spec
+from barrier_runtime.spark.closure import check_travels
 from barrier_runtime.spark.gang import SparkGang
 from barrier_runtime.spark.session import check_session, make_session, total_cores
 from barrier_runtime.spark.slot_task import SlotSettings, check_packages, local_root
@@ -25,6 +26,7 @@ from coordinator.messages import JobSpec
 from coordinator.rest_types import SubmitReply
 from coordinator.status import JobStatus
 from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from state.object_store import ObjectStore
 from state.open_store import open_store
 from state.store_probe import probe_conditional_put
 
@@ -49,8 +51,9 @@ def start(flow: "Dataflow", **keywords: object) -> "JobHandle":
         raise InvalidJob("checkpoints= is required on Spark: the folder or URL (file://, s3://) where checkpoints go")
     check_packages()
     graph = compile_flow(flow, options.parallelism, options.max_parallelism, mode=options.mode)
+    check_travels(graph)
     spec = job_spec(graph, options)
-    probe_conditional_put(open_store(options.checkpoints), f"{spec.job}/probe")
+    probe_conditional_put(_shared_store(options.checkpoints), f"{spec.job}/probe")
     own_session = options.spark is None
     spark = options.spark if options.spark is not None else make_session(graph.name, options.master, options.spark_conf)
     try:
@@ -61,6 +64,16 @@ def start(flow: "Dataflow", **keywords: object) -> "JobHandle":
             spark.stop()
         raise
     return JobHandle(graph, spec, options, spark, own_session, coordinator)
+
+
+def _shared_store(url: str) -> ObjectStore:
+    """The store of a job of several processes."""
+    if url.startswith("memory://"):
+        raise InvalidJob(
+            f"checkpoints={url!r} is the memory of one process, a Spark job runs in several: "
+            "use a folder or s3://, or run_local()"
+        )
+    return open_store(url)
 
 
 class _Coordinator:

@@ -38,7 +38,8 @@ def jsonl(batches: Sequence[pa.RecordBatch]) -> bytes:
     """One object per line. Times are ISO 8601, binary is base64, NaN and infinities are null (JSON has none)."""
     encoder = msgspec.json.Encoder()
     lines = bytearray()
-    for batch in batches:
+    together = pa.Table.from_batches(batches).combine_chunks()  # many small batches cost four times as much
+    for batch in together.to_batches():
         plain = _without_nanoseconds(batch)
         for start in range(0, batch.num_rows, _JSON_ROWS):
             lines += encoder.encode_lines(plain.slice(start, _JSON_ROWS).to_pylist())

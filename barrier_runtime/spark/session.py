@@ -89,9 +89,8 @@ def check_session(spark: Any, parallelism: int) -> None:
     master = spark.sparkContext.master
     if _LOCAL.fullmatch(master) and cores < parallelism * per_task:
         raise InvalidJob(
-            f"parallelism {parallelism} needs {parallelism * per_task} cores at once, Spark master local[{cores}] has "
-            f"{cores}: "
-            f"use a smaller parallelism or local[{parallelism * per_task}]"
+            f"parallelism {parallelism} needs {parallelism * per_task} cores at once, and the Spark master "
+            f"local[{cores}] has {cores}: use a smaller parallelism or local[{parallelism * per_task}]"
         )
 
 

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, cast
 
@@ -177,11 +178,12 @@ def check_packages() -> None:
     ours = Path(barrier_runtime.__file__).resolve().parent.parent
     for name in ("coordinator", "state"):
         found = PathFinder.find_spec(name)  # None: found by another finder, that of an editable install
-        file = found.origin or next(iter(found.submodule_search_locations or ()), None) if found is not None else None
-        if file is not None and Path(file).resolve().relative_to(ours, walk_up=True) is None:
-            raise InvalidJob(
-                f"{file} hides the package {name!r} of barrier-runtime, which is in {ours}: rename your module"
-            )
+        places = [] if found is None else [found.origin, *(found.submodule_search_locations or ())]
+        for place in filter(None, places):
+            if not Path(place).resolve().is_relative_to(ours / name):
+                raise InvalidJob(
+                    f"{place} hides the package {name!r} of barrier-runtime, which is in {ours}: rename your module"
+                )
 
 
 def _remove_what_the_dead_left(run_directory: Path) -> None:

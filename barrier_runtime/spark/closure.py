@@ -1,0 +1,31 @@
+"""Can the job be sent to Spark's workers? Asked before anything starts, so that the answer names the operator.
+
+Spark would find out too, but only when it submits the stage, with a stack of its own and after everything is up.
+"""
+
+from typing import Any
+
+from barrier_runtime.graph import JobGraph
+from state.errors import InvalidJob
+
+
+def check_travels(graph: JobGraph) -> None:
+    """Raise `InvalidJob` for the first source or operator that cannot be pickled into Spark's closure."""
+    try:
+        from pyspark import cloudpickle
+    except ImportError as error:
+        raise InvalidJob(f"pyspark cannot be imported ({error}): pip install 'barrier-runtime[spark]'") from error
+    for chain in graph.chains:
+        parts: list[tuple[str, Any]] = [(operator.name, operator) for operator in chain.operators]
+        if chain.source is not None:
+            parts.insert(0, (chain.source.name, chain.source))
+        for name, part in parts:
+            try:
+                cloudpickle.dumps(part)
+            except InvalidJob as error:
+                raise InvalidJob(f"operator {name!r}: {error}") from error
+            except Exception as error:  # of many kinds: every object may refuse in its own way
+                raise InvalidJob(
+                    f"operator {name!r} cannot be sent to Spark's workers ({error}): its function refers to something "
+                    "that cannot be copied, such as a lock, a connection or an open file; make that inside the function"
+                ) from error
