@@ -5,15 +5,17 @@ Errors a person must fix are printed without a stack trace and exit with 2; a fa
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from state.errors import BarrierRuntimeError, InvalidJob
+from state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
 
 if TYPE_CHECKING:
     from barrier_runtime.dataflow import Dataflow
+    from coordinator.status import JobStatus
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -39,12 +41,25 @@ def load_flow(target: str) -> "Dataflow":
     module = importlib.util.module_from_spec(spec)
     sys.modules[_USER_MODULE] = module
     sys.path.insert(0, str(path.resolve().parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BarrierRuntimeError as error:
+        raise InvalidJob(f"{error}\n  said of {_user_line(error, path)}") from error
+    except Exception as error:
+        from barrier_runtime.operators.user_code import user_traceback
+
+        raise UserCodeError(f"{file} cannot be loaded: correct it, then start again", user_traceback(error)) from error
     flow = getattr(module, name, None)
     if not isinstance(flow, Dataflow):
         have = [key for key, value in vars(module).items() if isinstance(value, Dataflow)]
         raise InvalidJob(f"{file} has no Dataflow called {name!r}; it has: {', '.join(have) or 'none'}")
     return flow
+
+
+def _user_line(error: Exception, path: Path) -> str:
+    """Where in the user's file the mistake is."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+    return f"{path}, line {frames[-1].lineno}: {frames[-1].line}" if frames else str(path)
 
 
 @app.command()
@@ -76,19 +91,31 @@ def run(
         "allow_replay": allow_replay,
         "allow_non_restored": allow_non_restored,
     }
-    if local:
-        flow.run_local(**common)
-        return
-    from barrier_runtime.spark.user_module import ship_by_value
-
-    ship_by_value(sys.modules[_USER_MODULE])
     settings = dict(_setting(entry) for entry in conf or [])
-    flow.run(
-        **common,
-        master=master,
-        coordinator=coordinator,
-        token_file=str(token_file) if token_file else None,
-        spark_conf=settings,
+    try:
+        if local:
+            result = flow.run_local(**common)
+        else:
+            from barrier_runtime.spark.user_module import ship_by_value
+
+            ship_by_value(sys.modules[_USER_MODULE])
+            result = flow.run(
+                **common, master=master, coordinator=coordinator, token_file=token_file, spark_conf=settings
+            )
+    except KeyboardInterrupt:
+        print(
+            f"interrupted: job {flow.name} was stopped; what its last checkpoint covers is committed", file=sys.stderr
+        )
+        raise typer.Exit(130) from None
+    print(_summary(result.status))
+
+
+def _summary(status: "JobStatus") -> str:
+    last = status.checkpoints.last_completed
+    which = f", the last is {last.checkpoint}" if last is not None else ""
+    return (
+        f"job {status.job} {status.outcome}: {status.records:,} records read, "
+        f"{status.checkpoints.completed} checkpoints completed{which}"
     )
 
 
@@ -117,8 +144,11 @@ def status(
 
 @app.command()
 def checkpoint(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
-    """Trigger a checkpoint now."""
-    _print_json(_client(coordinator, token_file).trigger(job))
+    """Trigger a checkpoint now. Exits with 1 when the job cannot take one."""
+    reply = _client(coordinator, token_file).trigger(job)
+    _print_json(reply)
+    if reply.answer == "refused":
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -93,7 +93,8 @@ class _Coordinator:
             except OSError as error:
                 raise InvalidJob(f"cannot read token_file {options.token_file}: {error.strerror}") from error
             self.client = CoordinatorClient(options.coordinator, token)
-            self.submitted = self.client.submit(spec)
+            assert options.checkpoints is not None
+            self.submitted = self.client.submit(spec, open_store(options.checkpoints).url)
 
     @property
     def pid(self) -> int | None:

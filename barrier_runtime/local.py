@@ -12,9 +12,10 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from barrier_runtime.compile import compile_flow
 from barrier_runtime.graph import JobGraph
@@ -26,7 +27,7 @@ from barrier_runtime.slot.execution import SlotResources
 from barrier_runtime.slot.slot import Slot, SlotIdentity
 from barrier_runtime.slot.workers import Workers
 from coordinator.job_runner import JobRunner
-from coordinator.messages import JobSpec, Peer, Register, ToCoordinator, ToSlot
+from coordinator.messages import JobSpec, Peer, Register, Shutdown, ToCoordinator, ToSlot
 from coordinator.status import JobStatus
 from state.local_copies import LocalCopies
 from state.object_store import ObjectStore
@@ -37,6 +38,8 @@ from state.store_probe import probe_conditional_put
 
 if TYPE_CHECKING:
     from barrier_runtime.dataflow import Dataflow
+
+_LEAVE_S = 10.0  # how long open files of operators are waited for at the end
 
 
 class LocalMesh:
@@ -128,9 +131,39 @@ def run_local(flow: "Dataflow", **keywords: object) -> JobResult:
         store = open_store(storage_url)
         if options.checkpoints is not None:
             probe_conditional_put(store, f"{spec.job}/probe")
-        status = asyncio.run(run_graph(graph, spec, store, options))
+        status = _run_to_its_end(run_graph(graph, spec, store, options))
     raise_unless_ended_well(status)
     return JobResult(status)
+
+
+def _run_to_its_end(main: Coroutine[Any, Any, JobStatus]) -> JobStatus:
+    """On a loop of its own; in another thread where this one has a loop already, as in a notebook."""
+    if not _in_a_loop():
+        return asyncio.run(main)
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[JobStatus]]] = Future()
+
+    async def announced() -> JobStatus:
+        task = asyncio.create_task(main)
+        started.set_result((asyncio.get_running_loop(), task))
+        return await task
+
+    with ThreadPoolExecutor(1, thread_name_prefix="barrier-run-local") as pool:
+        ended = pool.submit(asyncio.run, announced())
+        loop, task = started.result()
+        try:
+            return ended.result()
+        except BaseException:  # Ctrl-C reaches this thread, not the one with the job
+            if not ended.done():
+                loop.call_soon_threadsafe(task.cancel)
+            raise
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def run_graph(graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
@@ -154,6 +187,9 @@ async def run_graph(graph: JobGraph, spec: JobSpec, store: ObjectStore, options:
         return runner.status()
     finally:
         running.cancel()
+        for slot in slots:
+            slot.handle(Shutdown("cancelled", "the program ends"))  # nothing new to a slot that has left
+        await asyncio.wait([running, *(loop.create_task(slot.closed()) for slot in slots)], timeout=_LEAVE_S)
         workers.close()
         shutil.rmtree(directory, ignore_errors=True)
 

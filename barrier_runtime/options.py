@@ -5,22 +5,40 @@ Times are seconds, as users write them; inside the runtime they are milliseconds
 
 import dataclasses
 import getpass
+import math
 import os
 import shutil
 import socket
 import tempfile
+import typing
 import uuid
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from barrier_runtime.graph import JobGraph
 from barrier_runtime.slot.execution import StateSettings
 from coordinator.messages import CheckpointOptions, JobSpec, RestartOptions
-from coordinator.options import validated
+from coordinator.options import BOUNDS, validated
 from state.errors import InvalidJob
 from state.ids import check_job_id
 
 _MIB = 1024 * 1024
+_PATHS = ("checkpoints", "token_file")
+_CHECKPOINT_TIMES = {
+    "checkpoint_interval": BOUNDS["interval_ms"],
+    "min_pause": BOUNDS["min_pause_ms"],
+    "checkpoint_timeout": BOUNDS["timeout_ms"],
+}
+_RESTORE = "use 'latest', 'none' or the number of a retained checkpoint"
+_WANTED = {
+    int: "give a whole number",
+    float: "give a number of seconds",
+    str: "give text",
+    bool: "give True or False",
+    dict[str, str]: "give a dict of Spark settings, text to text",
+}
 
 
 @dataclass(frozen=True)
@@ -61,29 +79,34 @@ class JobOptions:
         unknown = sorted(set(keywords) - known)
         if unknown:
             raise InvalidJob(f"unknown option {', '.join(unknown)}: the options are {', '.join(sorted(known))}")
-        options = cls(**keywords)  # type: ignore[arg-type]
+        options = cls(**{name: _typed(name, value) for name, value in keywords.items()})
         options.check()
         return options
 
     def check(self) -> None:
         """Raise `InvalidJob` for the first value that cannot be right."""
-        if not isinstance(self.parallelism, int) or not 1 <= self.parallelism <= 1024:
-            raise InvalidJob(f"parallelism={self.parallelism!r}: give a whole number from 1 to 1024")
+        if not 1 <= self.parallelism <= 1024:
+            raise InvalidJob(f"parallelism={self.parallelism}: give a whole number from 1 to 1024")
         if not self.parallelism <= self.max_parallelism <= 32_768:
             raise InvalidJob(
-                f"max_parallelism={self.max_parallelism!r}: give a whole number from parallelism "
+                f"max_parallelism={self.max_parallelism}: give a whole number from parallelism "
                 f"({self.parallelism}) to 32768; it is fixed for the life of the job"
             )
         for name in ("slot_timeout", "gang_timeout", "coordinator_lease"):
             if not 0.1 <= getattr(self, name) <= 86_400:
-                raise InvalidJob(f"{name}={getattr(self, name)!r}: give seconds from 0.1 to 86400")
-        if self.state_backend not in ("rocksdb", "memory"):
-            raise InvalidJob(f"state_backend={self.state_backend!r}: use 'rocksdb' or 'memory'")
+                raise InvalidJob(f"{name}={getattr(self, name)}: give seconds from 0.1 to 86400")
+        for name, bound in _CHECKPOINT_TIMES.items():
+            if not bound.low <= getattr(self, name) * 1000 <= bound.high:
+                raise InvalidJob(
+                    f"{name}={getattr(self, name)}: give seconds from {bound.low / 1000:g} to {bound.high / 1000:.0f}"
+                )
         for name in ("state_memory_mb", "state_cache_mb"):
             if not 1 <= getattr(self, name) <= 1_048_576:
-                raise InvalidJob(f"{name}={getattr(self, name)!r}: give MiB from 1 to 1048576")
-        if self.restore not in ("latest", "none") and not str(self.restore).isdigit():
-            raise InvalidJob(f"restore={self.restore!r}: use 'latest', 'none' or the number of a retained checkpoint")
+                raise InvalidJob(f"{name}={getattr(self, name)}: give MiB from 1 to 1048576")
+        if self.restart_attempts is not None and self.restart_attempts < 0:
+            raise InvalidJob(f"restart_attempts={self.restart_attempts}: give 0 or more, or None for no limit")
+        if self.restore not in ("latest", "none") and not (self.restore.isascii() and self.restore.isdigit()):
+            raise InvalidJob(f"restore={self.restore!r}: {_RESTORE}")
         if self.coordinator is not None and self.token_file is None:
             raise InvalidJob("coordinator= needs token_file=, the file with the daemon's bearer token")
         self.checkpoint_options()
@@ -107,6 +130,33 @@ class JobOptions:
         return StateSettings(self.state_backend, self.state_memory_mb * _MIB, self.state_cache_mb * _MIB)
 
 
+def _typed(name: str, value: object) -> Any:
+    """`value` as the option's type; paths become text and checkpoint numbers may be numbers."""
+    if name in _PATHS and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if name == "restore" and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    kind = _TYPES[name]
+    if name == "restore" and not isinstance(value, str):
+        raise InvalidJob(f"restore={value!r}: {_RESTORE}")
+    try:
+        typed = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidJob(f"{name}={value!r}: {_wanted(kind)}") from error
+    if isinstance(typed, float) and not math.isfinite(typed):
+        raise InvalidJob(f"{name}={value!r}: {_wanted(kind)}")
+    return typed
+
+
+def _wanted(kind: Any) -> str:
+    choices = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return f"use {' or '.join(map(repr, choices))}"
+    if type(None) in choices:
+        return f"{_wanted(next(choice for choice in choices if choice is not type(None)))}, or None"
+    return _WANTED[kind]
+
+
 def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
     """What is submitted to the coordinator."""
     return JobSpec(
@@ -124,6 +174,9 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         gang_timeout_ms=round(options.gang_timeout * 1000),
         restart=RestartOptions(max_attempts=options.restart_attempts),
     )
+
+
+_TYPES = typing.get_type_hints(JobOptions)
 
 
 class StorageOfRun:

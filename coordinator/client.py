@@ -2,18 +2,29 @@
 
 import http.client
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from coordinator.messages import JobSpec
-from coordinator.rest_types import ErrorReply, Health, JobSummary, StopRequest, SubmitReply, TriggerReply
+from coordinator.rest_types import (
+    STORAGE_HEADER,
+    ErrorReply,
+    Health,
+    JobSummary,
+    StopRequest,
+    SubmitReply,
+    TriggerReply,
+)
 from coordinator.status import CheckpointsStatus, JobStatus
 from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from state.ids import check_job_id
 
 Reply = TypeVar("Reply")
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class CoordinatorClient:
@@ -37,8 +48,10 @@ class CoordinatorClient:
     def jobs(self) -> list[JobSummary]:
         return self._call("GET", "/jobs", b"", list[JobSummary])
 
-    def submit(self, spec: JobSpec) -> SubmitReply:
-        return self._call("PUT", f"/jobs/{check_job_id(spec.job)}", msgspec.json.encode(spec), SubmitReply)
+    def submit(self, spec: JobSpec, storage_url: str = "") -> SubmitReply:
+        """`storage_url`: where the program's slots will put their checkpoints; refused if the daemon's is another."""
+        headers = {STORAGE_HEADER: quote(storage_url)} if storage_url else {}
+        return self._call("PUT", f"/jobs/{check_job_id(spec.job)}", msgspec.json.encode(spec), SubmitReply, headers)
 
     def status(self, job: str) -> JobStatus:
         return self._call("GET", f"/jobs/{check_job_id(job)}", b"", JobStatus)
@@ -53,8 +66,10 @@ class CoordinatorClient:
         body = msgspec.json.encode(StopRequest(mode))
         return self._call("POST", f"/jobs/{check_job_id(job)}/stop", body, TriggerReply)
 
-    def _call(self, method: str, path: str, body: bytes, reply: type[Reply]) -> Reply:
-        status, data = self._exchange(method, path, body)
+    def _call(
+        self, method: str, path: str, body: bytes, reply: type[Reply], more_headers: Mapping[str, str] = _NO_HEADERS
+    ) -> Reply:
+        status, data = self._exchange(method, path, body, more_headers)
         try:
             if status in (200, 202) or (status == 409 and reply is TriggerReply):
                 return msgspec.json.decode(data, type=reply)
@@ -65,12 +80,13 @@ class CoordinatorClient:
             ) from cause
         raise _error_of(status)(f"coordinator {self.url}: {error}")
 
-    def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def _exchange(self, method: str, path: str, body: bytes, more_headers: Mapping[str, str]) -> tuple[int, bytes]:
         headers = {
             "Authorization": f"Bearer {self._token}",
             "X-Barrier-Runtime": "1",
             "X-Request-Id": uuid.uuid4().hex,
             "Content-Type": "application/json",
+            **more_headers,
         }
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:

@@ -114,6 +114,9 @@ class JobDirectory:
             return NotHere(
                 f"job {job} was taken over by generation {fence.token} of {fence.spec.submitter}", fenced=True
             )
+        submitted = self._runs.get((job, run_id))
+        if submitted is not None:  # meanwhile: two runners of one run would fence each other
+            return submitted
         log.info("job %s: adopted from the log, generation %d", job, fence.token)
         return self._start(validated_spec(fence.spec), Origin.ADOPTED)
 

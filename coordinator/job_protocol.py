@@ -31,7 +31,7 @@ from coordinator.events import (
 )
 from coordinator.job import Identity, Job, Origin
 from coordinator.job_status import job_status
-from coordinator.messages import Heartbeat, JobSpec, Register, Shutdown
+from coordinator.messages import Heard, Heartbeat, JobSpec, Register, Shutdown
 from coordinator.options import validated_spec
 from coordinator.phase import Phase
 from coordinator.phase_ended import Ended, failed
@@ -48,6 +48,7 @@ class JobProtocol:
         """Raises `InvalidJob` when the spec is not sound."""
         self._job = Job(validated_spec(spec), identity, origin)
         self._phase: Phase = Loading()
+        self._stood_still = False  # the last tick only forgave
 
     # ------------------------------------------------------------ what the edge asks
 
@@ -118,11 +119,13 @@ class JobProtocol:
 
     def _on_tick(self, now_ms: int) -> Phase | None:
         """A tick that comes far too late means that this process stood still: what slots sent in between is not read
-        yet, so nobody is judged by its silence before that."""
+        yet, so nobody is judged by its silence before that. The tick after it does all that is overdue."""
         deadline = self.next_deadline()
-        if deadline is not None and now_ms - deadline > STALL_MS:
+        if deadline is not None and now_ms - deadline > STALL_MS and not self._stood_still:
+            self._stood_still = True
             self._job.slots.forgive(now_ms)
             return None
+        self._stood_still = False
         return self._phase.on_tick(self._job, now_ms)
 
     def _on_answer(self, event: Event, now_ms: int) -> Phase | None:
@@ -175,6 +178,7 @@ class JobProtocol:
         job.slots.heard(slot, now_ms)
         if isinstance(message, Heartbeat):
             job.slots.heartbeat(slot, message)
+            job.send(slot, Heard())
             return None
         if isinstance(message, Register):
             job.record.ignored["second Register on one link"] += 1

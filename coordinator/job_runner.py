@@ -292,6 +292,10 @@ class JobRunner:
                 event = DeletedAll(str(error))
             else:
                 event = StoreRefused(f"{self._store.url}: {error}")
+        except Exception as error:  # a bug: without an answer the job would wait for ever
+            log.exception("job %s: %s went wrong", self.spec.job, type(effect).__name__)
+            self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
+            return
         self._post(event)
 
     async def _answer(self, effect: Effect) -> Event:

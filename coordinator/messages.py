@@ -236,6 +236,10 @@ class AbortCheckpoint(Message, frozen=True):
     reason: str
 
 
+class Heard(Message, frozen=True):
+    """Answer to a Heartbeat: the coordinator is there. It may have nothing else to say for hours."""
+
+
 class Shutdown(Message, frozen=True):
     """Leave. `reason` is for the user; `outcome` says how the job ended for this slot."""
 
@@ -246,4 +250,4 @@ class Shutdown(Message, frozen=True):
 ToCoordinator = (
     Register | Heartbeat | Restored | Ack | Decline | SubtaskEnded | Committed | CommitFailing | SubtaskFailed
 )
-ToSlot = Registered | Halt | Deploy | Start | Trigger | Complete | AbortCheckpoint | Shutdown
+ToSlot = Registered | Halt | Deploy | Start | Trigger | Complete | AbortCheckpoint | Heard | Shutdown

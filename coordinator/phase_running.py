@@ -86,7 +86,8 @@ class Running(Phase):
         for checkpoint in self._pending(job).open:
             if any(subtask.index == slot.index for subtask in checkpoint.missing):
                 job.send(slot, Trigger(job.token, checkpoint.id, checkpoint.triggered_ms))
-        return self._pump(job, now_ms)
+        # Its Register may tell of the last commit, whose own message was lost with the connection.
+        return self._end_if_done(job) or self._pump(job, now_ms)
 
     def on_slot_lost(self, job: Job, slot: Slot, now_ms: int) -> Phase | None:
         return None  # it may only be the connection: `on_tick` ends the grace
@@ -195,6 +196,8 @@ class Running(Phase):
             pending.triggering = Triggering.ON_REQUEST
             if not any(checkpoint.final for checkpoint in pending.open):
                 pending.request()
+        if self._stop_needs_another(job):
+            pending.request()
         if pending.due(now_ms):
             self._trigger(job, now_ms)
         ready = pending.ready()
@@ -247,12 +250,17 @@ class Running(Phase):
         pending.triggering = Triggering.ON_REQUEST
         job.stop_from = pending.request()
 
+    def _stop_needs_another(self, job: Job) -> bool:
+        """The checkpoint that the stop waits for ended undecided, and was tolerated."""
+        if job.stop != "checkpoint" or job.stop_from is None or job.last_completed >= job.stop_from:
+            return False
+        return not any(checkpoint.id >= job.stop_from for checkpoint in self._pending(job).open)
+
     def _end_if_done(self, job: Job) -> Phase | None:
         if job.final is not None and job.commits.all_through(job.final):
             return Finishing("finished", f"job {job.spec.job} has read all of its input", discard="keep")
         if job.stop == "checkpoint" and job.stop_from is not None:
-            entry = job.log.restore_point
-            reached = 0 if entry is None else complete_of(entry).checkpoint
+            reached = job.last_completed
             if reached >= job.stop_from and job.commits.all_through(reached):
                 return cancel(job)
         return None

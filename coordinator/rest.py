@@ -10,6 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,7 +24,7 @@ from coordinator.job_directory import JobDirectory
 from coordinator.job_runner import JobRunner
 from coordinator.messages import JobSpec
 from coordinator.rest_token import Token
-from coordinator.rest_types import ErrorReply, JobSummary, StopRequest, SubmitReply, TriggerReply
+from coordinator.rest_types import STORAGE_HEADER, ErrorReply, JobSummary, StopRequest, SubmitReply, TriggerReply
 from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from state.ids import check_job_id
 
@@ -86,9 +87,18 @@ class Api:
             raise InvalidJob(f"the body is not a job description ({error}): send a JobSpec as JSON") from error
         if spec.job != job:
             raise InvalidJob(f"the path names job {job!r}, the body {spec.job!r}: make them the same")
+        self._check_storage(unquote(request.headers.get(STORAGE_HEADER, "")))
         runner = await self._directory.submit(spec)
         secret = self._directory.secret(job, spec.run_id).hex()
         return _json(SubmitReply(runner.phase, secret, self._control.host, self._control.port))
+
+    def _check_storage(self, of_program: str) -> None:
+        """Slots and coordinator must keep one job's checkpoints in one place."""
+        if of_program and of_program != self._directory.store_url:
+            raise InvalidJob(
+                f"this daemon keeps checkpoints in {self._directory.store_url}, the program in {of_program}: "
+                f"start the program with checkpoints={self._directory.store_url!r}, or use a daemon with its --storage"
+            )
 
     async def trigger(self, request: Request) -> Response:
         runner = self._runner(request)

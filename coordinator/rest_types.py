@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+STORAGE_HEADER = "X-Storage"  # percent-encoded URL of the store that the submitting program uses
+
 
 class SubmitReply(msgspec.Struct, frozen=True):
     """Where the job's slots connect, and the secret they need. Never printed or logged."""

@@ -14,7 +14,11 @@ import pyarrow as pa
 from barrier_runtime.rows import preview
 from state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
 
-_OURS = (str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent.parent / "state"))
+_OURS = (
+    str(Path(__file__).resolve().parent.parent),
+    str(Path(__file__).resolve().parent.parent.parent / "state"),
+    "<frozen importlib.",
+)
 _NOTHING = object()
 _REMEDY = "\n  Fix the function, or make it accept this record; then start the job again."
 

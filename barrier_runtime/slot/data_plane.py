@@ -21,7 +21,7 @@ from state.errors import BarrierRuntimeError, Unavailable
 
 HANDSHAKE_TIMEOUT_S = 10.0
 _WRITE_HIGH_WATER = 2 * 1024 * 1024  # bytes
-_MOST_WAITING = 256  # connections that are not (yet) of the current generation
+_MOST_WAITING = 16_384  # proven connections of generations to come; a slow slot of a large job has thousands
 _ADMITTED = b"\x01"  # the acceptor's word that frames may follow
 
 
@@ -103,13 +103,16 @@ class TcpDataPlane:
             await asyncio.wait_for(
                 loop.create_connection(lambda: outgoing, peer.host, peer.port), timeout=HANDSHAKE_TIMEOUT_S
             )
-            await asyncio.wait_for(outgoing.ready, timeout=HANDSHAKE_TIMEOUT_S)
+            await asyncio.wait_for(outgoing.proven, timeout=HANDSHAKE_TIMEOUT_S)
+            await outgoing.ready  # as long as the peer restores; the coordinator sees a peer that is silent or gone
         except (OSError, asyncio.TimeoutError) as error:
-            outgoing.abort()
             raise Unavailable(
                 f"slot {channel.source_slot} cannot reach slot {peer.slot} at {peer.host}:{peer.port} ({error!r}): "
                 "a replacement will be tried; check the network between executors if this repeats"
             ) from error
+        finally:
+            if not outgoing.admitted:  # also when the deployment was cancelled meanwhile
+                outgoing.abort()
         return outgoing
 
     def disconnect(self) -> None:
@@ -286,7 +289,9 @@ class _Outgoing(_Connection):
         self._writer = FrameWriter()
         self._wake_writer = wake_writer
         self._writable = True
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.proven: asyncio.Future[None] = loop.create_future()  # the peer knows the secret
+        self.ready: asyncio.Future[None] = loop.create_future()  # the peer has reached this generation
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -302,6 +307,8 @@ class _Outgoing(_Connection):
                 self.transport.write(self._handshake.feed(data))
                 if self._handshake.session is None:
                     return
+                if not self.proven.done():
+                    self.proven.set_result(None)
                 data = self._handshake.leftover()
             if data:
                 if data != _ADMITTED:
@@ -312,10 +319,15 @@ class _Outgoing(_Connection):
             self._fail(str(error))
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self.ready.done():
-            self.ready.set_exception(ConnectionError(self._reason or f"refused by the other slot ({error})"))
-            self.ready.exception()  # retrieved: the waiter may have given up already
+        for step in (self.proven, self.ready):
+            if not step.done():
+                step.set_exception(ConnectionError(self._reason or f"refused by the other slot ({error})"))
+                step.exception()  # retrieved: the waiter may have given up already
         super().connection_lost(error)
+
+    @property
+    def admitted(self) -> bool:
+        return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     @property
     def writable(self) -> bool:

@@ -104,6 +104,7 @@ class Execution:
         self.counters = counters
         self._events = events
         self._halted = False
+        self.closed: asyncio.Future[None] = resources.loop.create_future()  # halted, and every operator let go
         self.scheduler = Scheduler(resources.loop, self._between_passes, self._step_failed)
         self._operators: dict[int, list[tuple[str, Operator]]] = {}
         self._sources: dict[int, tuple[str, SourceDriver]] = {}
@@ -365,6 +366,7 @@ class Execution:
             raise BarrierRuntimeError(f"closing operator {name} failed: {trouble}") from trouble
 
     def _closed(self, result: Any, error: BaseException | None) -> None:
+        self.closed.set_result(None)
         if error is not None:
             self._res.loop.call_exception_handler({"message": "closing a generation failed", "exception": error})
 

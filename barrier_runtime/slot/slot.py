@@ -33,6 +33,7 @@ from coordinator.messages import (
     Decline,
     Deploy,
     Halt,
+    Heard,
     Heartbeat,
     Register,
     Registered,
@@ -82,6 +83,7 @@ class Slot:
         self._phase = "idle"
         self._execution: Execution | None = None
         self._deploying: asyncio.Task[None] | None = None
+        self._closing: list[asyncio.Future[None]] = []  # of dropped generations
         self._highest_checkpoint = 0
         self._last_completed = 0
         self._committed: dict[str, int] = {}
@@ -120,6 +122,10 @@ class Slot:
     def handle(self, message: ToSlot) -> None:
         handler: Callable[[Slot, ToSlot], None] = _HANDLERS[type(message)]
         handler(self, message)
+
+    async def closed(self) -> None:
+        """Once every dropped generation has let go of its files."""
+        await asyncio.gather(*self._closing)
 
     def _send(self, message: object) -> None:
         if self.link is not None:
@@ -206,6 +212,9 @@ class Slot:
             self._resolve(lambda checkpoint: checkpoint == message.checkpoint)
             self._execution.abort(message.checkpoint)
 
+    def _on_heard(self, message: Heard) -> None:
+        """The link has noted when it came; that is all it is for."""
+
     def _on_shutdown(self, message: Shutdown) -> None:
         self._drop_generation(self.token)
         if not self.left.done():
@@ -219,6 +228,7 @@ class Slot:
             self._deploying.cancel()
         if self._execution is not None:
             self._execution.halt()
+            self._closing = [closed for closed in self._closing if not closed.done()] + [self._execution.closed]
         self._execution = None
         self.token = token
         self._phase = "idle"
@@ -316,5 +326,6 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     Trigger: Slot._on_trigger,
     Complete: Slot._on_complete,
     AbortCheckpoint: Slot._on_abort,
+    Heard: Slot._on_heard,
     Shutdown: Slot._on_shutdown,
 }

@@ -164,4 +164,5 @@ def corrupt(where: str, format: str, error: Exception) -> Exception:
     """What reading failed of: a storage hiccup is worth a retry, bad bytes are not."""
     if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and error.errno is not None:
         return Unavailable(f"{where}: it cannot be read now: {error}")
-    return InvalidJob(f"{where}: it is not (or no longer) valid {format}: {error}. Replace or remove the file")
+    said = str(error).rstrip(". \n")
+    return InvalidJob(f"{where}: it is not (or no longer) valid {format}: {said}. Replace or remove the file")

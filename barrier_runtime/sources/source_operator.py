@@ -252,7 +252,8 @@ class SourceDriver:
                 elif not reached.finished:
                     raise InvalidJob(
                         f"{self._where}: split {split!r} was read up to row {reached.rows} but is not there any more: "
-                        "bring it back (same name, same content), or start without state (restore='none')"
+                        "bring it back (the same file; for generated rows the same parallelism, or a fixed splits=), "
+                        "or start without state (restore='none')"
                     )
                 elif own or (complete and zlib.crc32(split.encode()) % context.parallelism == context.subtask):
                     self._gone[split] = reached

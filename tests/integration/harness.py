@@ -60,9 +60,11 @@ def verdict(out: Path, rows: int) -> Verdict:
 def visible_files(out: Path) -> list[Path]:
     """What a reader of the folder sees: nothing below a hidden (`_`, `.`) name."""
     return [
-        path
-        for path in out.rglob("*.jsonl")
-        if not any(part.startswith(("_", ".")) for part in path.relative_to(out).parts)
+        Path(folder, name)
+        for folder, _, names in os.walk(out)  # unlike rglob, it does not mind a folder that vanishes meanwhile
+        if not any(part.startswith(("_", ".")) for part in Path(folder).relative_to(out).parts)
+        for name in names
+        if name.endswith(".jsonl") and not name.startswith(("_", "."))
     ]
 
 

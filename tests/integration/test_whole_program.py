@@ -1,6 +1,7 @@
 """The whole program dies, an executor dies, a second program comes: real processes on real Spark."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,3 +133,64 @@ def test_a_paused_driver_holds_nothing_up(tmp_path):
         if program.poll() is None:
             os.killpg(program.pid, signal.SIGKILL)
     assert verdict(tmp_path / "out", rows).right
+
+
+@pytest.fixture
+def standalone_master(tmp_path):
+    """A real standalone cluster on loopback: one master, one worker with two cores. Yields its URL and the worker process."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    log = (tmp_path / "cluster.log").open("wb")
+
+    def deploy(*arguments):
+        command = [str(home / "bin" / "spark-class"), *arguments]
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True)
+
+    def said(pattern):
+        return re.search(pattern, (tmp_path / "cluster.log").read_text())
+
+    package = "org.apache.spark.deploy"
+    ports = ("--port", "0", "--webui-port", "0")
+    processes = [deploy(f"{package}.master.Master", "--host", "127.0.0.1", *ports)]
+    try:
+        until(lambda: said(r"Starting Spark master at (spark://\S+)"), "the master is up")
+        url = said(r"Starting Spark master at (spark://\S+)").group(1)
+        size = ("--cores", "2", "--memory", "1g")
+        processes.append(deploy(f"{package}.worker.Worker", "--host", "127.0.0.1", *ports, *size, url))
+        until(lambda: said("Successfully registered with master"), "the worker is up")
+        yield url, psutil.Process(processes[-1].pid)
+    finally:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_standalone_cluster_runs_it_too_through_a_killed_slot(tmp_path, standalone_master):
+    rows = 40_000
+    master, cluster_worker = standalone_master
+    program = launch(tmp_path, rows, 5_000, master=master)
+    try:
+        until(
+            lambda: program.poll() is not None or len(visible_files(tmp_path / "out")) >= 4,
+            "some checkpoints were committed",
+        )
+        assert program.poll() is None, (tmp_path / "program.log").read_text()[-3000:]
+        slots = [process for process in cluster_worker.children(recursive=True) if is_slot(process)]
+        assert slots
+        slots[-1].kill()
+        assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
+    finally:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
+
+
+def is_slot(process):
+    """A forked PySpark worker: its parent is the daemon, which has the same command line."""
+    try:
+        parent = process.parent()
+        return parent is not None and all("preloading_daemon" in " ".join(p.cmdline()) for p in (process, parent))
+    except psutil.Error:
+        return False
