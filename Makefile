@@ -32,13 +32,14 @@ run: $(STAMP) java
 	$(BIN)/python -m examples.run_main --storage $(STORAGE)
 
 test: $(STAMP) java
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -q -n 2 $(UNIT_TESTS)
+	$(BIN)/python -m pytest tests/integration
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not spark" $(UNIT_TESTS)
+	$(BIN)/python -m pytest -q -n 2 -m "not spark" $(UNIT_TESTS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

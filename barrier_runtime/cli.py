@@ -15,7 +15,6 @@ from state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
 
 if TYPE_CHECKING:
     from barrier_runtime.dataflow import Dataflow
-    from coordinator.status import JobStatus
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -107,16 +106,7 @@ def run(
             f"interrupted: job {flow.name} was stopped; what its last checkpoint covers is committed", file=sys.stderr
         )
         raise typer.Exit(130) from None
-    print(_summary(result.status))
-
-
-def _summary(status: "JobStatus") -> str:
-    last = status.checkpoints.last_completed
-    which = f", the last is {last.checkpoint}" if last is not None else ""
-    return (
-        f"job {status.job} {status.outcome}: {status.records:,} records read, "
-        f"{status.checkpoints.completed} checkpoints completed{which}"
-    )
+    print(result)
 
 
 @app.command()

@@ -36,12 +36,7 @@ def compile_flow(
     if mode == "exactly_once":
         _check_guarantees(nodes)
     chains, edges = _chained(nodes, readers, parallelism)
-    settings = {
-        "mode": mode,
-        "parallelism": str(parallelism),
-        "max_parallelism": f"{max_parallelism} key groups",
-    }
-    return JobGraph(flow.name, parallelism, max_parallelism, chains, edges, settings)
+    return JobGraph(flow.name, parallelism, max_parallelism, chains, edges)
 
 
 def _named(nodes: list[Node]) -> list[Node]:

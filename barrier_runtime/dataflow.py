@@ -207,12 +207,15 @@ class Dataflow:
 
     # ------------------------------------------------------------ running
 
-    def explain(self, parallelism: int = 2, max_parallelism: int = 128, **options: Any) -> str:
-        """Chains, edges, parallelism, effective settings and guarantees, as text."""
+    def explain(self, **options: Any) -> str:
+        """Chains, edges, parallelism, effective settings and guarantees, as text. Options are those of `run`."""
         from barrier_runtime.compile import compile_flow
         from barrier_runtime.explain import explain_graph
+        from barrier_runtime.options import JobOptions
 
-        return explain_graph(compile_flow(self, parallelism, max_parallelism, **options))
+        chosen = JobOptions.from_keywords(options)
+        graph = compile_flow(self, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
+        return explain_graph(graph, chosen.effective())
 
     def run(self, **options: Any) -> "JobResult":
         """Run on Spark until the job ends. Options: `barrier_runtime.options.JobOptions`."""

@@ -1,17 +1,19 @@
 """A job graph as text for people: chains, edges, settings and what is guaranteed from end to end."""
 
+from collections.abc import Mapping
+
 from barrier_runtime.graph import Chain, Edge, JobGraph
 
 _EDGE = {"forward": "same slot", "hash": "by key", "rebalance": "round robin", "broadcast": "to all"}
 
 
-def explain_graph(graph: JobGraph) -> str:
-    """The job in a page."""
+def explain_graph(graph: JobGraph, settings: Mapping[str, str]) -> str:
+    """The job in a page. `settings`: the effective ones, by name."""
     lines = [f"job {graph.name}: {graph.parallelism} slots, {len(graph.chains)} chains, {len(graph.edges)} edges", ""]
     for chain in graph.chains:
         lines += _chain(chain, graph)
     lines.append("settings")
-    lines += [f"  {name}: {value}" for name, value in graph.settings.items()]
+    lines += [f"  {name}: {value}" for name, value in settings.items()]
     lines += ["", "delivery"]
     for chain in graph.chains:
         if chain.source is not None:

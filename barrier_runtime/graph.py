@@ -4,7 +4,7 @@ A chain runs in one subtask per slot, operators calling each other directly. Edg
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
@@ -72,7 +72,6 @@ class JobGraph:
     max_parallelism: int
     chains: tuple[Chain, ...]
     edges: tuple[Edge, ...]
-    settings: dict[str, str] = field(default_factory=dict)  # effective settings, for explain()
 
     def inputs(self, chain: int) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.target_chain == chain)

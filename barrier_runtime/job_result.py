@@ -14,7 +14,7 @@ class JobFailed(BarrierRuntimeError):
         self.status = status
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JobResult:
     """`status` is the coordinator's last word on the job."""
 
@@ -23,6 +23,20 @@ class JobResult:
     @property
     def records(self) -> int:
         return self.status.records
+
+    def __str__(self) -> str:
+        """One line for people; everything else is in `status`."""
+        checkpoints = self.status.checkpoints
+        last = (
+            f", the last is {checkpoints.last_completed.checkpoint}" if checkpoints.last_completed is not None else ""
+        )
+        return (
+            f"job {self.status.job} {self.status.outcome}: {self.records:,} records read, "
+            f"{checkpoints.completed} checkpoints completed{last}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<JobResult: {self}>"
 
 
 def raise_unless_ended_well(status: JobStatus) -> None:

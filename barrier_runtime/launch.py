@@ -80,6 +80,8 @@ class _Coordinator:
     """The daemon of this job: a child process of ours, or one that runs already."""
 
     def __init__(self, spec: JobSpec, options: JobOptions) -> None:
+        self._spec = spec
+        self._options = options
         self._embedded: EmbeddedCoordinator | None = None
         if options.coordinator is None:
             assert options.checkpoints is not None
@@ -93,8 +95,23 @@ class _Coordinator:
             except OSError as error:
                 raise InvalidJob(f"cannot read token_file {options.token_file}: {error.strerror}") from error
             self.client = CoordinatorClient(options.coordinator, token)
-            assert options.checkpoints is not None
-            self.submitted = self.client.submit(spec, open_store(options.checkpoints).url)
+            self.submitted = self._submit()
+
+    def _submit(self) -> SubmitReply:
+        assert self._options.checkpoints is not None
+        return self.client.submit(self._spec, open_store(self._options.checkpoints).url)
+
+    def status(self) -> JobStatus | None:
+        """None while it is being restarted. Raises when it never will be there again, or refuses this run."""
+        try:
+            return self.client.status(self._spec.job, self._spec.run_id)
+        except Unavailable:
+            if self._embedded is not None:
+                self._embedded.ensure_alive()
+        except InvalidJob:  # it was restarted before the first record of this run was in the log
+            with contextlib.suppress(Unavailable):
+                self._submit()  # changes nothing for a run that it does know
+        return None
 
     @property
     def pid(self) -> int | None:
@@ -124,6 +141,7 @@ class JobHandle:
         self._own_session = own_session
         self._coordinator = coordinator
         self._last: JobStatus | None = None
+        self._trouble: Exception | None = None  # why the job can't be followed to its end
         self._ended = threading.Event()
         self._closed = False
         assert options.checkpoints is not None
@@ -147,17 +165,20 @@ class JobHandle:
 
     def status(self) -> JobStatus:
         """The coordinator's view, asked now; the last one known while it is being restarted."""
-        try:
-            return self._remember(self._coordinator.client.status(self._spec.job))
-        except (Unavailable, InvalidJob):  # being restarted, or so fresh that it does not know the job yet
-            if self._last is None:
-                raise
-            return self._last
+        status = self._coordinator.status()
+        if status is not None:
+            self._last = status
+        if self._last is None:
+            raise Unavailable(f"the coordinator of job {self._spec.job} is being restarted: ask again in a moment")
+        return self._last
 
     def wait(self, timeout: float | None = None) -> JobResult:
         """Until the job ended. Raises `JobFailed`, `Fenced`, or `Unavailable` when `timeout` (seconds) is over."""
         if not self._ended.wait(timeout):
             raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
+        if self._trouble is not None:
+            self.close()
+            raise Unavailable(f"job {self._spec.job} was given up: {self._trouble}") from self._trouble
         assert self._last is not None
         status = self._last
         hint = f"\n{self._spark_view()}" if status.absent_slots and not self._closed else ""
@@ -169,11 +190,11 @@ class JobHandle:
         return JobResult(status)
 
     def trigger_checkpoint(self) -> None:
-        self._coordinator.client.trigger(self._spec.job)
+        self._coordinator.client.trigger(self._spec.job, self._spec.run_id)
 
     def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint") -> None:
         """End the job: after a last committed checkpoint ("checkpoint") or at once ("now")."""
-        self._coordinator.client.stop(self._spec.job, mode)
+        self._coordinator.client.stop(self._spec.job, mode, self._spec.run_id)
 
     @property
     def coordinator_pid(self) -> int | None:
@@ -184,15 +205,17 @@ class JobHandle:
         if self._closed:
             return
         self._closed = True
-        if not self._ended.is_set():
+        if not self._ended.is_set() or self._trouble is not None:
             # It may be restarting or already gone; what follows ends the slots all the same.
             with contextlib.suppress(BarrierRuntimeError):
                 self.stop("now")
         self._ended.set()
-        if not self._gang.join(_LEAVE_S):
-            self._gang.cancel()
-        self._watching.join(5)
-        self._coordinator.close()
+        try:
+            if not self._gang.join(_LEAVE_S):
+                self._gang.cancel()
+            self._watching.join(5)
+        finally:
+            self._coordinator.close()
         if self._own_session:
             self._spark.stop()
         shutil.rmtree(local_root(self._spec.run_id), ignore_errors=True)
@@ -208,25 +231,26 @@ class JobHandle:
     # ------------------------------------------------------------ the watching thread
 
     def _watch(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # Spark's, of many kinds, or ours: unheard, it would leave `wait` waiting for ever
+            self._trouble = error
+        self._ended.set()
+
+    def _follow(self) -> None:
+        """Until the job ended: do what its coordinator asks of Spark. Raises when that cannot be done any more."""
         killed: set[int] = set()
         while not self._ended.is_set():
-            try:
-                status = self._remember(self._coordinator.client.status(self._spec.job))
-            except (Unavailable, InvalidJob):  # as in `status`
-                self._ended.wait(_POLL_S)
-                continue
-            for order in status.kill:
-                if order.task_attempt not in killed:
-                    killed.add(order.task_attempt)
-                    self._gang.kill_task(order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up")
-            if status.outcome is not None:
-                self._ended.set()
-                return
+            status = self._coordinator.status()
+            if status is not None:
+                self._last = status
+                for order in status.kill:
+                    if order.task_attempt not in killed:
+                        killed.add(order.task_attempt)
+                        self._gang.kill_task(order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up")
+                if status.outcome is not None:
+                    return
             self._ended.wait(_POLL_S)
-
-    def _remember(self, status: JobStatus) -> JobStatus:
-        self._last = status
-        return status
 
     def _spark_view(self) -> str:
         """What Spark says about slots that did not come."""

@@ -190,7 +190,7 @@ async def run_graph(graph: JobGraph, spec: JobSpec, store: ObjectStore, options:
         for slot in slots:
             slot.handle(Shutdown("cancelled", "the program ends"))  # nothing new to a slot that has left
         await asyncio.wait([running, *(loop.create_task(slot.closed()) for slot in slots)], timeout=_LEAVE_S)
-        workers.close()
+        await asyncio.to_thread(workers.drain)  # a chain may be opening still, and would make its folder again
         shutil.rmtree(directory, ignore_errors=True)
 
 

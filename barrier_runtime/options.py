@@ -125,6 +125,29 @@ class JobOptions:
             )
         )
 
+    def effective(self) -> dict[str, str]:
+        """What is in force, for people: each option with its unit, where one option changes another as it is then."""
+        checkpoints = self.checkpoint_options()
+        restarts = "without end" if self.restart_attempts is None else f"{self.restart_attempts} in a row"
+        return {
+            "mode": checkpoints.mode,
+            "parallelism": str(self.parallelism),
+            "max_parallelism": f"{self.max_parallelism} key groups",
+            "checkpoints": self.checkpoints or "a folder that lives as long as the run (local runs only)",
+            "checkpoint_interval": f"{checkpoints.interval_ms / 1000:g} s",
+            "min_pause": f"{checkpoints.min_pause_ms / 1000:g} s",
+            "checkpoint_timeout": f"{checkpoints.timeout_ms / 1000:g} s",
+            "max_concurrent": str(checkpoints.max_concurrent),
+            "tolerable_failures": str(checkpoints.tolerable_failures),
+            "retained": f"{checkpoints.retained} checkpoints",
+            "on_cancel": f"{checkpoints.on_cancel} checkpoints",
+            "restore": self.restore,
+            "restart_attempts": restarts,
+            "slot_timeout": f"{self.slot_timeout:g} s",
+            "gang_timeout": f"{self.gang_timeout:g} s",
+            "state_backend": f"{self.state_backend}, {self.state_memory_mb} MiB, cache {self.state_cache_mb} MiB",
+        }
+
     @property
     def state(self) -> StateSettings:
         return StateSettings(self.state_backend, self.state_memory_mb * _MIB, self.state_cache_mb * _MIB)

@@ -53,18 +53,19 @@ class CoordinatorClient:
         headers = {STORAGE_HEADER: quote(storage_url)} if storage_url else {}
         return self._call("PUT", f"/jobs/{check_job_id(spec.job)}", msgspec.json.encode(spec), SubmitReply, headers)
 
-    def status(self, job: str) -> JobStatus:
-        return self._call("GET", f"/jobs/{check_job_id(job)}", b"", JobStatus)
+    def status(self, job: str, run_id: str = "") -> JobStatus:
+        """Of the run that was submitted last, or of run `run_id`; so also with `trigger` and `stop`."""
+        return self._call("GET", _path(job, "", run_id), b"", JobStatus)
 
     def checkpoints(self, job: str) -> CheckpointsStatus:
         return self._call("GET", f"/jobs/{check_job_id(job)}/checkpoints", b"", CheckpointsStatus)
 
-    def trigger(self, job: str) -> TriggerReply:
-        return self._call("POST", f"/jobs/{check_job_id(job)}/checkpoints", b"", TriggerReply)
+    def trigger(self, job: str, run_id: str = "") -> TriggerReply:
+        return self._call("POST", _path(job, "/checkpoints", run_id), b"", TriggerReply)
 
-    def stop(self, job: str, mode: Literal["checkpoint", "now"] = "checkpoint") -> TriggerReply:
+    def stop(self, job: str, mode: Literal["checkpoint", "now"] = "checkpoint", run_id: str = "") -> TriggerReply:
         body = msgspec.json.encode(StopRequest(mode))
-        return self._call("POST", f"/jobs/{check_job_id(job)}/stop", body, TriggerReply)
+        return self._call("POST", _path(job, "/stop", run_id), body, TriggerReply)
 
     def _call(
         self, method: str, path: str, body: bytes, reply: type[Reply], more_headers: Mapping[str, str] = _NO_HEADERS
@@ -99,6 +100,11 @@ class CoordinatorClient:
             ) from error
         finally:
             connection.close()
+
+
+def _path(job: str, what: str, run_id: str) -> str:
+    path = f"/jobs/{check_job_id(job)}{what}"
+    return f"{path}?run={check_job_id(run_id)}" if run_id else path
 
 
 def _error_of(status: int) -> type[BarrierRuntimeError]:

@@ -191,9 +191,7 @@ class EmbeddedCoordinator:
                 return
             quick_deaths = quick_deaths + 1 if time.monotonic() - started < _QUICK_DEATH_S else 0
             if quick_deaths >= _MAX_QUICK_DEATHS or code == 2:
-                self._error = f"exit code {code}; last log lines:\n{self.log_tail()}"
-                log.error("%s", self._error)
-                self._stop_listening()  # so that nobody waits in the backlog for an answer that will never come
+                self._give_up(f"exit code {code}; last log lines:\n{self.log_tail()}")
                 return
             log.warning("the coordinator process ended (%s); starting it again", code)
             with self._lock:
@@ -201,11 +199,20 @@ class EmbeddedCoordinator:
                     return
                 if self._process.stdin is not None:
                     self._process.stdin.close()
-                self._process = self._spawn()
+                try:
+                    self._process = self._spawn()
+                except OSError as error:
+                    self._give_up(f"no new process can be started: {error}")
+                    return
                 self.restarts += 1
                 specs = tuple(self._specs.values())
             for spec in specs:
                 self._resubmit(spec)
+
+    def _give_up(self, why: str) -> None:
+        self._error = why
+        log.error("%s", why)
+        self._stop_listening()  # so that nobody waits in the backlog for an answer that will never come
 
     def _stop_listening(self) -> None:
         for listening in (self._control, self._web):

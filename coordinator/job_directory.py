@@ -70,7 +70,11 @@ class JobDirectory:
         return dict(self._current)
 
     def job(self, name: str) -> JobRunner | None:
+        """The run that was submitted (or adopted) last."""
         return self._current.get(name)
+
+    def run(self, job: str, run_id: str) -> JobRunner | None:
+        return self._runs.get((job, run_id))
 
     async def submit(self, spec: JobSpec) -> JobRunner:
         """Lead this run. Submitting the same run again changes nothing."""

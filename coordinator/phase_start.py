@@ -10,6 +10,7 @@ from coordinator.job import DecidedManifest, Job, Origin
 from coordinator.log_records import Complete, Fence, Lead
 from coordinator.manifest import verified_manifest
 from coordinator.messages import AbortCheckpoint, Committed, SubtaskEnded, SubtaskFailed, ToCoordinator
+from coordinator.messages import Complete as CompleteMessage
 from coordinator.phase import Phase
 from coordinator.phase_ended import Ended, failed, fenced, fenced_by_run
 from coordinator.restore_choice import RestoreFrom, check_manifest, continue_run, start_run
@@ -125,6 +126,8 @@ class Resuming(Phase):
                 return self._new_generation(job, self._dead_reason(slot), now_ms)
         if job.slots.missing:
             return self._new_generation(job, "a slot was lost while the coordinator restarted", now_ms)
+        if job.last_completed:  # may have been decided by our predecessor after the slots were greeted
+            job.broadcast(CompleteMessage(job.token, job.last_completed))
         highest = job.highest_checkpoint()
         for checkpoint in range(max(job.last_completed + 1, highest - _MAX_ABORTS + 1), highest + 1):
             job.broadcast(AbortCheckpoint(job.token, checkpoint, "the coordinator restarted"))

@@ -139,7 +139,8 @@ class Api:
 
     def _runner(self, request: Request) -> JobRunner:
         job = check_job_id(request.path_params["job"])
-        runner = self._directory.job(job)
+        run = request.query_params.get("run")  # a program asks for its own run, whoever was submitted since
+        runner = self._directory.job(job) if run is None else self._directory.run(job, check_job_id(run))
         if runner is None:
             raise HTTPException(404, f"job {job} is not known to this coordinator: GET /jobs lists those that are")
         return runner

@@ -7,6 +7,7 @@ with a budget, where it can be seen.
 """
 
 import base64
+import contextlib
 import hashlib
 import os
 import random
@@ -155,11 +156,12 @@ class S3Store:
     def publish(self, staged: str, final: str, sha256: str) -> None:
         found = self._sha256_of(final)
         if found is None:
-            try:
+            # Nothing to copy any more: whoever published it meanwhile has dropped it, or it is nowhere.
+            with contextlib.suppress(ObjectNotFound):
                 self._copy(staged, final)
-            except ObjectNotFound:
-                raise ObjectNotFound(f"neither {self.url}/{staged} nor {self.url}/{final} is there") from None
             found = self._sha256_of(final)
+            if found is None:
+                raise ObjectNotFound(f"neither {self.url}/{staged} nor {self.url}/{final} is there")
         if found != sha256:
             raise Corrupt(
                 f"{self.url}/{final} has other content than was staged: expected sha256 {sha256}, found {found}; "

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.aggregates import ROWS, Aggregate, plan_aggregates
-from barrier_runtime.elements import WATERMARK_MIN, Batch
+from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.grouping import group_rows
 from barrier_runtime.keys import sort_rows
@@ -58,6 +58,11 @@ class WindowAggregateOperator(KeyedOperator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         rows = batch.rows
         self._check(rows.schema)
+        if self._watermark_ms == WATERMARK_MAX:
+            raise InvalidJob(
+                f"{self.where}: this job had read all of its input and closed every window, so rows added since would "
+                "all be late. Run them under another name, or all rows anew: restore='none' with allow_replay=True"
+            )
         self._emit_ns = max(self._emit_ns, batch.emit_ns)
         times = rows.column(self._event_time)
         if times.null_count:

@@ -5,6 +5,7 @@ The slot goes on working while the coordinator is away. Messages sent meanwhile 
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -15,7 +16,10 @@ from coordinator.handshake import NONCE_BYTES, Framing, Initiator
 from coordinator.messages import ToCoordinator, ToSlot
 from state.errors import ProtocolViolation
 
+log = logging.getLogger("barrier_runtime.control")
+
 _CONNECT_TIMEOUT_S = 5.0
+_LASTING_S = 5.0  # of silence; a coordinator that is started again is back sooner
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # then the last one, for as long as the slot lives
 
 
@@ -54,6 +58,7 @@ class TcpControlLink:
         self._closed = False
         self.last_contact = time.monotonic()
         self.last_trouble = ""
+        self._logged = ""
 
     def send(self, message: ToCoordinator) -> None:
         if self._connection is not None:
@@ -77,13 +82,20 @@ class TcpControlLink:
                 self._on_connected()
                 await connection.lost
             except (OSError, asyncio.TimeoutError) as error:
-                self.last_trouble = f"{type(error).__name__}: {error}"
+                self._note(f"{type(error).__name__}: {error}")
             finally:
                 self._connection = None
                 connection.abort()
             if not self._closed:
                 await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
                 attempt += 1
+
+    def _note(self, trouble: str) -> None:
+        """Into the executor's log once it lasts: who looks for a slot that never came finds the reason there."""
+        self.last_trouble = trouble
+        if time.monotonic() - self.last_contact >= _LASTING_S and trouble != self._logged:
+            self._logged = trouble
+            log.warning("the coordinator at %s:%d is out of reach: %s; trying on", *self._address, trouble)
 
     def close(self) -> None:
         self._closed = True

@@ -72,6 +72,7 @@ class TcpDataPlane:
         self._complete = asyncio.Event()
         self._broken: Broken = lambda channel, reason: None
         self._waiting: dict[ChannelId, _Incoming] = {}
+        self._connecting: set[_Outgoing] = set()  # not admitted yet
         self._open: set[_Connection] = set()
 
     async def listen(self) -> tuple[str, int]:
@@ -99,6 +100,7 @@ class TcpDataPlane:
     async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel:
         loop = asyncio.get_running_loop()
         outgoing = _Outgoing(self, channel, wake_writer)
+        self._connecting.add(outgoing)
         try:
             await asyncio.wait_for(
                 loop.create_connection(lambda: outgoing, peer.host, peer.port), timeout=HANDSHAKE_TIMEOUT_S
@@ -111,6 +113,7 @@ class TcpDataPlane:
                 "a replacement will be tried; check the network between executors if this repeats"
             ) from error
         finally:
+            self._connecting.discard(outgoing)
             if not outgoing.admitted:  # also when the deployment was cancelled meanwhile
                 outgoing.abort()
         return outgoing
@@ -119,7 +122,7 @@ class TcpDataPlane:
         self._expected = {}
         self._missing = set()
         self._broken = lambda channel, reason: None
-        for connection in list(self._open):
+        for connection in (*self._connecting, *self._open):
             connection.abort()
         self._open.clear()
 

@@ -112,6 +112,7 @@ class Execution:
         self._channel_of: dict[tuple[int, int], InputChannel] = {}  # (edge, upstream slot) -> input
         self.subtasks: list[Subtask] = []
         self._runs: list[SnapshotRun] = []
+        self._opening: list[asyncio.Future[None]] = []
         self._lanes: list[SerialLane] = []
         self._snapshot_lanes: dict[tuple[int, str], SerialLane] = {}
 
@@ -120,11 +121,11 @@ class Execution:
     async def restore(self) -> None:
         """Open every operator with its restored state, off the loop. Raises what an operator raises."""
         self._make_inputs()
-        opened = [self._res.workers.run(partial(self._open_chain, chain)) for chain in self._graph.chains]
-        results = await asyncio.gather(*opened, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        run = self._res.workers.run
+        self._opening = [asyncio.ensure_future(run(partial(self._open_chain, chain))) for chain in self._graph.chains]
+        await asyncio.wait(self._opening)  # when this is cancelled its threads go on: `halt` waits for them
+        for opened in self._opening:
+            opened.result()
 
     def _make_inputs(self) -> None:
         parallelism = self._graph.parallelism
@@ -140,13 +141,17 @@ class Execution:
 
     def _open_chain(self, chain: Chain) -> None:
         """On a worker thread."""
+        if self._halted:
+            return
         if chain.source is not None:
             driver = SourceDriver()
-            driver.open(self._context(chain, chain.source.name), chain.source)
             self._sources[chain.id] = (chain.source.name, driver)
+            driver.open(self._context(chain, chain.source.name), chain.source)
         operators: list[tuple[str, Operator]] = []
         self._operators[chain.id] = operators
         for spec in chain.operators:
+            if self._halted:
+                return
             operator = spec.make()
             operators.append((spec.name, operator))
             operator.open(self._context(chain, spec.name))
@@ -196,12 +201,14 @@ class Execution:
         )
 
     def _new_lane(self) -> SerialLane:
-        lane = self._res.workers.lane()
+        lane = self._res.workers.lane(self._broken)
         self._lanes.append(lane)
         return lane
 
     async def connect(self) -> None:
         """Build the subtasks and connect every channel of this slot, both directions."""
+        if self._halted:
+            return
         slot = self._res.slot
         expected = {
             ChannelId(self.token, edge, upstream, slot): channel
@@ -312,24 +319,37 @@ class Execution:
         self._runs = [run for run in self._runs if not run.over]
         return more
 
-    def _step_failed(self, subtask: Subtask, error: Exception) -> None:
+    def _step_failed(self, subtask: Subtask | None, error: Exception) -> None:
+        if subtask is None:
+            self._broken(error)
+            return
         operator = getattr(error, "operator", "") or self._graph.chains[subtask.id.chain].name
         if isinstance(error, UserCodeError) and subtask.source is not None:
             add_position(error, subtask.source[1].last_read())
-        self.halt()
-        self._events.failed(subtask.id, operator, error)
+        self._fail(subtask.id, operator, error)
 
     def _channel_broken(self, channel: ChannelId, reason: str) -> None:
+        other = channel.source_slot if channel.target_slot == self._res.slot else channel.target_slot
+        self._broken(ConnectionError(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}"))
+
+    def _broken(self, error: Exception) -> None:
+        """What was raised outside of any subtask's step: in a timer, after blocking work, while draining."""
+        self._fail(None, getattr(error, "operator", ""), error)
+
+    def _fail(self, subtask: SubtaskId | None, operator: str, error: Exception) -> None:
+        """Said before the channels close: what the peers then say of them must not come first."""
         if not self._halted:
+            self._events.failed(subtask, operator, error)
             self.halt()
-            other = channel.source_slot if channel.target_slot == self._res.slot else channel.target_slot
-            error = ConnectionError(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}")
-            self._events.failed(None, "", error)
 
     def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         def run() -> None:
-            if not self._halted:
+            if self._halted:
+                return
+            try:
                 callback()
+            except Exception as error:
+                self._broken(error)
 
         self._res.loop.call_later(delay_s, run)
 
@@ -346,9 +366,12 @@ class Execution:
         self._close_when_quiet(busy)
 
     def _close_when_quiet(self, busy: list[SerialLane]) -> None:
-        if any(lane.busy for lane in busy):
+        if any(lane.busy for lane in busy) or not all(opening.done() for opening in self._opening):
             self._res.loop.call_later(0.05, self._close_when_quiet, busy)
             return
+        for opening in self._opening:
+            if not opening.cancelled():
+                opening.exception()  # retrieved: whoever waited for it may have been cancelled
         self._res.workers.submit(self._close_operators, self._closed)
 
     def _close_operators(self) -> None:
@@ -359,8 +382,11 @@ class Execution:
                     operator.close()
                 except Exception as error:
                     troubles.append((name, error))
-        for _, driver in self._sources.values():
-            driver.close()
+        for name, driver in self._sources.values():
+            try:
+                driver.close()
+            except Exception as error:
+                troubles.append((name, error))
         if troubles:
             name, trouble = troubles[0]
             raise BarrierRuntimeError(f"closing operator {name} failed: {trouble}") from trouble
@@ -381,7 +407,8 @@ class Execution:
     @property
     def records(self) -> int:
         """Input records of this slot's share, each counted once however often it was replayed."""
-        return sum(driver.records for _, driver in self._sources.values())
+        drivers = list(self._sources.values())  # at once: while restoring, worker threads still add to it
+        return sum(driver.records for _, driver in drivers)
 
     @property
     def halted(self) -> bool:

@@ -15,18 +15,20 @@ _PASS_BUDGET_S = 0.002
 
 
 class Scheduler:
-    """`on_error(subtask, error)` is called for what a subtask raised; the owner stops the scheduler then."""
+    """`on_error(subtask, error)` is called for whatever a pass raised (None: not in a subtask's step); the owner stops
+    the scheduler then. Nothing may be left to the loop's logger: a slot that no longer runs would look alive."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         between: Callable[[], bool],
-        on_error: Callable[[Subtask, Exception], None],
+        on_error: Callable[[Subtask | None, Exception], None],
     ) -> None:
         self._loop = loop
         self._between = between  # other small work between passes (draining snapshots); True when more is left
         self._on_error = on_error
         self._subtasks: list[Subtask] = []
+        self._stepping: Subtask | None = None
         self._scheduled = False
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
@@ -54,15 +56,19 @@ class Scheduler:
         self._scheduled = False
         if self._stopped:
             return
+        self._stepping = None
+        try:
+            self._work()
+        except Exception as error:
+            self._on_error(self._stepping, error)
+
+    def _work(self) -> None:
         started = time.perf_counter()
         deadline = started + _PASS_BUDGET_S
         worked = self._between()
         for subtask in self._subtasks:
-            try:
-                worked = subtask.step() or worked
-            except Exception as error:
-                self._on_error(subtask, error)
-                return
+            self._stepping = subtask
+            worked = subtask.step() or worked
             if self._stopped:
                 return
             if time.perf_counter() > deadline:
@@ -89,6 +95,7 @@ class Scheduler:
         for subtask in self._subtasks:
             if subtask.source is None or subtask.ended or not subtask.writable:
                 continue
+            self._stepping = subtask
             due_ns = subtask.source[1].next_due_ns()
             wait = _TICK_S if due_ns is None else max(_TICK_S, (due_ns - now_ns) / 1e9)
             delay = wait if delay is None else min(delay, wait)

@@ -113,15 +113,21 @@ class Slot:
                 data_port=i.data_port,
                 token=self.token,
                 phase=self._phase,  # type: ignore[arg-type]
-                highest_checkpoint=self._highest_checkpoint,
+                highest_checkpoint=self._highest_seen(),
                 committed=dict(self._committed),
                 ended=tuple(self._ended),
             )
         )
 
     def handle(self, message: ToSlot) -> None:
-        handler: Callable[[Slot, ToSlot], None] = _HANDLERS[type(message)]
-        handler(self, message)
+        """Never raises: whoever brings messages could do nothing but log it, and the job would wait for ever."""
+        try:
+            handler: Callable[[Slot, ToSlot], None] = _HANDLERS[type(message)]
+            handler(self, message)
+        except Exception as error:
+            self.failed(None, "", error)
+            if self._execution is not None:
+                self._execution.halt()
 
     async def closed(self) -> None:
         """Once every dropped generation has let go of its files."""
@@ -183,6 +189,8 @@ class Slot:
             return
         if execution is not self._execution or execution.halted:
             return
+        if self._closing:
+            gc.unfreeze()  # the dropped generation was frozen with the rest: circles of objects, caches and all
         gc.collect()
         gc.freeze()  # what start-up allocated is not walked again by every collection
         self._restored = Restored(self.token, (time.perf_counter() - began) * 1000)
@@ -216,9 +224,16 @@ class Slot:
         """The link has noted when it came; that is all it is for."""
 
     def _on_shutdown(self, message: Shutdown) -> None:
-        self._drop_generation(self.token)
         if not self.left.done():
             self.left.set_result(message)
+        self._drop_generation(self.token)
+
+    def _highest_seen(self) -> int:
+        """Triggers and barriers: an id that came through a channel alone is used up too."""
+        if self._execution is not None:
+            seen = (subtask.highest_seen for subtask in self._execution.subtasks)
+            self._highest_checkpoint = max(self._highest_checkpoint, *seen, 0)
+        return self._highest_checkpoint
 
     def _resolve(self, resolved: Callable[[int], bool]) -> None:
         self._unresolved = {key: value for key, value in self._unresolved.items() if not resolved(key[0])}
@@ -227,6 +242,7 @@ class Slot:
         if self._deploying is not None and not self._deploying.done():
             self._deploying.cancel()
         if self._execution is not None:
+            self._highest_seen()
             self._execution.halt()
             self._closing = [closed for closed in self._closing if not closed.done()] + [self._execution.closed]
         self._execution = None

@@ -211,6 +211,11 @@ class Subtask:
 
     # ------------------------------------------------------------ checkpoints
 
+    @property
+    def highest_seen(self) -> int:
+        """The highest checkpoint whose barrier came here."""
+        return max(self.last_checkpoint, self._aligner.aligning or 0)
+
     def on_trigger(self, barrier: Barrier) -> None:
         """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once."""
         if barrier.token != self.token or barrier.id <= self.last_checkpoint:

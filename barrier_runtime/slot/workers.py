@@ -26,12 +26,17 @@ class Workers:
     async def run(self, work: Callable[[], Any]) -> Any:
         return await self._loop.run_in_executor(self._pool, work)
 
-    def lane(self) -> "SerialLane":
-        return SerialLane(self)
+    def lane(self, on_error: Callable[[Exception], None]) -> "SerialLane":
+        """`on_error` is called for what a `done` raised; there is nobody else who could be told."""
+        return SerialLane(self, on_error)
 
     def close(self) -> None:
         """Does not wait: what runs is decided work or harmless, and the process may be about to leave."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def drain(self) -> None:
+        """Like `close`, but waits for what runs. Blocks: not for the loop's thread."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _hand_back(self, future: "Future[Any]", done: Done) -> None:
         if future.cancelled() or self._loop.is_closed():
@@ -48,8 +53,9 @@ class Workers:
 class SerialLane:
     """See the module. `retire` drops what has not begun and silences what runs."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, on_error: Callable[[Exception], None]) -> None:
         self._workers = workers
+        self._on_error = on_error
         self._waiting: deque[tuple[Callable[[], Any], Done]] = deque()
         self._running = False
         self._retired = False
@@ -76,8 +82,11 @@ class SerialLane:
 
         def finished(result: Any, error: BaseException | None) -> None:
             self._running = False
-            if not self._retired:
-                done(result, error)
+            try:
+                if not self._retired:
+                    done(result, error)
+            except Exception as broken:
+                self._on_error(broken)
             self._start_next()
 
         self._workers.submit(work, finished)

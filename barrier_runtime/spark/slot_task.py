@@ -6,6 +6,7 @@ uuid, Spark task attempt); never the partition number alone.
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import logging
 import os
@@ -32,13 +33,14 @@ from barrier_runtime.slot.slot import Slot, SlotIdentity
 from barrier_runtime.slot.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.slot.workers import Workers
 from coordinator.messages import Shutdown, SlotClaims
-from state.errors import InvalidJob, ProtocolViolation
+from state.errors import InvalidJob, ProtocolViolation, Unavailable
 from state.local_copies import LocalCopies
 from state.open_store import open_store
 from state.paths import Paths
 from state.rocksdb_kv import SlotMemory
 
 _SWITCH_INTERVAL_S = 0.0005  # how long a worker thread may keep the loop waiting for the interpreter (default: 5 ms)
+_LIFE = "life.lock"
 _GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses are tail latency
 
 
@@ -67,13 +69,22 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     slot_uuid = uuid.uuid4().hex
     directory = local_root(settings.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
-    _remove_what_the_dead_left(directory.parent)
+    remove_what_the_dead_left(directory.parent)
     directory.mkdir(mode=0o700, parents=True)
-    try:
-        outcome = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
-    finally:
-        remove_local(directory)
-    return slot, outcome.outcome, outcome.reason
+    with living_in(directory):
+        try:
+            farewell = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
+        finally:
+            remove_local(directory)
+    return result_of(slot, farewell)
+
+
+def result_of(slot: int, farewell: Shutdown) -> tuple[int, str, str]:
+    """What the Spark task gives back. A slot that must leave although its job goes on raises: Spark would take a task
+    that returns for done, and never start the slot again."""
+    if farewell.outcome == "replaced":
+        raise Unavailable(f"slot {slot} leaves its job to another process: {farewell.reason}")
+    return slot, farewell.outcome, farewell.reason
 
 
 def local_root(run_id: str) -> Path:
@@ -186,17 +197,23 @@ def check_packages() -> None:
                 )
 
 
-def _remove_what_the_dead_left(run_directory: Path) -> None:
+@contextlib.contextmanager
+def living_in(directory: Path) -> Iterator[None]:
+    """Holds a lock in `directory` for as long as this process lives. A process id would not do: it is of one container,
+    and the folder may be shared."""
+    with (directory / _LIFE).open("w") as life:
+        fcntl.flock(life, fcntl.LOCK_EX)
+        yield
+
+
+def remove_what_the_dead_left(run_directory: Path) -> None:
     """Directories of slots of this run whose process is gone (SIGKILL leaves them behind)."""
     if not run_directory.is_dir():
         return
-    for entry in _directories(run_directory):
-        pid = entry.name.split("-")[1] if entry.name.count("-") >= 2 else ""
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(entry, ignore_errors=True)
-
-
-def _directories(parent: Path) -> Iterator[Path]:
-    for entry in parent.iterdir():
-        if entry.is_dir():
-            yield entry
+    for entry in run_directory.iterdir():
+        try:
+            with (entry / _LIFE).open() as life:
+                fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # it lives, or is just being made
+            continue
+        shutil.rmtree(entry, ignore_errors=True)

@@ -172,4 +172,4 @@ def test_a_function_that_raises_is_shown_with_its_traceback_and_the_record() -> 
         subtask.write([7, 8])
     assert str(caught.value).startswith("Traceback")
     assert "in fussy" in str(caught.value)
-    assert "batch of 2 rows, the first of which is {'n': 7}" in str(caught.value)
+    assert "batch: 2 rows of n\n  its first record: {'n': 7}" in str(caught.value)

@@ -2,12 +2,12 @@
 
 import asyncio
 
-import pyarrow as pa
 import pytest
 
 from barrier_runtime.elements import Watermark
-from barrier_runtime.slot import data_plane
+from barrier_runtime.slot import control_link, data_plane
 from barrier_runtime.slot.channels import InputChannel
+from barrier_runtime.slot.control_link import TcpControlLink
 from barrier_runtime.slot.data_plane import ChannelId, TcpDataPlane
 from coordinator.messages import Peer
 from state.errors import Unavailable
@@ -119,3 +119,31 @@ def test_more_connections_than_a_small_job_has_may_wait_for_a_slow_slot():
         receiver.close()
 
     run(main())
+
+
+# ---------------------------------------------------------------- control connections
+
+
+def test_a_coordinator_that_stays_out_of_reach_is_named_in_the_log_once(monkeypatch, caplog):
+    """Who looks for a slot that never came is sent to the executors' logs."""
+    monkeypatch.setattr(control_link, "_LASTING_S", 0.0)
+
+    async def main():
+        refused = []
+
+        async def refuse(reader, writer):
+            refused.append(await reader.read(1))
+            writer.close()
+
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()[:2]
+        link = TcpControlLink(address, SECRET, "job", "run", b"", lambda: None, lambda message: None)
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: len(refused) >= 4)
+        link.close()
+        running.cancel()
+        server.close()
+
+    run(main())
+    lines = [record.getMessage() for record in caplog.records if "out of reach" in record.getMessage()]
+    assert len(lines) == 1

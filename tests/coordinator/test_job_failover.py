@@ -163,6 +163,8 @@ def test_a_zombies_decision_that_came_first_counts():
     new.settle()
     assert kinds(store) == ["FENCE", "COMPLETE", "LEAD"]
     assert new.protocol.status(0).phase == "running"
+    for slot in (a, b):
+        assert slot.last(Complete).checkpoint == 1, "its Registered came before this was decided"
     assert new.checkpoint(a, b) == 2
 
 

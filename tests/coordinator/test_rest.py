@@ -277,3 +277,23 @@ def test_a_second_run_of_a_job_is_led_beside_the_first_until_the_log_decides():
             assert first.spec.run_id == "run-1"
 
     calls(step)
+
+
+def test_a_program_sees_and_stops_its_own_run_though_another_was_submitted_since():
+    """The program of a run that is being taken over must not end the run that takes over."""
+
+    async def step(http, directory):
+        for run_id in ("run-1", "run-2"):
+            sent = await http.put("/jobs/flights", content=body(spec(run_id=run_id)), headers=GOOD)
+            assert sent.status_code == 200
+        for query, run_id in (("", "run-2"), ("?run=run-1", "run-1"), ("?run=run-2", "run-2")):
+            answer = await http.get(f"/jobs/flights{query}", headers=GOOD)
+            assert msgspec.json.decode(answer.content, type=JobStatus).run_id == run_id
+        stopped = await http.post("/jobs/flights/stop?run=run-1", content=b'{"mode": "now"}', headers=GOOD)
+        assert stopped.status_code == 202
+        assert directory.run("flights", "run-1").outcome.outcome == "cancelled"
+        assert directory.run("flights", "run-2").outcome is None
+        assert (await http.get("/jobs/flights?run=run-3", headers=GOOD)).status_code == 404
+        assert (await http.get("/jobs/flights?run=../x", headers=GOOD)).status_code == 400
+
+    calls(step)

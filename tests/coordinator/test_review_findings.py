@@ -40,7 +40,7 @@ class StrangeStore(MemoryStore):
 
 def test_a_coordinator_that_stood_still_goes_on_triggering_checkpoints():
     """C10"""
-    coordinator, first, second = started(MemoryStore())
+    coordinator, first, _second = started(MemoryStore())
     coordinator.now_ms += 60_000  # stopped and continued, between two checkpoints
     for _ in range(3):
         coordinator.post(Tick())

@@ -525,7 +525,9 @@ def test_what_cannot_travel_to_a_worker_is_named_before_spark_starts(tmp_path):
 def test_an_exception_on_spark_comes_without_a_stack_of_ours_or_of_the_jvm_and_fails_the_job_once(spark, tmp_path):
     flow = Dataflow("fails-once")
     numbers = flow.rate("numbers", 10_000, 5_000, keys=10)
-    numbers.map(lambda row: 1 / (row["value"] - 700), name="divide").sink("out", JsonlSink(str(tmp_path / "out")))
+    numbers.map(lambda row: {"x": 1 / (row["value"] - 700)}, name="divide").sink(
+        "out", JsonlSink(str(tmp_path / "out"))
+    )
     with pytest.raises(JobFailed) as error:
         flow.run(spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"))
     text = str(error.value)

@@ -137,7 +137,7 @@ def test_a_paused_driver_holds_nothing_up(tmp_path):
 
 @pytest.fixture
 def standalone_master(tmp_path):
-    """A real standalone cluster on loopback: one master, one worker with two cores. Yields its URL and the worker process."""
+    """A real standalone cluster on loopback, one worker with two cores. Yields its URL and the worker process."""
     import pyspark
 
     home = Path(pyspark.__file__).parent

@@ -1,5 +1,6 @@
 """S3's many ways to fail, against a server on loopback that answers what it is told, and against a real one."""
 
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -211,8 +212,6 @@ def test_a_file_above_the_size_of_a_single_put_travels_in_parts(
 def test_a_published_object_that_came_in_parts_is_compared_by_content(
     s3_url: Callable[[str], str], tmp_path: Path
 ) -> None:
-    import hashlib
-
     monkey = pytest.MonkeyPatch()
     monkey.setattr("state.s3_store._SINGLE_PUT_BYTES", 5 << 20)
     store = open_store(s3_url("x"))
@@ -224,3 +223,21 @@ def test_a_published_object_that_came_in_parts_is_compared_by_content(
     store.publish("staged", "final", sha256)
     store.publish("staged", "final", sha256)
     assert [info.key for info in store.list("")] == ["final"]
+
+
+def test_a_publish_that_another_process_finishes_first_is_success(
+    s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T10: a commit of an old generation comes between two looks of the new one's recovery."""
+    store, other = open_store(s3_url("race")), open_store(s3_url("race"))
+    store.put("staged", b"rows")
+    sha256 = hashlib.sha256(b"rows").hexdigest()
+    copy = store._copy  # type: ignore[attr-defined]
+
+    def overtaken(staged: str, final: str) -> None:
+        other.publish(staged, final, sha256)
+        copy(staged, final)
+
+    monkeypatch.setattr(store, "_copy", overtaken)
+    store.publish("staged", "final", sha256)
+    assert other.get("final") == b"rows"

@@ -1,0 +1,254 @@
+"""Real slots of one tiny job on one loop, a hand that plays the coordinator, and a record of what each slot says.
+
+The job: a source that is fed by the test, one row per poll → (rebalance) → one operator of the test's choice.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from barrier_runtime.graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
+from barrier_runtime.local import LocalDataPlane, LocalMesh
+from barrier_runtime.operators.base import Capture, Operator
+from barrier_runtime.sinks.files import JsonlSink
+from barrier_runtime.sinks.sink_operator import SinkOperator
+from barrier_runtime.slot.execution import SlotResources, StateSettings
+from barrier_runtime.slot.slot import Slot, SlotIdentity
+from barrier_runtime.slot.workers import Workers
+from barrier_runtime.sources.base import Polled, Split
+from coordinator.messages import (
+    Ack,
+    Complete,
+    Deploy,
+    Peer,
+    Register,
+    Registered,
+    Restored,
+    Shutdown,
+    Start,
+    SubtaskFailed,
+    Trigger,
+)
+from state.local_copies import LocalCopies
+from state.memory_store import MemoryStore
+from state.paths import Paths
+from state.rocksdb_kv import SlotMemory
+
+SCHEMA = pa.schema([("n", pa.int64())])
+SOURCE, TARGET = 0, 1
+
+
+class Feed:
+    """A source whose rows the test adds; each split is a list that can be read again from any position."""
+
+    schema = SCHEMA
+    exactly_once = True
+
+    def __init__(self, splits):
+        self.rows = [[] for _ in range(splits)]
+        self.ended = [False] * splits
+
+    def splits(self, parallelism):
+        return [Split(str(index)) for index in range(len(self.rows))]
+
+    def reader(self, split):
+        return FeedReader(self, int(split.id))
+
+    def end(self):
+        self.ended = [True] * len(self.ended)
+
+
+class FeedReader:
+    def __init__(self, feed, index):
+        self.feed, self.index, self.count = feed, index, 0
+
+    @property
+    def finished(self):
+        return self.feed.ended[self.index] and self.count == len(self.feed.rows[self.index])
+
+    def poll(self, max_rows, now_ns):
+        rows = self.feed.rows[self.index][self.count : self.count + 1]
+        self.count += len(rows)
+        return Polled(pa.record_batch({"n": pa.array(rows, pa.int64())}), now_ns) if rows else None
+
+    def next_due_ns(self):
+        return None
+
+    def position(self):
+        return str(self.count).encode()
+
+    def seek(self, position):
+        self.count = int(position)
+
+    def close(self):
+        pass
+
+
+class Totals(Operator):
+    """Counts rows; remembers its life."""
+
+    def __init__(self):
+        self.life = []
+        self.total = 0
+
+    def open(self, context):
+        self.context = context
+        self.total = sum(int(s.values["total"]) for s in context.restored if s.subtask == context.subtask)
+        self.life.append("opened")
+
+    def process(self, batch, emit, port=0):
+        self.total += batch.rows.num_rows
+
+    def snapshot(self, checkpoint):
+        return Capture(values={"total": str(self.total).encode()})
+
+    def on_complete(self, checkpoint):
+        self.life.append(f"complete {checkpoint}")
+
+    def on_abort(self, checkpoint):
+        self.life.append(f"abort {checkpoint}")
+
+    def close(self):
+        self.life.append("closed")
+
+
+@dataclass
+class Recorder:
+    """The slot's end of a control connection. `up=False`: what is said is lost, as on a broken connection."""
+
+    said: list = field(default_factory=list)
+    up: bool = True
+    last_contact: float = 0.0
+
+    def send(self, message):
+        if self.up:
+            self.said.append(message)
+
+    def got(self, kind):
+        return [message for message in self.said if isinstance(message, kind)]
+
+
+class Bench:
+    """`make_operator` is called once per generation and slot; `operators` keeps them in that order."""
+
+    def __init__(self, directory, parallelism=1, make_operator=Totals, splits=None, plane=LocalDataPlane):
+        self.loop = asyncio.get_running_loop()
+        self.parallelism = parallelism
+        self.feed = Feed(splits or parallelism)
+        self.store, self.output = MemoryStore(), MemoryStore()
+        self.operators = []
+        self._make_operator = make_operator
+        self.workers = Workers(self.loop)
+        graph = self._graph()
+        mesh = LocalMesh()
+        self.links = [Recorder() for _ in range(parallelism)]
+        self.slots = [self._slot(graph, index, directory / str(index), plane(mesh)) for index in range(parallelism)]
+        for slot in self.slots:
+            slot.connected()
+
+    def _graph(self):
+        source = SourceSpec("numbers", self.feed, tuple(self.feed.splits(self.parallelism)))
+        target = OperatorSpec("target", "test", self._make, stateful=True)
+        chains = (Chain(SOURCE, (), source), Chain(TARGET, (target,)))
+        return JobGraph("job", self.parallelism, 128, chains, (Edge(0, SOURCE, TARGET, "rebalance"),))
+
+    def _make(self):
+        operator = self._make_operator()
+        self.operators.append(operator)
+        return operator
+
+    def _slot(self, graph, index, directory, plane):
+        resources = SlotResources(
+            loop=self.loop,
+            workers=self.workers,
+            store=self.store,
+            make_store=lambda url: self.output,
+            paths=Paths("job"),
+            slot=index,
+            uuid=f"uuid-{index}",
+            local_dir=directory,
+            copies=LocalCopies(),
+            memory=SlotMemory(8 << 20),
+            settings=StateSettings("memory"),
+            new_uuid=iter(map(str, range(1_000_000))).__next__,
+        )
+        identity = SlotIdentity(index, f"uuid-{index}", 1, "h", 0, "local", 0)
+        slot = Slot(graph, "exactly_once", identity, resources, plane)
+        slot.link = self.links[index]
+        return slot
+
+    # ---- the coordinator's part
+
+    def tell(self, *messages):
+        """To every slot, in order."""
+        for message in messages:
+            for slot in self.slots:
+                slot.handle(message)
+
+    def deployment(self, token, checkpoint=0, operators=()):
+        peers = tuple(Peer(index, f"uuid-{index}", "local", 0) for index in range(self.parallelism))
+        return Deploy(token, checkpoint, peers, tuple(operators))
+
+    def deploy(self, token, checkpoint=0, operators=()):
+        self.tell(self.deployment(token, checkpoint, operators))
+
+    async def running(self, token, checkpoint=0, operators=()):
+        self.deploy(token, checkpoint, operators)
+        await self.until(lambda: all(any(m.token == token for m in link.got(Restored)) for link in self.links))
+        self.tell(Start(token))
+
+    async def acks(self, checkpoint, token):
+        """Until every subtask acknowledged; returns the acks in the order of subtasks."""
+
+        def found():
+            acks = [a for link in self.links for a in link.got(Ack) if (a.token, a.checkpoint) == (token, checkpoint)]
+            return {ack.subtask: ack for ack in acks}
+
+        await self.until(lambda: len(found()) == 2 * self.parallelism)
+        return [found()[subtask] for subtask in sorted(found())]
+
+    async def checkpoint(self, checkpoint, token):
+        """Taken and decided. Returns the snapshots, as the manifest would have them."""
+        self.tell(Trigger(token, checkpoint, 0))
+        acks = await self.acks(checkpoint, token)
+        self.tell(Complete(token, checkpoint))
+        return [snapshot for ack in acks for snapshot in ack.operators]
+
+    def reconnect(self, index=0, last_completed=0):
+        """The connection is there again: what the slot says on it, after its Register was answered."""
+        link, slot = self.links[index], self.slots[index]
+        link.up, link.said = True, []
+        slot.connected()
+        slot.handle(Registered(slot.token, last_completed, 0))
+        assert isinstance(link.said[0], Register)
+        return link.said[1:]
+
+    # ---- looking
+
+    async def until(self, condition):
+        while not condition():
+            failures = [m for link in self.links for m in link.got(SubtaskFailed)]
+            assert not failures, failures
+            await asyncio.sleep(0.001)
+
+    async def failure(self, index=0):
+        while not self.links[index].got(SubtaskFailed):
+            await asyncio.sleep(0.001)
+        return self.links[index].got(SubtaskFailed)[-1]
+
+    def visible(self):
+        """Numbers that a reader of the output sees."""
+        keys = [info.key for info in self.output.list("") if not info.key.startswith("_")]
+        return sorted(json.loads(line)["n"] for key in keys for line in self.output.get(key).splitlines())
+
+    async def close(self):
+        self.tell(Shutdown("cancelled", "the test ends"))
+        for slot in self.slots:
+            await slot.closed()
+        self.workers.close()
+
+
+def sink_operator():
+    return SinkOperator("target", lambda: JsonlSink("memory"))

@@ -1,0 +1,82 @@
+"""What the driver and a Spark task do at the edges of a job: a coordinator that is gone for good, a slot sent away."""
+
+import fcntl
+import os
+import signal
+import time
+
+import pytest
+
+from barrier_runtime.launch import _Coordinator
+from barrier_runtime.options import JobOptions
+from barrier_runtime.spark.slot_task import living_in, remove_what_the_dead_left, result_of
+from coordinator.messages import ChainSpec, JobSpec, Shutdown
+from state.errors import Unavailable
+
+SPEC = JobSpec(
+    job="flights",
+    run_id="run-1",
+    submitter="ann@host pid 1",
+    parallelism=1,
+    max_parallelism=128,
+    chains=(ChainSpec(chain=0, operators=("numbers", "out"), sinks=("out",), is_source=True),),
+)
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    found = _Coordinator(SPEC, JobOptions(checkpoints=str(tmp_path / "checkpoints")))
+    yield found
+    found.close()
+
+
+def wait_for(what, probe, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not (value := probe()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+    return value
+
+
+def test_a_killed_coordinator_is_waited_for(coordinator):
+    pid = coordinator.pid
+    assert coordinator.status().run_id == "run-1"
+    os.kill(pid, signal.SIGKILL)
+    wait_for("its successor to know the run", lambda: coordinator.pid != pid and coordinator.status())
+
+
+def test_a_coordinator_that_can_not_be_started_again_ends_the_waiting_with_its_words(coordinator):
+    coordinator._embedded._token_file.unlink()
+    os.kill(coordinator.pid, signal.SIGKILL)
+
+    def refused():
+        try:
+            coordinator.status()
+        except Unavailable as error:
+            return str(error)
+        return None
+
+    assert "can't be kept alive" in wait_for("the error", refused)
+    assert "token file" in refused()
+
+
+def test_a_slot_that_was_replaced_fails_its_task_so_that_spark_starts_another():
+    """Z8, rP6: a task that returns is done for Spark, and its slot would stay empty for ever."""
+    assert result_of(1, Shutdown("finished", "all read")) == (1, "finished", "all read")
+    with pytest.raises(Unavailable, match=r"slot 1 .* was silent"):
+        result_of(1, Shutdown("replaced", "it was silent"))
+
+
+def test_only_the_folders_of_dead_slots_are_removed(tmp_path):
+    """A folder in use holds open databases; process ids say nothing about another container's processes."""
+    living, dead, newborn = (tmp_path / name for name in ("0-living", "1-dead", "2-newborn"))
+    for folder in (living, dead, newborn):
+        folder.mkdir()
+    with living_in(dead):
+        pass
+    with living_in(living):
+        remove_what_the_dead_left(tmp_path)
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["0-living", "2-newborn"]
+        with (living / "life.lock").open() as life, pytest.raises(BlockingIOError):
+            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    remove_what_the_dead_left(tmp_path / "never-made")

@@ -1,0 +1,217 @@
+"""Operating jobs from outside: a coordinator daemon that several programs share, the command line, and stopping."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness import counting_flow, kill, until, verdict, visible_files
+
+from barrier_runtime import InvalidJob
+from coordinator.client import CoordinatorClient
+from state.errors import Unavailable
+
+pytestmark = pytest.mark.spark
+
+COMMAND = str(Path(sys.executable).with_name("barrier-runtime"))
+
+
+def completed(handle, at_least):
+    status = handle.status()
+    return status.phase == "running" and status.checkpoints.completed >= at_least
+
+
+# ---------------------------------------------------------------- a daemon
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Daemon:
+    """`barrier-runtime coordinator` on two fixed ports, started by hand as an operator would."""
+
+    def __init__(self, folder):
+        self.storage = str(folder / "checkpoints")
+        self.token_file = folder / "daemon.token"
+        self.token_file.write_text("0123456789abcdef" * 4)
+        self.token_file.chmod(0o600)
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._listen = f"127.0.0.1:{free_port()}"
+        self._log = (folder / "daemon.log").open("ab")
+        self._client = CoordinatorClient(self.url, self.token_file.read_text())
+        self.start()
+
+    def start(self):
+        addresses = ["--listen", self._listen, "--http", self.url.removeprefix("http://")]
+        keeping = ["--storage", self.storage, "--token-file", str(self.token_file)]
+        command = [COMMAND, "coordinator", *addresses, *keeping]
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        until(self._answers, "the daemon answered", 30)
+
+    def _answers(self):
+        assert self._process.poll() is None, "the daemon did not start"
+        try:
+            return self._client.health().pid == self._process.pid
+        except Unavailable:
+            return False
+
+    def kill(self):
+        kill(self._process.pid)
+        self._process.wait()
+
+    def command(self, name, *arguments, code=0):
+        address = ["--coordinator", self.url, "--token-file", str(self.token_file)]
+        done = subprocess.run(
+            [COMMAND, name, *arguments, *address], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout) if done.stdout else done.stderr
+
+    def options(self):
+        return {"coordinator": self.url, "token_file": str(self.token_file), "checkpoints": self.storage}
+
+
+@contextmanager
+def running_daemon(folder):
+    daemon = Daemon(folder)
+    try:
+        yield daemon
+    finally:
+        daemon.kill()
+
+
+def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark, tmp_path):
+    """F9: both go on in their generation; the command line sees, triggers and stops them."""
+    rows = 60_000
+    options = {"spark": spark, "parallelism": 2, "checkpoint_interval": 0.3}
+    with running_daemon(tmp_path) as daemon:
+        options |= daemon.options()
+        one = counting_flow("daemon-one", tmp_path / "one", rows, 6_000).start(**options)
+        two = counting_flow("daemon-two", tmp_path / "two", rows, 6_000).start(**options)
+        try:
+            until(lambda: completed(one, 2) and completed(two, 2), "both jobs completed checkpoints")
+            before = one.status(), two.status()
+            daemon.kill()
+            daemon.start()
+            until(lambda: completed(one, 1) and completed(two, 1), "checkpoints go on under the new daemon")
+            assert [one.status().token, two.status().token] == [status.token for status in before]
+            assert {job["job"] for job in daemon.command("status")} == {"daemon-one", "daemon-two"}
+            assert daemon.command("checkpoint", "daemon-one")["answer"] == "accepted"
+            assert daemon.command("status", "daemon-two")["phase"] == "running"
+            assert "job nobody is not known" in daemon.command("status", "nobody", code=2)
+            daemon.command("stop", "daemon-two")
+            assert two.wait(60).status.outcome == "cancelled"
+            assert one.wait(120).records == rows
+            assert "not running" in daemon.command("checkpoint", "daemon-two", code=1)["reason"]
+        finally:
+            one.close()
+            two.close()
+        counting_flow("daemon-two", tmp_path / "two", rows, 60_000).run(**options)
+    for out in ("one", "two"):
+        assert verdict(tmp_path / out, rows).right, (out, verdict(tmp_path / out, rows))
+
+
+def test_a_program_and_a_daemon_with_different_storage_are_told_apart(spark, tmp_path):
+    with running_daemon(tmp_path) as daemon:
+        wrong = daemon.options() | {"checkpoints": str(tmp_path / "elsewhere")}
+        flow = counting_flow("elsewhere", tmp_path / "out", 10, 1_000)
+        with pytest.raises(InvalidJob, match=r"daemon keeps checkpoints in .*start the program with checkpoints="):
+            flow.run(spark=spark, **wrong)
+        daemon.token_file.write_text("another token, which is long enough for a daemon")
+        with pytest.raises(InvalidJob, match="bearer token"):
+            flow.run(spark=spark, **daemon.options())
+    with pytest.raises(Unavailable, match=r"does not answer .* is it running there\?"):
+        flow.run(spark=spark, **daemon.options())
+
+
+# ---------------------------------------------------------------- stopping
+
+
+@pytest.mark.parametrize("mode", ["checkpoint", "now"])
+def test_a_stopped_job_goes_on_where_it_was_when_started_again(spark, tmp_path, mode):
+    """C16: "checkpoint" commits all that its last checkpoint covers; "now" takes none."""
+    rows, out = 40_000, tmp_path / "out"
+    options = {"spark": spark, "parallelism": 2, "checkpoints": str(tmp_path / "checkpoints")}
+    with counting_flow("stopped", out, rows, 5_000).start(**options, checkpoint_interval=0.3) as handle:
+        until(lambda: completed(handle, 2), "two checkpoints completed")
+        before = handle.status().checkpoints.last_completed.checkpoint
+        handle.stop(mode)
+        status = handle.wait(60).status
+    assert status.outcome == "cancelled"
+    if mode == "checkpoint":
+        assert status.checkpoints.last_completed.checkpoint > before
+        assert set(status.commits.through.values()) == {status.checkpoints.last_completed.checkpoint}
+    stopped_at = len(visible_files(out))
+    assert 0 < verdict(out, rows).rows < rows
+    result = counting_flow("stopped", out, rows, 60_000).run(**options, checkpoint_interval=0.3)
+    assert result.status.restored_checkpoint >= before
+    assert len(visible_files(out)) > stopped_at
+    assert verdict(out, rows).right, verdict(out, rows)
+
+
+# ---------------------------------------------------------------- whole programs
+
+
+def test_a_flow_runs_on_spark_from_the_command_line_with_the_modules_beside_it(tmp_path):
+    (tmp_path / "helpers.py").write_text("def double(row):\n    return {**row, 'value': row['value'] * 2}\n")
+    (tmp_path / "app.py").write_text(
+        textwrap.dedent(f"""
+            from barrier_runtime import Dataflow, JsonlSink
+
+            from helpers import double
+
+            def positive(row):
+                return row["value"] >= 0
+
+            flow = Dataflow("from-the-shell")
+            numbers = flow.rate("numbers", 20_000, 2_000)
+            numbers.filter(positive).map(double).sink("out", JsonlSink("{tmp_path / "out"}"))
+        """)
+    )
+    done = subprocess.run(
+        [COMMAND, "run", "app.py:flow", "--master", "local[2]", "--checkpoints", "checkpoints", "--interval", "0.2"],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("job from-the-shell finished: 2,000 records read")
+    written = [
+        json.loads(line)["value"] for file in visible_files(tmp_path / "out") for line in file.read_text().splitlines()
+    ]
+    assert sorted(written) == list(range(0, 4_000, 2))
+
+
+def test_a_session_of_the_users_on_which_slots_cannot_live_is_refused_with_both_settings(tmp_path):
+    """B5: dynamic allocation and speculation."""
+    program = """
+        import sys
+        from pyspark.sql import SparkSession
+        from barrier_runtime import Dataflow, InvalidJob, JsonlSink
+
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.dynamicAllocation.enabled", "true").config("spark.speculation", "true").getOrCreate()
+        )
+        flow = Dataflow("refused")
+        flow.rate("numbers", 1000, 10).sink("out", JsonlSink(sys.argv[1] + "/out"))
+        try:
+            flow.run(spark=spark, checkpoints=sys.argv[1] + "/checkpoints")
+        except InvalidJob as error:
+            print(error)
+        spark.range(1).count()  # the user's session lives on
+        spark.stop()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "spark.dynamicAllocation.enabled is true: executors would be taken away; set it to false" in done.stdout
+    assert "spark.speculation is true" in done.stdout
