@@ -11,6 +11,7 @@ a blocked channel is simply not read.
     aligning n       barrier m > n                           abort n, unblock all → aligning m
     aligning n       cancel m >= n, or abort n by order      abort, unblock all → idle, done = m
     aligning n       a channel ends, no live one missing     snapshot n, unblock all → idle, done = n
+    any              abort m by order, m not seen yet        m is given up: its barriers begin nothing
     any              barrier or cancel <= done, old token    ignored and counted
 
 Source: Flink's SingleCheckpointBarrierHandler and CheckpointBarrierTracker (behaviour, not code); FLIP-147 for ends.
@@ -63,6 +64,7 @@ class Aligner:
         self._pending: Barrier | None = None
         self._arrived: set[int] = set()
         self._first_at_ms = 0.0
+        self._given_up: set[int] = set()  # by order, above `done`
         self.done = 0  # highest id that was taken or aborted here
         self.ignored = 0
 
@@ -84,6 +86,9 @@ class Aligner:
             return []
         if self._pending is not None and barrier.id > self._pending.id:
             effects += self._abort(self._pending.id, f"barrier {barrier.id} overtook it")
+        if barrier.id in self._given_up:
+            self.ignored += 1
+            return effects
         if self._pending is None:
             self._pending = barrier
             self._first_at_ms = now_ms
@@ -105,7 +110,7 @@ class Aligner:
         if self._pending is not None:
             effects += self._abort(self._pending.id, f"cancelled upstream by {cancel.id}")
         if cancel.id > self.done:
-            self.done = cancel.id
+            self._finish(cancel.id)
             effects.append(Aborted(cancel.id, "cancelled upstream"))
         return effects
 
@@ -118,8 +123,8 @@ class Aligner:
         """The coordinator gave up `checkpoint`."""
         if self._pending is not None and self._pending.id == checkpoint:
             return self._abort(checkpoint, "ordered by the coordinator")
-        if self._pending is None:
-            self.done = max(self.done, checkpoint)
+        if checkpoint > self.done:
+            self._given_up.add(checkpoint)
         return []
 
     def _complete_if_all_arrived(self, now_ms: float) -> list[AlignmentEffect]:
@@ -127,7 +132,7 @@ class Aligner:
             return []
         barrier = self._pending
         unblock = self._release()
-        self.done = barrier.id
+        self._finish(barrier.id)
         snapshot = TakeSnapshot(
             barrier,
             start_delay_ms=max(0.0, self._first_at_ms - barrier.triggered_at_ms),
@@ -137,8 +142,12 @@ class Aligner:
 
     def _abort(self, checkpoint: int, reason: str) -> list[AlignmentEffect]:
         unblock = self._release()
-        self.done = checkpoint
+        self._finish(checkpoint)
         return [Aborted(checkpoint, reason), *unblock]
+
+    def _finish(self, checkpoint: int) -> None:
+        self.done = checkpoint
+        self._given_up = {each for each in self._given_up if each > checkpoint}
 
     def _release(self) -> list[AlignmentEffect]:
         channels = tuple(sorted(self._arrived))
@@ -157,6 +166,7 @@ class BarrierTracker:
         self._live = set(range(channels))
         self._arrived: dict[int, set[int]] = {}  # checkpoint -> channels, ascending
         self._barriers: dict[int, tuple[Barrier, float]] = {}
+        self._given_up: set[int] = set()  # by order, above `done`
         self.done = 0
         self.ignored = 0
 
@@ -167,7 +177,8 @@ class BarrierTracker:
         return max(self._arrived, default=None)
 
     def on_barrier(self, channel: int, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        if barrier.token != self._token or barrier.id <= self.done or channel not in self._live:
+        stale = barrier.id <= self.done or barrier.id in self._given_up
+        if barrier.token != self._token or stale or channel not in self._live:
             self.ignored += 1
             return []
         self._barriers.setdefault(barrier.id, (barrier, now_ms))
@@ -193,8 +204,8 @@ class BarrierTracker:
     def on_order_to_abort(self, checkpoint: int) -> list[AlignmentEffect]:
         if checkpoint in self._arrived:
             return self._give_up(checkpoint, "ordered by the coordinator")
-        if not self._arrived:
-            self.done = max(self.done, checkpoint)
+        if checkpoint > self.done:
+            self._given_up.add(checkpoint)
         return []
 
     def _complete_what_arrived(self, now_ms: float) -> list[AlignmentEffect]:
@@ -223,3 +234,4 @@ class BarrierTracker:
         self._arrived.pop(checkpoint, None)
         self._barriers.pop(checkpoint, None)
         self.done = max(self.done, checkpoint)
+        self._given_up = {each for each in self._given_up if each > self.done}

@@ -294,7 +294,8 @@ class JobRunner:
                 event = StoreRefused(f"{self._store.url}: {error}")
         except Exception as error:  # a bug: without an answer the job would wait for ever
             log.exception("job %s: %s went wrong", self.spec.job, type(effect).__name__)
-            self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
+            if self.outcome is None:
+                self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
             return
         self._post(event)
 

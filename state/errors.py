@@ -29,6 +29,9 @@ class ProtocolViolation(BarrierRuntimeError):
     """File a bug: a law of the protocol was broken. The message carries the recent history."""
 
 
+PERMANENT = (InvalidJob, Corrupt, ProtocolViolation, Fenced)  # a repetition would meet the same: do not retry
+
+
 class UserCodeError(InvalidJob):
     """A user's function raised. `user_traceback` is shown first; then operator, subtask, key, position, record."""
 

@@ -37,9 +37,8 @@ from barrier_runtime.sinks.sink_driver import (
     Transaction,
     Visible,
 )
-from state.errors import Corrupt, Fenced, InvalidJob, ProtocolViolation
+from state.errors import PERMANENT
 
-_STOP = (InvalidJob, Corrupt, Fenced, ProtocolViolation)  # at recovery: no retry cures these
 _LOOK_AGAIN_SECONDS = 0.005
 
 
@@ -222,7 +221,7 @@ class SinkOperator(Operator):
             assert isinstance(effect, Recover), effect  # nothing else can come of an empty driver
             try:
                 self._sink.recover(effect.committables)
-            except _STOP:
+            except PERMANENT:
                 raise
             except Exception as error:  # whatever the target's library raises when it is out of reach
                 self._recovered = (effect.checkpoint, error)

@@ -124,6 +124,7 @@ class _ControlConnection(asyncio.Protocol):
 
     def __init__(self, link: TcpControlLink) -> None:
         self._link = link
+        self._trouble = ""
         self._handshake = link.initiator()
         loop = asyncio.get_running_loop()
         self.proven: asyncio.Future[None] = loop.create_future()
@@ -145,14 +146,12 @@ class _ControlConnection(asyncio.Protocol):
             if data:
                 self._link.received(self._framing.feed(data))
         except ProtocolViolation as error:
-            self._link.last_trouble = str(error)
+            self._trouble = self._link.last_trouble = str(error)
             self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.proven.done():
-            self.proven.set_exception(
-                ConnectionError(self._link.last_trouble or f"closed by the coordinator ({error})")
-            )
+            self.proven.set_exception(ConnectionError(self._trouble or f"closed by the coordinator ({error})"))
             self.proven.exception()  # retrieved: the waiter may have given up already
         if not self.lost.done():
             self.lost.set_result(None)

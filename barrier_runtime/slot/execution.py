@@ -28,7 +28,7 @@ from barrier_runtime.slot.subtask import Subtask
 from barrier_runtime.slot.workers import SerialLane, Workers
 from barrier_runtime.sources.source_operator import SourceDriver
 from coordinator.messages import Deploy, Peer, SubtaskId
-from state.errors import BarrierRuntimeError, UserCodeError
+from state.errors import PERMANENT, BarrierRuntimeError, UserCodeError
 from state.keyed_backend import KeyedBackend, open_keyed_backend
 from state.local_copies import LocalCopies
 from state.object_store import ObjectStore
@@ -291,7 +291,11 @@ class Execution:
                 self._events.acknowledged(barrier.id, subtask.id, operators, times, ended)
 
         def failed(run: SnapshotRun, error: BaseException) -> None:
-            if not self._halted and not run.cancelled:
+            if self._halted or run.cancelled:
+                return
+            if isinstance(error, PERMANENT):
+                self._fail(subtask.id, getattr(error, "operator", ""), error)
+            else:
                 self._events.declined(barrier.id, subtask.id, f"{type(error).__name__}: {error}")
 
         run = SnapshotRun(

@@ -46,12 +46,11 @@ from coordinator.messages import (
     ToSlot,
     Trigger,
 )
-from state.errors import Corrupt, Fenced, InvalidJob, ProtocolViolation
+from state.errors import PERMANENT
 from state.snapshot import OperatorSnapshot, SnapshotTimes
 
 log = logging.getLogger("barrier_runtime.slot")
 
-_PERMANENT = (InvalidJob, Corrupt, ProtocolViolation, Fenced)  # another generation would meet the same
 _LATENCY_EVERY_HEARTBEATS = 4
 
 
@@ -287,7 +286,7 @@ class Slot:
         self._send(CommitFailing(self.token, checkpoint, operator, subtask, attempts, error))
 
     def failed(self, subtask: SubtaskId | None, operator: str, error: BaseException) -> None:
-        permanent = isinstance(error, _PERMANENT)
+        permanent = isinstance(error, PERMANENT)
         text = str(error) if permanent else f"{type(error).__name__}: {error}"
         if not permanent:  # what is permanent ends the job, and the job's error tells it, without our own stack
             log.warning("slot %d, generation %d: %s %s", self.identity.slot, self.token, operator, text, exc_info=error)

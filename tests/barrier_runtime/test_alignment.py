@@ -235,3 +235,36 @@ def test_any_interleaving_of_complete_barriers_takes_each_once_in_order_and_ends
         taken += snapshots(play(aligner, (channel, queues[channel].pop(0))))
     assert taken == list(range(1, max(ends_after) + 1))
     assert aligner.blocked == frozenset()
+
+
+@pytest.mark.parametrize("kind", [Aligner, BarrierTracker])
+def test_an_order_to_abort_a_newer_checkpoint_leaves_an_older_one_alone(kind):
+    """C3: two are under way, the second one is declined elsewhere before the first one's barriers came here."""
+    aligner = kind(2, TOKEN)
+    assert aligner.on_order_to_abort(2) == []
+    effects = play(aligner, (0, barrier(1)), (1, barrier(1)), (0, barrier(2)), (1, barrier(2)))
+    assert snapshots(effects) == [1]
+    assert aborts(effects) == []
+    assert aligner.blocked == frozenset()
+
+
+@pytest.mark.parametrize("kind", [Aligner, BarrierTracker])
+def test_an_aborted_checkpoint_is_not_begun_when_its_barrier_comes_while_an_older_one_is_aligned(kind):
+    """C3"""
+    aligner = kind(2, TOKEN)
+    play(aligner, (0, barrier(1)))
+    assert aligner.on_order_to_abort(2) == []
+    effects = play(aligner, (1, barrier(1)), (1, barrier(2)))
+    assert snapshots(effects) == [1]
+    assert aligner.aligning is None
+
+
+def test_an_aborted_checkpoints_barrier_still_ends_an_older_alignment_whose_barrier_can_not_come_any_more():
+    """A4: channels are first in, first out."""
+    aligner = Aligner(2, TOKEN)
+    play(aligner, (0, barrier(1)))
+    aligner.on_order_to_abort(2)
+    effects = play(aligner, (1, barrier(2)))
+    assert aborts(effects) == [1]
+    assert aligner.blocked == frozenset()
+    assert aligner.aligning is None

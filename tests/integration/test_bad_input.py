@@ -320,6 +320,19 @@ def test_a_sink_that_cannot_be_written_to_fails_the_job_once_and_names_it(tmp_pa
     assert error.value.status.generations == 1
 
 
+class TakenAway(JsonlSink):
+    """The target can be written when the job starts, and not any more when the first checkpoint comes."""
+
+    def pre_commit(self, transaction, checkpoint):
+        raise InvalidJob("the bucket 'lake' is gone: bring it back, then start again")
+
+
+def test_a_target_that_is_taken_away_while_the_job_runs_fails_it_once(tmp_path):
+    with pytest.raises(JobFailed, match="the bucket 'lake' is gone: bring it back") as failed:
+        counting_flow("taken-away", tmp_path, 1_000, 1e6, sink=TakenAway(str(tmp_path / "out"))).run_local()
+    assert failed.value.status.generations == 1
+
+
 def test_columns_that_a_sinks_format_does_not_have_fail_the_job_once(tmp_path):
     flow = job(ten_rows, CsvSink(str(tmp_path / "out")), lambda s: s.map(lambda row: {"list": [1, 2]}))
     with pytest.raises(BAD) as error:
