@@ -5,6 +5,7 @@ supervisor, a single slot by Spark, the whole Spark job by `SparkGang`. When the
 """
 
 import contextlib
+import ipaddress
 import os
 import shutil
 import threading
@@ -76,6 +77,13 @@ def _shared_store(url: str) -> ObjectStore:
     return open_store(url)
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class _Coordinator:
     """The daemon of this job: a child process of ours, or one that runs already."""
 
@@ -85,7 +93,11 @@ class _Coordinator:
         self._embedded: EmbeddedCoordinator | None = None
         if options.coordinator is None:
             assert options.checkpoints is not None
-            self._embedded = EmbeddedCoordinator(options.checkpoints)
+            self._embedded = EmbeddedCoordinator(
+                options.checkpoints,
+                host=options.coordinator_host,
+                network="loopback" if _is_loopback(options.coordinator_host) else "trusted",
+            )
             self.submitted: SubmitReply = self._embedded.submit(spec)
             self.client: CoordinatorClient = self._embedded.client
         else:
@@ -142,6 +154,8 @@ class JobHandle:
         self._coordinator = coordinator
         self._last: JobStatus | None = None
         self._trouble: Exception | None = None  # why the job can't be followed to its end
+        self._stop_mode: Literal["checkpoint", "now"] | None = None
+        self._stop_told = ""  # the coordinator process that was asked to stop
         self._ended = threading.Event()
         self._closed = False
         assert options.checkpoints is not None
@@ -194,7 +208,9 @@ class JobHandle:
 
     def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint") -> None:
         """End the job: after a last committed checkpoint ("checkpoint") or at once ("now")."""
+        self._stop_told = self._last.leader if self._last is not None else ""
         self._coordinator.client.stop(self._spec.job, mode, self._spec.run_id)
+        self._stop_mode = mode
 
     @property
     def coordinator_pid(self) -> int | None:
@@ -250,7 +266,15 @@ class JobHandle:
                         self._gang.kill_task(order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up")
                 if status.outcome is not None:
                     return
+                self._repeat_stop(status)
             self._ended.wait(_POLL_S)
+
+    def _repeat_stop(self, status: JobStatus) -> None:
+        """A coordinator keeps nothing that is not in the log: one that was started again does not know of the wish."""
+        if self._stop_mode is not None and status.leader != self._stop_told:
+            with contextlib.suppress(Unavailable, InvalidJob):  # away again: the next status tells
+                self._coordinator.client.stop(self._spec.job, self._stop_mode, self._spec.run_id)
+                self._stop_told = status.leader
 
     def _spark_view(self) -> str:
         """What Spark says about slots that did not come."""

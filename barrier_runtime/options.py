@@ -69,6 +69,7 @@ class JobOptions:
     spark: Any = None  # a SparkSession of the user's
     spark_conf: dict[str, str] = field(default_factory=dict)
     coordinator: str | None = None  # "http://host:port" of a daemon; default: a child process of the driver
+    coordinator_host: str = "127.0.0.1"  # address of this host at which slots on other hosts reach the child process
     token_file: str | None = None  # the daemon's bearer token
     coordinator_lease: float = 600.0  # a slot leaves when the coordinator is silent for this long
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)

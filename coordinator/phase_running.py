@@ -177,7 +177,8 @@ class Running(Phase):
     def on_stop(self, job: Job, now_ms: int) -> Phase | None:
         if job.stop == "now":
             return cancel(job)
-        self._begin_stop(job)
+        if job.stop_from is None:  # asked again, it is still the same checkpoint that is waited for
+            self._begin_stop(job)
         return self._pump(job, now_ms)
 
     # ------------------------------------------------------------ inside

@@ -1,6 +1,7 @@
 """Fixtures that several parts share. An S3 endpoint is one moto server per test session, on a free loopback port."""
 
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -10,16 +11,18 @@ import pytest
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """URL of an S3 server. Credentials are in the environment, as boto3 and subprocesses expect them."""
-    from moto.server import ThreadedMotoServer
+    from examples.s3_server import make_s3_server
 
     wanted = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    server = make_s3_server(0)
+    serving = threading.Thread(target=server.serve_forever, name="s3-server", daemon=True)
+    serving.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+    serving.join()
+    server.server_close()
     for name, value in before.items():
         if value is None:
             del os.environ[name]

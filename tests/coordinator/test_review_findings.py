@@ -86,6 +86,21 @@ def test_a_stop_whose_checkpoint_failed_takes_another_one():
     assert coordinator.ended.outcome == "cancelled"
 
 
+def test_a_stop_asked_for_again_and_again_waits_for_one_checkpoint():
+    coordinator, first, second = started(MemoryStore())
+    coordinator.stop("checkpoint")
+    number = first.last(Trigger).checkpoint
+    coordinator.stop("checkpoint")
+    for slot in (first, second):
+        slot.ack(number)
+    coordinator.settle()
+    coordinator.stop("checkpoint")
+    for slot in (first, second):
+        slot.commit(number)
+    assert coordinator.ended is not None
+    assert first.last(Trigger).checkpoint == number
+
+
 def test_a_heartbeat_is_answered_so_that_no_slot_takes_a_quiet_coordinator_for_a_dead_one():
     """Z9: the lease of a slot counts from the last word of the coordinator, and checkpoints may be hours apart."""
     _coordinator, first, _second = started(MemoryStore())

@@ -90,7 +90,7 @@ def running_daemon(folder):
 
 def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark, tmp_path):
     """F9: both go on in their generation; the command line sees, triggers and stops them."""
-    rows = 60_000
+    rows = 150_000
     options = {"spark": spark, "parallelism": 2, "checkpoint_interval": 0.3}
     with running_daemon(tmp_path) as daemon:
         options |= daemon.options()
@@ -132,7 +132,24 @@ def test_a_program_and_a_daemon_with_different_storage_are_told_apart(spark, tmp
         flow.run(spark=spark, **daemon.options())
 
 
+def test_the_programs_own_coordinator_listens_where_it_is_told_to(spark, tmp_path):
+    """Executors on other hosts need another address than 127.0.0.1; here it is another one of loopback."""
+    flow = counting_flow("other-address", tmp_path / "out", 5_000, 50_000)
+    flow.run(spark=spark, checkpoints=str(tmp_path / "checkpoints"), coordinator_host="127.0.0.2")
+    assert verdict(tmp_path / "out", 5_000).right
+
+
 # ---------------------------------------------------------------- stopping
+
+
+def test_a_stop_is_not_forgotten_when_the_coordinator_dies_before_it_is_done(spark, tmp_path):
+    """F9: a coordinator keeps only what is in the log, so the program that asked asks again."""
+    options = {"spark": spark, "parallelism": 2, "checkpoints": str(tmp_path / "checkpoints")}
+    with counting_flow("stop-kill", tmp_path / "out", 10_000_000, 5_000).start(**options) as handle:
+        until(lambda: completed(handle, 1), "a checkpoint completed")
+        handle.stop("checkpoint")
+        kill(handle.coordinator_pid)
+        assert handle.wait(60).status.outcome == "cancelled"
 
 
 @pytest.mark.parametrize("mode", ["checkpoint", "now"])
