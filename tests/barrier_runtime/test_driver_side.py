@@ -3,6 +3,8 @@
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -80,3 +82,19 @@ def test_only_the_folders_of_dead_slots_are_removed(tmp_path):
         with (living / "life.lock").open() as life, pytest.raises(BlockingIOError):
             fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
     remove_what_the_dead_left(tmp_path / "never-made")
+
+
+def test_the_worker_daemon_has_everything_a_slot_needs_before_it_forks():
+    """What is imported after the fork is time in which a killed slot is not replaced."""
+    script = """
+import sys
+from barrier_runtime.spark import preloading_daemon
+preloading_daemon.preload()
+loaded = set(sys.modules)
+from barrier_runtime.spark.gang import _slot_partition
+import barrier_runtime.sinks.files, barrier_runtime.sources.parquet_files, barrier_runtime.operators.process
+import barrier_runtime.operators.window_aggregate, barrier_runtime.slot.execution, rocksdict, uvloop
+print(sorted(set(sys.modules) - loaded))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
