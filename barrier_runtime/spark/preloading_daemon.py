@@ -18,6 +18,7 @@ _PRELOADED = (
     "uvloop",
     "pyspark.worker",
     "barrier_runtime.dataflow",
+    "barrier_runtime.sinks.files",
     "barrier_runtime.slot.slot",
     "barrier_runtime.spark.gang",
 )
