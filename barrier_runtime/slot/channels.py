@@ -29,7 +29,6 @@ class InputChannel:
         "_wake",
         "blocked",
         "bytes",
-        "ended",
         "high_water",
         "index",
         "low_water",
@@ -40,7 +39,6 @@ class InputChannel:
         self.index = index
         self.port = port
         self.blocked = False
-        self.ended = False
         self.bytes = 0
         self.high_water = high_water
         self.low_water = min(LOW_WATER_BYTES, high_water // 2)

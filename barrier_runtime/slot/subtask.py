@@ -4,7 +4,6 @@ It owns: alignment and blocking of its inputs, the watermark, the order *forward
 the end of its input. It never waits, opens a socket or reads a clock; captures that need more work go to the host.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from barrier_runtime.alignment import Aborted, Aligner, AlignmentEffect, BarrierTracker, Block, TakeSnapshot, Unblock
@@ -85,10 +84,6 @@ class Subtask:
     def writable(self) -> bool:
         return all(output.writable for output in self.outputs)
 
-    @property
-    def has_input(self) -> bool:
-        return any(channel.readable for channel in self.inputs)
-
     def step(self) -> bool:
         """Do a bounded piece of work. True when something was done."""
         if self.ended:
@@ -130,7 +125,6 @@ class Subtask:
         elif isinstance(element, CancelBarrier):
             self._apply(self._aligner.on_cancel(channel.index, element))
         else:
-            channel.ended = True
             self._live_inputs -= 1
             self._apply(self._aligner.on_end(channel.index, self._host.now_ms()))
             if self._live_inputs:
@@ -288,11 +282,3 @@ class Subtask:
         self._host.ended(self)
         if self._wanted is not None:
             self.on_trigger(self._wanted)
-
-    def close(self, on_error: Callable[[str, Exception], None]) -> None:
-        """Release local resources of every operator, whatever one of them raises."""
-        for name, operator in self.operators:
-            try:
-                operator.close()
-            except Exception as error:
-                on_error(name, error)

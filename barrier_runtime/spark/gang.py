@@ -29,7 +29,6 @@ class SparkGang:
         self._group = f"barrier-runtime-{settings.run_id}"
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="barrier-spark-job", daemon=True)
-        self.outcomes: list[tuple[int, str, str]] = []
         self.last_failure = ""
         self.submissions = 0
 
@@ -60,7 +59,7 @@ class SparkGang:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                self.outcomes = self._submit()
+                self._submit()
                 return
             except Exception as error:  # Spark's own, of many kinds: all mean that the job is gone
                 self.last_failure = str(error)[:4000]
@@ -70,14 +69,15 @@ class SparkGang:
                 return
             delay = min(delay * 2, _MAX_DELAY_S)
 
-    def _submit(self) -> list[tuple[int, str, str]]:
+    def _submit(self) -> None:
+        """Runs until every slot has left."""
         self.submissions += 1
         context = self._spark.sparkContext
         context.setLocalProperty("spark.jobGroup.id", self._group)
         context.setLocalProperty("spark.job.description", f"barrier-runtime {self._settings.graph.name}")
         context.setLocalProperty("spark.job.interruptOnCancel", "true")
         slots = context.parallelize(range(self._parallelism), self._parallelism)
-        return list(slots.mapPartitions(_slot_partition(self._settings)).collect())
+        slots.mapPartitions(_slot_partition(self._settings)).collect()
 
 
 def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
