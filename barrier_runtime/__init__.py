@@ -29,6 +29,7 @@ _HOME = {
     "CsvSink": "barrier_runtime.sinks.files",
     "CollectSink": "barrier_runtime.sinks.collect",
     "CallableSink": "barrier_runtime.sinks.callable_sink",
+    "committed_files": "barrier_runtime.sinks.commit_log",
     "JobFailed": "barrier_runtime.job_result",
     "JobResult": "barrier_runtime.job_result",
     "BarrierRuntimeError": "state.errors",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from barrier_runtime.keyed_state import ValueState as ValueState
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
     from barrier_runtime.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
+    from barrier_runtime.sinks.commit_log import committed_files as committed_files
     from barrier_runtime.windows import Tumbling as Tumbling
     from state.errors import BarrierRuntimeError as BarrierRuntimeError
     from state.errors import Corrupt as Corrupt

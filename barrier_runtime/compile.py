@@ -163,5 +163,6 @@ def _operator(node: StepNode) -> OperatorSpec:
         node.stateful,
         node.is_sink,
         node.guarantee,
+        node.global_committer,
         node.describe,
     )

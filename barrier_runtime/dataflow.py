@@ -435,6 +435,7 @@ class Stream:
             stateful=True,
             is_sink=True,
             guarantee=getattr(sink, "guarantee"),  # noqa: B009 - a factory carries it as an attribute
+            global_committer=getattr(sink, "global_committer", False),
             describe=repr(sink),
         )
         self._flow.plan.add(node)

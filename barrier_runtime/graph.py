@@ -26,6 +26,7 @@ class OperatorSpec:
     stateful: bool = False  # a restore must find its snapshot's home
     is_sink: bool = False
     guarantee: str = ""  # sinks only
+    global_committer: bool = False  # sinks only
     describe: str = ""  # one line for explain()
 
 
@@ -88,6 +89,7 @@ class JobGraph:
                 stateful=((chain.source.name,) if chain.source else ())
                 + tuple(op.name for op in chain.operators if op.stateful),
                 sinks=tuple(op.name for op in chain.operators if op.is_sink),
+                global_sinks=tuple(op.name for op in chain.operators if op.is_sink and op.global_committer),
                 is_source=chain.source is not None,
             )
             for chain in self.chains

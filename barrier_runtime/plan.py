@@ -44,6 +44,7 @@ class StepNode:
     stateful: bool = False
     is_sink: bool = False
     guarantee: str = ""
+    global_committer: bool = False
     describe: str = ""
 
 

@@ -12,19 +12,22 @@ from typing import Literal
 from coordinator.checkpoint import Checkpoint
 from coordinator.commits import CommitTracker
 from coordinator.decision_log import DecisionLog, Landed, LogView, Permit, ReadBack, Repeat, complete_of
-from coordinator.effects import Append, CloseLink, Delete, Effect, ReadRecord, SendTo
+from coordinator.effects import Append, CloseLink, Delete, Effect, ReadManifest, ReadRecord, SendTo
 from coordinator.failures import FailureCounter, RestartPolicy
 from coordinator.job_record import JobRecord
 from coordinator.log_records import NO_RECORD, Complete, Fence, Finish, Lead, Record
 from coordinator.manifest import Manifest, own_files
 from coordinator.messages import (
+    GLOBAL_COMMITTER,
     AbortCheckpoint,
+    CommitGlobally,
     Committed,
     Halt,
     JobSpec,
     Registered,
     SubtaskId,
     ToSlot,
+    Visible,
 )
 from coordinator.pending_checkpoints import PendingCheckpoints
 from coordinator.restore_choice import Lineage, RestoreFrom
@@ -67,7 +70,7 @@ class Job:
         self.slots = SlotTable(spec.job, spec.parallelism)
         self.commits = CommitTracker(spec)
         self.failures = FailureCounter(spec.checkpoints.tolerable_failures)
-        self.restarts = RestartPolicy(spec.restart)
+        self.restarts = RestartPolicy(spec.restart, f"{spec.job}/{spec.run_id}")
         self.record = JobRecord()
         self.subtasks = frozenset(
             SubtaskId(chain.chain, index) for chain in spec.chains for index in range(spec.parallelism)
@@ -96,6 +99,8 @@ class Job:
         self._put_ids = 0
         self._append_attempts = 0
         self._greeted: dict[int, str] = {}  # slot index -> uuid + link that got its Registered
+        self._told: dict[str, tuple[int, int | None]] = {}  # sink -> what its global committer was asked, on which link
+        self.wanted_manifest: str | None = None  # key of the one that is read for the global committers
 
     # ------------------------------------------------------------ effects
 
@@ -212,6 +217,7 @@ class Job:
 
     def leading(self, landed: Landed) -> None:
         """A FENCE or LEAD of ours landed: this process leads generation `permit.token`."""
+        self._told.clear()  # a new generation knows of nothing
         self.leads = True
         self.token = landed.permit.token
         self.permit = landed.permit
@@ -265,11 +271,34 @@ class Job:
         self.ended.update(subtask for subtask in subtasks if subtask in self.subtasks and subtask.index == slot.index)
 
     def mark_committed(self, slot: Slot, message: Committed) -> None:
-        """A slot speaks for its own sinks only."""
-        if message.subtask == slot.index:
-            self.commits.committed(message)
-        else:
+        """A slot speaks for its own sinks only; slot 0 for the global committers, too."""
+        by_global = message.subtask == GLOBAL_COMMITTER and slot.index == 0
+        if message.subtask != slot.index and not by_global:
             self.record.ignored["commit of another slot's sink"] += 1
+            return
+        self.commits.committed(message)
+        if by_global:
+            self.broadcast(Visible(self.token, message.checkpoint, message.operator))
+
+    def commit_globally(self) -> None:
+        """Tell slot 0 what its global committers may do now; each thing once per connection. Only while running."""
+        slot = self.slots.at(0)
+        if slot is None or slot.link is None:
+            return
+        for due in self.commits.due_globally():
+            ask = (due.checkpoint, slot.link)
+            if due.snapshots is not None and self._told.get(due.sink) != ask:
+                self._told[due.sink] = ask
+                self.send(slot, CommitGlobally(self.token, due.checkpoint, due.sink, due.snapshots))
+            elif due.snapshots is None and due.checkpoint == self.last_completed:
+                self._read_for_global_committers()
+
+    def _read_for_global_committers(self) -> None:
+        """A restarted coordinator does not have the manifest at hand."""
+        entry = self.log.restore_point
+        if entry is not None and self.wanted_manifest != complete_of(entry).manifest:
+            self.wanted_manifest = complete_of(entry).manifest
+            self.emit(ReadManifest(self.wanted_manifest))
 
     def highest_checkpoint(self) -> int:
         """The highest checkpoint id anyone has seen."""

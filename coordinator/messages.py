@@ -34,13 +34,20 @@ class CheckpointOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class RestartOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long to wait before a new generation: at once the first time, then exponential back-off up to a cap."""
+    """When a new generation may begin, and after which pause. Flink's strategies; each uses the fields named with it.
 
-    initial_ms: int = 200  # before the second restart in a row
-    multiplier: float = 2.0
-    max_ms: int = 30_000
-    reset_after_ms: int = 1_000  # running this long *and* a completed checkpoint forget all earlier restarts
-    max_attempts: int | None = None  # restarts in a row before the job fails; None: without end
+    `none` uses nothing: the first failure ends the job. Validated by `coordinator.options.validated_restart`.
+    """
+
+    strategy: Literal["none", "fixed_delay", "exponential_delay", "failure_rate"] = "exponential_delay"
+    initial_ms: int = 200  # fixed_delay, failure_rate: every pause; exponential_delay: before the second in a row
+    multiplier: float = 2.0  # exponential_delay
+    max_ms: int = 30_000  # exponential_delay: no pause is longer
+    reset_after_ms: int = 1_000  # exponential_delay: running this long *and* a completed checkpoint forget the past
+    max_attempts: int | None = None  # fixed_delay: in all; exponential_delay: in a row; None: without end
+    jitter: float = 0.0  # exponential_delay: every pause is up to this part of it longer or shorter
+    max_failures: int = 1  # failure_rate: more than this many within `interval_ms` end the job
+    interval_ms: int = 60_000  # failure_rate
 
 
 class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +57,7 @@ class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operators: tuple[str, ...]  # names, in order
     stateful: tuple[str, ...] = ()  # those whose snapshots a restore must find a home for
     sinks: tuple[str, ...] = ()  # those that commit
+    global_sinks: tuple[str, ...] = ()  # those of `sinks` that also have one global committer, in subtask 0
     is_source: bool = False
 
 
@@ -71,6 +79,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resume_timeout_ms: int = 3_000  # a restarted coordinator waits this long for all slots to come back as they were
     reconnect_grace_ms: int = 500  # a slot whose connection broke may come back within this time without a restart
     restart: RestartOptions = RestartOptions()
+    progress_timeout_ms: int = 0  # no checkpoint or commit for this long: the status says so; 0: see `options`
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -104,7 +113,7 @@ class Register(Message, frozen=True):
     token: int  # 0: never deployed
     phase: Literal["idle", "restoring", "running"]
     highest_checkpoint: int = 0  # highest barrier or trigger ever seen
-    committed: dict[str, int] = {}  # "<operator>/<subtask>" -> all its transactions up to this checkpoint are visible
+    committed: dict[str, int] = {}  # `sink_key` -> all its transactions up to this checkpoint are committed
     ended: tuple[SubtaskId, ...] = ()  # those that reached the end of their input in generation `token`
 
 
@@ -147,8 +156,11 @@ class SubtaskEnded(Message, frozen=True):
     subtask: SubtaskId
 
 
+GLOBAL_COMMITTER = -1  # the "subtask" that a sink's global committer reports as; it runs in subtask 0
+
+
 class Committed(Message, frozen=True):
-    """Every transaction of this sink subtask up to `checkpoint` is visible."""
+    """Every transaction of this sink subtask up to `checkpoint` is committed; by `GLOBAL_COMMITTER`, of all of them."""
 
     token: int
     checkpoint: int
@@ -230,6 +242,25 @@ class Complete(Message, frozen=True):
     checkpoint: int
 
 
+class CommitGlobally(Message, frozen=True):
+    """To slot 0: every subtask of sink `operator` has committed its part up to `checkpoint`; make all of it visible.
+
+    `snapshots`: the sink's part of that checkpoint's manifest. May be repeated."""
+
+    token: int
+    checkpoint: int
+    operator: str
+    snapshots: tuple[OperatorSnapshot, ...]
+
+
+class Visible(Message, frozen=True):
+    """To every slot: sink `operator`, which has a global committer, shows everything up to `checkpoint`. Repeatable."""
+
+    token: int
+    checkpoint: int
+    operator: str
+
+
 class AbortCheckpoint(Message, frozen=True):
     token: int
     checkpoint: int
@@ -250,4 +281,21 @@ class Shutdown(Message, frozen=True):
 ToCoordinator = (
     Register | Heartbeat | Restored | Ack | Decline | SubtaskEnded | Committed | CommitFailing | SubtaskFailed
 )
-ToSlot = Registered | Halt | Deploy | Start | Trigger | Complete | AbortCheckpoint | Heard | Shutdown
+ToSlot = (
+    Registered
+    | Halt
+    | Deploy
+    | Start
+    | Trigger
+    | Complete
+    | CommitGlobally
+    | Visible
+    | AbortCheckpoint
+    | Heard
+    | Shutdown
+)
+
+
+def sink_key(operator: str, subtask: int) -> str:
+    """How a sink subtask, or its global committer, is named in figures: "out/0", "out/global"."""
+    return f"{operator}/{'global' if subtask == GLOBAL_COMMITTER else subtask}"

@@ -19,6 +19,7 @@ from coordinator.messages import (
     SubtaskFailed,
     ToCoordinator,
     Trigger,
+    Visible,
 )
 from coordinator.messages import Complete as CompleteMessage
 from coordinator.pending_checkpoints import PendingCheckpoints, Triggering
@@ -49,6 +50,11 @@ class Running(Phase):
             self._list(job)
         if job.stop == "checkpoint":
             self._begin_stop(job)
+        if job.decided is not None and job.decided.manifest.checkpoint == job.last_completed:
+            job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators)
+        for slot in job.slots.connected:
+            self._tell_visible(job, slot)
+        job.commit_globally()
         return self._pump(job, now_ms)
 
     # ------------------------------------------------------------ time
@@ -86,6 +92,8 @@ class Running(Phase):
         for checkpoint in self._pending(job).open:
             if any(subtask.index == slot.index for subtask in checkpoint.missing):
                 job.send(slot, Trigger(job.token, checkpoint.id, checkpoint.triggered_ms))
+        self._tell_visible(job, slot)
+        job.commit_globally()
         # Its Register may tell of the last commit, whose own message was lost with the connection.
         return self._end_if_done(job) or self._pump(job, now_ms)
 
@@ -97,6 +105,7 @@ class Running(Phase):
             return self._on_ack(job, slot, message, now_ms)
         if isinstance(message, Committed):
             job.mark_committed(slot, message)
+            job.commit_globally()
             job.record.commits_seen(job.commits, now_ms)
             return self._end_if_done(job)
         if isinstance(message, CommitFailing):
@@ -147,6 +156,24 @@ class Running(Phase):
         job.append(job.complete_record(checkpoint.id, job.written, now_ms))
         return None
 
+    def on_manifest_read(self, job: Job, key: str, data: bytes | None, now_ms: int) -> Phase | None:
+        """For the global committers of a job whose coordinator was restarted. Without it they wait for the next
+        checkpoint, whose manifest lists everything that is not visible yet."""
+        entry = job.log.restore_point
+        if entry is None or key != complete_of(entry).manifest:
+            return None
+        if data is None:
+            job.record.ignored[f"manifest {key} is missing from the store"] += 1
+            return None
+        try:
+            manifest = verified_manifest(key, data, complete_of(entry).sha256)
+        except Corrupt as error:
+            job.record.ignored[str(error)] += 1
+            return None
+        job.commits.decided(manifest.checkpoint, manifest.operators)
+        job.commit_globally()
+        return None
+
     def on_manifest_failed(self, job: Job, key: str, error: str, now_ms: int) -> Phase | None:
         checkpoint = self._persisting(job, key)
         if checkpoint is None:
@@ -161,6 +188,7 @@ class Running(Phase):
         job.permit = landed.permit
         job.broadcast(CompleteMessage(job.token, record.checkpoint))
         checkpoint_landed(job, record, now_ms)
+        job.commit_globally()
         if self._swept_ms is None or now_ms - self._swept_ms >= SWEEP_EVERY_MS:
             self._swept_ms = now_ms
             self._list(job)
@@ -266,6 +294,11 @@ class Running(Phase):
                 return cancel(job)
         return None
 
+    def _tell_visible(self, job: Job, slot: Slot) -> None:
+        """It may have been said while this slot did not hear."""
+        for sink, checkpoint in job.commits.visible():
+            job.send(slot, Visible(job.token, checkpoint, sink))
+
     def _list(self, job: Job) -> None:
         keys = (
             ()
@@ -299,6 +332,8 @@ def checkpoint_landed(job: Job, record: Complete, now_ms: int) -> None:
     job.failures.completed(record.checkpoint)
     job.restarts.checkpoint_completed()
     job.decided, job.written = job.written, None
+    if job.decided is not None:
+        job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators)
     job.record.commits_seen(job.commits, now_ms)
     if pending is not None and job.decided is not None:
         kept = job.kept(job.decided)

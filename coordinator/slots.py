@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from coordinator.effects import KillSlotTask
 from coordinator.events import Link
+from coordinator.history import KnownSlot
 from coordinator.messages import Heartbeat, Peer, Register
 
 
@@ -84,6 +85,9 @@ class SlotTable:
     def __iter__(self) -> Iterator[Slot]:
         return iter(tuple(self._slots.values()))
 
+    def at(self, index: int) -> Slot | None:
+        return self._slots.get(index)
+
     def by_link(self, link: Link) -> Slot | None:
         return self._by_link.get(link)
 
@@ -132,6 +136,33 @@ class SlotTable:
             self._depart(existing)
         return Joined(slot, existing)
 
+    def expect(self, known: KnownSlot, until_ms: int) -> None:
+        """A process that a predecessor knew: if it does not come by `until_ms` it counts as lost, and who leads by then
+        may ask for the end of its task."""
+        if not 0 <= known.slot < self._parallelism or known.slot in self._slots:
+            return
+        register = Register(
+            slot=known.slot,
+            uuid=known.uuid,
+            pid=known.pid,
+            host=known.host,
+            task_attempt=known.task_attempt,
+            data_host="",
+            data_port=0,
+            token=0,
+            phase="idle",
+        )
+        slot = Slot(known.slot, register, None, until_ms, SlotState.OUT_OF_REACH, lost_ms=until_ms)
+        self._slots[known.slot] = slot
+        self._slots = dict(sorted(self._slots.items()))
+
+    def known(self) -> tuple[KnownSlot, ...]:
+        """For a successor."""
+        return tuple(
+            KnownSlot(slot.index, slot.uuid, slot.register.pid, slot.register.host, slot.register.task_attempt)
+            for slot in self
+        )
+
     def heard(self, slot: Slot, now_ms: int) -> None:
         slot.last_seen_ms = now_ms
 
@@ -154,7 +185,7 @@ class SlotTable:
         for slot in self:
             slot.last_seen_ms = now_ms
             if slot.lost_ms is not None:
-                slot.lost_ms = now_ms
+                slot.lost_ms = max(now_ms, slot.lost_ms)
 
     def give_up(self, slot: Slot, reason: str) -> None:
         """Silent: whatever this process says from now on does not count, and it must not come back."""

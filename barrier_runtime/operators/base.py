@@ -4,6 +4,8 @@ Life: `open` once (may block: restores state) → any of `process`, `on_watermar
 on the slot's loop (must not block) → `on_end` once when its input ended (it goes on answering `snapshot`) → `close`.
 """
 
+import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,8 @@ class Reporter(Protocol):
 
     def committed(self, checkpoint: int) -> None: ...
     def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
+    def committed_globally(self, checkpoint: int) -> None: ...
+    def global_commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
     def count(self, metric: str, amount: float = 1.0) -> None: ...
     def processed_latency(self, emit_ns: int, rows: int) -> None: ...
     def visible_latency(self, emit_ns: int, rows: int) -> None: ...
@@ -54,6 +58,8 @@ class OperatorContext:
     local_dir: Path  # private to this incarnation of the subtask
     make_store: Callable[[str], ObjectStore]  # URL -> object store, for sinks and sources
     call_later: Callable[[float, Callable[[], None]], None]  # seconds, on the loop
+    now_s: Callable[[], float] = time.monotonic  # any steady clock
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
 
 
 @dataclass
@@ -93,6 +99,13 @@ class Operator:
 
     def on_complete(self, checkpoint: int) -> None:
         """`checkpoint` is decided."""
+
+    def on_commit_globally(self, checkpoint: int, snapshots: tuple[OperatorSnapshot, ...]) -> None:
+        """Subtask 0 of a sink with a global committer: all subtasks have committed their parts up to `checkpoint`,
+        whose manifest holds `snapshots` of this operator."""
+
+    def on_visible(self, checkpoint: int) -> None:
+        """A sink with a global committer: everything up to `checkpoint` is visible."""
 
     def on_abort(self, checkpoint: int) -> None:
         """`checkpoint` will never be decided."""

@@ -5,6 +5,7 @@ any process, at any later time, can commit or abort. `commit` is idempotent and 
 idempotent; committing what was aborted is a hard error.
 """
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +27,7 @@ class SinkContext:
     subtask: int
     parallelism: int
     make_store: Callable[[str], ObjectStore]
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
 
 
 class TwoPhaseCommitSink:
@@ -36,6 +38,9 @@ class TwoPhaseCommitSink:
     """
 
     guarantee: Guarantee = "exactly_once"
+    global_committer: bool = (
+        False  # True: `commit` shows nothing yet, `commit_globally` shows the parts of all subtasks
+    )
 
     def open(self, context: SinkContext) -> None:
         """Connect and check the target. Raises `InvalidJob` when it cannot be written. May block."""
@@ -65,6 +70,12 @@ class TwoPhaseCommitSink:
 
     def abort(self, committable: bytes) -> None:
         """Drop it. Idempotent."""
+        raise NotImplementedError
+
+    def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
+        """Only with `global_committer`, and only in subtask 0: every subtask has committed its part up to `checkpoint`;
+        make all of it visible at once. `committables`: of all subtasks, oldest first, also such as were made visible
+        before. Idempotent."""
         raise NotImplementedError
 
     def recover(self, decided: Sequence[bytes]) -> None:

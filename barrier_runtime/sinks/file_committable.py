@@ -74,6 +74,16 @@ def is_leftover(key: str, token: int, subtask: int, parallelism: int) -> bool:
     return match is not None and int(match["token"]) < token and int(match["subtask"]) % parallelism == subtask
 
 
+def token_of(file: StagedFile) -> int:
+    """The fencing token under which the file was written. Raises `Corrupt` when its name is none of ours."""
+    match = _STAGED.fullmatch(file.staged)
+    if match is None:
+        raise Corrupt(
+            f"a committable names {file.staged!r} as a staged file, which is no name of ours: restore a backup"
+        )
+    return int(match["token"])
+
+
 def encode_committable(files: tuple[StagedFile, ...]) -> bytes:
     return msgspec.json.encode(FileCommittable(COMMITTABLE_VERSION, files))
 

@@ -2,11 +2,11 @@
 
 Pre-commit stages whole, durable, hidden objects; nothing about them can expire. Commit publishes each under its final
 name (atomic, idempotent, checked by hash). One file per subtask and checkpoint, more when a transaction outgrows
-memory. The target needs no lock, no log and no listing: what is visible is what `publish` made visible.
+memory. When all subtasks have published, the global committer names the files in the sink's commit log, in one atomic
+step: who reads through that log (`committed_files`) sees whole checkpoints, who lists the folder sees whole files.
 """
 
 import hashlib
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -15,15 +15,18 @@ import pyarrow as pa
 
 from barrier_runtime.sinks import encoders
 from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.sinks.commit_log import CommitLog, CommittedFile
 from barrier_runtime.sinks.file_committable import (
     FileNames,
     StagedFile,
     decode_committable,
     encode_committable,
     is_leftover,
+    token_of,
 )
 from state.errors import Corrupt, InvalidJob
 from state.object_store import ObjectNotFound, ObjectStore
+from state.urls import shown, without_credentials
 
 _BATCH_OVERHEAD = 2_048  # bytes a RecordBatch costs beside its values, so that one-row batches count too
 _MERGE_BATCHES = 64  # so many small ones become one; the first of them is weighed: asking each would cost too much
@@ -62,26 +65,28 @@ class FileSink(TwoPhaseCommitSink):
     file of its own. The default is smaller for text, which is larger than its rows.
     """
 
+    global_committer = True
     suffix: ClassVar[str]
     default_bytes_in_memory: ClassVar[int] = 32 << 20
 
     def __init__(self, url: str, *, max_bytes_in_memory: int | None = None) -> None:
-        self.url = str(url)
+        self.url = without_credentials(str(url), f"the location of {type(self).__name__}")
         self.max_bytes_in_memory = max_bytes_in_memory or self.default_bytes_in_memory
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
+        return f"{type(self).__name__}({shown(self.url)!r})"
 
     def open(self, context: SinkContext) -> None:
         self._context = context
         self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
         self._names = FileNames(
-            context.job, context.sink, context.token, context.subtask, secrets.token_hex(4), self.suffix
+            context.job, context.sink, context.token, context.subtask, context.new_id()[:8], self.suffix
         )
         self._staged_files = 0
         self._schema_checked = False
         self._counting = threading.Lock()
         self._store = self._checked_store(context)
+        self._commit_log = CommitLog(self._store, context.job, context.sink)
 
     def _checked_store(self, context: SinkContext) -> ObjectStore:
         try:
@@ -90,7 +95,7 @@ class FileSink(TwoPhaseCommitSink):
             store.delete([self._names.probe()])
         except InvalidJob as error:
             raise InvalidJob(
-                f"{self._where}: cannot write to {self.url}: {error}. Give {type(self).__name__} a folder or bucket "
+                f"{self._where}: cannot write to {shown(self.url)}: {error}. Give {type(self).__name__} a folder or bucket "
                 "that exists or can be made and is writable from every slot"
             ) from error
         return store
@@ -172,6 +177,16 @@ class FileSink(TwoPhaseCommitSink):
                     f"staged {file.staged} nor the final {file.final} (sha256 {file.sha256}). Was it aborted, moved or "
                     "deleted? Put one of them back; the commit is tried again"
                 ) from error
+
+    def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
+        files = [file for each in committables for file in decode_committable(each, self._where).files]
+        tokens = {file.final: token_of(file) for file in files}
+        self._commit_log.append(
+            checkpoint,
+            self._context.token,
+            [CommittedFile(file.final, file.sha256, file.rows) for file in files],
+            lambda file: tokens[file.name],
+        )
 
     def abort(self, committable: bytes) -> None:
         self._store.delete([file.staged for file in decode_committable(committable, self._where).files])

@@ -11,6 +11,8 @@ Life of one transaction (`_MOVES` below is this table)
 | SEALING    | its committable is durable       | SEALED     |                                              |
 | SEALED     | decided, oldest, lane free       | COMMITTING | Commit (none for an empty transaction)       |
 | COMMITTING | the sink says done               | gone       | Visible(txn); ReportCommitted when all ≤ n   |
+|            | … of a sink with global committer| COMMITTED  | ReportCommitted when all ≤ n                 |
+| COMMITTED  | the global committer is through  | gone       | Visible(txn)                                 |
 | COMMITTING | the sink raised                  | BACKOFF    | ReportFailing, RetryAt                       |
 | BACKOFF    | the time has come                | COMMITTING | Commit with the same committable             |
 
@@ -18,8 +20,9 @@ Laws
 - `complete(n)` decides *every* transaction closed at or before n, also those of checkpoints that were aborted, declined
   or expired in this generation: their rows ride with n. So `abort(n)` drops nothing.
 - Commits happen one at a time, oldest first; a failing one is tried for ever and holds back the later ones.
-- What a snapshot at n lists is every transaction not known to be visible. Listing one that has become visible meanwhile
-  is harmless (commit is idempotent); leaving one out would lose it.
+- A snapshot at n lists every transaction not known to be visible. Listing one that has become visible meanwhile is
+  harmless (commit is idempotent); leaving one out would lose it. With a global committer that is all which it has not
+  reported: it works from what the manifest lists.
 - After a restore everything the manifest lists is decided and is committed before anything new (`recover`); what older
   generations left undecided is aborted by the sink in the same step.
 - A decided checkpoint is never aborted and an aborted one never decided: either is a bug in the coordinator and raises.
@@ -43,6 +46,7 @@ class Stage(enum.Enum):
     SEALED = "sealed"
     COMMITTING = "committing"
     BACKOFF = "backoff"
+    COMMITTED = "committed"
     VISIBLE = "visible"
 
 
@@ -51,6 +55,8 @@ class Move(enum.Enum):
     PRECOMMITTED = "precommitted"
     COMMIT = "commit"
     COMMITTED = "committed"
+    COMMITTED_PART = "committed its part"
+    COMMITTED_GLOBALLY = "committed globally"
     COMMIT_FAILED = "commit failed"
 
 
@@ -59,6 +65,8 @@ _MOVES: dict[tuple[Stage, Move], Stage] = {
     (Stage.SEALING, Move.PRECOMMITTED): Stage.SEALED,
     (Stage.SEALED, Move.COMMIT): Stage.COMMITTING,
     (Stage.COMMITTING, Move.COMMITTED): Stage.VISIBLE,
+    (Stage.COMMITTING, Move.COMMITTED_PART): Stage.COMMITTED,
+    (Stage.COMMITTED, Move.COMMITTED_GLOBALLY): Stage.VISIBLE,
     (Stage.COMMITTING, Move.COMMIT_FAILED): Stage.BACKOFF,
     (Stage.BACKOFF, Move.COMMIT): Stage.COMMITTING,
 }
@@ -140,13 +148,17 @@ class Backoff:
 
 
 class SinkDriver:
-    """See the table above. `name` (job, sink, subtask) is only for messages."""
+    """See the table above. `name` (job, sink, subtask) is only for messages. `part_of_whole`: a global committer makes
+    visible what all subtasks have committed."""
 
-    def __init__(self, name: str, subtask: int, backoff: Backoff = Backoff()) -> None:
+    def __init__(self, name: str, subtask: int, backoff: Backoff = Backoff(), *, part_of_whole: bool = False) -> None:
         self._name = name
         self._subtask = subtask
         self._backoff = backoff
-        self._pending: deque[Transaction] = deque()  # closed and not visible, oldest first
+        self._part_of_whole = part_of_whole
+        self._committed: deque[Transaction] = deque()  # stage COMMITTED, oldest first: older than what is pending
+        self._visible_through = 0  # as the global committer reported
+        self._pending: deque[Transaction] = deque()  # closed and not committed, oldest first
         self._open_txn = 1
         self._last_barrier = 0
         self._decided_through = 0
@@ -163,7 +175,8 @@ class SinkDriver:
 
     @property
     def pending(self) -> tuple[Transaction, ...]:
-        return tuple(self._pending)
+        """Closed and not visible, oldest first."""
+        return (*self._committed, *self._pending)
 
     @property
     def decided_through(self) -> int:
@@ -171,7 +184,7 @@ class SinkDriver:
 
     @property
     def committed_through(self) -> int:
-        """Every transaction of every checkpoint up to this one is visible."""
+        """Every transaction of every checkpoint up to this one is committed (visible, without a global committer)."""
         return self._committed_through
 
     @property
@@ -184,7 +197,7 @@ class SinkDriver:
     def recover(self, checkpoint: int, entries: Sequence[PendingEntry]) -> list[Effect]:
         """First event after a restore of `checkpoint` (0: started empty). `entries`: what this subtask takes over."""
         self._note(f"recover({checkpoint}, {len(entries)} entries)")
-        if self._last_barrier or self._pending:
+        if self._last_barrier or self.pending:
             raise self._violation("recover must come before the first barrier")
         self._last_barrier = self._decided_through = checkpoint
         self._to_report.append(checkpoint)
@@ -240,9 +253,17 @@ class SinkDriver:
     def committed(self, checkpoint: int) -> list[Effect]:
         """The commit under way succeeded (or found that it had been done already)."""
         self._note(f"committed({checkpoint})")
-        transaction = self._under_way(checkpoint, Move.COMMITTED)
-        self._pending.popleft()
-        return [Visible(transaction.number), *self._advance()]
+        return [*self._committed_one(self._under_way(checkpoint, self._move_when_done())), *self._advance()]
+
+    def visible(self, checkpoint: int) -> list[Effect]:
+        """The global committer has made everything up to `checkpoint` visible. May be repeated."""
+        self._note(f"visible({checkpoint})")
+        self._visible_through = max(self._visible_through, checkpoint)
+        effects: list[Effect] = []
+        while self._committed and self._committed[0].checkpoint <= checkpoint:
+            self._moved(self._committed[0].stage, Move.COMMITTED_GLOBALLY)
+            effects.append(Visible(self._committed.popleft().number))
+        return effects
 
     def commit_failed(self, checkpoint: int, error: str, now: float) -> list[Effect]:
         """The commit under way raised. It stays the oldest and is tried again, for ever."""
@@ -274,6 +295,17 @@ class SinkDriver:
             self._pending.popleft()
             effects.append(Visible(oldest.number))
         return effects + self._reports()
+
+    def _move_when_done(self) -> Move:
+        return Move.COMMITTED_PART if self._part_of_whole else Move.COMMITTED
+
+    def _committed_one(self, transaction: Transaction) -> list[Effect]:
+        """The oldest is committed."""
+        self._pending.popleft()
+        if self._part_of_whole and transaction.checkpoint > self._visible_through:
+            self._committed.append(replace(transaction, stage=Stage.COMMITTED))
+            return []
+        return [Visible(transaction.number)]
 
     def _start(self, transaction: Transaction) -> list[Effect]:
         self._pending[0] = replace(transaction, stage=self._moved(transaction.stage, Move.COMMIT))

@@ -9,7 +9,6 @@ snapshot first makes up for every older transaction that is not durable yet.
 """
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +16,17 @@ from barrier_runtime.elements import Batch
 from barrier_runtime.latency import EmitTimes
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
 from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.sinks.global_commit import (
+    CommitAll,
+    GlobalCommitDriver,
+    GlobalEffect,
+    ReportGlobally,
+    entries_of_all,
+)
 from barrier_runtime.sinks.pending_set import (
     PENDING_VALUE,
     PendingEntry,
+    PendingSet,
     decode_pending,
     encode_pending,
     entries_of_subtask,
@@ -38,6 +45,7 @@ from barrier_runtime.sinks.sink_driver import (
     Visible,
 )
 from state.errors import PERMANENT
+from state.snapshot import OperatorSnapshot
 
 _LOOK_AGAIN_SECONDS = 0.005
 
@@ -68,24 +76,32 @@ class SinkOperator(Operator):
         not stop the job here: commits go on being tried, in order, before anything newer is committed."""
         where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
         self._context = context
+        self._where = where
         self._sink = self._make_sink()
         self._sink.open(
             SinkContext(
-                context.job, self._name, context.token, context.subtask, context.parallelism, context.make_store
+                context.job,
+                self._name,
+                context.token,
+                context.subtask,
+                context.parallelism,
+                context.make_store,
+                context.new_id,
             )
         )
-        self._driver = SinkDriver(where, context.subtask)
+        self._driver = SinkDriver(where, context.subtask, part_of_whole=self._sink.global_committer)
+        self._global = GlobalCommitDriver()
         self._staged: dict[int, _Staged] = {}  # by transaction number; the open one included
         self._sealing = threading.Lock()
         self._recovered: tuple[int, BaseException | None] | None = None  # outcome, until the loop has heard of it
         self._begin()
-        sets = [
-            decode_pending(snapshot.values[PENDING_VALUE], f"{where}, state of subtask {snapshot.subtask}")
-            for snapshot in context.restored
-            if PENDING_VALUE in snapshot.values
-        ]
+        sets = self._pending_sets(context.restored)
         entries = entries_of_subtask(sets, context.subtask, context.parallelism)
         self._recover_now(self._driver.recover(max((each.checkpoint for each in sets), default=0), entries))
+
+    @property
+    def has_global_committer(self) -> bool:
+        return self._sink.global_committer
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._recovered is not None:
@@ -115,6 +131,13 @@ class SinkOperator(Operator):
     def on_abort(self, checkpoint: int) -> None:
         self._catch_up()
         self._do(self._driver.abort(checkpoint))
+
+    def on_commit_globally(self, checkpoint: int, snapshots: tuple[OperatorSnapshot, ...]) -> None:
+        self._do_globally(self._global.wanted(checkpoint, entries_of_all(self._pending_sets(snapshots))))
+
+    def on_visible(self, checkpoint: int) -> None:
+        self._catch_up()
+        self._do(self._driver.visible(checkpoint))
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if self._recovered is not None:
@@ -201,7 +224,7 @@ class SinkOperator(Operator):
         self._context.lane.submit(work, done)
 
     def _retry_at(self, effect: RetryAt) -> None:
-        self._context.call_later(max(0.0, effect.at - time.monotonic()), self._retry)
+        self._context.call_later(max(0.0, effect.at - self._context.now_s()), self._retry)
 
     def _retry(self) -> None:
         if not self._closed:
@@ -212,7 +235,45 @@ class SinkOperator(Operator):
         if error is not None and not self._closed:
             self._context.report.count("early_staging_failed")
 
+    # ------------------------------------------------------------ the global committer (on the loop)
+
+    def _do_globally(self, effects: list[GlobalEffect]) -> None:
+        report = self._context.report
+        for effect in effects:
+            if isinstance(effect, CommitAll):
+                self._commit_all(effect)
+            elif isinstance(effect, ReportGlobally):
+                report.committed_globally(effect.checkpoint)
+            elif isinstance(effect, ReportFailing):
+                report.global_commit_failing(effect.checkpoint, effect.attempts, effect.error)
+            else:
+                self._context.call_later(max(0.0, effect.at - self._context.now_s()), self._retry_globally)
+
+    def _commit_all(self, effect: CommitAll) -> None:
+        committables = tuple(entry.committable for entry in effect.entries)
+
+        def done(_: Any, error: BaseException | None) -> None:
+            if self._closed:
+                return
+            if error is None:
+                self._do_globally(self._global.committed())
+            else:
+                self._do_globally(self._global.failed(_text(error), self._context.now_s()))
+
+        self._context.lane.submit(lambda: self._sink.commit_globally(effect.checkpoint, committables), done)
+
+    def _retry_globally(self) -> None:
+        if not self._closed:
+            self._do_globally(self._global.retry())
+
     # ------------------------------------------------------------ recovery
+
+    def _pending_sets(self, snapshots: tuple[OperatorSnapshot, ...]) -> list[PendingSet]:
+        return [
+            decode_pending(snapshot.values[PENDING_VALUE], f"{self._where}, state of subtask {snapshot.subtask}")
+            for snapshot in snapshots
+            if PENDING_VALUE in snapshot.values
+        ]
 
     def _recover_now(self, effects: list[Effect]) -> None:
         """First attempt, in `open`, which may block but is not on the loop: the loop hears of the outcome with the next
@@ -242,7 +303,7 @@ class SinkOperator(Operator):
         if error is None:
             self._do(self._driver.committed(checkpoint))
         else:
-            self._do(self._driver.commit_failed(checkpoint, _text(error), time.monotonic()))
+            self._do(self._driver.commit_failed(checkpoint, _text(error), self._context.now_s()))
 
 
 def _text(error: BaseException) -> str:

@@ -30,7 +30,7 @@ class ControlLink(Protocol):
 
     @property
     def last_contact(self) -> float:
-        """`time.monotonic()` of the last message from the coordinator."""
+        """When the last message from the coordinator came; by default on `time.monotonic()`."""
         ...
 
 
@@ -46,6 +46,7 @@ class TcpControlLink:
         claims: bytes,
         on_connected: Callable[[], None],
         on_message: Callable[[ToSlot], None],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = address
         self._secret = secret
@@ -56,7 +57,8 @@ class TcpControlLink:
         self._on_message = on_message
         self._connection: _ControlConnection | None = None
         self._closed = False
-        self.last_contact = time.monotonic()
+        self._now_s = now_s
+        self.last_contact = now_s()
         self.last_trouble = ""
         self._logged = ""
 
@@ -78,7 +80,7 @@ class TcpControlLink:
                 await asyncio.wait_for(connection.proven, _CONNECT_TIMEOUT_S)
                 attempt = 0
                 self._connection = connection
-                self.last_contact = time.monotonic()
+                self.last_contact = self._now_s()
                 self._on_connected()
                 await connection.lost
             except (OSError, asyncio.TimeoutError) as error:
@@ -93,7 +95,7 @@ class TcpControlLink:
     def _note(self, trouble: str) -> None:
         """Into the executor's log once it lasts: who looks for a slot that never came finds the reason there."""
         self.last_trouble = trouble
-        if time.monotonic() - self.last_contact >= _LASTING_S and trouble != self._logged:
+        if self._now_s() - self.last_contact >= _LASTING_S and trouble != self._logged:
             self._logged = trouble
             log.warning("the coordinator at %s:%d is out of reach: %s; trying on", *self._address, trouble)
 
@@ -113,7 +115,7 @@ class TcpControlLink:
         )
 
     def received(self, payloads: list[bytes]) -> None:
-        self.last_contact = time.monotonic()
+        self.last_contact = self._now_s()
         for payload in payloads:
             self._on_message(decode_to_slot(payload))
 

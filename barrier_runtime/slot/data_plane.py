@@ -72,8 +72,9 @@ class TcpDataPlane:
         self._complete = asyncio.Event()
         self._broken: Broken = lambda channel, reason: None
         self._waiting: dict[ChannelId, _Incoming] = {}
-        self._connecting: set[_Outgoing] = set()  # not admitted yet
-        self._open: set[_Connection] = set()
+        # In the order they came: what is aborted together is aborted in that order.
+        self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
+        self._open: dict[_Connection, None] = {}
 
     async def listen(self) -> tuple[str, int]:
         loop = asyncio.get_running_loop()
@@ -100,7 +101,7 @@ class TcpDataPlane:
     async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel:
         loop = asyncio.get_running_loop()
         outgoing = _Outgoing(self, channel, wake_writer)
-        self._connecting.add(outgoing)
+        self._connecting[outgoing] = None
         try:
             await asyncio.wait_for(
                 loop.create_connection(lambda: outgoing, peer.host, peer.port), timeout=HANDSHAKE_TIMEOUT_S
@@ -113,7 +114,7 @@ class TcpDataPlane:
                 "a replacement will be tried; check the network between executors if this repeats"
             ) from error
         finally:
-            self._connecting.discard(outgoing)
+            self._connecting.pop(outgoing, None)
             if not outgoing.admitted:  # also when the deployment was cancelled meanwhile
                 outgoing.abort()
         return outgoing
@@ -154,18 +155,18 @@ class TcpDataPlane:
             incoming.abort()  # an old token, an unknown channel, or a second connection for one
             return
         self._missing.discard(channel)
-        self._open.add(incoming)
+        self._open[incoming] = None
         incoming.begin(self._expected[channel])
         if not self._missing:
             self._complete.set()
 
     def opened(self, connection: "_Connection") -> None:
-        self._open.add(connection)
+        self._open[connection] = None
 
     def lost(self, connection: "_Connection", channel: ChannelId | None, reason: str) -> None:
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting is not connection}
         if connection in self._open:
-            self._open.discard(connection)
+            del self._open[connection]
             if channel is not None and channel.token == self._token:
                 self._broken(channel, reason)
 

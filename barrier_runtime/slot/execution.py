@@ -7,7 +7,7 @@ retired, timers ignored, operators closed when their last blocking work has ende
 """
 
 import asyncio
-import time
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +20,15 @@ from barrier_runtime.graph import Chain, Edge, JobGraph
 from barrier_runtime.operators.base import Capture, Operator, OperatorContext
 from barrier_runtime.operators.user_code import add_position
 from barrier_runtime.slot.channels import EdgeOutput, InputChannel, LocalOutput, OutputChannel
+from barrier_runtime.slot.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.slot.data_plane import ChannelId, DataPlane
 from barrier_runtime.slot.latency_book import LatencyBook
 from barrier_runtime.slot.scheduler import Scheduler
 from barrier_runtime.slot.snapshots import SnapshotRun
 from barrier_runtime.slot.subtask import Subtask
-from barrier_runtime.slot.workers import SerialLane, Workers
+from barrier_runtime.slot.workers import SerialLane, WorkerPool
 from barrier_runtime.sources.source_operator import SourceDriver
-from coordinator.messages import Deploy, Peer, SubtaskId
+from coordinator.messages import GLOBAL_COMMITTER, Deploy, Peer, SubtaskId
 from state.errors import PERMANENT, BarrierRuntimeError, UserCodeError
 from state.keyed_backend import KeyedBackend, open_keyed_backend
 from state.local_copies import LocalCopies
@@ -62,6 +63,16 @@ class StateSettings:
     backend: str = "rocksdb"  # or "memory"
     memory_bytes: int = 256 * 1024 * 1024  # RocksDB block cache and write buffers of the whole slot together
     cache_bytes: int = 64 * 1024 * 1024  # decoded values per operator subtask
+    transfers_at_once: int = 4  # files of one snapshot on their way to or from the object store
+
+
+def tidy_memory(dropped: bool) -> None:
+    """What start-up allocated is not walked again by every collection. `dropped`: a generation was, and it was frozen
+    with the rest: circles of objects, caches and all."""
+    if dropped:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass
@@ -69,7 +80,7 @@ class SlotResources:
     """What outlives a generation inside one slot process."""
 
     loop: asyncio.AbstractEventLoop
-    workers: Workers
+    workers: WorkerPool
     store: ObjectStore
     make_store: Callable[[str], ObjectStore]
     paths: Paths
@@ -80,6 +91,8 @@ class SlotResources:
     memory: SlotMemory
     settings: StateSettings
     new_uuid: Callable[[], str]
+    clock: Clock = SYSTEM_CLOCK
+    tidy_memory: Callable[[bool], None] = tidy_memory  # called once per deployment; True: another one was dropped
 
 
 class Execution:
@@ -105,7 +118,8 @@ class Execution:
         self._events = events
         self._halted = False
         self.closed: asyncio.Future[None] = resources.loop.create_future()  # halted, and every operator let go
-        self.scheduler = Scheduler(resources.loop, self._between_passes, self._step_failed)
+        self._wall_ns = resources.clock.wall_ns
+        self.scheduler = Scheduler(resources.loop, self._between_passes, self._step_failed, resources.clock)
         self._operators: dict[int, list[tuple[str, Operator]]] = {}
         self._sources: dict[int, tuple[str, SourceDriver]] = {}
         self._inputs: dict[int, list[InputChannel]] = {}
@@ -165,7 +179,7 @@ class Execution:
         def open_keyed() -> KeyedBackend:
             settings = self._res.settings
             return open_keyed_backend(
-                kind=settings.backend,  # type: ignore[arg-type]
+                kind=settings.backend,
                 operator=name,
                 subtask=subtask,
                 parallelism=self._graph.parallelism,
@@ -180,6 +194,7 @@ class Execution:
                 memory=self._res.memory,
                 cache_bytes=settings.cache_bytes,
                 new_uuid=self._res.new_uuid,
+                transfers_at_once=settings.transfers_at_once,
             )
 
         lane = self._new_lane()
@@ -198,6 +213,8 @@ class Execution:
             local_dir=directory,
             make_store=self._res.make_store,
             call_later=self._call_later,
+            now_s=self._res.clock.monotonic_s,
+            new_id=self._res.new_uuid,
         )
 
     def _new_lane(self) -> SerialLane:
@@ -259,6 +276,22 @@ class Execution:
     def complete(self, checkpoint: int) -> None:
         self._guarded(lambda subtask: subtask.on_complete(checkpoint))
 
+    def commit_globally(self, operator: str, checkpoint: int, snapshots: tuple[OperatorSnapshot, ...]) -> None:
+        self._told(operator, lambda sink: sink.on_commit_globally(checkpoint, snapshots))
+
+    def visible(self, operator: str, checkpoint: int) -> None:
+        self._told(operator, lambda sink: sink.on_visible(checkpoint))
+
+    def _told(self, name: str, order: Callable[[Operator], None]) -> None:
+        """An order to the one operator of this name."""
+
+        def tell(subtask: Subtask) -> None:
+            for own, operator in subtask.operators:
+                if own == name:
+                    order(operator)
+
+        self._guarded(tell)
+
     def abort(self, checkpoint: int) -> None:
         for run in self._runs:
             if run.barrier.id == checkpoint:
@@ -277,10 +310,10 @@ class Execution:
     # ------------------------------------------------------------ SubtaskHost
 
     def now_ms(self) -> float:
-        return time.time() * 1000.0
+        return self._wall_ns() / 1e6
 
     def now_ns(self) -> int:
-        return time.time_ns()
+        return self._wall_ns()
 
     def captured(self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes) -> None:
         lanes = {name: self._snapshot_lanes[(subtask.id.chain, name)] for name in captures}
@@ -436,13 +469,25 @@ class _Reporter:
         if not execution.halted:
             execution._events.commit_failing(checkpoint, self._operator, execution._res.slot, attempts, error)
 
+    def committed_globally(self, checkpoint: int) -> None:
+        execution = self._execution
+        if not execution.halted:
+            execution._events.committed(checkpoint, self._operator, GLOBAL_COMMITTER)
+
+    def global_commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
+        execution = self._execution
+        if not execution.halted:
+            execution._events.commit_failing(checkpoint, self._operator, GLOBAL_COMMITTER, attempts, error)
+
     def count(self, metric: str, amount: float = 1.0) -> None:
         key = f"{self._operator}.{metric}"
         counters = self._execution.counters
         counters[key] = counters.get(key, 0.0) + amount
 
     def processed_latency(self, emit_ns: int, rows: int) -> None:
-        self._execution._latency.record(f"{self._operator}:processed", time.time_ns() - emit_ns, rows)
+        execution = self._execution
+        execution._latency.record(f"{self._operator}:processed", execution._wall_ns() - emit_ns, rows)
 
     def visible_latency(self, emit_ns: int, rows: int) -> None:
-        self._execution._latency.record(f"{self._operator}:visible", time.time_ns() - emit_ns, rows)
+        execution = self._execution
+        execution._latency.record(f"{self._operator}:visible", execution._wall_ns() - emit_ns, rows)

@@ -5,9 +5,9 @@ served. When nothing is left it sleeps until a channel, a trigger or a source's 
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 
+from barrier_runtime.slot.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.slot.subtask import Subtask
 
 _TICK_S = 0.001  # a source sleeps at least this long: rows due within it go together, in one batch
@@ -23,8 +23,11 @@ class Scheduler:
         loop: asyncio.AbstractEventLoop,
         between: Callable[[], bool],
         on_error: Callable[[Subtask | None, Exception], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._loop = loop
+        self._now_s = clock.monotonic_s
+        self._wall_ns = clock.wall_ns
         self._between = between  # other small work between passes (draining snapshots); True when more is left
         self._on_error = on_error
         self._subtasks: list[Subtask] = []
@@ -63,7 +66,7 @@ class Scheduler:
             self._on_error(self._stepping, error)
 
     def _work(self) -> None:
-        started = time.perf_counter()
+        started = self._now_s()
         deadline = started + _PASS_BUDGET_S
         worked = self._between()
         for subtask in self._subtasks:
@@ -71,10 +74,10 @@ class Scheduler:
             worked = subtask.step() or worked
             if self._stopped:
                 return
-            if time.perf_counter() > deadline:
+            if self._now_s() > deadline:
                 worked = True
                 break
-        now = time.perf_counter()
+        now = self._now_s()
         if worked:
             self.busy_s += now - started
             self.wake()
@@ -90,7 +93,7 @@ class Scheduler:
 
     def _sleep(self) -> None:
         """Sources need a timer; everything else is woken by its channels."""
-        now_ns = time.time_ns()
+        now_ns = self._wall_ns()
         delay: float | None = None
         for subtask in self._subtasks:
             if subtask.source is None or subtask.ended or not subtask.writable:

@@ -11,10 +11,8 @@ resolved them and said again after each registration, because either side may lo
 """
 
 import asyncio
-import gc
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +26,7 @@ from coordinator.messages import (
     AbortCheckpoint,
     Ack,
     CommitFailing,
+    CommitGlobally,
     Committed,
     Complete,
     Decline,
@@ -45,6 +44,8 @@ from coordinator.messages import (
     SubtaskId,
     ToSlot,
     Trigger,
+    Visible,
+    sink_key,
 )
 from state.errors import PERMANENT
 from state.snapshot import OperatorSnapshot, SnapshotTimes
@@ -174,7 +175,8 @@ class Slot:
         self._deploying = self._res.loop.create_task(self._deploy(execution))
 
     async def _deploy(self, execution: Execution) -> None:
-        began = time.perf_counter()
+        now_s = self._res.clock.monotonic_s
+        began = now_s()
         try:
             await execution.restore()
             await execution.connect()
@@ -188,11 +190,8 @@ class Slot:
             return
         if execution is not self._execution or execution.halted:
             return
-        if self._closing:
-            gc.unfreeze()  # the dropped generation was frozen with the rest: circles of objects, caches and all
-        gc.collect()
-        gc.freeze()  # what start-up allocated is not walked again by every collection
-        self._restored = Restored(self.token, (time.perf_counter() - began) * 1000)
+        self._res.tidy_memory(bool(self._closing))
+        self._restored = Restored(self.token, (now_s() - began) * 1000)
         self._send(self._restored)
 
     def _on_start(self, message: Start) -> None:
@@ -213,6 +212,14 @@ class Slot:
         self._last_completed = message.checkpoint
         self._resolve(lambda checkpoint: checkpoint <= message.checkpoint)
         self._execution.complete(message.checkpoint)
+
+    def _on_commit_globally(self, message: CommitGlobally) -> None:
+        if message.token == self.token and self._execution is not None:
+            self._execution.commit_globally(message.operator, message.checkpoint, message.snapshots)
+
+    def _on_visible(self, message: Visible) -> None:
+        if message.token == self.token and self._execution is not None:
+            self._execution.visible(message.operator, message.checkpoint)
 
     def _on_abort(self, message: AbortCheckpoint) -> None:
         if message.token == self.token and self._execution is not None:
@@ -276,7 +283,7 @@ class Slot:
         self._send(self._ended[subtask])
 
     def committed(self, checkpoint: int, operator: str, subtask: int) -> None:
-        key = f"{operator}/{subtask}"
+        key = sink_key(operator, subtask)
         self._committed[key] = max(checkpoint, self._committed.get(key, 0))
         if self._ended:
             self._tell_figures()  # the job may end with this commit: the last word must be complete
@@ -304,12 +311,15 @@ class Slot:
         if self._heartbeats % _LATENCY_EVERY_HEARTBEATS == 0:
             self._tell_figures()
         else:
-            self._send(Heartbeat(self.token, self._metrics(), {}, int(time.time() * 1000)))
+            self._send(Heartbeat(self.token, self._metrics(), {}, self._wall_ms()))
         next_due = loop.time() + self._heartbeat_s
         loop.call_at(next_due, self._beat, next_due)
 
     def _tell_figures(self) -> None:
-        self._send(Heartbeat(self.token, self._metrics(), self._latency.encoded(), int(time.time() * 1000)))
+        self._send(Heartbeat(self.token, self._metrics(), self._latency.encoded(), self._wall_ms()))
+
+    def _wall_ms(self) -> int:
+        return self._res.clock.wall_ns() // 1_000_000
 
     def _metrics(self) -> dict[str, float]:
         metrics = dict(self._counters)
@@ -340,6 +350,8 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     Start: Slot._on_start,
     Trigger: Slot._on_trigger,
     Complete: Slot._on_complete,
+    CommitGlobally: Slot._on_commit_globally,
+    Visible: Slot._on_visible,
     AbortCheckpoint: Slot._on_abort,
     Heard: Slot._on_heard,
     Shutdown: Slot._on_shutdown,

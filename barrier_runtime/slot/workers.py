@@ -8,9 +8,21 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 Done = Callable[[Any, BaseException | None], None]
+
+
+class WorkerPool(Protocol):
+    """What a slot needs of its workers; the simulation has some without threads."""
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        """Run `work` off the loop, then call `done(result, error)` on it."""
+        ...
+
+    async def run(self, work: Callable[[], Any]) -> Any: ...
+
+    def lane(self, on_error: Callable[[Exception], None]) -> "SerialLane": ...
 
 
 class Workers:
@@ -53,7 +65,7 @@ class Workers:
 class SerialLane:
     """See the module. `retire` drops what has not begun and silences what runs."""
 
-    def __init__(self, workers: Workers, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
         self._workers = workers
         self._on_error = on_error
         self._waiting: deque[tuple[Callable[[], Any], Done]] = deque()

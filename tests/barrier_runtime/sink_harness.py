@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from barrier_runtime.elements import Batch
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.sinks.base import TwoPhaseCommitSink
+from barrier_runtime.sinks.commit_log import read_commit_log
 from barrier_runtime.sinks.sink_operator import SinkOperator
 from state.object_store import ObjectInfo, ObjectStore, PutOutcome
 from state.snapshot import OperatorSnapshot
@@ -111,6 +112,7 @@ class Report:
     """What a sink told the coordinator and the metrics."""
 
     committed_checkpoints: list[int] = field(default_factory=list)
+    committed_globally_through: int = 0
     failing: list[tuple[int, int, str]] = field(default_factory=list)
     processed: list[tuple[int, int]] = field(default_factory=list)
     visible: list[tuple[int, int]] = field(default_factory=list)
@@ -120,6 +122,12 @@ class Report:
         self.committed_checkpoints.append(checkpoint)
 
     def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
+        self.failing.append((checkpoint, attempts, error))
+
+    def committed_globally(self, checkpoint: int) -> None:
+        self.committed_globally_through = checkpoint
+
+    def global_commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
         self.failing.append((checkpoint, attempts, error))
 
     def count(self, metric: str, amount: float = 1.0) -> None:
@@ -151,6 +159,7 @@ class Subtask:
         self.lane = HandLane()
         self.report = Report()
         self.later: list[tuple[float, Callable[[], None]]] = []
+        self.manifests: dict[int, OperatorSnapshot] = {}
         self.subtask = subtask
         self.parallelism = parallelism
         self.operator = SinkOperator("out", make_sink)
@@ -183,20 +192,39 @@ class Subtask:
 
         def finish() -> OperatorSnapshot:
             assert capture.blocking is not None
-            return OperatorSnapshot("out", self.subtask, self.parallelism, {**capture.values, **capture.blocking()})
+            values = {**capture.values, **capture.blocking()}
+            self.manifests[checkpoint] = OperatorSnapshot("out", self.subtask, self.parallelism, values)
+            return self.manifests[checkpoint]
 
         return finish
 
+    def settle(self) -> None:
+        """Run the lane, and play the coordinator of a job with this one sink subtask."""
+        self.lane.run()
+        while self.operator.has_global_committer and self.parallelism == 1 and self._committed() > self._visible():
+            through = self._committed()
+            self.operator.on_commit_globally(through, (self.manifests[through],))
+            self.lane.run()
+            if self._visible() < through:
+                return  # it failed, and is tried again when time has passed
+            self.operator.on_visible(through)
+
+    def _committed(self) -> int:
+        return max((each for each in self.report.committed_checkpoints if each in self.manifests), default=0)
+
+    def _visible(self) -> int:
+        return self.report.committed_globally_through
+
     def complete(self, checkpoint: int) -> None:
         self.operator.on_complete(checkpoint)
-        self.lane.run()
+        self.settle()
 
     def pass_time(self) -> None:
         """Whatever was to be called later is due now."""
         due, self.later = self.later, []
         for _, call in due:
             call()
-        self.lane.run()
+        self.settle()
 
 
 @dataclass
@@ -219,6 +247,8 @@ class Job:
             _, position, snapshot = self.decided[-1]
             restored = (snapshot,)
         subtask = Subtask(self.make_sink, store, self.token, restored)
+        if self.decided:
+            subtask.manifests[self.decided[-1][0]] = self.decided[-1][2]
         while position < self.rows:
             end = min(self.rows, position + self.rows_per_checkpoint)
             for number in range(position, end):
@@ -228,13 +258,22 @@ class Job:
             self.decided.append((checkpoint, position, subtask.barrier(checkpoint)()))
             subtask.operator.on_complete(checkpoint)
             if not self.late_commits:
-                subtask.lane.run()
-        subtask.lane.run()
+                subtask.settle()
+        if self.decided:
+            subtask.operator.on_complete(self.decided[-1][0])  # also where nothing came after a restore
+        subtask.settle()
 
 
 def numbers_in(store: ObjectStore) -> list[int]:
     """What a reader sees: every file that is not hidden, in the order of names."""
     return [number for key in visible_in(store) for number in numbers_of(key, store.get(key))]
+
+
+def numbers_in_commit_log(store: ObjectStore, records: int | None = None) -> list[int]:
+    """What a reader of the commit log sees, in its order; of the first `records` records, or of all."""
+    log = read_commit_log(store, "job", "out")
+    names = [file.name for record in log[:records] for file in record.files]
+    return [number for name in names for number in numbers_of(name, store.get(name))]
 
 
 def visible_in(store: ObjectStore) -> list[str]:

@@ -11,7 +11,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
-from sink_harness import SCHEMA, Crash, CrashingStore, Job, Subtask, numbers_in, staged_in, visible_in
+from sink_harness import (
+    SCHEMA,
+    Crash,
+    CrashingStore,
+    Job,
+    Subtask,
+    numbers_in,
+    numbers_in_commit_log,
+    staged_in,
+    visible_in,
+)
 
 from barrier_runtime.sinks import encoders
 from barrier_runtime.sinks.base import SinkContext
@@ -57,8 +67,11 @@ def test_a_crash_before_or_after_any_write_loses_and_doubles_nothing(make_store:
         except Crash:
             seen = numbers_in(store)
             assert seen == list(range(len(seen))), f"crash at {crash_at}"
+            logged = numbers_in_commit_log(store)
+            assert logged == seen[: len(logged)], f"crash at {crash_at}"
             job.run(store)
         assert numbers_in(store) == [0, 1, 2, 3], f"crash at {crash_at}"
+        assert numbers_in_commit_log(store) == [0, 1, 2, 3], f"crash at {crash_at}"
         assert staged_in(store) == [], f"crash at {crash_at}"
         crash_at += 1
     assert crash_at > 10
@@ -75,6 +88,7 @@ def test_crashes_inside_the_recovery_of_a_crash_change_nothing() -> None:
                 except Crash:
                     continue
             assert numbers_in(store) == list(range(6)), (first, second)
+            assert numbers_in_commit_log(store) == list(range(6)), (first, second)
             assert staged_in(store) == [], (first, second)
 
 

@@ -49,6 +49,7 @@ from coordinator.job_protocol import JobProtocol
 from coordinator.log_reader import read_log
 from coordinator.log_records import FIRST_POSITION, Record, decode_record
 from coordinator.messages import (
+    GLOBAL_COMMITTER,
     Ack,
     ChainSpec,
     CheckpointOptions,
@@ -177,7 +178,11 @@ class FakeSlot:
             FileRef(name=f"{name}.sst", size=3, sha256="00", key=self.data_key(name)) for name in files.split()
         )
         keyed = KeyedSnapshot("rocksdb", 128, 0, 127, {"count": 1}, refs, full_bytes=3 * len(refs), new_bytes=3)
-        return (OperatorSnapshot("count", self.index, 2, keyed=keyed if refs else None),)
+        counted = OperatorSnapshot("count", self.index, 2, keyed=keyed if refs else None)
+        if not self.coordinator.protocol.spec.chains[SINK].global_sinks:
+            return (counted,)
+        pending = {"pending": f"{checkpoint} of {self.index}".encode()}
+        return (counted, OperatorSnapshot("out", self.index, 2, values=pending))
 
     def data_key(self, name: str) -> str:
         return Paths("flights").data_file(self.token, self.uuid, name)
@@ -191,6 +196,10 @@ class FakeSlot:
     def commit(self, checkpoint: int) -> None:
         self.committed[f"out/{self.index}"] = checkpoint
         self.say(Committed(self.token, checkpoint, "out", self.index))
+
+    def commit_globally(self, checkpoint: int) -> None:
+        self.committed["out/global"] = checkpoint
+        self.say(Committed(self.token, checkpoint, "out", GLOBAL_COMMITTER))
 
     def end(self) -> None:
         for chain in (SOURCE, SINK):

@@ -1,0 +1,27 @@
+"""The time a slot lives by: the wall clock and a steady one, passed in so that the slot can also run in virtual time.
+
+Everything below `slot/` asks a `Clock` and never the `time` module; the simulation gives each process one of its own.
+"""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970; may jump."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds since an unknown moment; never goes back."""
+        ...
+
+
+class SystemClock:
+    """This machine's. The steady clock is the one with the best resolution."""
+
+    wall_ns = staticmethod(time.time_ns)
+    monotonic_s = staticmethod(time.perf_counter)
+
+
+SYSTEM_CLOCK: Clock = SystemClock()

@@ -1,0 +1,167 @@
+"""Sinks with a global committer: who is told what and when, and that it survives any death (I5, I6, I10)."""
+
+import msgspec
+from coordinator_world import CHAINS, SINK, SOURCE, Coordinator, FakeSlot, kinds, spec, started
+
+from coordinator.messages import GLOBAL_COMMITTER, CommitGlobally, Committed, Shutdown, Visible
+from state.memory_store import MemoryStore
+
+JOB = spec(chains=(CHAINS[SOURCE], msgspec.structs.replace(CHAINS[SINK], global_sinks=("out",))))
+
+
+def told(slot: FakeSlot) -> list[int]:
+    """The checkpoints that slot 0 was told to make visible."""
+    return [message.checkpoint for message in slot.got(CommitGlobally)]
+
+
+def visible(slot: FakeSlot) -> list[int]:
+    return [message.checkpoint for message in slot.got(Visible)]
+
+
+def test_slot_0_is_told_when_every_subtask_has_committed_and_everybody_when_it_is_done() -> None:
+    coordinator, a, b = started(MemoryStore(), JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    assert told(a) == []
+    b.commit(n)
+    assert told(a) == [n]
+    assert told(b) == [], "the global committer is in subtask 0"
+    wanted = a.last(CommitGlobally)
+    assert [each.values["pending"] for each in wanted.snapshots] == [b"%d of 0" % n, b"%d of 1" % n]
+    b.commit(n)
+    assert told(a) == [n], "said once"
+    a.commit_globally(n)
+    assert visible(a) == visible(b) == [n]
+    assert coordinator.status.commits.through == {"out/0": n, "out/1": n, "out/global": n}
+
+
+def test_a_lagging_subtask_holds_the_whole_back_and_the_newest_common_checkpoint_is_enough() -> None:
+    coordinator, a, b = started(MemoryStore(), JOB)
+    first, second = coordinator.checkpoint(a, b), coordinator.checkpoint(a, b)
+    a.commit(first)
+    a.commit(second)
+    assert told(a) == []
+    b.commit(second)
+    assert told(a) == [second]
+
+
+def test_another_slot_cannot_speak_for_the_global_committer() -> None:
+    coordinator, a, b = started(MemoryStore(), JOB)
+    n = coordinator.checkpoint(a, b)
+    b.say(Committed(b.token, n, "out", GLOBAL_COMMITTER))
+    assert coordinator.status.commits.through["out/global"] == 0
+    assert coordinator.status.checkpoints.ignored == {"commit of another slot's sink": 1}
+
+
+def test_slot_0_hears_it_again_on_a_new_connection() -> None:
+    coordinator, a, b = started(MemoryStore(), JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.commit(n)
+    a.cut()
+    a.connect()
+    assert told(a) == [n, n]
+    a.commit_globally(n)
+    b.cut()
+    b.connect()
+    assert visible(b) == [n, n], "it may have been said while it did not hear"
+    assert told(a) == [n, n]
+
+
+def test_a_restarted_coordinator_reads_the_manifest_and_goes_on() -> None:
+    """F4: decided, half of it committed, the coordinator gone."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.commit(n)
+    successor = Coordinator(store, JOB, leader="leader-b").begin()
+    for slot in (a, b):
+        slot.coordinator = successor
+        slot.inbox.clear()
+    successor.settle()
+    for slot in (a, b):
+        slot.connect()
+    successor.settle()
+    assert kinds(store)[-1] == "LEAD"
+    assert told(a) == [n]
+    assert [each.values["pending"] for each in a.last(CommitGlobally).snapshots] == [b"%d of 0" % n, b"%d of 1" % n]
+
+
+def test_a_restarted_coordinator_believes_slot_0_that_it_is_done() -> None:
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    for slot in (a, b):
+        slot.commit(n)
+    a.commit_globally(n)
+    successor = Coordinator(store, JOB, leader="leader-b").begin()
+    for slot in (a, b):
+        slot.coordinator = successor
+        slot.inbox.clear()
+    successor.settle()
+    for slot in (a, b):
+        slot.connect()
+    successor.settle()
+    assert told(a) == []
+    assert n in visible(b)
+
+
+def test_a_damaged_manifest_is_reported_and_the_next_checkpoint_carries_all() -> None:
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.commit(n)
+    key = coordinator.paths.manifest(n, a.token)
+    store.damage(key, store.get(key)[:-1] + b"x")
+    successor = Coordinator(store, JOB, leader="leader-b").begin()
+    for slot in (a, b):
+        slot.coordinator = successor
+        slot.inbox.clear()
+    successor.settle()
+    for slot in (a, b):
+        slot.connect()
+    successor.settle()
+    assert told(a) == []
+    assert any(key in reason for reason in successor.status.checkpoints.ignored)
+    later = successor.checkpoint(a, b)
+    a.commit(later)
+    b.commit(later)
+    assert told(a) == [later]
+
+
+def test_the_next_generation_is_told_again() -> None:
+    """Half of the commits done when a slot dies: the successor finishes what the restored manifest lists."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.cut()
+    c = coordinator.slot(1, attempt=1)
+    coordinator.run_with(a, c)
+    assert told(a) == []
+    a.commit(n)
+    c.commit(n)
+    assert told(a) == [n]
+    assert a.last(CommitGlobally).token == a.token
+
+
+def test_the_job_is_finished_only_when_all_is_visible() -> None:
+    """I10"""
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    a.end()
+    b.end()
+    n = coordinator.status.checkpoints.in_progress[-1]
+    a.ack(n, ended=True)
+    b.ack(n, ended=True)
+    coordinator.settle()
+    a.commit(n)
+    b.commit(n)
+    coordinator.settle()
+    assert kinds(store)[-1] == "COMPLETE"
+    a.commit_globally(n)
+    coordinator.settle()
+    assert kinds(store)[-1] == "FINISH"
+    assert a.last(Shutdown).outcome == "finished"
