@@ -1,13 +1,15 @@
 # One command per chore. `make run` and `make test` work on a fresh machine: they set up .venv and find or install Java.
 PYTHON ?= python3
 STORAGE ?= file
+MINUTES ?= 10
+BURN ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/test_examples.py tests/state tests/coordinator tests/barrier_runtime
+UNIT_TESTS := tests/test_house.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 
-.PHONY: help run test check format bench java clean
+.PHONY: help run test check format bench chaos java clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
@@ -15,6 +17,7 @@ help:
 	@echo "make check                  style, types, house rules, unit tests (under 2 minutes, no Java)"
 	@echo "make format                 let ruff put the style right"
 	@echo "make bench                  the figures of benchmarks/README.md"
+	@echo "make chaos [MINUTES=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
 	@echo "make clean                  remove what runs and tests left (not .venv)"
 
 $(STAMP): pyproject.toml
@@ -48,6 +51,9 @@ format: $(STAMP)
 bench: $(STAMP) java
 	$(BIN)/python -m benchmarks.keyed_count
 	$(BIN)/python -m benchmarks.recovery
+
+chaos: $(STAMP) java
+	$(BIN)/python -m tests.integration.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --burn $(BURN)
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 Target = Annotated[str, typer.Argument(help="the file and the name of the flow in it: app.py:flow")]
-Coordinator = Annotated[str, typer.Option(help="address of the daemon's REST interface, http://host:port")]
+Coordinator = Annotated[str, typer.Option(help="REST address of the daemon, http://host:port; of several with commas")]
 TokenFile = Annotated[Path, typer.Option(help="file with the daemon's bearer token")]
 _USER_MODULE = "barrier_runtime_user_app"
 
@@ -74,7 +74,7 @@ def run(
         bool, typer.Option(help="restore something older than the last completed checkpoint")
     ] = False,
     allow_non_restored: Annotated[bool, typer.Option(help="drop state whose operator is gone")] = False,
-    coordinator: Annotated[str | None, typer.Option(help="a running daemon instead of a child process")] = None,
+    coordinator: Annotated[str | None, typer.Option(help="a running daemon, or several with commas")] = None,
     token_file: Annotated[Path | None, typer.Option(help="file with the daemon's bearer token")] = None,
     local: Annotated[bool, typer.Option("--local", help="run in this process, without Spark")] = False,
     conf: Annotated[list[str] | None, typer.Option(help="Spark setting key=value; may be repeated")] = None,
@@ -117,7 +117,7 @@ def explain(target: Target, parallelism: Annotated[int, typer.Option(help="numbe
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def coordinator(context: typer.Context) -> None:
-    """Run a coordinator daemon: --listen host:port --http host:port --storage URL --token-file FILE."""
+    """Run a coordinator daemon: --listen host:port --http host:port --storage URL --token-file FILE --lease SECONDS."""
     from coordinator.daemon import main as daemon_main
 
     raise typer.Exit(daemon_main(context.args))
@@ -127,9 +127,17 @@ def coordinator(context: typer.Context) -> None:
 def status(
     coordinator: Coordinator, token_file: TokenFile, job: Annotated[str | None, typer.Argument(help="one job")] = None
 ) -> None:
-    """Print the state of one job, or the list of jobs, as JSON."""
+    """Print the state of one job, or the list of jobs, as JSON; and whether each gets on, in a line on stderr."""
     client = _client(coordinator, token_file)
-    _print_json(client.status(job) if job else client.jobs())
+    if job:
+        one = client.status(job)
+        _print_json(one)
+        _print_condition(one)
+    else:
+        jobs = client.jobs()
+        _print_json(jobs)
+        for each in jobs:
+            _print_condition(each)
 
 
 @app.command()
@@ -152,20 +160,45 @@ def stop(
     _print_json(_client(coordinator, token_file).stop(job, "now" if now else "checkpoint"))
 
 
-def _client(address: str, token_file: Path) -> Any:
-    from coordinator.client import CoordinatorClient
+@app.command()
+def fsck(
+    url: Annotated[str, typer.Argument(help="folder or URL of the checkpoints, as in checkpoints=")],
+    job: Annotated[str | None, typer.Option(help="only this job; default: every job there")] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="delete orphans, as the jobs' own sweeps would")] = False,
+    min_age: Annotated[float, typer.Option(help="seconds; younger objects are never orphans")] = 600.0,
+    form: Annotated[str, typer.Option("--format", help="text or json")] = "text",
+) -> None:
+    """Verify logs, manifests and every hash; list orphans with the reason.
+
+    Exits with 0 when clean, 1 with orphans only, 2 with damage, 3 when it could not be checked.
+    """
+    from barrier_runtime.fsck_command import fsck as run_fsck
 
     try:
-        token = token_file.read_text().strip()
-    except OSError as error:
-        raise InvalidJob(f"cannot read the token file {token_file}: {error.strerror}") from error
-    return CoordinatorClient(address, token)
+        code = run_fsck(url, job, delete=delete, min_age_s=min_age, form=form)
+    except (BarrierRuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 3
+    raise typer.Exit(code)
+
+
+def _client(address: str, token_file: Path) -> Any:
+    from coordinator.failover_client import FailoverClient, addresses
+    from coordinator.rest_token import read_token_file
+
+    return FailoverClient(addresses(address), read_token_file(token_file))
 
 
 def _print_json(answer: object) -> None:
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+
+
+def _print_condition(job: Any) -> None:
+    from coordinator.progress import described
+
+    print(f"job {job.job}: {described(job.condition, job.condition_reason)}", file=sys.stderr)
 
 
 def _setting(entry: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ supervisor, a single slot by Spark, the whole Spark job by `SparkGang`. When the
 
 import contextlib
 import ipaddress
+import logging
 import os
 import shutil
 import threading
@@ -19,20 +20,26 @@ from barrier_runtime.job_result import JobFailed, JobResult, raise_unless_ended_
 from barrier_runtime.options import JobOptions, job_spec
 from barrier_runtime.spark.closure import check_travels
 from barrier_runtime.spark.gang import SparkGang
-from barrier_runtime.spark.session import check_session, make_session, total_cores
+from barrier_runtime.spark.session import check_session, jvm_trouble, make_session, stop_session, total_cores
 from barrier_runtime.spark.slot_task import SlotSettings, check_packages, local_root
 from coordinator.client import CoordinatorClient
 from coordinator.embedded import EmbeddedCoordinator
+from coordinator.failover_client import FailoverClient, addresses
 from coordinator.messages import JobSpec
+from coordinator.progress import TROUBLED, described
+from coordinator.rest_token import read_token_file
 from coordinator.rest_types import SubmitReply
 from coordinator.status import JobStatus
 from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from state.object_store import ObjectStore
 from state.open_store import open_store
 from state.store_probe import probe_conditional_put
+from state.urls import shown
 
 if TYPE_CHECKING:
     from barrier_runtime.dataflow import Dataflow
+
+log = logging.getLogger("barrier_runtime.job")
 
 _POLL_S = 0.25
 _LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end them
@@ -54,6 +61,7 @@ def start(flow: "Dataflow", **keywords: object) -> "JobHandle":
     graph = compile_flow(flow, options.parallelism, options.max_parallelism, mode=options.mode)
     check_travels(graph)
     spec = job_spec(graph, options)
+    local_root(spec.run_id)  # a folder that cannot be trusted is refused now, not in the slots
     probe_conditional_put(_shared_store(options.checkpoints), f"{spec.job}/probe")
     own_session = options.spark is None
     spark = options.spark if options.spark is not None else make_session(graph.name, options.master, options.spark_conf)
@@ -71,7 +79,7 @@ def _shared_store(url: str) -> ObjectStore:
     """The store of a job of several processes."""
     if url.startswith("memory://"):
         raise InvalidJob(
-            f"checkpoints={url!r} is the memory of one process, a Spark job runs in several: "
+            f"checkpoints={shown(url)!r} is the memory of one process, a Spark job runs in several: "
             "use a folder or s3://, or run_local()"
         )
     return open_store(url)
@@ -99,19 +107,29 @@ class _Coordinator:
                 network="loopback" if _is_loopback(options.coordinator_host) else "trusted",
             )
             self.submitted: SubmitReply = self._embedded.submit(spec)
-            self.client: CoordinatorClient = self._embedded.client
+            self.client: CoordinatorClient | FailoverClient = self._embedded.client
         else:
             assert options.token_file is not None
-            try:
-                token = Path(options.token_file).read_text().strip()
-            except OSError as error:
-                raise InvalidJob(f"cannot read token_file {options.token_file}: {error.strerror}") from error
-            self.client = CoordinatorClient(options.coordinator, token)
+            self.client = FailoverClient(addresses(options.coordinator), read_token_file(Path(options.token_file)))
             self.submitted = self._submit()
 
     def _submit(self) -> SubmitReply:
         assert self._options.checkpoints is not None
         return self.client.submit(self._spec, open_store(self._options.checkpoints).url)
+
+    def control_addresses(self) -> tuple[tuple[str, int], ...]:
+        """Where slots may find the daemon that leads: first the one that took the job, then all others that answer."""
+        first = (self.submitted.control_host, self.submitted.control_port)
+        if not isinstance(self.client, FailoverClient):
+            return (first,)
+        storage = open_store(self._options.checkpoints or "").url
+        others = []
+        for daemon in self.client.daemons():
+            if daemon.storage == storage:
+                others.append((daemon.control_host, daemon.control_port))
+            else:
+                log.warning("a coordinator keeps checkpoints in %s, not in %s: not used", daemon.storage, storage)
+        return tuple(dict.fromkeys([first, *others]))
 
     def status(self) -> JobStatus | None:
         """None while it is being restarted. Raises when it never will be there again, or refuses this run."""
@@ -153,6 +171,7 @@ class JobHandle:
         self._own_session = own_session
         self._coordinator = coordinator
         self._last: JobStatus | None = None
+        self._condition = ""  # the last one that was told of
         self._trouble: Exception | None = None  # why the job can't be followed to its end
         self._stop_mode: Literal["checkpoint", "now"] | None = None
         self._stop_told = ""  # the coordinator process that was asked to stop
@@ -164,7 +183,7 @@ class JobHandle:
             mode=spec.checkpoints.mode,
             run_id=spec.run_id,
             secret=bytes.fromhex(coordinator.submitted.secret),
-            control_address=(coordinator.submitted.control_host, coordinator.submitted.control_port),
+            control_addresses=coordinator.control_addresses(),
             storage_url=open_store(options.checkpoints).url,
             state=options.state,
             lease_s=options.coordinator_lease,
@@ -233,7 +252,7 @@ class JobHandle:
         finally:
             self._coordinator.close()
         if self._own_session:
-            self._spark.stop()
+            stop_session(self._spark)
         shutil.rmtree(local_root(self._spec.run_id), ignore_errors=True)
 
     def __enter__(self) -> "JobHandle":
@@ -250,16 +269,20 @@ class JobHandle:
         try:
             self._follow()
         except Exception as error:  # Spark's, of many kinds, or ours: unheard, it would leave `wait` waiting for ever
-            self._trouble = error
+            self._trouble = jvm_trouble(self._spark) or error
         self._ended.set()
 
     def _follow(self) -> None:
         """Until the job ended: do what its coordinator asks of Spark. Raises when that cannot be done any more."""
         killed: set[int] = set()
         while not self._ended.is_set():
+            trouble = jvm_trouble(self._spark)
+            if trouble is not None:
+                raise trouble
             status = self._coordinator.status()
             if status is not None:
                 self._last = status
+                self._tell_condition(status)
                 for order in status.kill:
                     if order.task_attempt not in killed:
                         killed.add(order.task_attempt)
@@ -268,6 +291,12 @@ class JobHandle:
                     return
                 self._repeat_stop(status)
             self._ended.wait(_POLL_S)
+
+    def _tell_condition(self, status: JobStatus) -> None:
+        """The coordinator's own log is not what the user of this program reads."""
+        if status.condition != self._condition and {status.condition, self._condition} & TROUBLED:
+            log.warning("job %s: %s", self._spec.job, described(status.condition, status.condition_reason))
+        self._condition = status.condition
 
     def _repeat_stop(self, status: JobStatus) -> None:
         """A coordinator keeps nothing that is not in the log: one that was started again does not know of the wish."""

@@ -166,10 +166,17 @@ def _in_a_loop() -> bool:
     return True
 
 
-async def run_graph(graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
-    """Run coordinator and slots on this loop until the job ended; its last status."""
+def make_runner(spec: JobSpec, store: ObjectStore) -> JobRunner:
+    return JobRunner(spec, store, leader=uuid.uuid4().hex, host=socket.gethostname())
+
+
+async def run_graph(
+    graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions, runner: JobRunner | None = None
+) -> JobStatus:
+    """Run coordinator and slots on this loop until the job ended; its last status. `runner`: of a caller who follows or
+    stops the job; it is run here."""
     loop = asyncio.get_running_loop()
-    runner = JobRunner(spec, store, leader=uuid.uuid4().hex, host=socket.gethostname())
+    runner = runner or make_runner(spec, store)
     running = loop.create_task(runner.run())
     directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-local-"))
     workers = Workers(loop)
@@ -190,6 +197,8 @@ async def run_graph(graph: JobGraph, spec: JobSpec, store: ObjectStore, options:
         for slot in slots:
             slot.handle(Shutdown("cancelled", "the program ends"))  # nothing new to a slot that has left
         await asyncio.wait([running, *(loop.create_task(slot.closed()) for slot in slots)], timeout=_LEAVE_S)
+        # What is still being written would come into folders that are just being removed, and stay there.
+        await asyncio.wait([loop.create_task(runner.quiet())], timeout=_LEAVE_S)
         await asyncio.to_thread(workers.drain)  # a chain may be opening still, and would make its folder again
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -18,20 +18,31 @@ from typing import Any, Literal
 import msgspec
 
 from barrier_runtime.graph import JobGraph
+from barrier_runtime.restart_options import refuse_idle, restart_options
 from barrier_runtime.slot.execution import StateSettings
-from coordinator.messages import CheckpointOptions, JobSpec, RestartOptions
-from coordinator.options import BOUNDS, validated
+from coordinator.messages import CheckpointOptions, JobSpec
+from coordinator.options import (
+    BOUNDS,
+    MAX_CHECKPOINT_DIGITS,
+    PROGRESS_TIMEOUT,
+    describe_restart,
+    progress_timeout_ms,
+    validated,
+)
 from state.errors import InvalidJob
 from state.ids import check_job_id
+from state.urls import shown, without_credentials
 
 _MIB = 1024 * 1024
 _PATHS = ("checkpoints", "token_file")
+_NEVER_SHOWN = ("checkpoints", "coordinator", "spark_conf", "token_file")  # a wrong value may hold a secret
 _CHECKPOINT_TIMES = {
     "checkpoint_interval": BOUNDS["interval_ms"],
     "min_pause": BOUNDS["min_pause_ms"],
     "checkpoint_timeout": BOUNDS["timeout_ms"],
 }
 _RESTORE = "use 'latest', 'none' or the number of a retained checkpoint"
+_PLAIN_NUMBERS = ("restart_multiplier", "restart_jitter")
 _WANTED = {
     int: "give a whole number",
     float: "give a number of seconds",
@@ -61,14 +72,24 @@ class JobOptions:
     allow_non_restored: bool = False
     slot_timeout: float = 10.0
     gang_timeout: float = 60.0
-    restart_attempts: int | None = 10  # restarts in a row without progress before the job fails; None: without end
+    restart: Literal["none", "fixed_delay", "exponential_delay", "failure_rate"] = "exponential_delay"
+    restart_attempts: int | None = 10  # exponential_delay: in a row; fixed_delay: in all; None: without end
+    restart_delay: float | None = None  # None: 0.2 for exponential_delay (whose first restart is immediate), else 1
+    restart_max_delay: float = 30.0  # exponential_delay, as the next three
+    restart_multiplier: float = 2.0
+    restart_reset_after: float = 1.0  # running this long and completing a checkpoint forget earlier restarts
+    restart_jitter: float = 0.0
+    restart_failures: int = 1  # failure_rate: so many are allowed within restart_interval
+    restart_interval: float = 60.0
+    progress_timeout: float | None = None  # None: 60, or 10 checkpoint intervals if that is longer
     state_backend: Literal["rocksdb", "memory"] = "rocksdb"
     state_memory_mb: int = 256
     state_cache_mb: int = 64
     master: str = "local[*]"
     spark: Any = None  # a SparkSession of the user's
-    spark_conf: dict[str, str] = field(default_factory=dict)
-    coordinator: str | None = None  # "http://host:port" of a daemon; default: a child process of the driver
+    spark_conf: dict[str, str] = field(default_factory=dict, repr=False)  # may hold credentials of Hadoop's
+    coordinator: str | None = None  # "http://host:port" of a daemon, several with commas (or as a list) when they stand
+    # by for each other; default: a child process of the driver
     coordinator_host: str = "127.0.0.1"  # address of this host at which slots on other hosts reach the child process
     token_file: str | None = None  # the daemon's bearer token
     coordinator_lease: float = 600.0  # a slot leaves when the coordinator is silent for this long
@@ -82,6 +103,7 @@ class JobOptions:
             raise InvalidJob(f"unknown option {', '.join(unknown)}: the options are {', '.join(sorted(known))}")
         options = cls(**{name: _typed(name, value) for name, value in keywords.items()})
         options.check()
+        refuse_idle(options, set(keywords))
         return options
 
     def check(self) -> None:
@@ -104,13 +126,36 @@ class JobOptions:
         for name in ("state_memory_mb", "state_cache_mb"):
             if not 1 <= getattr(self, name) <= 1_048_576:
                 raise InvalidJob(f"{name}={getattr(self, name)}: give MiB from 1 to 1048576")
-        if self.restart_attempts is not None and self.restart_attempts < 0:
-            raise InvalidJob(f"restart_attempts={self.restart_attempts}: give 0 or more, or None for no limit")
         if self.restore not in ("latest", "none") and not (self.restore.isascii() and self.restore.isdigit()):
             raise InvalidJob(f"restore={self.restore!r}: {_RESTORE}")
+        if len(self.restore) > MAX_CHECKPOINT_DIGITS:
+            raise InvalidJob(f"restore has {len(self.restore)} characters: {_RESTORE}")
+        check_job_id(self.run_id, "run_id")
+        for name in ("checkpoints", "coordinator"):
+            for url in (getattr(self, name) or "").split(","):
+                without_credentials(url.strip(), name)
         if self.coordinator is not None and self.token_file is None:
             raise InvalidJob("coordinator= needs token_file=, the file with the daemon's bearer token")
         self.checkpoint_options()
+        restart_options(self)
+        self.progress_timeout_ms()
+
+    def progress_timeout_ms(self) -> int:
+        checkpoints = self.checkpoint_options()
+        given = self.progress_timeout
+        if given is None:
+            return progress_timeout_ms(0, checkpoints)
+        bound = PROGRESS_TIMEOUT
+        if not bound.low <= given * 1000 <= bound.high:
+            raise InvalidJob(
+                f"progress_timeout={given:g}: give seconds from {bound.low / 1000:g} to {bound.high / 1000:.0f}"
+            )
+        if given * 1000 <= checkpoints.interval_ms:
+            raise InvalidJob(
+                f"progress_timeout={given:g}: give more than the time between two checkpoints, "
+                f"{checkpoints.interval_ms / 1000:g} s, or every job would seem to stand still"
+            )
+        return progress_timeout_ms(round(given * 1000), checkpoints)
 
     def checkpoint_options(self) -> CheckpointOptions:
         return validated(
@@ -129,12 +174,11 @@ class JobOptions:
     def effective(self) -> dict[str, str]:
         """What is in force, for people: each option with its unit, where one option changes another as it is then."""
         checkpoints = self.checkpoint_options()
-        restarts = "without end" if self.restart_attempts is None else f"{self.restart_attempts} in a row"
         return {
             "mode": checkpoints.mode,
             "parallelism": str(self.parallelism),
             "max_parallelism": f"{self.max_parallelism} key groups",
-            "checkpoints": self.checkpoints or "a folder that lives as long as the run (local runs only)",
+            "checkpoints": shown(self.checkpoints or "") or "a folder that lives as long as the run (local runs only)",
             "checkpoint_interval": f"{checkpoints.interval_ms / 1000:g} s",
             "min_pause": f"{checkpoints.min_pause_ms / 1000:g} s",
             "checkpoint_timeout": f"{checkpoints.timeout_ms / 1000:g} s",
@@ -143,7 +187,8 @@ class JobOptions:
             "retained": f"{checkpoints.retained} checkpoints",
             "on_cancel": f"{checkpoints.on_cancel} checkpoints",
             "restore": self.restore,
-            "restart_attempts": restarts,
+            "restart": describe_restart(restart_options(self)),
+            "progress_timeout": f"{self.progress_timeout_ms() / 1000:g} s",
             "slot_timeout": f"{self.slot_timeout:g} s",
             "gang_timeout": f"{self.gang_timeout:g} s",
             "state_backend": f"{self.state_backend}, {self.state_memory_mb} MiB, cache {self.state_cache_mb} MiB",
@@ -160,24 +205,29 @@ def _typed(name: str, value: object) -> Any:
         value = os.fspath(value)
     if name == "restore" and isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
+    if name == "coordinator" and isinstance(value, list | tuple) and all(isinstance(url, str) for url in value):
+        value = ",".join(value)
     kind = _TYPES[name]
     if name == "restore" and not isinstance(value, str):
         raise InvalidJob(f"restore={value!r}: {_RESTORE}")
+    said = f"a {type(value).__name__}" if name in _NEVER_SHOWN else repr(value)
     try:
         typed = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise InvalidJob(f"{name}={value!r}: {_wanted(kind)}") from error
+        raise InvalidJob(f"{name}={said}: {_wanted(kind, name)}") from error
     if isinstance(typed, float) and not math.isfinite(typed):
-        raise InvalidJob(f"{name}={value!r}: {_wanted(kind)}")
+        raise InvalidJob(f"{name}={value!r}: {_wanted(kind, name)}")
     return typed
 
 
-def _wanted(kind: Any) -> str:
+def _wanted(kind: Any, name: str) -> str:
+    if name in _PLAIN_NUMBERS:
+        return "give a number"
     choices = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
         return f"use {' or '.join(map(repr, choices))}"
     if type(None) in choices:
-        return f"{_wanted(next(choice for choice in choices if choice is not type(None)))}, or None"
+        return f"{_wanted(next(choice for choice in choices if choice is not type(None)), name)}, or None"
     return _WANTED[kind]
 
 
@@ -196,7 +246,8 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         allow_non_restored=options.allow_non_restored,
         slot_timeout_ms=round(options.slot_timeout * 1000),
         gang_timeout_ms=round(options.gang_timeout * 1000),
-        restart=RestartOptions(max_attempts=options.restart_attempts),
+        restart=restart_options(options),
+        progress_timeout_ms=options.progress_timeout_ms(),
     )
 
 

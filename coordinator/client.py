@@ -12,6 +12,7 @@ import msgspec
 from coordinator.messages import JobSpec
 from coordinator.rest_types import (
     STORAGE_HEADER,
+    DaemonReply,
     ErrorReply,
     Health,
     JobSummary,
@@ -22,16 +23,29 @@ from coordinator.rest_types import (
 from coordinator.status import CheckpointsStatus, JobStatus
 from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from state.ids import check_job_id
+from state.urls import without_credentials
 
 Reply = TypeVar("Reply")
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class LedByAnother(Unavailable):
+    """This daemon stands by: the one at `url` leads the job."""
+
+    def __init__(self, message: str, url: str) -> None:
+        super().__init__(message)
+        self.url = url
+
+
+class UnknownJob(InvalidJob):
+    """This daemon does not know the job, or this run of it."""
 
 
 class CoordinatorClient:
     """`url`: e.g. `http://127.0.0.1:8080`. Raises `Unavailable` when nobody answers, `InvalidJob` when refused."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
-        parts = urlsplit(url)
+        parts = urlsplit(without_credentials(url, "the coordinator's address"))
         if parts.scheme != "http" or parts.hostname is None or parts.port is None:
             raise InvalidJob(f"coordinator address {url!r} is not understood: use http://<host>:<port>")
         self.url = url
@@ -44,6 +58,9 @@ class CoordinatorClient:
 
     def health(self) -> Health:
         return self._call("GET", "/healthz", b"", Health)
+
+    def daemon(self) -> DaemonReply:
+        return self._call("GET", "/daemon", b"", DaemonReply)
 
     def jobs(self) -> list[JobSummary]:
         return self._call("GET", "/jobs", b"", list[JobSummary])
@@ -74,12 +91,12 @@ class CoordinatorClient:
         try:
             if status in (200, 202) or (status == 409 and reply is TriggerReply):
                 return msgspec.json.decode(data, type=reply)
-            error = msgspec.json.decode(data, type=ErrorReply).error
+            error = msgspec.json.decode(data, type=ErrorReply)
         except msgspec.DecodeError as cause:
             raise Unavailable(
                 f"{self.url}{path} answered {status} with something that is not a coordinator's: check the address"
             ) from cause
-        raise _error_of(status)(f"coordinator {self.url}: {error}")
+        raise _error_of(status, f"coordinator {self.url}: {error.error}", error.leader)
 
     def _exchange(self, method: str, path: str, body: bytes, more_headers: Mapping[str, str]) -> tuple[int, bytes]:
         headers = {
@@ -107,5 +124,9 @@ def _path(job: str, what: str, run_id: str) -> str:
     return f"{path}?run={check_job_id(run_id)}" if run_id else path
 
 
-def _error_of(status: int) -> type[BarrierRuntimeError]:
-    return Unavailable if status >= 500 else InvalidJob
+def _error_of(status: int, message: str, leader: str) -> BarrierRuntimeError:
+    if status == 421:
+        return LedByAnother(message, leader)
+    if status == 404:
+        return UnknownJob(message)
+    return Unavailable(message) if status >= 500 else InvalidJob(message)

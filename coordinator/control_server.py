@@ -15,7 +15,7 @@ import msgspec
 from coordinator.codec import decode_to_coordinator, encode
 from coordinator.handshake import NONCE_BYTES, Acceptor, Framing, Hello, Session
 from coordinator.job_directory import JobDirectory, NotHere
-from coordinator.messages import Register, Shutdown, SlotClaims, ToSlot
+from coordinator.messages import Register, Shutdown, SlotClaims, ToSlot, TryElsewhere
 from state.errors import BarrierRuntimeError, InvalidJob, ProtocolViolation
 from state.ids import check_job_id
 
@@ -42,7 +42,7 @@ class ControlServer:
         self._max_unproven = max_unproven
         self._unproven = 0
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: dict[asyncio.StreamWriter, None] = {}  # in the order they came
 
     @property
     def address(self) -> tuple[str, int]:
@@ -61,7 +61,7 @@ class ControlServer:
     # ------------------------------------------------------------ one connection
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        self._writers[writer] = None
         peer = writer.get_extra_info("peername")
         try:
             _no_delay(writer)
@@ -73,7 +73,7 @@ class ControlServer:
         except (ConnectionError, OSError) as error:
             log.debug("connection from %s broke: %s", peer, error)
         finally:
-            self._writers.discard(writer)
+            del self._writers[writer]
             writer.close()
 
     async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -87,8 +87,11 @@ class ControlServer:
         hello = session.hello
         runner = await self._directory.for_slot(hello.job, hello.run_id)
         if isinstance(runner, NotHere):
-            if runner.fenced:
-                link.send(Shutdown("fenced", runner.reason))
+            if not runner.fenced:  # an ordinary thing where daemons stand by for each other
+                log.debug("slot %d of job %s sent elsewhere: %s", register.slot, hello.job, runner.reason)
+                link.send(TryElsewhere(runner.reason))
+                return
+            link.send(Shutdown("fenced", runner.reason))
             raise InvalidJob(runner.reason)
         runner.slot_connected(link, register)
         try:

@@ -1,7 +1,8 @@
 """The coordinator's process: `python -m coordinator.daemon --listen … --http … --storage … --token-file …`.
 
 Opens two ports, runs every job on one loop, and keeps nothing that is not in the object store: kill it at
-any time. Exit deletes nothing and ends no job. Modules that only REST needs are imported after slots can connect.
+any time. Several of them on the same storage and token stand by for each other (`--lease`). Exit deletes nothing and
+ends no job. Modules that only REST needs are imported after slots can connect.
 """
 
 import argparse
@@ -16,18 +17,23 @@ import socket
 import sys
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from coordinator.control_server import HANDSHAKE_TIMEOUT_S, ControlServer
 from coordinator.daemon_log import configure
 from coordinator.job_directory import JobDirectory
-from coordinator.rest_token import Token, daemon_key
+from coordinator.lease import MAX_LEASE_MS, Holder
+from coordinator.leases import Leases
+from coordinator.rest_token import Token, daemon_key, read_token_file
 from state.errors import BarrierRuntimeError, InvalidJob
+from state.object_store import ObjectStore
 from state.open_store import open_store
 
 log = logging.getLogger("coordinator.daemon")
 
-MIN_TOKEN_CHARACTERS = 32
+LEASE_S = 5.0
+MIN_LEASE_MS = 100
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Settings:
     store_already_proven: bool
     log_format: str
     handshake_timeout: float
+    lease: float
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,6 +87,13 @@ def _parsed(arguments: list[str] | None) -> Settings:
     parser.add_argument("--store-already-proven", action="store_true", help="skip the start-up probe of the store")
     parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
     parser.add_argument("--handshake-timeout", type=float, default=HANDSHAKE_TIMEOUT_S, help="seconds")
+    parser.add_argument(
+        "--lease",
+        type=float,
+        default=LEASE_S,
+        help="seconds of our silence after which another daemon on the same storage may take our jobs over; 0: there is "
+        "no other daemon",
+    )
     return Settings(**vars(parser.parse_args(arguments)))
 
 
@@ -95,7 +109,14 @@ async def _run(settings: Settings) -> None:
         def probe() -> None:
             probe_conditional_put(store, "_probe")
 
-    directory = JobDirectory(store, daemon_key=key, leader=uuid.uuid4().hex, host=socket.gethostname(), probe=probe)
+    directory = JobDirectory(
+        store,
+        daemon_key=key,
+        leader=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        probe=probe,
+        leases=_leases(settings.lease, store, control, web),
+    )
     server = ControlServer(directory, control, handshake_timeout_s=settings.handshake_timeout)
     await server.start()
     log.info("slots connect to %s:%d; storage %s", *server.address, store.url)
@@ -105,7 +126,7 @@ async def _run(settings: Settings) -> None:
         loop.add_signal_handler(number, stopping.set)
     if settings.exit_with_parent:
         _watch_parent(loop, stopping, settings.parents_directory)
-    serving = loop.create_task(_serve_rest(directory, server, web, token, stopping))
+    serving = loop.create_task(_serve_rest(directory, server, web, token, stopping, 2 * settings.handshake_timeout))
     try:
         await stopping.wait()
     finally:
@@ -116,13 +137,37 @@ async def _run(settings: Settings) -> None:
             await serving
 
 
+def _leases(lease_s: float, store: ObjectStore, control: socket.socket, web: socket.socket) -> Leases | None:
+    if lease_s == 0:
+        return None
+    if not MIN_LEASE_MS <= lease_s * 1000 <= MAX_LEASE_MS:
+        raise InvalidJob(
+            f"--lease {lease_s:g}: use {MIN_LEASE_MS / 1000:g} to {MAX_LEASE_MS // 1000} seconds, or 0 for none"
+        )
+    for_slots = _shown(control)
+    # The same for a daemon that is started again at its address: it takes its own jobs back at once.
+    name = f"{for_slots} on {socket.gethostname()}"
+    return Leases(store, Holder(name, for_slots, f"http://{_shown(web)}", round(lease_s * 1000)))
+
+
+def _shown(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
 async def _serve_rest(
-    directory: JobDirectory, server: ControlServer, web: socket.socket, token: Token, stopping: asyncio.Event
+    directory: JobDirectory,
+    server: ControlServer,
+    web: socket.socket,
+    token: Token,
+    stopping: asyncio.Event,
+    request_timeout_s: float,
 ) -> None:
     try:
         import uvicorn
 
         from coordinator.rest import ControlAddress, application
+        from coordinator.rest_connection import MAX_HEAD_BYTES, BoundedConnection
 
         host, port = server.address
         app = application(directory, ControlAddress(host, port), token, os.getpid())
@@ -132,7 +177,8 @@ async def _serve_rest(
             access_log=False,
             lifespan="off",
             ws="none",
-            h11_max_incomplete_event_size=64 * 1024,
+            http=partial(BoundedConnection, request_timeout_s=request_timeout_s),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             timeout_keep_alive=5,
             server_header=False,
         )
@@ -146,17 +192,7 @@ async def _serve_rest(
 
 def read_token(path: Path) -> tuple[Token, bytes]:
     """The bearer token and the daemon's root key, both from one file that nobody else may read."""
-    try:
-        mode = path.stat().st_mode
-        value = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidJob(f"token file {path} can't be read ({error}): write 32 random bytes in hex to it") from error
-    if mode & 0o077:
-        raise InvalidJob(f"token file {path} can be read by others (mode {mode & 0o777:o}): chmod 600 {path}")
-    if len(value) < MIN_TOKEN_CHARACTERS or not value.isascii():
-        raise InvalidJob(
-            f"token file {path} holds fewer than {MIN_TOKEN_CHARACTERS} characters: use 32 random bytes in hex"
-        )
+    value = read_token_file(path)
     return Token(path.stem, value.encode()), daemon_key(value)
 
 

@@ -6,7 +6,8 @@ An append is a small state machine, because a put has three outcomes:
                   → UNKNOWN             → Repeat the same bytes at the same position (nothing else may happen meanwhile)
                   → EXISTS → read it: own put_id → Landed · other put_id → Foreign · gone → Repeat
 
-`Foreign` means that another writer owns the position. Whoever holds a generation is fenced by it and stops; whoever is
+A leader that has nothing to append for a while looks at the next position (`ReadBack` without a proposal), so that it
+learns of its successor all the same. `Foreign` means that another writer owns the position. Whoever holds a generation is fenced by it and stops; whoever is
 about to start one reads the log again and tries one further. No clock is read, and nothing is believed that is not in
 the log. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9 an unknown outcome blocks deciding.
 """
@@ -188,9 +189,16 @@ class DecisionLog:
         return Repeat(flight.position, flight.data)
 
     def on_read_back(self, position: int, name: str, data: bytes | None) -> Landed | Foreign | Repeat | None:
-        """What the record found at our position means."""
+        """What the record found at our position means. Also the answer to a look at the next position while nothing is
+        under way: a record there is somebody else's."""
         flight = self._in_flight
-        if flight is None or flight.position != position:
+        if flight is None:
+            if data is None or position != self.next_position:
+                return None
+            record = decode_record(name, data)
+            self._check_foreign(position, record)
+            return Foreign(LogEntry(position, record, sha256_hex(data)))
+        if flight.position != position:
             return None
         if data is None:
             return Repeat(flight.position, flight.data)
@@ -203,7 +211,7 @@ class DecisionLog:
                 )
             return self._landed(flight)
         self._in_flight = None
-        self._check(position, record)
+        self._check_foreign(position, record)
         return Foreign(LogEntry(position, record, sha256_hex(data)))
 
     def _landed(self, flight: _InFlight) -> Landed:
@@ -247,10 +255,20 @@ class DecisionLog:
                 f"job {self._job}: {type(record).__name__} with token {record.token} at log position {position} after "
                 f"generation {token}: tokens are positions and never decrease (I3): file a bug"
             )
+        self._check_parent(position, record)
+
+    def _check_foreign(self, position: int, record: Record) -> None:
+        """The same for a record of somebody else. First its predecessor: where a record was taken away, ours fills the
+        hole, and the one behind it, which follows another, is no bug of its writer."""
+        self._check_parent(position, record)
+        self._check(position, record)
+
+    def _check_parent(self, position: int, record: Record) -> None:
         if record.parent_sha256 != self.head_sha256:
             raise Corrupt(
                 f"job {self._job}: log record {position} follows a predecessor with sha256 {record.parent_sha256!r}, "
-                f"but position {position - 1} has {self.head_sha256!r}: the log was changed by hand; restore it"
+                f"but position {position - 1} has {self.head_sha256!r}: the log was changed by hand, or a record is "
+                "gone; restore it from a backup of the store"
             )
 
 

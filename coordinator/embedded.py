@@ -9,11 +9,9 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Literal
 
 from coordinator.client import CoordinatorClient
 from coordinator.messages import JobSpec
+from coordinator.private_directory import PrivateDirectory
 from coordinator.rest_types import SubmitReply
 from state.errors import InvalidJob, Unavailable
 
@@ -51,7 +50,8 @@ class EmbeddedCoordinator:
     ) -> None:
         self._storage_url = storage_url
         self._network: Network = network
-        self._directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-coordinator-"))
+        self._private = PrivateDirectory("barrier-runtime-coordinator-")
+        self._directory = self._private.path
         self._token = secrets.token_hex(32)
         self._token_file = self._directory / "driver.token"
         self._log_path = log_file or self._directory / "coordinator.log"
@@ -70,7 +70,7 @@ class EmbeddedCoordinator:
             self.client = CoordinatorClient(f"http://127.0.0.1:{self._web.getsockname()[1]}", self._token)
             self._process = self._spawn()
         except BaseException:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._private.remove()
             raise
         self._supervisor = threading.Thread(target=self._supervise, name="coordinator-supervisor", daemon=True)
         self._supervisor.start()
@@ -140,7 +140,7 @@ class EmbeddedCoordinator:
             self._supervisor.join(timeout=10)
         self._stop_listening()
         self._log_file.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._private.remove()
 
     def __enter__(self) -> "EmbeddedCoordinator":
         return self
@@ -164,6 +164,8 @@ class EmbeddedCoordinator:
             str(descriptors[0]),
             "--http-fd",
             str(descriptors[1]),
+            "--lease",
+            "0",  # nobody stands by for it: it is started again
             "--exit-with-parent",
             "--parents-directory",
             str(self._directory),

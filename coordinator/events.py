@@ -23,7 +23,11 @@ class Tick:
 
 @dataclass(frozen=True)
 class LogRead:
+    """`history`: the bytes of the job's history, None when there is none or `history_trouble` says why it is unread."""
+
     view: LogView
+    history: bytes | None = None
+    history_trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,22 @@ class StoreRefused:
 
 
 @dataclass(frozen=True)
+class StoreRetried:
+    """A store call failed and will be made again. `what` names the operation and the object; for status only."""
+
+    what: str
+    error: str
+    keeps_from: Literal["progress", "sweeping"] = "progress"
+
+
+@dataclass(frozen=True)
+class StoreAnswered:
+    """What was retried has been answered."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class SlotRegistered:
     link: Link
     register: Register
@@ -109,6 +129,13 @@ class DeletedAll:
 
 
 @dataclass(frozen=True)
+class HistoryTrouble:
+    """The history could not be written. For status only: figures may be lost."""
+
+    error: str
+
+
+@dataclass(frozen=True)
 class UserTrigger:
     """Take a checkpoint now."""
 
@@ -128,12 +155,15 @@ Event: TypeAlias = (
     | ManifestWritten
     | ManifestFailed
     | StoreRefused
+    | StoreRetried
+    | StoreAnswered
     | SlotRegistered
     | SlotMessage
     | SlotLost
     | Listed
     | Deleted
     | DeletedAll
+    | HistoryTrouble
     | UserTrigger
     | UserStop
 )

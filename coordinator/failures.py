@@ -2,11 +2,15 @@
 
 `FailureCounter` counts as Flink does (CheckpointFailureManager): only consecutive failures that a checkpoint itself is
 to blame for, each id once; a success forgets them, and failures of checkpoints older than it never count.
-`RestartPolicy` restarts at once the first time, then backs off exponentially, and forgets when the job made progress.
+`RestartPolicy` is Flink's restart strategies: none, fixed delay, exponential delay, failure rate. The exponential delay
+differs in two points: the first restart of a row comes at once, and a row ends only when the job ran for
+`reset_after_ms` *and* completed a checkpoint. What is counted is counted by one coordinator process.
 """
 
 import enum
+from collections import deque
 
+from coordinator.hashing import sha256_hex
 from coordinator.messages import RestartOptions
 
 
@@ -52,15 +56,15 @@ class FailureCounter:
 
 
 class RestartPolicy:
-    def __init__(self, options: RestartOptions) -> None:
+    """`seed` (job and run) makes the jitter of one job differ from that of others, and is all that does."""
+
+    def __init__(self, options: RestartOptions, seed: str = "") -> None:
         self._options = options
-        self._in_a_row = 0
+        self._seed = seed
+        self._restarts = 0  # of the present row; of the whole run for fixed_delay
+        self._failed_ms: deque[int] = deque(maxlen=options.max_failures + 1)
         self._running_since_ms: int | None = None
         self._progressed = False
-
-    @property
-    def in_a_row(self) -> int:
-        return self._in_a_row
 
     def running(self, now_ms: int) -> None:
         self._running_since_ms = now_ms
@@ -70,20 +74,60 @@ class RestartPolicy:
         self._progressed = True
 
     def delay_ms(self, now_ms: int) -> int | None:
-        """How long to wait before the restart that is needed now; None when there were too many in a row."""
-        since = self._running_since_ms
-        if self._progressed and since is not None and now_ms - since >= self._options.reset_after_ms:
-            self._in_a_row = 0
+        """A failure: how long to wait before the restart that is needed now; None when none is allowed any more."""
+        options, lasting = self._options, self._lasting_progress(now_ms)
         self._running_since_ms = None
         self._progressed = False
-        if self._options.max_attempts is not None and self._in_a_row >= self._options.max_attempts:
+        if options.strategy == "none":
             return None
-        delay = self._backoff()
-        self._in_a_row += 1
-        return delay
+        if options.strategy == "failure_rate":
+            return self._at_rate(now_ms)
+        if lasting and options.strategy == "exponential_delay":
+            self._restarts = 0
+        if options.max_attempts is not None and self._restarts >= options.max_attempts:
+            return None
+        self._restarts += 1
+        return options.initial_ms if options.strategy == "fixed_delay" else self._backoff(self._restarts)
 
-    def _backoff(self) -> int:
-        if self._in_a_row == 0:
+    def exhausted(self) -> str:
+        """Why `delay_ms` said None, and what to do."""
+        options, remedy = self._options, "remove the cause, then start the job again"
+        if options.strategy == "none":
+            return (
+                f"restart strategy none: the first failure ends the job: {remedy}, or use another strategy (restart=)"
+            )
+        if options.strategy == "failure_rate":
+            return (
+                f"restart strategy failure_rate: {len(self._failed_ms)} failures within "
+                f"{options.interval_ms / 1000:g} s, {options.max_failures} are allowed: {remedy}, "
+                "or raise restart_failures"
+            )
+        row = "in this run" if options.strategy == "fixed_delay" else "in a row"
+        return (
+            f"restart strategy {options.strategy}: failed {self._restarts + 1} times {row}, {options.max_attempts} "
+            f"restarts are allowed: {remedy}, or raise restart_attempts"
+        )
+
+    def _lasting_progress(self, now_ms: int) -> bool:
+        since = self._running_since_ms
+        return self._progressed and since is not None and now_ms - since >= self._options.reset_after_ms
+
+    def _at_rate(self, now_ms: int) -> int | None:
+        while self._failed_ms and now_ms - self._failed_ms[0] >= self._options.interval_ms:
+            self._failed_ms.popleft()
+        self._failed_ms.append(now_ms)
+        return None if len(self._failed_ms) > self._options.max_failures else self._options.initial_ms
+
+    def _backoff(self, restart: int) -> int:
+        """Before the first restart of a row nothing, then rising from `initial_ms` to `max_ms`."""
+        if restart == 1:
             return 0
-        steps = min(self._in_a_row - 1, 64)  # keeps the power finite
-        return int(min(self._options.max_ms, self._options.initial_ms * self._options.multiplier**steps))
+        options, steps = self._options, min(restart - 2, 64)  # the bound keeps the power finite
+        pause = min(options.max_ms, options.initial_ms * options.multiplier**steps)
+        pause *= 1 + options.jitter * _spread(f"{self._seed}/{restart}")
+        return int(max(options.initial_ms, min(options.max_ms, pause)))
+
+
+def _spread(text: str) -> float:
+    """A number from -1 to 1 that looks random and is the same for the same text."""
+    return int(sha256_hex(text.encode())[:13], 16) / 2**51 - 1

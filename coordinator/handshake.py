@@ -141,7 +141,11 @@ class Acceptor:
             return b""
         if self._hello is None:
             hello = _take(self._buffer, Hello)
-            return b"" if hello is None else self._challenge(hello)
+            if hello is None:
+                return b""
+            if self._buffer:  # its proof needs our nonce: whoever goes on talking only wants to be remembered
+                raise HandshakeFailed("a peer spoke before it was its turn: connection closed")
+            return self._challenge(hello)
         proof = _take(self._buffer, _Proof)
         if proof is not None:
             self._prove(self._hello, proof)

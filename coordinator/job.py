@@ -13,6 +13,7 @@ from coordinator.checkpoint import Checkpoint
 from coordinator.commits import CommitTracker
 from coordinator.decision_log import DecisionLog, Landed, LogView, Permit, ReadBack, Repeat, complete_of
 from coordinator.effects import Append, CloseLink, Delete, Effect, ReadManifest, ReadRecord, SendTo
+from coordinator.events import StoreRetried
 from coordinator.failures import FailureCounter, RestartPolicy
 from coordinator.job_record import JobRecord
 from coordinator.log_records import NO_RECORD, Complete, Fence, Finish, Lead, Record
@@ -30,6 +31,7 @@ from coordinator.messages import (
     Visible,
 )
 from coordinator.pending_checkpoints import PendingCheckpoints
+from coordinator.progress import StoreRetry
 from coordinator.restore_choice import Lineage, RestoreFrom
 from coordinator.retention import Kept, Retention
 from coordinator.slots import Slot, SlotState, SlotTable
@@ -94,6 +96,7 @@ class Job:
         self.absent_slots: tuple[int, ...] = ()  # did not come in time, and the job failed for that
         self.fenced_by: str | None = None
         self.error: str | None = None
+        self.store_retries: dict[str, StoreRetry] = {}  # store calls that failed and are being repeated
         self.effects: list[Effect] = []
         self._deletable: tuple[str, ...] = ()
         self._put_ids = 0
@@ -203,15 +206,18 @@ class Job:
             sha256=manifest.sha256,
         )
 
-    def finish_record(self, outcome: Literal["finished", "cancelled"], discarded: bool, now_ms: int) -> Finish:
+    def finish_record(
+        self, outcome: Literal["finished", "cancelled", "failed"], discarded: bool, now_ms: int, reason: str = ""
+    ) -> Finish:
         return Finish(
             put_id=self._put_id(),
             parent_sha256=self.log.head_sha256,
-            token=self.token,
+            token=self._log_token(),
             writer=self._writer(),
             wall_ms=now_ms,
             prior_complete=self.log.prior_complete,
             outcome=outcome,
+            reason=reason,
             discarded=discarded,
         )
 
@@ -237,6 +243,11 @@ class Job:
 
     def _writer(self) -> str:
         return f"{self.identity.host} for {self.spec.submitter}"
+
+    def store_retried(self, event: StoreRetried) -> None:
+        before = self.store_retries.get(event.what)
+        attempts = 1 if before is None else before.attempts + 1
+        self.store_retries[event.what] = StoreRetry(event.what, event.error, attempts, event.keeps_from)
 
     # ------------------------------------------------------------ slots
 

@@ -9,12 +9,14 @@ and keeps out what must not reach it: messages of another generation, of a proce
 """
 
 from coordinator.decision_log import Foreign, Landed, ReadBack, Repeat
-from coordinator.effects import CloseLink, Effect, Outcome, SendTo
+from coordinator.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
 from coordinator.events import (
     AppendResult,
     Begin,
+    Deleted,
     DeletedAll,
     Event,
+    HistoryTrouble,
     Listed,
     LogRead,
     ManifestFailed,
@@ -24,23 +26,30 @@ from coordinator.events import (
     SlotLost,
     SlotMessage,
     SlotRegistered,
+    StoreAnswered,
     StoreRefused,
+    StoreRetried,
     Tick,
     UserStop,
     UserTrigger,
 )
+from coordinator.history import History, RunOutcome, decode_history
 from coordinator.job import Identity, Job, Origin
 from coordinator.job_status import job_status
-from coordinator.messages import Heard, Heartbeat, JobSpec, Register, Shutdown
+from coordinator.messages import CommitFailing, Committed, Heard, Heartbeat, JobSpec, Register, Shutdown
 from coordinator.options import validated_spec
 from coordinator.phase import Phase
 from coordinator.phase_ended import Ended, failed
 from coordinator.phase_start import Loading
+from coordinator.progress import Condition, ProgressWatch
+from coordinator.progress_facts import progress_facts
 from coordinator.slots import Reconnected, Refused
 from coordinator.status import JobStatus
 from state.errors import Corrupt
 
 STALL_MS = 1_000
+GLANCE_MS = 5_000  # a leader that appends nothing for this long looks whether somebody else did
+_MAY_CHANGE_PROGRESS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered)
 
 
 class JobProtocol:
@@ -49,6 +58,8 @@ class JobProtocol:
         self._job = Job(validated_spec(spec), identity, origin)
         self._phase: Phase = Loading()
         self._stood_still = False  # the last tick only forgave
+        self._watch = ProgressWatch()
+        self._glance_ms = 0  # when to look at the log's next position, while leading
 
     # ------------------------------------------------------------ what the edge asks
 
@@ -69,28 +80,81 @@ class JobProtocol:
     def reason(self) -> str:
         return self._phase.reason
 
+    @property
+    def condition(self) -> Condition:
+        """As of the last event or `status`."""
+        return self._watch.condition
+
     def status(self, now_ms: int) -> JobStatus:
-        return job_status(self._job, self._phase.name, self.outcome, self._phase.reason, now_ms)
+        self._look(now_ms)
+        return job_status(self._job, self._phase.name, self.outcome, self._phase.reason, self.condition, now_ms)
+
+    @property
+    def lead_position(self) -> int | None:
+        """Of the newest log record by which this process leads; None when it does not lead."""
+        job = self._job
+        return job.permit.position if job.leads and job.permit is not None else None
+
+    @property
+    def has_led(self) -> bool:
+        return self._job.permit is not None
+
+    @property
+    def undecided(self) -> bool:
+        """An append of ours is under way."""
+        return self._job.log.in_flight
+
+    @property
+    def next_position(self) -> int:
+        """Of the log, as far as this process knows it."""
+        return self._job.log.next_position
+
+    @property
+    def connected_slots(self) -> int:
+        return len(self._job.slots.connected)
+
+    @property
+    def history_revision(self) -> int:
+        """Rises when something happened that a successor should know of."""
+        return self._job.record.revision
+
+    def history(self, outcome: RunOutcome | None = None) -> History:
+        job = self._job
+        return job.record.history_of(job.spec.job, job.spec.run_id, job.slots.known(), outcome)
 
     def next_deadline(self) -> int | None:
         """When the next `Tick` is due, on the clock of `now_ms`; None: not before another event."""
         if self.outcome is not None:
             return None
-        silences = [slot.last_seen_ms + self._job.spec.slot_timeout_ms for slot in self._job.slots.connected]
-        phase = self._phase.deadline(self._job)
-        return min([*silences, *([] if phase is None else [phase])], default=None)
+        judged = self._job.slots.connected if self._phase.judges_silence else ()
+        silences = [slot.last_seen_ms + self._job.spec.slot_timeout_ms for slot in judged]
+        glance = self._glance_ms if self._may_glance else None
+        others = (self._phase.deadline(self._job), self._watch.next_ms, glance)
+        return min([*silences, *(moment for moment in others if moment is not None)], default=None)
 
     # ------------------------------------------------------------ events
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         job = self._job
         job.effects = []
+        before = (self._phase, self._phase.name)
         try:
             self._enter(self._dispatch(event, now_ms), now_ms)
         except Corrupt as error:
             self._enter(failed(job, str(error)), now_ms)
+        if (self._phase, self._phase.name) != before or self._may_change_progress(event):
+            self._look(now_ms)
         effects, job.effects = job.effects, []
         return effects
+
+    def _may_change_progress(self, event: Event) -> bool:
+        if isinstance(event, SlotMessage):
+            troubled = self.condition.state == "WAITING_SINK" and isinstance(event.message, Committed)
+            return troubled or isinstance(event.message, CommitFailing)
+        return isinstance(event, _MAY_CHANGE_PROGRESS)
+
+    def _look(self, now_ms: int) -> None:
+        self._watch.look(progress_facts(self._job, self._phase.name, self.outcome, self._phase.reason), now_ms)
 
     def _enter(self, following: Phase | None, now_ms: int) -> None:
         while following is not None:
@@ -112,6 +176,12 @@ class JobProtocol:
             return self._on_log_step(job.log.on_put(event.position, event.outcome), now_ms)
         if isinstance(event, RecordRead):
             return self._on_log_step(job.log.on_read_back(event.position, event.name, event.data), now_ms)
+        if isinstance(event, StoreRetried):
+            job.store_retried(event)
+            return None
+        if isinstance(event, StoreAnswered):
+            job.store_retries.pop(event.what, None)
+            return None
         if isinstance(event, UserStop):
             job.stop = event.mode
             return phase.on_stop(job, now_ms)
@@ -126,13 +196,22 @@ class JobProtocol:
             self._job.slots.forgive(now_ms)
             return None
         self._stood_still = False
+        if self._may_glance and now_ms >= self._glance_ms:
+            self._glance_ms = now_ms + GLANCE_MS
+            self._job.emit(ReadRecord(self._job.log.next_position))
         return self._phase.on_tick(self._job, now_ms)
+
+    @property
+    def _may_glance(self) -> bool:
+        """A coordinator that stood still, and waits for slots that its successor has, would never find out."""
+        return self._job.leads and not self._job.log.in_flight
 
     def _on_answer(self, event: Event, now_ms: int) -> Phase | None:
         job, phase = self._job, self._phase
         if isinstance(event, Begin):
             return phase
         if isinstance(event, LogRead):
+            self._remember(event, now_ms)
             return phase.on_log(job, event.view, now_ms)
         if isinstance(event, ManifestRead):
             return phase.on_manifest_read(job, event.key, event.data, now_ms)
@@ -144,11 +223,33 @@ class JobProtocol:
             return phase.on_listed(job, event, now_ms)
         if isinstance(event, DeletedAll):
             return phase.on_deleted_all(job, event.error, now_ms)
+        if isinstance(event, Deleted):
+            if event.error:  # a leak, which the next sweep finds
+                job.record.ignored["deletes that failed; the next sweep makes up for them"] += 1
+            return None
+        if isinstance(event, HistoryTrouble):
+            job.record.ignored[event.error] += 1
+            return None
         if isinstance(event, UserTrigger):
             return phase.on_trigger(job, now_ms)
         if isinstance(event, StoreRefused):
             return phase.on_refused(job, event.error, now_ms)
         return None
+
+    def _remember(self, read: LogRead, now_ms: int) -> None:
+        """What was before: figures, and the slots of this run. Damage is reported and costs only them."""
+        job, known, trouble = self._job, None, read.history_trouble
+        if read.history is not None:
+            try:
+                known = decode_history(job.paths.history, read.history)
+            except Corrupt as error:
+                trouble = str(error)
+        if trouble:
+            job.record.ignored[trouble] += 1
+        job.record.remember(known, read.view.completes)
+        if known is not None and known.run_id == job.spec.run_id:
+            for slot in known.slots:
+                job.slots.expect(slot, now_ms + job.spec.slot_timeout_ms)
 
     # ------------------------------------------------------------ slots
 
@@ -193,6 +294,7 @@ class JobProtocol:
     def _on_log_step(self, step: Landed | Foreign | Repeat | ReadBack | None, now_ms: int) -> Phase | None:
         job = self._job
         if isinstance(step, Landed):
+            self._glance_ms = now_ms + GLANCE_MS
             after = self._phase.on_landed(job, step, now_ms)
             if job.leads and after is None:
                 job.delete(())  # what had to wait for this answer

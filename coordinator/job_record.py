@@ -1,4 +1,8 @@
-"""What has happened to a job, for people: counters, the last checkpoints, the recoveries. Decides nothing."""
+"""What has happened to a job, for people: counters, the last checkpoints, the recoveries. Decides nothing.
+
+It outlives the coordinator in the job's history (`history`). The log knows better: a decision that the history lacks is
+counted from there.
+"""
 
 from collections import Counter, deque
 
@@ -6,6 +10,8 @@ import msgspec
 
 from coordinator.checkpoint import Checkpoint, Phase
 from coordinator.commits import CommitTracker
+from coordinator.decision_log import LogEntry, complete_of
+from coordinator.history import History, KnownSlot, RunOutcome
 from coordinator.status import CheckpointStatus, RecoveryStatus
 
 HISTORY = 100
@@ -21,10 +27,57 @@ class JobRecord:
         self.last_completed: CheckpointStatus | None = None
         self.history: deque[CheckpointStatus] = deque(maxlen=HISTORY)
         self.recoveries: deque[RecoveryStatus] = deque(maxlen=HISTORY)
+        self._remembered = 0  # the last checkpoint that completed before this process led
+        self.revision = 0  # rises when something happened that is worth remembering
+
+    def remember(self, known: History | None, completes: tuple[LogEntry, ...]) -> None:
+        """Go on from what was stored, and from what the log says beyond it (`completes`, newest first)."""
+        known = known or History(job="", run_id="")
+        self.triggered, self.completed, self.failed = known.triggered, known.completed, known.failed
+        self.generations = known.generations
+        self.last_completed = known.last_completed
+        self.history = deque(known.history, HISTORY)
+        self.recoveries = deque(known.recoveries, HISTORY)
+        for entry in reversed(completes):
+            self._completed_in_log(entry)
+        self.triggered = max(self.triggered, self.completed + self.failed)
+        self._remembered = 0 if self.last_completed is None else self.last_completed.checkpoint
+
+    def history_of(self, job: str, run_id: str, slots: tuple[KnownSlot, ...], outcome: RunOutcome | None) -> History:
+        return History(
+            job=job,
+            run_id=run_id,
+            triggered=self.triggered,
+            completed=self.completed,
+            failed=self.failed,
+            generations=self.generations,
+            last_completed=self.last_completed,
+            history=tuple(self.history),
+            recoveries=tuple(self.recoveries),
+            slots=slots,
+            outcome=outcome,
+        )
+
+    def _completed_in_log(self, entry: LogEntry) -> None:
+        record = complete_of(entry)
+        if self.last_completed is not None and record.checkpoint <= self.last_completed.checkpoint:
+            return
+        status = CheckpointStatus(
+            checkpoint=record.checkpoint,
+            token=record.token,
+            outcome=Phase.COMPLETE.value,
+            reason="known from the log alone",
+            triggered_ms=record.wall_ms,
+            duration_ms=0,
+        )
+        self.completed += 1
+        self.last_completed = status
+        self.history.append(status)
 
     def checkpoint_ended(self, checkpoint: Checkpoint, reason: str, now_ms: int) -> None:
         entry = _entry(checkpoint, reason, now_ms)
         self.history.append(entry)
+        self.revision += 1
         if checkpoint.phase is Phase.COMPLETE:
             self.completed += 1
             self.last_completed = entry
@@ -37,7 +90,7 @@ class JobRecord:
             entry = self.history[index]
             if entry.outcome != Phase.COMPLETE.value:
                 continue
-            if entry.commit_duration_ms is not None:
+            if entry.commit_duration_ms is not None or entry.checkpoint <= self._remembered:
                 return
             if commits.all_through(entry.checkpoint):
                 decided_ms = entry.triggered_ms + entry.duration_ms
@@ -48,6 +101,7 @@ class JobRecord:
 
     def recovery_began(self, token: int, reason: str, started_ms: int) -> None:
         self.generations += 1
+        self.revision += 1
         self.recoveries.append(RecoveryStatus(token, reason, started_ms, None, None, None))
 
     def slots_ready(self, now_ms: int) -> None:
@@ -57,6 +111,7 @@ class JobRecord:
     def recovered(self, now_ms: int) -> None:
         if self.recoveries and self.recoveries[-1].running_ms is None:
             last = self.recoveries[-1]
+            self.revision += 1
             self.recoveries[-1] = msgspec.structs.replace(last, running_ms=now_ms, duration_ms=now_ms - last.started_ms)
 
 

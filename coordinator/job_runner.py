@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from coordinator.decision_log import Permit
+from coordinator.deleting import check_permit, delete_in_order
 from coordinator.effects import (
     Append,
     CloseLink,
@@ -38,6 +40,7 @@ from coordinator.events import (
     Deleted,
     DeletedAll,
     Event,
+    HistoryTrouble,
     Link,
     Listed,
     LogRead,
@@ -48,15 +51,20 @@ from coordinator.events import (
     SlotLost,
     SlotMessage,
     SlotRegistered,
+    StoreAnswered,
     StoreRefused,
+    StoreRetried,
     Tick,
     UserStop,
     UserTrigger,
 )
+from coordinator.history import RunOutcome, encode_history
 from coordinator.job import Identity, Origin
 from coordinator.job_protocol import JobProtocol
 from coordinator.log_reader import read_log
 from coordinator.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
+from coordinator.progress import TROUBLED, Condition
+from coordinator.retention import discarded
 from coordinator.status import JobStatus
 from state.errors import BarrierRuntimeError, Unavailable
 from state.object_store import ObjectNotFound, ObjectStore, PutOutcome
@@ -66,10 +74,10 @@ log = logging.getLogger("coordinator.job")
 
 _FIRST_BACKOFF_S = 0.02
 _LONGEST_BACKOFF_S = 1.0
-_DELETE_AT_ONCE = 500
-_DELETE_TRIES = 5
 _STORE_THREADS = 4
-_LOG_EVERY_S = 10.0
+_SWEEP = "list for the sweep"
+_LOG_EVERY_MS = 10_000
+_HISTORY_TRIES = 3  # to read it, and to write it at the end: a job neither starts nor ends later for its figures
 
 Result = TypeVar("Result")
 
@@ -110,11 +118,14 @@ class JobRunner:
         host: str,
         origin: Origin = Origin.SUBMITTED,
         clock: Callable[[], int] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`clock`: wall clock in ms. `sleep` is used on the threads of the store's pool only."""
         self._protocol = JobProtocol(spec, Identity(leader, host), origin)
         self._store = store
         self._paths = Paths(spec.job)
         self._clock = clock or SteadyClock()
+        self._sleep = sleep
         self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{spec.job}")
         self._links: dict[Link, SlotLink] = {}
         self._numbers: dict[int, Link] = {}  # id(link) -> number
@@ -125,9 +136,12 @@ class JobRunner:
         self._armed_for_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[JobOutcome] | None = None
-        self._trouble: dict[str, str] = {}  # what is being retried -> why
-        self._logged_s = 0.0
+        self._retried_calls: set[str] = set()  # store calls that failed and are being made again
+        self._logged_ms = 0
         self._broken = False
+        self._left = False  # `run` was cancelled: whatever slots still say, nobody leads here any more
+        self._saving: asyncio.Task[None] | None = None  # the history: one put at a time
+        self._saved_revision = 0
         self.outcome: JobOutcome | None = None
 
     @property
@@ -138,6 +152,15 @@ class JobRunner:
     def phase(self) -> str:
         return self._protocol.phase
 
+    @property
+    def lead_position(self) -> int | None:
+        """Of the newest log record by which this runner leads; None when it does not (yet, or any more)."""
+        return None if self._broken else self._protocol.lead_position
+
+    @property
+    def connected_slots(self) -> int:
+        return self._protocol.connected_slots
+
     # ------------------------------------------------------------ life
 
     async def run(self) -> JobOutcome:
@@ -147,21 +170,38 @@ class JobRunner:
         try:
             outcome = await asyncio.shield(self._ended)
             await asyncio.sleep(0)  # let links flush what was just sent
+            await self._close_history(outcome)
             return outcome
         finally:
+            self._left = self.outcome is None
             if self._timer is not None:
                 self._timer.cancel()
             for task in self._tasks:
                 task.cancel()
             self._pool.shutdown(wait=False, cancel_futures=True)
 
+    async def quiet(self) -> None:
+        """Until no store call of this runner is under way any more; after `run`."""
+        await asyncio.to_thread(self._pool.shutdown, wait=True)
+
     def status(self) -> JobStatus:
-        status = msgspec.structs.replace(
-            self._protocol.status(self._clock()), storage_trouble="; ".join(self._trouble.values())
-        )
+        before = self._protocol.condition
+        status = self._protocol.status(self._clock())
+        self._tell_condition(before)
         if self._broken and self.outcome is not None:
-            return msgspec.structs.replace(status, phase="failed", outcome="failed", error=self.outcome.reason)
+            error = self.outcome.reason
+            return msgspec.structs.replace(
+                status, phase="failed", outcome="failed", error=error, condition="FAILED", condition_reason=error
+            )
         return status
+
+    @property
+    def condition(self) -> Condition:
+        """Whether the job gets on, as of its last event."""
+        known = self._protocol.condition
+        if self._broken and self.outcome is not None:
+            return Condition("FAILED", self.outcome.reason, known.since_ms)
+        return known
 
     def trigger(self) -> None:
         """Take a checkpoint as soon as there is room."""
@@ -194,6 +234,8 @@ class JobRunner:
     # ------------------------------------------------------------ the pump
 
     def _post(self, event: Event) -> None:
+        if self._left:
+            return
         self._events.append(event)
         if self._handling:
             return
@@ -204,13 +246,15 @@ class JobRunner:
         finally:
             self._handling = False
         self._set_timer()
+        self._save_history()
 
     def _handle(self, event: Event) -> None:
         if self._broken:
             return
-        before = self._protocol.phase
+        before, condition = self._protocol.phase, self._protocol.condition
         try:
             effects = self._protocol.handle(event, self._clock())
+            self._tell_condition(condition)
             if self._protocol.phase != before:
                 log.info("job %s: %s (%s)", self.spec.job, self._protocol.phase, self._protocol.reason or "-")
             for effect in effects:
@@ -218,6 +262,12 @@ class JobRunner:
         except Exception as error:  # a broken law or a bug: it must end this job, visibly, and not the other jobs
             log.exception("job %s: stopped by an internal error", self.spec.job)
             self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
+
+    def _tell_condition(self, before: Condition) -> None:
+        now = self._protocol.condition
+        if now.state != before.state:
+            level = logging.WARNING if {now.state, before.state} & TROUBLED else logging.INFO
+            log.log(level, "job %s: %s (was %s)", self.spec.job, now, before.state)
 
     def _break(self, reason: str) -> None:
         self._broken = True
@@ -271,10 +321,11 @@ class JobRunner:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(self.outcome)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # ------------------------------------------------------------ storage
 
@@ -297,14 +348,16 @@ class JobRunner:
             if self.outcome is None:
                 self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
             return
+        if isinstance(event, Deleted) and event.error:
+            log.warning("job %s: not all that nobody needs could be deleted: %s", self.spec.job, event.error)
         self._post(event)
 
     async def _answer(self, effect: Effect) -> Event:
         if isinstance(effect, Append):
             return await self._append(effect)
         if isinstance(effect, ReadLog):
-            view = await self._retried("read the log", lambda: self._read_log(effect))
-            return LogRead(view)
+            view = await self._retried(f"read the log {self._paths.log_prefix}", lambda: self._read_log(effect))
+            return LogRead(view, *await self._read_history())
         if isinstance(effect, ReadRecord):
             key = self._paths.log_record(effect.position)
             data = await self._retried(f"read {key}", lambda: _get(self._store, key))
@@ -316,11 +369,11 @@ class JobRunner:
             await self._retried(f"write {effect.key}", lambda: self._store.put(effect.key, effect.data))
             return ManifestWritten(effect.key)
         if isinstance(effect, ListForSweep):
-            return await self._retried("list for the sweep", lambda: self._list(effect))
+            return await self._retried(_SWEEP, lambda: self._list(effect))
         if isinstance(effect, Delete):
-            return Deleted(await self._in_thread(lambda: self._delete(effect.keys)))
+            return Deleted(await self._in_thread(lambda: self._delete(effect.permit, effect.keys)))
         assert isinstance(effect, DeleteAll), effect
-        return DeletedAll(await self._in_thread(self._delete_all))
+        return DeletedAll(await self._in_thread(lambda: self._delete_all(effect.permit)))
 
     async def _append(self, effect: Append) -> Event:
         """Exactly one put per effect: what an unknown outcome means is the protocol's business."""
@@ -335,7 +388,7 @@ class JobRunner:
         if outcome is PutOutcome.UNKNOWN:
             self._note(f"append {key}", why)
         else:
-            self._trouble.pop(f"append {key}", None)
+            self._answered(f"append {key}")
         return AppendResult(effect.position, outcome)
 
     async def _retried(self, what: str, call: Callable[[], Result]) -> Result:
@@ -348,19 +401,106 @@ class JobRunner:
                 self._note(what, str(error))
                 await asyncio.sleep(_backoff_s(attempt))
             else:
-                self._trouble.pop(what, None)
+                self._answered(what)
                 return result
 
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
+    def _answered(self, what: str) -> None:
+        if what in self._retried_calls:
+            self._retried_calls.discard(what)
+            self._post(StoreAnswered(what))
+
     def _note(self, what: str, why: str) -> None:
-        self._trouble[what] = f"{what}: {why}"
-        if time.monotonic() - self._logged_s > _LOG_EVERY_S:
-            self._logged_s = time.monotonic()
+        self._retried_calls.add(what)
+        self._post(StoreRetried(what, why, "sweeping" if what == _SWEEP else "progress"))
+        if self._clock() - self._logged_ms > _LOG_EVERY_MS:
+            self._logged_ms = self._clock()
             log.warning("job %s: object store: %s: %s; retrying", self.spec.job, what, why)
 
+    # ------------------------------------------------------------ history
+
+    async def _read_history(self) -> tuple[bytes | None, str]:
+        """The stored history, and why it could not be read, if so."""
+        attempt = 0
+        while True:
+            try:
+                return await self._in_thread(lambda: _get(self._store, self._paths.history)), ""
+            except (BarrierRuntimeError, OSError) as error:
+                attempt += 1
+                if attempt == _HISTORY_TRIES:
+                    return None, f"history {self._paths.history} could not be read: {error}"
+                await asyncio.sleep(_backoff_s(attempt))
+
+    def _save_history(self) -> None:
+        """Written by who leads, beside everything else; what happens while a put is under way goes with the next."""
+        if self._saving is None and self._unsaved():
+            self._saving = self._spawn(self._write_history())
+
+    def _unsaved(self) -> bool:
+        changed = self._saved_revision != self._protocol.history_revision
+        return changed and self.outcome is None and self.lead_position is not None
+
+    async def _write_history(self) -> None:
+        try:
+            attempt = 0
+            while self._unsaved():
+                revision = self._protocol.history_revision
+                try:
+                    await self._put_history(None)
+                    self._saved_revision, attempt = revision, 0
+                except (Unavailable, OSError) as error:
+                    attempt += 1
+                    self._history_trouble(error, attempt)
+                    await asyncio.sleep(_backoff_s(attempt))
+                except BarrierRuntimeError as error:  # what no retry can cure: the next change tries again
+                    self._saved_revision = revision
+                    self._history_trouble(error, 1)
+        finally:
+            self._saving = None
+
+    def _history_trouble(self, error: Exception, attempt: int) -> None:
+        if attempt == 1:
+            log.warning("job %s: its history could not be written: %s", self.spec.job, error)
+            self._post(HistoryTrouble(f"history could not be written ({type(error).__name__})"))
+
+    async def _close_history(self, end: JobOutcome) -> None:
+        """How the run ended, for whoever asks a daemon that did not see it."""
+        if not self._protocol.has_led or end.outcome in ("fenced", "replaced"):
+            return
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
+        for attempt in range(1, _HISTORY_TRIES + 1):
+            try:
+                await self._put_history(end)
+                return
+            except (BarrierRuntimeError, OSError) as error:
+                log.warning("job %s: how it ended could not be written down: %s", self.spec.job, error)
+                await asyncio.sleep(_backoff_s(attempt))
+
+    async def _put_history(self, end: JobOutcome | None) -> None:
+        """Not over a successor's: whoever wrote the log's next record has figures of its own."""
+        protocol = self._protocol
+        following = protocol.next_position
+        ours = protocol.undecided  # what may be found there
+        ended = None
+        if end is not None and end.outcome != "fenced" and end.outcome != "replaced":
+            head = following if ours else following - 1
+            ended = RunOutcome(self.spec.run_id, end.outcome, end.reason, self._clock(), head)
+        data = encode_history(protocol.history(ended))
+
+        def put() -> None:
+            if ours or _get(self._store, self._paths.log_record(following)) is None:
+                self._store.put(self._paths.history, data)
+
+        await self._in_thread(put)
+
     # ------------------------------------------------------------ on the pool's threads
+
+    @property
+    def _swept_prefixes(self) -> tuple[str, str]:
+        return self._paths.checkpoints_prefix, self._paths.data_prefix
 
     def _read_log(self, effect: ReadLog) -> Any:
         return read_log(
@@ -372,27 +512,16 @@ class JobRunner:
         )
 
     def _list(self, effect: ListForSweep) -> Listed:
-        prefixes = (self._paths.checkpoints_prefix, self._paths.data_prefix)
-        objects = tuple(found for prefix in prefixes for found in self._store.list(prefix))
+        objects = tuple(found for prefix in self._swept_prefixes for found in self._store.list(prefix))
         return Listed(objects, tuple((key, _get(self._store, key)) for key in effect.manifests))
 
-    def _delete(self, keys: tuple[str, ...]) -> str:
-        """Deletes in order. Returns why some are left, if so: leaks are allowed, the next sweep finds them."""
-        for start in range(0, len(keys), _DELETE_AT_ONCE):
-            chunk = keys[start : start + _DELETE_AT_ONCE]
-            for attempt in range(1, _DELETE_TRIES + 1):
-                try:
-                    self._store.delete(chunk)
-                    break
-                except (Unavailable, OSError) as error:
-                    if attempt == _DELETE_TRIES:
-                        return f"{len(keys) - start} objects were left undeleted: {error}"
-                    time.sleep(_backoff_s(attempt))
-        return ""
+    def _delete(self, permit: Permit, keys: tuple[str, ...]) -> str:
+        check = lambda: check_permit(self._store, self._paths, permit)  # noqa: E731
+        return delete_in_order(self._store, self._paths, keys, check, self._sleep)
 
-    def _delete_all(self) -> str:
-        prefixes = (self._paths.checkpoints_prefix, self._paths.data_prefix)
-        return self._delete(tuple(found.key for prefix in prefixes for found in self._store.list(prefix)))
+    def _delete_all(self, permit: Permit) -> str:
+        objects = (found for prefix in self._swept_prefixes for found in self._store.list(prefix))
+        return self._delete(permit, discarded(self._paths, objects, permit.token).keys)
 
 
 def _get(store: ObjectStore, key: str) -> bytes | None:

@@ -4,6 +4,7 @@ from coordinator import latency
 from coordinator.effects import Outcome
 from coordinator.job import Job
 from coordinator.options import effective
+from coordinator.progress import Condition
 from coordinator.status import (
     CheckpointsStatus,
     CommitsStatus,
@@ -16,7 +17,9 @@ from coordinator.status import (
 _WATERMARK_NONE = -(2**63)
 
 
-def job_status(job: Job, phase: str, outcome: Outcome | None, reason: str, now_ms: int) -> JobStatus:
+def job_status(
+    job: Job, phase: str, outcome: Outcome | None, reason: str, condition: Condition, now_ms: int
+) -> JobStatus:
     slots = list(job.slots)
     watermarks = [slot.metrics["watermark_ms"] for slot in slots if "watermark_ms" in slot.metrics]
     watermark = min(watermarks, default=_WATERMARK_NONE)
@@ -27,6 +30,9 @@ def job_status(job: Job, phase: str, outcome: Outcome | None, reason: str, now_m
         submitter=job.spec.submitter,
         phase=phase,
         outcome=outcome,
+        condition=condition.state,
+        condition_reason=condition.reason,
+        condition_since_ms=condition.since_ms,
         reason=reason,
         error=job.error,
         fenced_by=job.fenced_by,
@@ -63,8 +69,9 @@ def job_status(job: Job, phase: str, outcome: Outcome | None, reason: str, now_m
             ),
         ),
         kill=tuple(KillRequest(kill.slot, kill.task_attempt, kill.uuid) for kill in job.slots.kills if job.leads),
-        options=effective(job.spec.checkpoints),
+        options=effective(job.spec),
         restored_checkpoint=0 if restored is None else restored.manifest.checkpoint,
+        storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.store_retries.values()),
     )
 
 

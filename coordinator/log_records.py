@@ -58,7 +58,8 @@ class Complete(_Record, frozen=True, tag="COMPLETE", kw_only=True):
 class Finish(_Record, frozen=True, tag="FINISH", kw_only=True):
     """The job is over. `discarded`: its checkpoints were dropped by the user's wish, a later run starts empty."""
 
-    outcome: Literal["finished", "cancelled"]
+    outcome: Literal["finished", "cancelled", "failed"]
+    reason: str = ""  # why it failed
     discarded: bool = False
 
 

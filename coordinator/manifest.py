@@ -10,7 +10,9 @@ import msgspec
 from coordinator.hashing import check_sha256, sha256_hex
 from coordinator.messages import CheckpointOptions, SubtaskId
 from state.errors import Corrupt
+from state.paths import Paths
 from state.snapshot import OperatorSnapshot
+from state.snapshot_plan import is_snapshot_file
 
 MANIFEST_VERSION = 1
 
@@ -65,6 +67,25 @@ def verified_manifest(key: str, data: bytes, sha256: str) -> Manifest:
     """Decode after checking the hash the log gives for it. Raises `Corrupt` naming the object and both hashes."""
     check_sha256(key, data, sha256)
     return decode_manifest(key, data)
+
+
+def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
+    """Raises `Corrupt` unless every file of the manifest stored under `key` has a name that snapshots use, and is
+    either inside the manifest or an object of this job: nothing else is ever read, linked or opened for a restore."""
+    for snapshot in manifest.operators:
+        for ref in snapshot.keyed.files if snapshot.keyed is not None else ():
+            own = ref.key is not None and _is_own(paths, ref.key) and ref.inline is None
+            inside = ref.key is None and ref.inline is not None
+            if not is_snapshot_file(ref.name) or not (own or inside) or ref.offset < 0 or ref.size < 0:
+                raise Corrupt(
+                    f"manifest {key} lists the file {ref.name[:200]!r} of operator {snapshot.operator}, subtask "
+                    f"{snapshot.subtask}, in object {(ref.key or '(none)')[:200]!r}, which no snapshot of job {paths.job} "
+                    "can be: it was written or changed by something else; restore it from a backup of the store"
+                )
+
+
+def _is_own(paths: Paths, key: str) -> bool:
+    return paths.data_token(key) is not None
 
 
 def own_files(manifest: Manifest, data_prefix: str) -> frozenset[str]:

@@ -82,7 +82,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     progress_timeout_ms: int = 0  # no checkpoint or commit for this long: the status says so; 0: see `options`
 
 
-class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
+class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
     chain: int
     index: int
 
@@ -271,6 +271,13 @@ class Heard(Message, frozen=True):
     """Answer to a Heartbeat: the coordinator is there. It may have nothing else to say for hours."""
 
 
+class TryElsewhere(Message, frozen=True):
+    """This daemon does not serve the slot's run now: another one leads it, or it is not known yet. Try the next
+    address. `reason` names the leader."""
+
+    reason: str
+
+
 class Shutdown(Message, frozen=True):
     """Leave. `reason` is for the user; `outcome` says how the job ended for this slot."""
 
@@ -292,6 +299,7 @@ ToSlot = (
     | Visible
     | AbortCheckpoint
     | Heard
+    | TryElsewhere
     | Shutdown
 )
 

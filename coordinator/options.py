@@ -28,6 +28,8 @@ BOUNDS = {
 }
 
 MAX_PARALLELISM = 32_768
+MAX_CHECKPOINT_DIGITS = 18  # of a checkpoint id that is asked for; more than any job can reach
+_MAX_SUBMITTER = 256
 
 
 CHOICES = {
@@ -121,7 +123,7 @@ def effective(spec: JobSpec) -> dict[str, str | int]:
 
 def describe_restart(options: RestartOptions) -> str:
     """One line for people, only with what the strategy uses."""
-    attempts = "without end" if options.max_attempts is None else f"{options.max_attempts} restarts"
+    attempts = "restarts without end" if options.max_attempts is None else f"{options.max_attempts} restarts"
     if options.strategy == "fixed_delay":
         return f"fixed_delay: {attempts}, {options.initial_ms / 1000:g} s before each"
     if options.strategy == "failure_rate":
@@ -130,8 +132,9 @@ def describe_restart(options: RestartOptions) -> str:
             f"{options.initial_ms / 1000:g} s before each restart"
         )
     if options.strategy == "exponential_delay":
+        row = "" if options.max_attempts is None else " in a row"
         return (
-            f"exponential_delay: {attempts} in a row, the first at once, then after {options.initial_ms / 1000:g} s, "
+            f"exponential_delay: {attempts}{row}, the first at once, then after {options.initial_ms / 1000:g} s, "
             f"each {options.multiplier:g} times as long up to {options.max_ms / 1000:g} s, jitter {options.jitter:g}; "
             f"forgotten after a checkpoint and {options.reset_after_ms / 1000:g} s"
         )
@@ -141,7 +144,11 @@ def describe_restart(options: RestartOptions) -> str:
 def validated_spec(spec: JobSpec) -> JobSpec:
     """`spec` with its names, sizes and options checked, effective values filled in. Raises `InvalidJob`."""
     check_job_id(spec.job)
-    check_job_id(spec.run_id)
+    check_job_id(spec.run_id, "run id")
+    if len(spec.submitter) > _MAX_SUBMITTER or not spec.submitter.isprintable():
+        raise InvalidJob(
+            f"job {spec.job}: the submitter goes to logs and status: use at most {_MAX_SUBMITTER} printable characters"
+        )
     if not 1 <= spec.parallelism <= spec.max_parallelism <= MAX_PARALLELISM:
         raise InvalidJob(
             f"job {spec.job}: parallelism {spec.parallelism} and max_parallelism {spec.max_parallelism} must obey "
@@ -150,8 +157,9 @@ def validated_spec(spec: JobSpec) -> JobSpec:
     if not spec.chains:
         raise InvalidJob(f"job {spec.job} has no operator chain: add a source and a sink")
     _check_chains(spec)
-    if spec.restore not in ("latest", "none") and not (spec.restore.isascii() and spec.restore.isdigit()):
-        raise InvalidJob(f"restore = {spec.restore!r} is not known: use 'latest', 'none' or a checkpoint id")
+    id_like = spec.restore.isascii() and spec.restore.isdigit() and len(spec.restore) <= MAX_CHECKPOINT_DIGITS
+    if spec.restore not in ("latest", "none") and not id_like:
+        raise InvalidJob(f"restore = {spec.restore[:40]!r} is not known: use 'latest', 'none' or a checkpoint id")
     for name in ("slot_timeout_ms", "gang_timeout_ms", "resume_timeout_ms"):
         if getattr(spec, name) < 100:
             raise InvalidJob(f"job {spec.job}: {name} = {getattr(spec, name)} is too short: use at least 100 ms")

@@ -14,6 +14,7 @@ from coordinator.slots import Arrival, Slot
 class Phase:
     name = "phase"
     reason = ""
+    judges_silence = False  # whether `on_tick` ends the generation of a slot that is silent for too long
 
     def enter(self, job: Job, now_ms: int) -> "Phase | None":
         """The phase begins. Returns the next one when it is over at once."""

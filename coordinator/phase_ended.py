@@ -88,6 +88,39 @@ class Finishing(Phase):
         job.append(job.finish_record(self._outcome, self._discarded, now_ms))
 
 
+class Failing(Phase):
+    """What happened can't be cured, if this process still leads: one that was fenced sees troubles that are none, such
+    as files of a checkpoint that its successor has dropped. So the log is asked first: our FINISH lands, or not."""
+
+    name = "failing"
+
+    def __init__(self, error: str) -> None:
+        self.reason = error
+
+    def enter(self, job: Job, now_ms: int) -> Phase | None:
+        job.error = self.reason
+        if not job.log.in_flight:
+            self._append(job, now_ms)
+        return None
+
+    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Phase | None:
+        job.permit = landed.permit
+        if isinstance(landed.entry.record, Finish):
+            return failed(job, self.reason)
+        if isinstance(landed.entry.record, Lead):
+            job.leading(landed)
+        self._append(job, now_ms)
+        return None
+
+    def _append(self, job: Job, now_ms: int) -> None:
+        """Only who leads appends anything else than FENCE and LEAD."""
+        record = job.finish_record("failed", False, now_ms, self.reason) if job.leads else job.lead_record(now_ms)
+        job.append(record)
+
+    def on_stop(self, job: Job, now_ms: int) -> Phase | None:
+        return failed(job, self.reason) if job.stop == "now" else None
+
+
 def failed(job: Job, error: str) -> Phase:
     """The job can't go on, and only a person can change that."""
     job.error = error

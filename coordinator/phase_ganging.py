@@ -7,7 +7,7 @@ from coordinator.decision_log import complete_of
 from coordinator.job import DecidedManifest, Job
 from coordinator.messages import Deploy, Restored, Start, SubtaskFailed, ToCoordinator
 from coordinator.phase import Phase
-from coordinator.phase_ended import failed
+from coordinator.phase_ended import Failing
 from coordinator.phase_running import Running
 from coordinator.phase_start import restart
 from coordinator.restore_choice import check_manifest, snapshots_for_slot
@@ -17,6 +17,8 @@ from state.snapshot import OperatorSnapshot
 
 
 class Ganging(Phase):
+    judges_silence = True
+
     def __init__(self, decided: DecidedManifest | None, reason: str, deploy_from_ms: int) -> None:
         self._decided = decided
         self.reason = reason
@@ -56,7 +58,7 @@ class Ganging(Phase):
         self._ask_for_kills(job, now_ms)
         if not self._deployed and job.slots.missing and now_ms >= self._deploy_from_ms + job.spec.gang_timeout_ms:
             job.absent_slots = job.slots.missing
-            return failed(job, self._why_incomplete(job))
+            return Failing(self._why_incomplete(job))
         return self._deploy_if_complete(job, now_ms)
 
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Phase | None:
@@ -79,7 +81,7 @@ class Ganging(Phase):
         if isinstance(message, SubtaskFailed):
             if message.retryable:
                 return restart(job, f"slot {slot.index} could not start: {message.error}", now_ms)
-            return failed(job, message.error)
+            return Failing(message.error)
         if isinstance(message, Restored) and slot.state is SlotState.RESTORING:
             slot.state = SlotState.READY
             if job.slots.all_in(SlotState.READY):
@@ -118,10 +120,14 @@ class Ganging(Phase):
         return Running(self.reason)
 
     def _retention(self, job: Job) -> Retention | None:
-        """With one kept checkpoint all is known from the restored manifest; more have to be read first."""
+        """What was kept goes on being kept. None: older manifests have to be read first to know what that is."""
         retained = job.spec.checkpoints.retained
         restored = None if self._decided is None else job.kept(self._decided)
+        if job.retention is not None:
+            before = tuple(reversed(job.retention.kept))
+            return Retention(retained, kept_after_restore(before, restored, retained))
         if retained == 1 or job.log.last_complete is None:
+            job.unsorted.clear()
             return Retention(retained, kept_after_restore((), restored, retained))
         return None
 

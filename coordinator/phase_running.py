@@ -24,17 +24,19 @@ from coordinator.messages import (
 from coordinator.messages import Complete as CompleteMessage
 from coordinator.pending_checkpoints import PendingCheckpoints, Triggering
 from coordinator.phase import Phase
-from coordinator.phase_ended import Finishing, cancel, failed
+from coordinator.phase_ended import Failing, Finishing, cancel
 from coordinator.phase_start import restart
 from coordinator.retention import Kept, Retention, kept_after_restore
 from coordinator.slots import Arrival, Joined, Slot, SlotState
 from state.errors import Corrupt
 
 SWEEP_EVERY_MS = 60 * 60 * 1000
+_UNSORTED_BOUND = 1_000  # decided while deleting is off; what is forgotten is left to the sweep of a later generation
 
 
 class Running(Phase):
     name = "running"
+    judges_silence = True
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -118,7 +120,7 @@ class Running(Phase):
         elif isinstance(message, SubtaskFailed):
             if message.retryable:
                 return restart(job, message.error, now_ms)
-            return failed(job, message.error)
+            return Failing(message.error)
         return None
 
     def _on_ack(self, job: Job, slot: Slot, ack: Ack, now_ms: int) -> Phase | None:
@@ -197,8 +199,7 @@ class Running(Phase):
     def on_listed(self, job: Job, listed: Listed, now_ms: int) -> Phase | None:
         if job.retention is None:
             job.retention = _retention_from(job, listed)
-            return None
-        if self._swept_ms is not None:
+        if job.retention is not None and self._swept_ms is not None:
             job.delete(job.retention.sweep(job.paths, listed.objects, job.token, now_ms).keys)
         return None
 
@@ -339,6 +340,7 @@ def checkpoint_landed(job: Job, record: Complete, now_ms: int) -> None:
         kept = job.kept(job.decided)
         if job.retention is None:
             job.unsorted.append(kept)
+            del job.unsorted[: -max(_UNSORTED_BOUND, job.spec.checkpoints.retained)]
         else:
             open_ids = [other.id for other in pending.open]
             job.delete(job.retention.completed(kept, open_ids, pending.next_id - 1).keys)
@@ -379,11 +381,17 @@ def _retention_from(job: Job, listed: Listed) -> Retention | None:
             return None
         kept.append(job.kept(DecidedManifest(record.manifest, record.sha256, manifest)))
     restored = None if job.restored is None else job.kept(job.restored)
+    earlier = [decided for decided in job.unsorted if not _of_this_generation(job, decided)]
     retained = job.spec.checkpoints.retained
-    retention = Retention(retained, kept_after_restore(kept, restored, retained))
+    retention = Retention(retained, kept_after_restore((*reversed(earlier), *kept), restored, retained))
     assert job.pending is not None
     open_ids = [checkpoint.id for checkpoint in job.pending.open]
-    for decided in job.unsorted:
+    for decided in job.unsorted[len(earlier) :]:
         job.delete(retention.completed(decided, open_ids, job.pending.next_id - 1).keys)
     job.unsorted.clear()
     return retention
+
+
+def _of_this_generation(job: Job, kept: Kept) -> bool:
+    checkpoint = job.paths.checkpoint_of(kept.manifest_key)
+    return checkpoint is not None and checkpoint[1] == job.token

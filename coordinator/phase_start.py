@@ -12,7 +12,7 @@ from coordinator.manifest import verified_manifest
 from coordinator.messages import AbortCheckpoint, Committed, SubtaskEnded, SubtaskFailed, ToCoordinator
 from coordinator.messages import Complete as CompleteMessage
 from coordinator.phase import Phase
-from coordinator.phase_ended import Ended, failed, fenced, fenced_by_run
+from coordinator.phase_ended import Ended, Failing, failed, fenced, fenced_by_run
 from coordinator.restore_choice import RestoreFrom, check_manifest, continue_run, start_run
 from coordinator.slots import Arrival, Slot, SlotState
 from state.errors import Corrupt, InvalidJob
@@ -22,12 +22,14 @@ _MAX_ABORTS = 16
 
 
 class Loading(Phase):
-    """Read the log and derive what to do. `lost_races`: how often another writer was faster since the start."""
+    """Read the log and derive what to do. `lost_races`: how often another writer was faster since the start. `missed`:
+    the manifest that was not there, although the log read before named it."""
 
     name = "loading"
 
-    def __init__(self, lost_races: int = 0) -> None:
+    def __init__(self, lost_races: int = 0, missed: str = "") -> None:
         self._lost_races = lost_races
+        self._missed = missed
 
     def enter(self, job: Job, now_ms: int) -> Phase | None:
         restore = job.spec.restore
@@ -58,13 +60,15 @@ class Loading(Phase):
             choice = start_run(job.spec, view)
         except InvalidJob as error:
             return failed(job, str(error))
-        return Fencing(choice, f"started by {job.spec.submitter}", now_ms, 0, self._lost_races)
+        return Fencing(choice, f"started by {job.spec.submitter}", now_ms, 0, self._lost_races, self._missed)
 
     def _same_run(self, job: Job) -> Phase:
         finish = job.log.finish
         if finish is not None:
+            if finish.outcome == "failed":
+                return failed(job, finish.reason)
             return Ended(finish.outcome, f"job {job.spec.job} had ended before: {finish.outcome}")
-        return Resuming(self._lost_races)
+        return Resuming(self._lost_races, self._missed)
 
 
 class Resuming(Phase):
@@ -72,8 +76,9 @@ class Resuming(Phase):
 
     name = "resuming"
 
-    def __init__(self, lost_races: int) -> None:
+    def __init__(self, lost_races: int, missed: str = "") -> None:
         self._lost_races = lost_races
+        self._missed = missed  # see `Loading`
         self._deadline_ms = 0
         self._failure: SubtaskFailed | None = None  # said before LEAD had landed, and not said again
 
@@ -160,10 +165,10 @@ class Resuming(Phase):
         return None
 
     def _after_failure(self, job: Job, failure: SubtaskFailed, now_ms: int) -> Phase:
-        return self._new_generation(job, failure.error, now_ms) if failure.retryable else failed(job, failure.error)
+        return self._new_generation(job, failure.error, now_ms) if failure.retryable else Failing(failure.error)
 
     def _new_generation(self, job: Job, reason: str, now_ms: int) -> Phase:
-        return Fencing(continue_run(job.log), reason, now_ms, 0, self._lost_races)
+        return Fencing(continue_run(job.log), reason, now_ms, 0, self._lost_races, self._missed)
 
 
 class Fencing(Phase):
@@ -172,13 +177,20 @@ class Fencing(Phase):
     name = "fencing"
 
     def __init__(
-        self, choice: RestoreFrom | None, reason: str, began_ms: int, wait_ms: int, lost_races: int = 0
+        self,
+        choice: RestoreFrom | None,
+        reason: str,
+        began_ms: int,
+        wait_ms: int,
+        lost_races: int = 0,
+        missed: str = "",
     ) -> None:
         self._choice = choice  # None: go on from what the run has reached when all that is under way is settled
         self.reason = reason
         self._began_ms = began_ms
         self._wait_ms = wait_ms
         self._lost_races = lost_races
+        self._missed = missed
         self._verified: DecidedManifest | None = None
 
     def enter(self, job: Job, now_ms: int) -> Phase | None:
@@ -215,16 +227,22 @@ class Fencing(Phase):
             return None
         record = complete_of(choice.entry)
         if data is None:
-            return failed(
-                job,
-                f"manifest {key} of checkpoint {record.checkpoint} (sha256 {record.sha256}) is missing from the store: "
-                "restore it from a backup; an older checkpoint is never taken by itself",
-            )
+            return self._missing(job, key, record, now_ms)
         try:
             manifest = verified_manifest(key, data, record.sha256)
         except Corrupt as error:
             return failed(job, str(error))
         return self._fence(job, DecidedManifest(key, record.sha256, manifest), now_ms)
+
+    def _missing(self, job: Job, key: str, record: Complete, now_ms: int) -> Phase | None:
+        """Another leader may have gone on, and dropped what was the newest when we read the log. The log says."""
+        error = (
+            f"manifest {key} of checkpoint {record.checkpoint} (sha256 {record.sha256}) is missing from the store: "
+            "restore it from a backup; an older checkpoint is never taken by itself"
+        )
+        if job.leads:
+            return Failing(error)
+        return failed(job, error) if self._missed == key else Loading(self._lost_races + 1, key)
 
     def _choose(self, job: Job, now_ms: int) -> Phase | None:
         choice = self._choice = self._choice or continue_run(job.log)
@@ -255,9 +273,5 @@ def restart(job: Job, reason: str, now_ms: int) -> Phase:
     """The generation can't go on: the next one, after the restart policy's delay."""
     delay = job.restarts.delay_ms(now_ms)
     if delay is None:
-        return failed(
-            job,
-            f"{reason}\njob {job.spec.job} failed {job.restarts.in_a_row + 1} times in a row, "
-            f"{job.spec.restart.max_attempts} restarts are allowed: remove the cause, then start it again",
-        )
+        return Failing(f"{reason}\njob {job.spec.job}: {job.restarts.exhausted()}")
     return Fencing(None, reason, now_ms, delay)

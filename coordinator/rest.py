@@ -22,9 +22,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.job_directory import JobDirectory
 from coordinator.job_runner import JobRunner
+from coordinator.leases import LedElsewhere
 from coordinator.messages import JobSpec
 from coordinator.rest_token import Token
-from coordinator.rest_types import STORAGE_HEADER, ErrorReply, JobSummary, StopRequest, SubmitReply, TriggerReply
+from coordinator.rest_types import (
+    STORAGE_HEADER,
+    DaemonReply,
+    ErrorReply,
+    JobSummary,
+    StopRequest,
+    SubmitReply,
+    TriggerReply,
+)
+from coordinator.status import JobStatus
 from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from state.ids import check_job_id
 
@@ -34,6 +44,7 @@ MAX_BODY_BYTES = 1024 * 1024
 GUARD_HEADER = "x-barrier-runtime"
 OPEN_PATHS = frozenset({"/healthz"})
 _REMEMBERED_REQUESTS = 1_000
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,7 @@ class Api:
     def routes(self) -> list[Route]:
         return [
             Route("/healthz", self.healthz, methods=["GET"]),
+            Route("/daemon", self.daemon, methods=["GET"]),
             Route("/jobs", self.jobs, methods=["GET"]),
             Route("/jobs/{job}", self.job, methods=["GET"]),
             Route("/jobs/{job}", self.submit, methods=["PUT"]),
@@ -63,21 +75,29 @@ class Api:
     async def healthz(self, request: Request) -> Response:
         return _json({"status": "ok", "pid": self._pid})
 
+    async def daemon(self, request: Request) -> Response:
+        return _json(DaemonReply(self._control.host, self._control.port, self._directory.store_url))
+
     async def jobs(self, request: Request) -> Response:
         return _json(
             [
                 JobSummary(
-                    name, runner.spec.run_id, runner.phase, None if runner.outcome is None else runner.outcome.outcome
+                    job=name,
+                    run_id=runner.spec.run_id,
+                    phase=runner.phase,
+                    outcome=None if runner.outcome is None else runner.outcome.outcome,
+                    condition=runner.condition.state,
+                    condition_reason=runner.condition.reason,
                 )
                 for name, runner in sorted(self._directory.jobs.items())
             ]
         )
 
     async def job(self, request: Request) -> Response:
-        return _json(self._runner(request).status())
+        return _json(await self._status(request))
 
     async def checkpoints(self, request: Request) -> Response:
-        return _json(self._runner(request).status().checkpoints)
+        return _json((await self._status(request)).checkpoints)
 
     async def submit(self, request: Request) -> Response:
         job = check_job_id(request.path_params["job"])
@@ -101,11 +121,11 @@ class Api:
             )
 
     async def trigger(self, request: Request) -> Response:
-        runner = self._runner(request)
+        runner = await self._runner(request)
         return await self._once(request, lambda: self._trigger(runner))
 
     async def stop(self, request: Request) -> Response:
-        runner = self._runner(request)
+        runner = await self._runner(request)
         body = await _body(request)
         try:
             wanted = msgspec.json.decode(body or b"{}", type=StopRequest)
@@ -130,20 +150,35 @@ class Api:
             return act()
         if len(request_id) > 128:
             raise InvalidJob("X-Request-Id is longer than 128 characters: use a uuid")
-        key = f"{request.method} {request.url.path} {request_id}"
+        key = f"{request.method} {request.url.path} {request.url.query} {request_id}"
         if key not in self._answered:
             self._answered[key] = act()
             while len(self._answered) > _REMEMBERED_REQUESTS:
                 self._answered.popitem(last=False)
         return self._answered[key]
 
-    def _runner(self, request: Request) -> JobRunner:
-        job = check_job_id(request.path_params["job"])
-        run = request.query_params.get("run")  # a program asks for its own run, whoever was submitted since
-        runner = self._directory.job(job) if run is None else self._directory.run(job, check_job_id(run))
+    async def _status(self, request: Request) -> JobStatus:
+        job, run = _job_and_run(request)
+        runner = await self._find(job, run)
+        if runner is not None:
+            return runner.status()
+        past = await self._directory.past(job, run)
+        if past is None:
+            raise _unknown(job)
+        return past
+
+    async def _runner(self, request: Request) -> JobRunner:
+        job, run = _job_and_run(request)
+        runner = await self._find(job, run)
         if runner is None:
-            raise HTTPException(404, f"job {job} is not known to this coordinator: GET /jobs lists those that are")
+            raise _unknown(job)
         return runner
+
+    async def _find(self, job: str, run: str | None) -> JobRunner | None:
+        lease = await self._directory.leader_elsewhere(job, run)
+        if lease is not None:
+            raise LedElsewhere(lease)
+        return self._directory.job(job) if run is None else self._directory.run(job, run)
 
 
 class Guard:
@@ -154,15 +189,15 @@ class Guard:
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        if scope["type"] != "http":  # nothing else is offered, so nothing else may pass by the token
+            raise InvalidJob(f"a {scope['type']} connection came to an interface that speaks HTTP only: use HTTP")
         refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
         if scope["method"] not in ("GET", "HEAD"):
-            audit.info("token %s: %s %s", self._token.name, scope["method"], scope["path"])
+            # As it was sent: decoded, it could hold line ends and write lines of its own into the log.
+            audit.info("token %s: %s %s", self._token.name, scope["method"], scope["raw_path"].decode("ascii", "replace"))
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -175,8 +210,11 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD") and headers.get(GUARD_HEADER.encode()) != b"1":
             return _json(ErrorReply("state-changing requests need the header X-Barrier-Runtime: 1"), 403)
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        if not length.isdigit() or len(length) > 20 or int(length) > MAX_BODY_BYTES:
             return _json(ErrorReply(f"the body may have at most {MAX_BODY_BYTES} bytes"), 413)
+        kind = headers.get(b"content-type")
+        if kind is not None and kind.partition(b";")[0].strip().lower() != b"application/json":
+            return _json(ErrorReply("only JSON is understood: send Content-Type: application/json"), 415)
         return None
 
 
@@ -189,7 +227,18 @@ def application(directory: JobDirectory, control: ControlAddress, token: Token, 
             BarrierRuntimeError: _on_error,
         },
     )
+    app.router.redirect_slashes = False  # a redirect would repeat the Host header of whoever asks
     return Guard(app, token)
+
+
+def _job_and_run(request: Request) -> tuple[str, str | None]:
+    """A program asks for its own run, whoever was submitted since; a person for the last one."""
+    run = request.query_params.get("run")
+    return check_job_id(request.path_params["job"]), None if run is None else check_job_id(run)
+
+
+def _unknown(job: str) -> HTTPException:
+    return HTTPException(404, f"job {job} is not known to this coordinator: GET /jobs lists those that are")
 
 
 async def _body(request: Request) -> bytes:
@@ -207,9 +256,11 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, LedElsewhere):
+        return _json(ErrorReply(str(error), error.url), 421)
     status = 400 if isinstance(error, InvalidJob) else 503 if isinstance(error, Unavailable) else 500
     return _json(ErrorReply(str(error)), status)
 
 
 def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return Response(msgspec.json.encode(value), status, headers=dict(_HEADERS), media_type="application/json")

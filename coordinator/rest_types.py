@@ -33,6 +33,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     run_id: str
     phase: str
     outcome: str | None
+    condition: str = ""
+    condition_reason: str = ""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -40,5 +42,14 @@ class Health(msgspec.Struct, frozen=True):
     pid: int
 
 
+class DaemonReply(msgspec.Struct, frozen=True):
+    """Where slots reach this daemon, and the storage whose jobs it can lead."""
+
+    control_host: str
+    control_port: int
+    storage: str
+
+
 class ErrorReply(msgspec.Struct, frozen=True):
     error: str
+    leader: str = ""  # with 421: the daemon that leads the job, by the url it gives itself

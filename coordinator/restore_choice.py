@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from coordinator.decision_log import DecisionLog, LogEntry, LogView, complete_of
 from coordinator.log_records import Complete
-from coordinator.manifest import Manifest
+from coordinator.manifest import Manifest, check_files
 from coordinator.messages import JobSpec
 from state.errors import Corrupt, InvalidJob
+from state.paths import Paths
 from state.snapshot import OperatorSnapshot
 
 
@@ -75,6 +76,7 @@ def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple
             f"manifest {record.manifest} is of job {manifest.job} checkpoint {manifest.checkpoint} generation "
             f"{manifest.token}, the log says {spec.job}, {record.checkpoint}, {record.token}: restore a backup"
         )
+    check_files(record.manifest, manifest, Paths(spec.job))
     if manifest.max_parallelism != spec.max_parallelism:
         raise InvalidJob(
             f"checkpoint {manifest.checkpoint} of job {spec.job} was taken with max_parallelism "

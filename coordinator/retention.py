@@ -11,7 +11,8 @@ only when a checkpoint triggered after d was dropped has completed, and all othe
 As a second fence, a checkpoint that refers to anything already deleted is never decided (`condemned`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+import enum
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from state.object_store import ObjectInfo
@@ -40,6 +41,16 @@ class SweepPlan:
     @property
     def keys(self) -> tuple[str, ...]:
         return self.manifests + self.files
+
+
+class Verdict(enum.Enum):
+    """What the sweep makes of a stored object. Only ORPHAN is ever deleted."""
+
+    NEEDED = "a kept checkpoint needs it"
+    NEWEST_GENERATION = "it is of the newest generation or a later one: an upload may be under way"
+    YOUNG = "it is younger than the minimum age"
+    NOT_OURS = "its name is none that a job gives to checkpoints or snapshot files"
+    ORPHAN = "nobody can reach it"
 
 
 @dataclass
@@ -92,31 +103,34 @@ class Retention:
         """Those of `files` that this generation has already deleted."""
         return tuple(sorted(key for key in files if key in self._condemned))
 
+    def classify(
+        self, paths: Paths, objects: Iterable[ObjectInfo], token: int, wall_ms: int, min_age_ms: int = MIN_AGE_MS
+    ) -> Iterator[tuple[ObjectInfo, Verdict]]:
+        """What a coordinator of generation `token` makes of each object. The only place where that is decided."""
+        in_reach = [*self.kept, *(dropped.kept for dropped in self._dropped)]
+        needed = _files_of(in_reach) | {kept.manifest_key for kept in in_reach}
+        for found in objects:
+            owner = _owner(paths, found.key)
+            if owner is None:
+                yield found, Verdict.NOT_OURS
+            elif found.key in needed:
+                yield found, Verdict.NEEDED
+            elif owner >= token:
+                yield found, Verdict.NEWEST_GENERATION
+            elif wall_ms - found.modified_ms < min_age_ms:
+                yield found, Verdict.YOUNG
+            else:
+                yield found, Verdict.ORPHAN
+
     def sweep(
         self, paths: Paths, objects: Sequence[ObjectInfo], token: int, wall_ms: int, min_age_ms: int = MIN_AGE_MS
     ) -> SweepPlan:
         """What older generations left behind and nobody can reach: undecided uploads, orphaned manifests.
 
-        Everything is classified before anything is deleted. Objects of a token not below `token`, young ones and
-        whatever is not recognised as ours stay.
+        Everything is classified before anything is deleted.
         """
-        in_reach = [*self.kept, *(dropped.kept for dropped in self._dropped)]
-        needed = _files_of(in_reach)
-        manifests: list[tuple[int, int, str]] = []
-        files: list[str] = []
-        decided = {kept.manifest_key for kept in in_reach}
-        for found in objects:
-            if wall_ms - found.modified_ms < min_age_ms:
-                continue
-            checkpoint = paths.checkpoint_of(found.key)
-            if checkpoint is not None:
-                if checkpoint[1] < token and found.key not in decided:
-                    manifests.append((*checkpoint, found.key))
-                continue
-            file_token = paths.data_token(found.key)
-            if file_token is not None and file_token < token and found.key not in needed:
-                files.append(found.key)
-        plan = SweepPlan(tuple(key for _, _, key in sorted(manifests)), tuple(sorted(files)))
+        verdicts = self.classify(paths, objects, token, wall_ms, min_age_ms)
+        plan = _in_order(paths, (found.key for found, verdict in verdicts if verdict is Verdict.ORPHAN))
         self._condemn(plan.keys)
         return plan
 
@@ -132,6 +146,32 @@ def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retaine
     room = retained if restored is None else retained - 1
     kept = list(reversed(others[:room] if room > 0 else []))
     return kept if restored is None else [*kept, restored]
+
+
+def discarded(paths: Paths, objects: Iterable[ObjectInfo], token: int) -> SweepPlan:
+    """All checkpoints and snapshot files up to generation `token`, whose user dropped them. A later run's stay: it may
+    have begun before the deleting did."""
+    owned = ((found.key, _owner(paths, found.key)) for found in objects)
+    return _in_order(paths, (key for key, owner in owned if owner is not None and owner <= token))
+
+
+def _owner(paths: Paths, key: str) -> int | None:
+    """The generation that wrote this manifest or snapshot file; None: it is neither."""
+    checkpoint = paths.checkpoint_of(key)
+    return checkpoint[1] if checkpoint is not None else paths.data_token(key)
+
+
+def _in_order(paths: Paths, keys: Iterable[str]) -> SweepPlan:
+    """Manifests, oldest first, before files: what is left of an interrupted sweep never names what is gone."""
+    manifests: list[tuple[int, int, str]] = []
+    files: list[str] = []
+    for key in keys:
+        checkpoint = paths.checkpoint_of(key)
+        if checkpoint is None:
+            files.append(key)
+        else:
+            manifests.append((*checkpoint, key))
+    return SweepPlan(tuple(key for _, _, key in sorted(manifests)), tuple(sorted(files)))
 
 
 def _files_of(kept: Iterable[Kept]) -> frozenset[str]:

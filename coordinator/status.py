@@ -94,6 +94,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     submitter: str
     phase: str  # loading, resuming, fencing, ganging, restoring, running, finishing, or how it ended
     outcome: str | None  # finished, failed, cancelled, fenced, replaced; None while it lives
+    condition: str = ""  # a value of `progress.State`: does it get on, and if not, what does it wait for?
+    condition_reason: str = ""  # names the object, sink or subtasks
+    condition_since_ms: int = 0
     reason: str  # of the present phase
     error: str | None
     fenced_by: str | None
@@ -114,4 +117,4 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     kill: tuple[KillRequest, ...]
     options: dict[str, str | int]
     restored_checkpoint: int
-    storage_trouble: str = ""  # filled in by the edge: what the object store is retried for
+    storage_trouble: str = ""  # what the object store is retried for

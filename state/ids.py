@@ -8,10 +8,10 @@ _JOB_ID = re.compile(r"[a-z0-9-]{1,64}")
 _OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-def check_job_id(job: str) -> str:
-    """Return `job` if it is 1 to 64 of `a-z 0-9 -`; raise `InvalidJob` otherwise."""
+def check_job_id(job: str, what: str = "job name") -> str:
+    """Return `job` if it is 1 to 64 of `a-z 0-9 -`; raise `InvalidJob` otherwise. Also for other ids of that form."""
     if not isinstance(job, str) or not _JOB_ID.fullmatch(job):
-        raise InvalidJob(f"job name {job!r} is not allowed: use 1 to 64 of the characters a-z, 0-9 and '-'")
+        raise InvalidJob(f"{what} {_short(job)} is not allowed: use 1 to 64 of the characters a-z, 0-9 and '-'")
     return job
 
 
@@ -19,7 +19,13 @@ def check_operator_name(name: str) -> str:
     """Return `name` if it is 1 to 64 of letters, digits, `_ . -` and starts with a letter or digit."""
     if not isinstance(name, str) or not _OPERATOR_NAME.fullmatch(name):
         raise InvalidJob(
-            f"operator name {name!r} is not allowed: use 1 to 64 letters, digits, '_', '.' or '-', "
+            f"operator name {_short(name)} is not allowed: use 1 to 64 letters, digits, '_', '.' or '-', "
             "starting with a letter or digit"
         )
     return name
+
+
+def _short(value: object) -> str:
+    """For messages: whatever was given, escaped and of bounded length."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:100] + "…"

@@ -27,13 +27,13 @@ from state.kv_store import KvStore
 from state.local_copies import LocalCopies
 from state.object_store import ObjectStore
 from state.paths import Paths
-from state.restore import BackendKind, RestoreFrom, restore
+from state.restore import RestoreFrom, restore
 from state.restore_plan import plan_restore
 from state.rocksdb_kv import SlotMemory
 from state.shard import Shard
 from state.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
 from state.snapshot_files import local_files, upload
-from state.snapshot_plan import is_immutable, plan_snapshot
+from state.snapshot_plan import Thresholds, is_immutable, plan_snapshot
 from state.state_table import StateTable
 
 _SYNCHRONOUS_SLICE = 4_096
@@ -47,6 +47,8 @@ class SnapshotDropped(Unavailable):
 class UploadTo:
     store: ObjectStore
     new_key: Callable[[], str]  # a data file key, never the same twice
+    at_once: int = 4  # files
+    thresholds: Thresholds | None = None
 
 
 class KeyedBackend:
@@ -155,8 +157,9 @@ class KeyedBackend:
         directory = self._link_on_worker(checkpoint)
         try:
             check = lambda: self._check_wanted(checkpoint)  # noqa: E731
-            plan = plan_snapshot(local_files(directory), self._confirmed)
-            uploaded = upload(self._target.store, plan, directory, self._target.new_key, check)
+            plan = plan_snapshot(local_files(directory), self._confirmed, self._target.thresholds)
+            target = self._target
+            uploaded = upload(target.store, plan, directory, target.new_key, check, target.at_once)
             with self._state_lock:
                 self._check_wanted(checkpoint)
                 self._uploaded[checkpoint] = {ref.name: ref for ref in uploaded.files if is_immutable(ref.name)}
@@ -220,9 +223,11 @@ class KeyedBackend:
                 return
             self._closed = True
             self._drop_frozen(lambda number: True)
-        with self._linking_lock:
-            self._shard.kv.close()
-        shutil.rmtree(self._directory / "db", ignore_errors=True)
+        try:
+            with self._linking_lock:
+                self._shard.kv.close()
+        finally:
+            shutil.rmtree(self._directory / "db", ignore_errors=True)
 
     # ---- inside
 
@@ -314,7 +319,7 @@ class KeyedBackend:
 
 def open_keyed_backend(
     *,
-    kind: BackendKind,
+    kind: str,
     operator: str,
     subtask: int,
     parallelism: int,
@@ -329,6 +334,8 @@ def open_keyed_backend(
     memory: SlotMemory,
     cache_bytes: int,
     new_uuid: Callable[[], str],
+    transfers_at_once: int = 4,
+    thresholds: Thresholds | None = None,
 ) -> KeyedBackend:
     """Open the keyed state of one operator subtask, restoring `restored` (its own snapshot, or all of the operator's).
 
@@ -338,12 +345,12 @@ def open_keyed_backend(
     plan = plan_restore(operator, subtask, parallelism, max_parallelism, restored)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        kv: KvStore = restore(kind, plan, RestoreFrom(operator, store, copies, directory, memory))
+        kv: KvStore = restore(kind, plan, RestoreFrom(operator, store, copies, directory, memory, transfers_at_once))
     except OSError as error:
         raise Unavailable(
             f"the state of {operator}, subtask {subtask}, could not be put on this machine's disk: {error}; "
             "it is tried again, look at free space and permissions if that does not help"
         ) from error
     shard = Shard(kv, operator, subtask, max_parallelism, plan.key_group_first, plan.key_group_last)
-    target = UploadTo(store, lambda: paths.data_file(token, slot_uuid, new_uuid()))
+    target = UploadTo(store, lambda: paths.data_file(token, slot_uuid, new_uuid()), transfers_at_once, thresholds)
     return KeyedBackend(shard, plan.states, target, directory, copies, cache_bytes)

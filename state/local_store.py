@@ -48,6 +48,16 @@ class LocalStore:
         except OSError as error:
             raise self._trouble("open", "", error, root) from error
 
+    @classmethod
+    def existing(cls, root: Path) -> "LocalStore":
+        """To look at what is there: makes no folder, and raises `InvalidJob` when there is none."""
+        if not root.is_dir():
+            raise InvalidJob(f"there is no folder {root}: give the one that holds the objects")
+        store = cls.__new__(cls)
+        store._root = root.resolve(strict=True)
+        store._temporary = store._root / TEMPORARY
+        return store
+
     @property
     def url(self) -> str:
         return self._root.as_uri()

@@ -2,12 +2,14 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from state.errors import InvalidJob
 from state.memory_store import MemoryStore
 from state.object_store import ObjectStore
+from state.urls import shown, without_credentials
 
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
@@ -20,26 +22,47 @@ def open_store(url: str) -> ObjectStore:
     `file:///folder` and plain paths: a folder, made if absent. `s3://bucket/prefix[?endpoint=http://host:port]`.
     `memory://name`: the store of that name in this process.
     """
+    return _opened(url, _open_folder)
+
+
+def open_existing_store(url: str) -> ObjectStore:
+    """Like `open_store`, to look at what is there: makes no folder."""
+    return _opened(url, _open_existing_folder)
+
+
+def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore:
     if not url.strip():
         raise InvalidJob(f"the storage URL is empty: {_FORMS}")
     if "://" not in url:
-        return _open_folder(Path(url).expanduser())
-    parts = urlsplit(url)
+        return open_folder(Path(url).expanduser())
+    without_credentials(url, "the storage")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidJob(f"the storage URL is not understood ({error}): {_FORMS}") from None
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
-            raise InvalidJob(f"storage URL {url!r} names a host: a folder is file:///absolute/path, three slashes")
-        return _open_folder(Path(unquote(parts.path)))
+            raise InvalidJob(
+                f"storage URL {shown(url)!r} names a host: a folder is file:///absolute/path, three slashes"
+            )
+        return open_folder(Path(unquote(parts.path)))
     if parts.scheme in ("s3", "s3a"):
         return _open_s3(url)
     if parts.scheme == "memory":
         return _open_memory((parts.netloc + parts.path).strip("/") or "memory")
-    raise InvalidJob(f"storage URL {url!r} has the unknown scheme {parts.scheme!r}: {_FORMS}")
+    raise InvalidJob(f"storage URL {shown(url)!r} has the unknown scheme {parts.scheme!r}: {_FORMS}")
 
 
 def _open_folder(path: Path) -> ObjectStore:
     from state.local_store import LocalStore
 
     return LocalStore(path)
+
+
+def _open_existing_folder(path: Path) -> ObjectStore:
+    from state.local_store import LocalStore
+
+    return LocalStore.existing(path)
 
 
 def _open_memory(name: str) -> ObjectStore:
@@ -53,15 +76,13 @@ def _open_s3(url: str) -> ObjectStore:
     from state.s3_store import S3Store
 
     parts = urlsplit(url)
-    if "@" in parts.netloc:
-        raise InvalidJob("an s3:// URL must not carry credentials: remove them and use boto3's default chain")
     if not parts.netloc:
-        raise InvalidJob(f"storage URL {url!r} names no bucket: use s3://bucket/prefix")
+        raise InvalidJob(f"storage URL {shown(url)!r} names no bucket: use s3://bucket/prefix")
     query = parse_qs(parts.query, keep_blank_values=True)
     unknown = sorted(set(query) - {"endpoint"})
     if unknown:
-        raise InvalidJob(f"storage URL {url!r} has unknown settings {unknown}: only endpoint= is known")
+        raise InvalidJob(f"storage URL {shown(url)!r} has unknown settings {unknown}: only endpoint= is known")
     endpoint = query["endpoint"][-1] if "endpoint" in query else None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        raise InvalidJob(f"endpoint {endpoint!r} of the storage URL must start with http:// or https://")
+        raise InvalidJob(f"the endpoint of storage URL {shown(url)!r} must start with http:// or https://")
     return S3Store(parts.netloc, unquote(parts.path), endpoint)

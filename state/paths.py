@@ -6,6 +6,8 @@ Layout of one job below the store's root; see the protocol chapter of the docume
     <job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names it
     <job>/data/<token>/<slot uuid>/<uuid>            snapshot files; a name is never used twice
     <job>/savepoints/<name>/...                      self-contained, owned by the user
+    <job>/lease.json                                 which daemon is expected to lead; written again and again
+    <job>/history.json                               counters and past checkpoints; written again and again
 """
 
 import re
@@ -16,8 +18,12 @@ from state.ids import check_job_id
 
 MAX_KEY_BYTES = 1_024
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_LOG_RECORD = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d+)-(\d+)")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_LOG_RECORD = re.compile(r"([0-9]{20})\.json")
+_NUMBER = r"(0|[1-9][0-9]{0,18})"
+_MANIFEST = re.compile(_NUMBER + "-" + _NUMBER + r"/manifest(?:-" + _SEGMENT.pattern + r")?\.json")
+_DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _SEGMENT.pattern)
 
 
 def check_key(key: str) -> str:
@@ -47,9 +53,11 @@ def _why_unsafe(key: str) -> str:
         return "ends with a slash"
     if "\\" in key:
         return "contains a backslash"
-    if any(ord(character) < 32 or ord(character) == 127 for character in key):
+    if _CONTROL.search(key):
         return "contains a control character"
-    if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+    if _SURROGATE.search(key):
+        return "is not valid Unicode"
+    if len(key.encode()) > MAX_KEY_BYTES:
         return f"is longer than {MAX_KEY_BYTES} bytes"
     for segment in key.split("/"):
         if not segment:
@@ -116,10 +124,10 @@ class Paths:
         return check_key(self.checkpoint_prefix(checkpoint, token) + name)
 
     def checkpoint_of(self, key: str) -> tuple[int, int] | None:
-        """(checkpoint id, token) of a key below `checkpoints_prefix`; None for any other key."""
+        """(checkpoint id, token) of a manifest of this job; None for any other key, also below `checkpoints_prefix`."""
         if not key.startswith(self.checkpoints_prefix):
             return None
-        match = _CHECKPOINT.fullmatch(key.removeprefix(self.checkpoints_prefix).split("/", 1)[0])
+        match = _MANIFEST.fullmatch(key.removeprefix(self.checkpoints_prefix))
         return (int(match.group(1)), int(match.group(2))) if match else None
 
     # ---- snapshot files
@@ -139,8 +147,18 @@ class Paths:
         """The token under which a snapshot file was written; None for a key that is none of this job's data files."""
         if not key.startswith(self.data_prefix):
             return None
-        first = key.removeprefix(self.data_prefix).split("/", 1)[0]
-        return int(first) if first.isascii() and first.isdigit() else None
+        match = _DATA_FILE.fullmatch(key.removeprefix(self.data_prefix))
+        return int(match.group(1)) if match else None
+
+    # ---- what is only for liveness and for people
+
+    @property
+    def lease(self) -> str:
+        return check_key(f"{self.job}/lease.json")
+
+    @property
+    def history(self) -> str:
+        return check_key(f"{self.job}/history.json")
 
     # ---- savepoints and probes
 

@@ -6,10 +6,9 @@ range are copied into a fresh database.
 """
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from state.errors import InvalidJob
 from state.kv_store import Entry, KvStore
@@ -22,8 +21,21 @@ from state.shard import range_end, range_start
 from state.snapshot import KeyedSnapshot
 from state.snapshot_files import download
 
-BackendKind = Literal["rocksdb", "memory"]
+BackendKind = Literal["rocksdb", "memory"]  # those for users
 _COPY_SLICE = 2_000
+
+
+class KvBackend(Protocol):
+    """One kind of key-value store: how it begins, with nothing or with the files of a snapshot."""
+
+    def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
+        """An empty store, in `directory` if it needs one."""
+        ...
+
+    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
+        """A store in `directory` (which must not exist yet) with what the snapshot's files in `files` hold; these may
+        be linked and must stay as they are."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,11 +47,12 @@ class RestoreFrom:
     copies: LocalCopies
     directory: Path
     memory: SlotMemory
+    downloads_at_once: int = 4
 
 
-def restore(kind: BackendKind, plan: RestorePlan, source: RestoreFrom) -> KvStore:
+def restore(kind: str, plan: RestorePlan, source: RestoreFrom) -> KvStore:
     """Raises `Corrupt` when stored bytes are wrong, `Unavailable` when they cannot be had now."""
-    if kind not in _OPENERS:
+    if kind not in BACKENDS:
         raise InvalidJob(f"there is no state backend {kind!r}: use 'rocksdb' or 'memory'")
     database = source.directory / "db"
     fetched = source.directory / "fetched"
@@ -47,8 +60,8 @@ def restore(kind: BackendKind, plan: RestorePlan, source: RestoreFrom) -> KvStor
         adopted = plan.adopts(kind)
         if adopted is not None:
             files = _files_of(plan.parts[0], source, fetched)
-            return _OPENERS[kind](adopted, files, database, source.memory)
-        kv: KvStore = MemoryKv() if kind == "memory" else RocksDbKv(database, source.memory)
+            return BACKENDS[kind].adopt(adopted, files, database, source.memory)
+        kv = BACKENDS[kind].fresh(database, source.memory)
         for number, part in enumerate(plan.parts):
             _copy_part(part, kv, source, fetched, number)
         return kv
@@ -61,20 +74,20 @@ def _files_of(part: RestorePart, source: RestoreFrom, fetched: Path) -> Path:
     if copy is not None:
         return copy.directory
     target = fetched / str(part.subtask)
-    download(source.store, part.keyed.files, target)
+    download(source.store, part.keyed.files, target, source.downloads_at_once)
     return target
 
 
 def _copy_part(part: RestorePart, kv: KvStore, source: RestoreFrom, fetched: Path, number: int) -> None:
     """Entries of the part's key groups into `kv`, foreign ones left out, state ids translated."""
     files = _files_of(part, source, fetched)
-    open_it = _OPENERS.get(part.keyed.backend)
-    if open_it is None:
+    backend = BACKENDS.get(part.keyed.backend)
+    if backend is None:
         raise InvalidJob(
             f"the state of {source.operator} was written by a backend {part.keyed.backend!r} that this version does "
             "not know: restore it with the version that wrote it"
         )
-    old = open_it(part.keyed, files, fetched / f"open-{number}", source.memory)
+    old = backend.adopt(part.keyed, files, fetched / f"open-{number}", source.memory)
     try:
         entries: list[Entry] = []
         for key, value in old.scan(range_start(part.first), range_end(part.last)):
@@ -91,16 +104,21 @@ def _copy_part(part: RestorePart, kv: KvStore, source: RestoreFrom, fetched: Pat
         old.close()
 
 
-def _open_rocksdb(keyed: KeyedSnapshot, files: Path, target: Path, memory: SlotMemory) -> KvStore:
-    link_database(files, [ref.name for ref in keyed.files], target)
-    return RocksDbKv(target, memory)
+class _RocksDbBackend:
+    def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
+        return RocksDbKv(directory, memory)
+
+    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
+        link_database(files, [ref.name for ref in keyed.files], directory)
+        return RocksDbKv(directory, memory)
 
 
-def _open_memory(keyed: KeyedSnapshot, files: Path, target: Path, memory: SlotMemory) -> KvStore:
-    return read_records(files / RECORDS_FILE)
+class _MemoryBackend:
+    def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
+        return MemoryKv()
+
+    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
+        return read_records(files / RECORDS_FILE)
 
 
-_OPENERS: dict[str, Callable[[KeyedSnapshot, Path, Path, SlotMemory], KvStore]] = {
-    "rocksdb": _open_rocksdb,
-    "memory": _open_memory,
-}
+BACKENDS: dict[str, KvBackend] = {"rocksdb": _RocksDbBackend(), "memory": _MemoryBackend()}

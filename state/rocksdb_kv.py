@@ -107,7 +107,13 @@ class RocksDbKv:
         return int(self._db.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
 
     def close(self) -> None:
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:
+            # rocksdict writes the memtable out first. What is in no checkpoint is of no use any more, and the database
+            # is closed all the same: a full disk is nobody's trouble here.
+            if not _is_full_disk(error):
+                raise _trouble(f"cannot close the state database in {self._directory}", error) from error
 
 
 def link_database(source: Path, names: Sequence[str], target: Path) -> None:
@@ -177,12 +183,16 @@ def _options(memory: SlotMemory) -> Any:
     return options
 
 
+def _is_full_disk(error: Exception) -> bool:
+    return "No space left on device" in str(error)
+
+
 def _trouble(what: str, error: Exception) -> BarrierRuntimeError:
     text = str(error)
     if "orruption" in text:
         return Corrupt(f"{what}: {text}; restore from another checkpoint, or check this machine's disk")
-    if "lock" in text.lower():
-        return Unavailable(f"{what}: {text}; another process still holds it, it is tried in a fresh folder")
-    if "No space" in text:
+    if _is_full_disk(error):
         return Unavailable(f"{what}: {text}; free some disk space, it is tried again")
+    if "While lock file" in text or "lock hold by" in text:  # not just "lock": folders may be called so
+        return Unavailable(f"{what}: {text}; another process still holds it, it is tried in a fresh folder")
     return Unavailable(f"{what}: {text}; it is tried again")

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from state.object_store import ObjectInfo, ObjectNotFound, PutOutcome
 from state.paths import check_key, check_prefix
+from state.urls import without_credentials
 
 _T = TypeVar("_T")
 _SINGLE_PUT_BYTES = 64 << 20  # above this, boto3's managed transfer sends parts in parallel
@@ -287,6 +288,9 @@ def _make_client(endpoint: str | None, budget: RetryBudget) -> Any:
         from botocore.config import Config
     except ImportError as error:
         raise InvalidJob("s3:// needs boto3: pip install 'barrier-runtime[s3]'") from error
+    for given, what in ((endpoint, "the endpoint"), (_environment_endpoint(), "AWS_ENDPOINT_URL")):
+        if given is not None:
+            without_credentials(given, what)
     config = Config(
         retries={"total_max_attempts": 1, "mode": "standard"},
         connect_timeout=budget.connect_timeout_s,

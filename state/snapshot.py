@@ -41,7 +41,7 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keyed: KeyedSnapshot | None = None
 
 
-class SnapshotTimes(msgspec.Struct, frozen=True):
+class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where one subtask's part of a checkpoint spent its time. Milliseconds."""
 
     start_delay_ms: float = 0.0  # trigger -> first barrier seen

@@ -18,7 +18,6 @@ from state.verified import download_verified, sha256_of
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
-_PARALLEL = 4
 _IN_MEMORY_BYTES = 8 << 20
 
 
@@ -33,15 +32,21 @@ def local_files(directory: Path) -> list[LocalFile]:
 
 
 def upload(
-    store: ObjectStore, plan: SnapshotPlan, directory: Path, new_key: Callable[[], str], check: Callable[[], None]
+    store: ObjectStore,
+    plan: SnapshotPlan,
+    directory: Path,
+    new_key: Callable[[], str],
+    check: Callable[[], None],
+    at_once: int = 4,
 ) -> Uploaded:
-    """Upload what the plan says. `check` is called before each object and raises when nobody wants the snapshot now."""
+    """Upload what the plan says, `at_once` files at a time. `check` is called before each object and raises when nobody
+    wants the snapshot now."""
 
     def send(file: LocalFile) -> FileRef:
         check()
         return _upload_alone(store, directory / file.name, new_key())
 
-    fresh = _in_parallel(send, plan.alone)
+    fresh = _in_parallel(send, plan.alone, at_once)
     if plan.packed:
         check()
         fresh += _upload_packed(store, plan.packed, directory, new_key())
@@ -50,10 +55,10 @@ def upload(
     return Uploaded(files, sum(ref.size for ref in fresh))
 
 
-def download(store: ObjectStore, files: Sequence[FileRef], directory: Path) -> None:
+def download(store: ObjectStore, files: Sequence[FileRef], directory: Path, at_once: int = 4) -> None:
     """Fetch all files into the fresh folder `directory`, every byte checked."""
     directory.mkdir(parents=True, mode=0o700)
-    _in_parallel(lambda ref: download_verified(store, ref, directory / ref.name), files)
+    _in_parallel(lambda ref: download_verified(store, ref, directory / ref.name), files, at_once)
 
 
 def _upload_alone(store: ObjectStore, path: Path, key: str) -> FileRef:
@@ -84,8 +89,9 @@ def _inlined(path: Path) -> FileRef:
     return FileRef(path.name, len(data), hashlib.sha256(data).hexdigest(), inline=data)
 
 
-def _in_parallel(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
-    if len(items) <= 1:
+def _in_parallel(work: Callable[[_In], _Out], items: Sequence[_In], at_once: int) -> list[_Out]:
+    """On threads of its own, unless one at a time is enough."""
+    if min(at_once, len(items)) <= 1:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(min(_PARALLEL, len(items)), thread_name_prefix="snapshot-files") as pool:
+    with ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="snapshot-files") as pool:
         return list(pool.map(work, items))

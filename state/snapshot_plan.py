@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from state.errors import ProtocolViolation
 from state.snapshot import FileRef
 
-_SNAPSHOT_FILE = re.compile(r"\d{1,20}\.sst|CURRENT|MANIFEST-\d{1,20}|OPTIONS-\d{1,20}|records\.kv")
+_SNAPSHOT_FILE = re.compile(r"[0-9]{1,20}\.sst|CURRENT|MANIFEST-[0-9]{1,20}|OPTIONS-[0-9]{1,20}|records\.kv")
 _WRITE_AHEAD_LOG = re.compile(r"\d{1,20}\.log")
 _NEVER_CHANGES = re.compile(r"\d{1,20}\.sst")
 

@@ -5,6 +5,7 @@ Exactly-once rests on the conditional create; a store that fails here is refused
 
 import contextlib
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
@@ -14,16 +15,19 @@ _WRITERS = 8
 _ATTEMPTS = 5
 
 
-def probe_conditional_put(store: ObjectStore, prefix: str) -> None:
+def probe_conditional_put(
+    store: ObjectStore, prefix: str, *, writers: int = _WRITERS, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+) -> None:
     """Return if `store` creates objects exclusively below `prefix`; raise `InvalidJob` (or `Unavailable`) if not.
 
-    Leaves nothing behind, and never uses a key twice.
+    Leaves nothing behind, and never uses a key twice. `writers`: how many threads create the same object at once; with
+    one no thread is started.
     """
-    run = f"{prefix.rstrip('/')}/{uuid.uuid4().hex}" if prefix.strip("/") else uuid.uuid4().hex
+    run = f"{prefix.rstrip('/')}/{new_id()}" if prefix.strip("/") else new_id()
     used: list[str] = []
     try:
         _create_twice(store, run, used)
-        _create_in_parallel(store, run, used)
+        _create_in_parallel(store, run, used, writers)
     except Unavailable:
         raise
     except InvalidJob as error:
@@ -54,17 +58,20 @@ def _create_twice(store: ObjectStore, run: str, used: list[str]) -> None:
     raise Unavailable(f"{store.url} did not answer {_ATTEMPTS} conditional puts: check the network and try again")
 
 
-def _create_in_parallel(store: ObjectStore, run: str, used: list[str]) -> None:
+def _create_in_parallel(store: ObjectStore, run: str, used: list[str], writers: int) -> None:
     for attempt in range(_ATTEMPTS):
         key = f"{run}-parallel-{attempt}"
         used.append(key)
-        bodies = [f"writer {writer}".encode() for writer in range(_WRITERS)]
-        with ThreadPoolExecutor(_WRITERS) as pool:
-            outcomes = list(pool.map(lambda body, key=key: store.put_if_absent(key, body), bodies))
+        bodies = [f"writer {writer}".encode() for writer in range(writers)]
+        if writers == 1:
+            outcomes = [store.put_if_absent(key, bodies[0])]
+        else:
+            with ThreadPoolExecutor(writers) as pool:
+                outcomes = list(pool.map(lambda body, key=key: store.put_if_absent(key, body), bodies))
         landed = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is PutOutcome.LANDED]
         if len(landed) > 1 or (landed and store.get(key) != landed[0]):
             raise InvalidJob(
-                f"{len(landed)} of {_WRITERS} parallel writers were told that they created the same object: use a "
+                f"{len(landed)} of {writers} parallel writers were told that they created the same object: use a "
                 "store whose conditional puts are atomic (AWS S3, a recent MinIO, Ceph or R2, or a local folder)"
             )
         if landed:

@@ -10,13 +10,14 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.elements import WATERMARK_MIN
+from barrier_runtime.snapshot_values import decode_msgpack
 from state.errors import InvalidJob
 from state.snapshot import OperatorSnapshot
 
 VALUE = "progress"  # name of the snapshot value
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`schema`: Arrow IPC bytes of the columns that the state depends on; empty while no batch has come."""
 
     watermark_ms: int = WATERMARK_MIN
@@ -30,13 +31,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 def restored_progress(snapshots: Iterable[OperatorSnapshot], operator: str) -> Progress:
     """One progress from one or (after rescaling) several snapshots: the lowest watermark loses no row."""
-    found = [msgspec.msgpack.decode(snapshot.values[VALUE], type=Progress) for snapshot in snapshots]
-    for progress in found:
-        if progress.version != 1:
-            raise InvalidJob(
-                f"operator {operator!r}: its snapshot has format {progress.version}, this release reads 1: "
-                "restore with the release that wrote it, or a newer one"
-            )
+    found = [decode_msgpack(snapshot.values[VALUE], Progress, f"operator {operator!r}") for snapshot in snapshots]
     if not found:
         return Progress()
     return Progress(

@@ -15,7 +15,10 @@ import msgspec
 from state.errors import Corrupt, InvalidJob
 
 COMMITTABLE_VERSION = 1
-_STAGED = re.compile(r"_staging/(?P<job>[^/]+)/(?P<sink>[^/]+)/(?P<token>\d+)/(?P<subtask>\d+)-[0-9a-f]+-\d+\.[a-z]+")
+_STAGED = re.compile(
+    r"_staging/(?P<job>[^/]+)/(?P<sink>[^/]+)/(?P<token>\d+)/(?P<subtask>\d+)-[0-9a-f]+-\d+\.[a-z]+", re.ASCII
+)
+_FINAL = re.compile(r"part-\d{8,}-\d+-\d+-[0-9a-f]+-\d+\.[a-z]+", re.ASCII)
 
 
 class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +85,19 @@ def token_of(file: StagedFile) -> int:
             f"a committable names {file.staged!r} as a staged file, which is no name of ours: restore a backup"
         )
     return int(match["token"])
+
+
+def check_names(committable: FileCommittable, job: str, sink: str, where: str) -> FileCommittable:
+    """`committable`, if every name in it is one that this sink of this job makes. Raises `Corrupt` otherwise: what is
+    committed is moved and what is aborted is deleted, and neither may ever happen to anything else."""
+    for file in committable.files:
+        match = _STAGED.fullmatch(file.staged)
+        if match is None or (match["job"], match["sink"]) != (job, sink) or not _FINAL.fullmatch(file.final):
+            raise Corrupt(
+                f"{where}: a committable wants {file.staged[:200]!r} published as {file.final[:200]!r}, which are no "
+                "names of this sink: nothing was committed or deleted; restore an intact copy of the checkpoint"
+            )
+    return committable
 
 
 def encode_committable(files: tuple[StagedFile, ...]) -> bytes:

@@ -19,6 +19,7 @@ from barrier_runtime.sinks.commit_log import CommitLog, CommittedFile
 from barrier_runtime.sinks.file_committable import (
     FileNames,
     StagedFile,
+    check_names,
     decode_committable,
     encode_committable,
     is_leftover,
@@ -168,7 +169,7 @@ class FileSink(TwoPhaseCommitSink):
     # ------------------------------------------------------------ deciding
 
     def commit(self, committable: bytes) -> None:
-        for file in decode_committable(committable, self._where).files:
+        for file in self._files_of(committable):
             try:
                 self._store.publish(file.staged, file.final, file.sha256)
             except ObjectNotFound as error:
@@ -179,7 +180,7 @@ class FileSink(TwoPhaseCommitSink):
                 ) from error
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
-        files = [file for each in committables for file in decode_committable(each, self._where).files]
+        files = [file for each in committables for file in self._files_of(each)]
         tokens = {file.final: token_of(file) for file in files}
         self._commit_log.append(
             checkpoint,
@@ -189,7 +190,11 @@ class FileSink(TwoPhaseCommitSink):
         )
 
     def abort(self, committable: bytes) -> None:
-        self._store.delete([file.staged for file in decode_committable(committable, self._where).files])
+        self._store.delete([file.staged for file in self._files_of(committable)])
+
+    def _files_of(self, committable: bytes) -> tuple[StagedFile, ...]:
+        decoded = decode_committable(committable, self._where)
+        return check_names(decoded, self._context.job, self._context.sink, self._where).files
 
     def recover(self, decided: Sequence[bytes]) -> None:
         for committable in decided:

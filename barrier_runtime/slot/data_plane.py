@@ -21,6 +21,7 @@ from state.errors import BarrierRuntimeError, Unavailable
 
 HANDSHAKE_TIMEOUT_S = 10.0
 _WRITE_HIGH_WATER = 2 * 1024 * 1024  # bytes
+MAX_UNPROVEN = 4_096  # incoming connections that have not proven themselves; every slot opens one at a time
 _MOST_WAITING = 16_384  # proven connections of generations to come; a slow slot of a large job has thousands
 _ADMITTED = b"\x01"  # the acceptor's word that frames may follow
 
@@ -72,6 +73,7 @@ class TcpDataPlane:
         self._complete = asyncio.Event()
         self._broken: Broken = lambda channel, reason: None
         self._waiting: dict[ChannelId, _Incoming] = {}
+        self.unproven = 0  # incoming connections that have not proven themselves
         # In the order they came: what is aborted together is aborted in that order.
         self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
         self._open: dict[_Connection, None] = {}
@@ -213,11 +215,16 @@ class _Incoming(_Connection):
         self._reader = FrameReader()
         self._target: InputChannel | None = None
         self._paused = False
-        self._early = b""
+        self._counted = False
         self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if self._plane.unproven >= MAX_UNPROVEN:
+            self._fail("too many connections have not proven themselves yet")
+            return
+        self._plane.unproven += 1
+        self._counted = True
         self._timeout = asyncio.get_running_loop().call_later(
             HANDSHAKE_TIMEOUT_S, self._fail, "the handshake did not finish in time"
         )
@@ -236,12 +243,13 @@ class _Incoming(_Connection):
             session = self._handshake.session
             if session is None:
                 return
+            if self._handshake.leftover():
+                raise HandshakeFailed("data came before the channel was admitted")
             self._channel = msgspec.msgpack.decode(session.hello.claims, type=ChannelId)
         except (HandshakeFailed, msgspec.MsgspecError) as error:
             self._fail(str(error))
             return
-        assert self._timeout is not None
-        self._timeout.cancel()
+        self._proven_or_gone()
         self._plane.admit(self, self._channel)
 
     def begin(self, target: InputChannel) -> None:
@@ -270,9 +278,16 @@ class _Incoming(_Connection):
             self._paused = False
             self.transport.resume_reading()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def _proven_or_gone(self) -> None:
+        """It takes none of the places before authentication any more."""
+        if self._counted:
+            self._counted = False
+            self._plane.unproven -= 1
         if self._timeout is not None:
             self._timeout.cancel()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._proven_or_gone()
         super().connection_lost(error)
 
 

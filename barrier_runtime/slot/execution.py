@@ -36,6 +36,7 @@ from state.object_store import ObjectStore
 from state.paths import Paths
 from state.rocksdb_kv import SlotMemory
 from state.snapshot import OperatorSnapshot, SnapshotTimes
+from state.snapshot_plan import Thresholds
 
 
 class ExecutionEvents(Protocol):
@@ -64,6 +65,7 @@ class StateSettings:
     memory_bytes: int = 256 * 1024 * 1024  # RocksDB block cache and write buffers of the whole slot together
     cache_bytes: int = 64 * 1024 * 1024  # decoded values per operator subtask
     transfers_at_once: int = 4  # files of one snapshot on their way to or from the object store
+    thresholds: Thresholds = Thresholds()  # which files of a snapshot are packed, or travel inside the manifest
 
 
 def tidy_memory(dropped: bool) -> None:
@@ -195,6 +197,7 @@ class Execution:
                 cache_bytes=settings.cache_bytes,
                 new_uuid=self._res.new_uuid,
                 transfers_at_once=settings.transfers_at_once,
+                thresholds=settings.thresholds,
             )
 
         lane = self._new_lane()

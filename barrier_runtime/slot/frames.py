@@ -156,7 +156,7 @@ class FrameReader:
                 return Idle()
             if kind == END:
                 return EndOfInput()
-        except (struct.error, pa.ArrowException) as error:
+        except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
             raise FrameError(f"a frame of kind {kind} cannot be decoded: {error}") from error
         raise FrameError(f"a frame has the unknown kind {kind}")
 

@@ -110,4 +110,10 @@ class Scheduler:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self._loop.call_later(delay, self.wake)
+        self._timer = self._loop.call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        """uvloop's timers fire up to half a millisecond before their time: one that fired must not pass for a wake-up
+        that is still to come."""
+        self._timer = None
+        self.wake()

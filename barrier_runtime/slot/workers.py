@@ -31,8 +31,12 @@ class Workers:
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int = 16) -> None:
         self._loop = loop
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="barrier-worker")
+        self._closed = False
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
+        """After `close` nothing begins any more, as nothing does that waited then: the slot is leaving."""
+        if self._closed:
+            return
         self._pool.submit(work).add_done_callback(lambda future: self._hand_back(future, done))
 
     async def run(self, work: Callable[[], Any]) -> Any:
@@ -44,10 +48,12 @@ class Workers:
 
     def close(self) -> None:
         """Does not wait: what runs is decided work or harmless, and the process may be about to leave."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def drain(self) -> None:
         """Like `close`, but waits for what runs. Blocks: not for the loop's thread."""
+        self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _hand_back(self, future: "Future[Any]", done: Done) -> None:

@@ -14,6 +14,7 @@ import pyarrow.fs as pafs
 
 from barrier_runtime.sources.base import Split
 from state.errors import InvalidJob, Unavailable
+from state.urls import shown, without_credentials
 
 
 class FoundFile(msgspec.Struct, frozen=True):
@@ -39,9 +40,10 @@ def find_files(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str
         raise InvalidJob(f"{where}: no path is given: pass a file, a folder or a glob")
     found: dict[str, FoundFile] = {}
     for path in map(str, listed):
+        without_credentials(path, where)
         files = _in_s3(path, suffixes, where) if path.startswith("s3://") else _local(path, suffixes, where)
         if not files:
-            raise InvalidJob(f"{where}: {path} holds no file ending in {' or '.join(suffixes)}: check the path")
+            raise InvalidJob(f"{where}: {shown(path)} holds no file ending in {' or '.join(suffixes)}: check the path")
         for file in files:
             twin = found.get(file.id)
             if twin is not None and twin.url != file.url:
@@ -77,6 +79,9 @@ def _counts(name: str, suffixes: tuple[str, ...]) -> bool:
 
 
 def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
+    unknown = sorted(set(parse_qs(url.partition("?")[2])) - {"endpoint"})
+    if unknown:
+        raise InvalidJob(f"{where}: {shown(url)} has unknown settings {unknown}: only endpoint= is known")
     system, path, query = _s3(url)
     magic = glob.has_magic(path)
     base = path if not magic else path[: min(path.index(c) for c in "*?[" if c in path)].rpartition("/")[0]
@@ -87,7 +92,7 @@ def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
         infos = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
     except OSError as error:
         raise InvalidJob(
-            f"{where}: {url} cannot be listed ({error}): check bucket, endpoint and credentials"
+            f"{where}: {shown(url)} cannot be listed ({error}): check bucket, endpoint and credentials"
         ) from error
     files = []
     for info in infos:

@@ -25,7 +25,7 @@ class _Part(msgspec.Struct, frozen=True):
     of: int
 
 
-class _Position(msgspec.Struct, frozen=True):
+class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int
 
 

@@ -19,7 +19,7 @@ class _Part(msgspec.Struct, frozen=True):
     of: int
 
 
-class _Position(msgspec.Struct, frozen=True):
+class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row: int  # next row of this split
     start_ns: int | None
 

@@ -16,8 +16,9 @@ from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext
+from barrier_runtime.snapshot_values import decode_json
 from barrier_runtime.sources.base import Split, SplitReader
-from state.errors import InvalidJob
+from state.errors import Corrupt, InvalidJob
 from state.snapshot import OperatorSnapshot
 
 SPLITS_VALUE = "splits"
@@ -106,7 +107,7 @@ class SourceDriver:
                 continue
             reader = spec.source.reader(split)
             if progress is not None and progress.position != _NO_POSITION:
-                reader.seek(bytes(progress.position))
+                self._seek(reader, split, bytes(progress.position))
             if isinstance(reader, Preparable) and prepared < _PREPARED_AHEAD:
                 reader.prepare()
                 prepared += 1
@@ -229,17 +230,23 @@ class SourceDriver:
         split.finished = True
         self._active = [other for other in self._active if other is not split]
 
+    def _seek(self, reader: SplitReader, split: Split, position: bytes) -> None:
+        try:
+            reader.seek(position)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise Corrupt(
+                f"{self._where}: the position of split {split.id!r} in its snapshot is not readable ({error}): restore "
+                "an intact copy of the checkpoint, or another one"
+            ) from error
+
     def _restored(self, context: OperatorContext, mine: set[str]) -> dict[str, SplitProgress]:
         listed = {split.id for split in self._spec.splits}
         known: dict[str, SplitProgress] = {}
         complete = _covers_all(context.restored)
         for snapshot in context.restored:
-            progress = msgspec.json.decode(snapshot.values[SPLITS_VALUE], type=SourceProgress)
-            if progress.version != 1:
-                raise InvalidJob(
-                    f"{self._where}: its snapshot has format {progress.version}, this release reads 1: "
-                    "restore with the release that wrote it, or a newer one"
-                )
+            progress = decode_json(
+                snapshot.values[SPLITS_VALUE], SourceProgress, f"{self._where}, state of subtask {snapshot.subtask}"
+            )
             own = snapshot.subtask == context.subtask and snapshot.parallelism == context.parallelism
             for split, reached in progress.splits.items():
                 known[split] = reached

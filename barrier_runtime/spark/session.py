@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from barrier_runtime.spark.java import check_java
-from state.errors import InvalidJob
+from state.errors import InvalidJob, Unavailable
 
 MAX_TASK_FAILURES = 1_000_000
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?")
@@ -78,9 +78,9 @@ def check_session(spark: Any, parallelism: int) -> None:
     """Refuse a session on which slots cannot live, naming each setting and its remedy."""
     conf = spark.sparkContext.getConf()
     problems = []
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+    if conf.get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true":
         problems.append("spark.dynamicAllocation.enabled is true: executors would be taken away; set it to false")
-    if conf.get("spark.speculation", "false") == "true":
+    if conf.get("spark.speculation", "false").strip().lower() == "true":
         problems.append("spark.speculation is true: a second attempt of a slot would fence the first; set it to false")
     if problems:
         raise InvalidJob("this Spark session cannot run slots: " + "; ".join(problems))
@@ -92,6 +92,23 @@ def check_session(spark: Any, parallelism: int) -> None:
             f"parallelism {parallelism} needs {parallelism * per_task} cores at once, and the Spark master "
             f"local[{cores}] has {cores}: use a smaller parallelism or local[{parallelism * per_task}]"
         )
+
+
+def jvm_trouble(spark: Any) -> Unavailable | None:
+    """Set when the JVM behind `spark` is gone (where this process started it, so that it can know)."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    if process is None or process.poll() is None:
+        return None
+    return Unavailable(
+        f"Spark's JVM, process {process.pid}, ended with exit code {process.returncode}: see its output (out of "
+        "memory?) and start the program again; it goes on from the latest checkpoint"
+    )
+
+
+def stop_session(spark: Any) -> None:
+    """Stop a session of ours. Where the JVM is gone nothing is left to stop, and pyspark would raise about that."""
+    if jvm_trouble(spark) is None:
+        spark.stop()
 
 
 def total_cores(spark: Any) -> int:

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ from barrier_runtime.slot.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.slot.workers import Workers
 from coordinator.messages import Shutdown, SlotClaims
 from state.errors import InvalidJob, ProtocolViolation, Unavailable
+from state.ids import check_job_id
 from state.local_copies import LocalCopies
 from state.open_store import open_store
 from state.paths import Paths
@@ -52,11 +54,12 @@ class SlotSettings:
     mode: str
     run_id: str
     secret: bytes = field(repr=False)
-    control_address: tuple[str, int]
+    control_addresses: tuple[tuple[str, int], ...]  # of all daemons, the one that took the job in front
     storage_url: str
     state: StateSettings
     lease_s: float
-    environment: dict[str, str] = field(default_factory=dict)  # object store endpoint and region; never credentials
+    # object store endpoint and region; never credentials
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
@@ -92,7 +95,18 @@ def local_root(run_id: str) -> Path:
     base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     root = Path(base) / f"barrier-runtime-{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return root / run_id
+    _check_private(root)
+    return root / check_job_id(run_id, "run id")
+
+
+def _check_private(root: Path) -> None:
+    """In a folder that everybody may write to, somebody else may have made it first, with a mind to read our state."""
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise InvalidJob(
+            f"{root} is to hold the state of jobs and is not a folder of user {os.getuid()} alone (owner {found.st_uid}, "
+            f"mode {stat.filemode(found.st_mode)}): remove it, or set SPARK_LOCAL_DIRS to a folder of your own"
+        )
 
 
 def remove_local(directory: Path) -> None:
@@ -122,7 +136,7 @@ async def _run(
     graph = settings.graph
     workers = Workers(loop)
     copies = LocalCopies()
-    data_host = await loop.run_in_executor(None, _own_address_towards, settings.control_address)
+    data_host = await loop.run_in_executor(None, _own_address_towards, settings.control_addresses[0])
     plane = TcpDataPlane(settings.secret, graph.name, settings.run_id, data_host)
     host, port = await plane.listen()
     resources = SlotResources(
@@ -142,7 +156,7 @@ async def _run(
     identity = SlotIdentity(slot, slot_uuid, os.getpid(), socket.gethostname(), task_attempt, host, port)
     this = Slot(graph, settings.mode, identity, resources, plane)
     link = TcpControlLink(
-        settings.control_address,
+        settings.control_addresses,
         settings.secret,
         graph.name,
         settings.run_id,

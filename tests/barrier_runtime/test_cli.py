@@ -192,6 +192,7 @@ def test_a_daemon_that_does_not_answer_and_a_token_that_is_not_there_are_named(t
         [f"error: cannot read the token file {token}: No such file or directory"],
     )
     token.write_text("x" * 64)
+    token.chmod(0o600)
     done = run("status", "--coordinator", "http://127.0.0.1:9", "--token-file", str(token))
     assert done.returncode == 2
     assert "coordinator http://127.0.0.1:9 does not answer" in done.stderr

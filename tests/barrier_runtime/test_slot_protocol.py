@@ -137,7 +137,7 @@ def test_a_coordinator_that_stays_out_of_reach_is_named_in_the_log_once(monkeypa
 
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
         address = server.sockets[0].getsockname()[:2]
-        link = TcpControlLink(address, SECRET, "job", "run", b"", lambda: None, lambda message: None)
+        link = TcpControlLink((address,), SECRET, "job", "run", b"", lambda: None, lambda message: None)
         running = asyncio.ensure_future(link.run())
         await until(lambda: len(refused) >= 4)
         link.close()

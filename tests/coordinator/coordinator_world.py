@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from coordinator.decision_log import Permit
+from coordinator.deleting import check_permit, delete_in_order
 from coordinator.effects import (
     Append,
     CloseLink,
@@ -44,6 +46,7 @@ from coordinator.events import (
     UserStop,
     UserTrigger,
 )
+from coordinator.hashing import sha256_hex
 from coordinator.job import Identity, Origin
 from coordinator.job_protocol import JobProtocol
 from coordinator.log_reader import read_log
@@ -69,6 +72,7 @@ from coordinator.messages import (
     ToSlot,
     Trigger,
 )
+from coordinator.retention import discarded
 from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from state.memory_store import MemoryStore
 from state.object_store import ObjectNotFound
@@ -76,6 +80,7 @@ from state.paths import Paths
 from state.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
 
 SOURCE, SINK = 0, 1
+FILE = b"sst"  # every snapshot file
 CHAINS = (
     ChainSpec(chain=SOURCE, operators=("numbers", "double"), stateful=("numbers",), is_source=True),
     ChainSpec(chain=SINK, operators=("count", "out"), stateful=("count",), sinks=("out",)),
@@ -175,7 +180,8 @@ class FakeSlot:
         if chain == SOURCE:
             return (OperatorSnapshot("numbers", self.index, 2, {"position": str(checkpoint).encode()}),)
         refs = tuple(
-            FileRef(name=f"{name}.sst", size=3, sha256="00", key=self.data_key(name)) for name in files.split()
+            FileRef(name=f"{number:06d}.sst", size=3, sha256=sha256_hex(FILE), key=self.data_key(name))
+            for number, name in enumerate(files.split(), start=1)
         )
         keyed = KeyedSnapshot("rocksdb", 128, 0, 127, {"count": 1}, refs, full_bytes=3 * len(refs), new_bytes=3)
         counted = OperatorSnapshot("count", self.index, 2, keyed=keyed if refs else None)
@@ -188,7 +194,7 @@ class FakeSlot:
         return Paths("flights").data_file(self.token, self.uuid, name)
 
     def upload(self, name: str) -> None:
-        self.coordinator.store.put(self.data_key(name), b"sst")
+        self.coordinator.store.put(self.data_key(name), FILE)
 
     def decline(self, checkpoint: int, chain: int = SINK, reason: str = "disk full") -> None:
         self.say(Decline(self.token, checkpoint, SubtaskId(chain, self.index), reason))
@@ -323,6 +329,10 @@ class Coordinator:
                 raise
             if isinstance(effect, WriteManifest):
                 return ManifestFailed(effect.key, str(error))
+            if isinstance(effect, Delete):
+                return Deleted(str(error))
+            if isinstance(effect, DeleteAll):
+                return DeletedAll(str(error))
             return StoreRefused(str(error))
 
     def _answer(self, effect: Effect) -> Event:
@@ -352,13 +362,17 @@ class Coordinator:
             found = [*store.list(self.paths.checkpoints_prefix), *store.list(self.paths.data_prefix)]
             return Listed(tuple(found), tuple((key, self.get(key)) for key in effect.manifests))
         if isinstance(effect, Delete):
-            self.deleted += effect.keys
-            store.delete(effect.keys)
-            return Deleted()
+            return Deleted(self.delete(effect.permit, effect.keys))
         assert isinstance(effect, DeleteAll), effect
-        store.delete([info.key for info in store.list(self.paths.checkpoints_prefix)])
-        store.delete([info.key for info in store.list(self.paths.data_prefix)])
+        found = [*store.list(self.paths.checkpoints_prefix), *store.list(self.paths.data_prefix)]
+        self.delete(effect.permit, discarded(self.paths, found, effect.permit.token).keys)
         return DeletedAll()
+
+    def delete(self, permit: Permit, keys: tuple[str, ...]) -> str:
+        check_permit(self.store, self.paths, permit)
+        self.deleted += keys
+        check = lambda: check_permit(self.store, self.paths, permit)  # noqa: E731
+        return delete_in_order(self.store, self.paths, keys, check, lambda seconds: None)
 
     def get(self, key: str) -> bytes | None:
         try:

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from coordinator.messages import (
     ToCoordinator,
     ToSlot,
     Trigger,
+    TryElsewhere,
 )
 from state.snapshot import OperatorSnapshot
 
@@ -50,6 +51,7 @@ class TcpSlot:
         self.token, self.phase, self.highest = 0, "idle", 0
         self.committed: dict[str, int] = {}
         self.inbox: list[ToSlot] = []
+        self.told: list[str] = []  # by daemons that stand by
         self._socket: socket.socket | None = None
 
     def connect(self, address: tuple[str, int], timeout_s: float = 10.0) -> "TcpSlot":
@@ -100,19 +102,41 @@ class TcpSlot:
             )
         )
 
-    def say(self, message: ToCoordinator) -> None:
-        assert self._socket is not None
-        self._socket.sendall(self._framing.frame(encode(message)))
+    def seek(self, addresses: Sequence[tuple[str, int]], timeout_s: float = 30.0) -> tuple[str, int]:
+        """Try the daemons in turn until one serves; returns its address. Its first message is still to be received."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for address in addresses:
+                try:
+                    self._try_connect(address)
+                    message = decode_to_slot(self._next())
+                except OSError:
+                    continue
+                if not isinstance(message, TryElsewhere):
+                    return address
+                self.told.append(message.reason)
+                self.close()
+            assert time.monotonic() < deadline, f"nobody serves slot {self.index}: {self.told[-1:]}"
+            time.sleep(0.02)
 
-    def receive(self) -> ToSlot:
-        """The next message. `ConnectionError` when the coordinator is gone."""
+    def _next(self) -> bytes:
+        """The next message's bytes; it stays the next."""
         assert self._socket is not None
         while not self._pending:
             data = self._socket.recv(65536)
             if not data:
                 raise ConnectionResetError("the coordinator is gone")
             self._pending = self._framing.feed(data)
-        message = decode_to_slot(self._pending.pop(0))
+        return self._pending[0]
+
+    def say(self, message: ToCoordinator) -> None:
+        assert self._socket is not None
+        self._socket.sendall(self._framing.frame(encode(message)))
+
+    def receive(self) -> ToSlot:
+        """The next message. `ConnectionError` when the coordinator is gone."""
+        message = decode_to_slot(self._next())
+        self._pending.pop(0)
         self.inbox.append(message)
         if isinstance(message, Deploy):
             self.token, self.phase = message.token, "restoring"

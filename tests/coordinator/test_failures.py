@@ -1,5 +1,7 @@
 """Which failures count, and how long to wait before the next generation."""
 
+import re
+
 import pytest
 
 from coordinator.failures import Cause, FailureCounter, RestartPolicy, Verdict
@@ -82,3 +84,100 @@ def test_a_limit_on_attempts_ends_the_job():
 def test_a_thousand_restarts_stay_at_the_cap():
     restarts = policy()
     assert [restarts.delay_ms(0) for _ in range(1_000)][-1] == 1_000
+
+
+def test_attempts_are_counted_anew_after_lasting_progress():
+    restarts = policy(max_attempts=2)
+    assert [restarts.delay_ms(0), restarts.delay_ms(0)] == [0, 100]
+    restarts.running(1_000)
+    restarts.checkpoint_completed()
+    assert [restarts.delay_ms(1_500) for _ in range(3)] == [0, 100, None]
+
+
+# ---------------------------------------------------------------- the other strategies
+
+
+def test_without_restarts_the_first_failure_ends_the_job():
+    assert policy(strategy="none").delay_ms(0) is None
+
+
+def test_a_fixed_delay_pauses_the_same_time_and_never_forgets():
+    """As in Flink: the attempts are those of the whole run, whatever was completed in between."""
+    restarts = policy(strategy="fixed_delay", initial_ms=700, max_attempts=3)
+    said = []
+    for moment in range(4):
+        said.append(restarts.delay_ms(moment * 1_000_000))
+        restarts.running(moment * 1_000_000)
+        restarts.checkpoint_completed()
+    assert said == [700, 700, 700, None]
+    assert {policy(strategy="fixed_delay").delay_ms(0) for _ in range(100)} == {100}, "None: without end"
+
+
+@pytest.mark.parametrize(
+    ("failures_at", "said"),
+    [
+        ((0, 10, 20), [50, 50, None]),
+        ((0, 10, 1_000), [50, 50, 50]),  # the one at 0 is a whole interval ago
+        ((0, 10, 999), [50, 50, None]),
+        ((0, 500, 1_000, 1_500, 2_000), [50] * 5),
+        ((0, 500, 1_000, 1_400), [50, 50, 50, None]),
+    ],
+)
+def test_more_failures_than_the_rate_allows_end_the_job(failures_at, said):
+    restarts = policy(strategy="failure_rate", initial_ms=50, max_failures=2, interval_ms=1_000)
+    assert [restarts.delay_ms(moment) for moment in failures_at] == said
+
+
+# ---------------------------------------------------------------- jitter
+
+
+def jittered(seed, jitter=0.5):
+    options = RestartOptions(initial_ms=100, max_ms=10_000, multiplier=3.0, jitter=jitter)
+    restarts = RestartPolicy(options, seed)
+    return [restarts.delay_ms(0) for _ in range(7)]
+
+
+def test_jitter_is_the_same_for_the_same_job_and_run_and_differs_between_them():
+    assert jittered("flights/run-1") == jittered("flights/run-1")
+    assert len({tuple(jittered(f"flights/run-{number}")) for number in range(20)}) == 20
+
+
+def test_jitter_stays_within_its_part_of_the_pause_and_within_first_and_longest():
+    plain = jittered("", jitter=0.0)
+    assert plain == [0, 100, 300, 900, 2_700, 8_100, 10_000]
+    spread: set[float] = set()
+    for number in range(200):
+        for base, pause in zip(plain[1:], jittered(f"job-{number}")[1:], strict=True):
+            assert max(100, base // 2) <= pause <= min(10_000, base * 3 // 2)
+            spread.add(round(pause / base, 1))
+    assert {0.5, 0.7, 1.0, 1.2, 1.5} <= spread, "both ends and the middle occur"
+
+
+# ---------------------------------------------------------------- what is said at the end
+
+
+@pytest.mark.parametrize(
+    ("options", "failures", "said"),
+    [
+        ({"strategy": "none"}, 1, "restart strategy none: the first failure ends the job: remove the cause"),
+        (
+            {"strategy": "fixed_delay", "max_attempts": 2},
+            3,
+            r"fixed_delay: failed 3 times in this run, 2 restarts are allowed: .* raise restart_attempts",
+        ),
+        (
+            {"strategy": "exponential_delay", "max_attempts": 1},
+            2,
+            r"exponential_delay: failed 2 times in a row, 1 restarts are allowed: .* raise restart_attempts",
+        ),
+        (
+            {"strategy": "failure_rate", "max_failures": 2, "interval_ms": 5_000},
+            3,
+            r"failure_rate: 3 failures within 5 s, 2 are allowed: .* raise restart_failures",
+        ),
+    ],
+)
+def test_the_strategy_that_ended_the_job_is_named_with_the_remedy(options, failures, said):
+    restarts = policy(**options)
+    assert [restarts.delay_ms(moment) for moment in range(failures)][-1] is None
+    assert re.search(said, restarts.exhausted())

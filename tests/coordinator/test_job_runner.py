@@ -1,6 +1,7 @@
 """The edge around one protocol: links of the same process, a real store with faults, real time."""
 
 import asyncio
+import threading
 
 import pytest
 from coordinator_world import options, spec
@@ -170,6 +171,73 @@ def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
     outcome, _, _ = lead(MemoryStore(), check, job)
     assert outcome.outcome == "failed"
     assert "0 of 1 registered" in outcome.reason
+
+
+def test_a_runner_that_was_cancelled_is_deaf_to_what_slots_still_say(caplog):
+    """F9: Ctrl-C, or a daemon that stops, while acks are on their way: nothing is written and nothing goes wrong."""
+
+    class Held(LocalSlot):
+        trigger = None
+
+        def react(self, message):
+            if isinstance(message, Trigger):
+                self.trigger = message
+            else:
+                super().react(message)
+
+    async def whole():
+        store = MemoryStore()
+        runner = JobRunner(JOB, store, leader="a", host="h")
+        running = asyncio.create_task(runner.run())
+        slot = Held(runner)
+        await until(lambda: slot.trigger, "a checkpoint to be triggered")
+        running.cancel()
+        await asyncio.wait([running])
+        await runner.quiet()
+        before = store.keys()
+        LocalSlot.react(slot, slot.trigger)  # the last ack: a manifest would be written now
+        runner.slot_disconnected(slot)
+        runner.stop("checkpoint")
+        for _ in range(10):
+            await asyncio.sleep(0)  # whatever was begun gets its turns
+        assert store.keys() == before
+        assert runner.outcome is None
+
+    asyncio.run(whole())
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_runner_is_quiet_when_its_last_store_call_has_ended():
+    class SlowStore(MemoryStore):
+        """A real store whose answers take their time."""
+
+        def __init__(self):
+            super().__init__()
+            self.entered, self.leave, self.left = threading.Event(), threading.Event(), threading.Event()
+
+        def put_if_absent(self, key, data):
+            self.entered.set()
+            assert self.leave.wait(20)
+            outcome = super().put_if_absent(key, data)
+            self.left.set()
+            return outcome
+
+    async def whole():
+        store = SlowStore()
+        runner = JobRunner(JOB, store, leader="a", host="h")
+        running = asyncio.create_task(runner.run())
+        await until(store.entered.is_set, "the first append")
+        running.cancel()
+        await asyncio.wait([running])
+        quiet = asyncio.create_task(runner.quiet())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not quiet.done()
+        store.leave.set()
+        await asyncio.wait_for(quiet, 20)
+        assert store.left.is_set()
+
+    asyncio.run(whole())
 
 
 def test_a_bug_in_one_job_ends_that_job_visibly():

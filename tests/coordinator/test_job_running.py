@@ -64,6 +64,7 @@ def test_missing_slots_are_named_with_the_remedy_when_the_time_is_up():
     for _ in range(12):
         coordinator.later(5_000)
         present.say(Heartbeat(1))
+    coordinator.settle()
     assert coordinator.ended.outcome == "failed"
     assert "1 of 4 registered within 60 s, missing: 0, 1, 3" in coordinator.ended.reason
     assert "free cores" in coordinator.ended.reason
@@ -445,6 +446,7 @@ def test_too_many_restarts_in_a_row_end_the_job():
     a.fail("first")
     coordinator.run_with(a, b)
     a.fail("second")
+    coordinator.settle()
     assert coordinator.ended.outcome == "failed"
     assert "second" in coordinator.ended.reason
     assert b.last(Shutdown).outcome == "failed"
@@ -453,10 +455,14 @@ def test_too_many_restarts_in_a_row_end_the_job():
 def test_a_failure_that_no_restart_cures_ends_the_job_with_its_text():
     coordinator, a, b = started(MemoryStore())
     a.fail("Traceback …\nZeroDivisionError in operator count", retryable=False)
+    coordinator.settle()
     assert coordinator.ended.outcome == "failed"
     assert "ZeroDivisionError" in b.last(Shutdown).reason
     assert coordinator.status.error.startswith("Traceback")
-    assert kinds(coordinator.store) == ["FENCE"]
+    assert kinds(coordinator.store) == ["FENCE", "FINISH"]
+    restarted = Coordinator(coordinator.store, leader="leader-b").begin().settle()
+    assert restarted.ended.outcome == "failed"
+    assert restarted.status.error.startswith("Traceback"), "and its next coordinator knows"
 
 
 def test_an_ended_job_takes_no_more_events():
@@ -467,11 +473,13 @@ def test_an_ended_job_takes_no_more_events():
     a.ack(2)
     b.ack(2)
     a.fail("fatal", retryable=False)
+    coordinator.settle()
     keys = keys_of(coordinator.store)
+    coordinator.later(60_000)
     coordinator.settle()
     assert coordinator.slot(1, attempt=5).connect().last(Shutdown).outcome == "failed"
-    assert [key for key in keys_of(coordinator.store) if key not in keys] == [coordinator.paths.manifest(2, 1)]
-    assert kinds(coordinator.store) == ["FENCE", "COMPLETE"]
+    assert keys_of(coordinator.store) == keys
+    assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "FINISH"]
 
 
 # ---------------------------------------------------------------- the end

@@ -38,21 +38,23 @@ def free_port():
 class Daemon:
     """`barrier-runtime coordinator` on two fixed ports, started by hand as an operator would."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, name="daemon", arguments=()):
+        self._arguments = arguments
         self.storage = str(folder / "checkpoints")
         self.token_file = folder / "daemon.token"
         self.token_file.write_text("0123456789abcdef" * 4)
         self.token_file.chmod(0o600)
         self.url = f"http://127.0.0.1:{free_port()}"
         self._listen = f"127.0.0.1:{free_port()}"
-        self._log = (folder / "daemon.log").open("ab")
+        self.log_path = folder / f"{name}.log"
+        self._log = self.log_path.open("ab")
         self._client = CoordinatorClient(self.url, self.token_file.read_text())
         self.start()
 
     def start(self):
         addresses = ["--listen", self._listen, "--http", self.url.removeprefix("http://")]
         keeping = ["--storage", self.storage, "--token-file", str(self.token_file)]
-        command = [COMMAND, "coordinator", *addresses, *keeping]
+        command = [COMMAND, "coordinator", *addresses, *keeping, *self._arguments]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
         until(self._answers, "the daemon answered", 30)
 
@@ -63,8 +65,17 @@ class Daemon:
         except Unavailable:
             return False
 
+    @property
+    def running(self):
+        return self._process.poll() is None
+
+    @property
+    def pid(self):
+        return self._process.pid
+
     def kill(self):
-        kill(self._process.pid)
+        if self._process.poll() is None:
+            kill(self._process.pid)
         self._process.wait()
 
     def command(self, name, *arguments, code=0):
@@ -101,7 +112,11 @@ def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark,
             before = one.status(), two.status()
             daemon.kill()
             daemon.start()
-            until(lambda: completed(one, 1) and completed(two, 1), "checkpoints go on under the new daemon")
+            counts = [status.checkpoints.completed + 1 for status in before]
+            until(
+                lambda: completed(one, counts[0]) and completed(two, counts[1]),
+                "checkpoints go on under the new daemon, and their count",
+            )
             assert [one.status().token, two.status().token] == [status.token for status in before]
             assert {job["job"] for job in daemon.command("status")} == {"daemon-one", "daemon-two"}
             assert daemon.command("checkpoint", "daemon-one")["answer"] == "accepted"

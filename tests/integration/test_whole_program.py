@@ -53,6 +53,30 @@ def test_a_program_killed_whole_leaves_no_process_and_goes_on_from_the_latest_ch
     assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
 
 
+def test_a_program_whose_jvm_dies_says_so_leaves_nothing_and_goes_on_when_it_is_run_again(tmp_path):
+    """R3, Z9: the driver lives on without Spark; it must not wait for slots that can never come."""
+    rows = 60_000
+    first = launch(tmp_path, rows, 6_000)
+    family = []
+    try:
+        until(
+            lambda: first.poll() is None and len(visible_files(tmp_path / "out")) >= 4,
+            "some checkpoints were committed",
+        )
+        family = psutil.Process(first.pid).children(recursive=True)
+        (jvm,) = [process for process in psutil.Process(first.pid).children() if process.name() == "java"]
+        jvm.kill()
+        assert first.wait(120) == 1
+    finally:
+        first.kill()
+        first.wait()
+    said = (tmp_path / "program.log").read_text().strip().splitlines()[-1]
+    assert f"Spark's JVM, process {jvm.pid}, ended with exit code -9" in said, said
+    until(lambda: all(gone(process.pid) for process in family), "every process of the program left")
+    assert launch(tmp_path, rows, 60_000).wait(180) == 0, (tmp_path / "program.log").read_text()[-3000:]
+    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
+
+
 def test_a_finished_job_started_again_adds_nothing(tmp_path):
     rows = 5_000
     assert launch(tmp_path, rows, 50_000).wait(180) == 0

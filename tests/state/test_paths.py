@@ -69,6 +69,32 @@ def test_keys_tell_what_they_were_built_from_and_foreign_keys_tell_nothing() -> 
         assert paths.data_token(key) is None
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "a/checkpoints/5-2/readme.txt",
+        "a/checkpoints/5-2/manifest.json/more",
+        "a/checkpoints/5-2/manifest.json.bak",
+        "a/checkpoints/05-2/manifest.json",
+        "a/checkpoints/٥-2/manifest.json",
+        "a/data/9/notes.txt",
+        "a/data/9/s/f/deeper",
+        "a/data/09/s/f",
+        "a/data/9/.hidden/f",
+    ],
+)
+def test_what_lies_beside_ours_is_not_taken_for_ours(key: str) -> None:
+    """S10: a name that is only similar is never swept."""
+    paths = Paths("a")
+    assert paths.checkpoint_of(key) is None
+    assert paths.data_token(key) is None
+
+
+def test_a_manifest_that_was_written_again_is_ours() -> None:
+    paths = Paths("a")
+    assert paths.checkpoint_of(paths.manifest(5, 2, "second")) == (5, 2)
+
+
 @pytest.mark.parametrize("part", ["", "..", "a/b", ".hidden", "a\\b", "%2e%2e", "x" * 129])
 def test_no_part_of_a_key_can_smuggle_in_another_segment(part: str) -> None:
     """B1"""

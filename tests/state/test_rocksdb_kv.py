@@ -1,6 +1,10 @@
 """RocksDB behind its one doorway: raw mode whatever lies in the folder, one owner per folder, memory within a bound."""
 
 import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,9 +61,34 @@ def test_a_scan_gives_the_range_in_order_also_when_much_is_written_meanwhile(tmp
 
 def test_a_folder_has_one_owner_and_the_second_is_told(tmp_path: Path) -> None:
     kv = RocksDbKv(tmp_path / "db", MEMORY)
-    with pytest.raises(Unavailable, match="cannot open the state database"):
+    with pytest.raises(Unavailable, match=r"cannot open the state database.*another process still holds it"):
         RocksDbKv(tmp_path / "db", MEMORY)
     kv.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB; its folder is called as Spark calls its own, with "lock" in it."""
+    disk = tmp_path / "blockmgr-1"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a small file system")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_on_a_full_disk_the_remedy_is_named_and_closing_is_still_possible(small_disk: Path) -> None:
+    kv = RocksDbKv(small_disk / "db", MEMORY)
+    kv.write([(number.to_bytes(4, "big"), os.urandom(100)) for number in range(20_000)])
+    with (small_disk / "filler").open("wb", buffering=0) as filler:
+        while shutil.disk_usage(small_disk).free:
+            filler.write(bytes(4096))
+    with pytest.raises(Unavailable, match=r"cannot flush .*; free some disk space, it is tried again"):
+        kv.flush()
+    kv.close()
+    (small_disk / "filler").unlink()
+    RocksDbKv(small_disk / "db", MEMORY).close()  # nothing holds it any more
 
 
 def test_a_damaged_database_is_corrupt_and_named(tmp_path: Path) -> None:

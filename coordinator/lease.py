@@ -1,0 +1,169 @@
+"""A job's lease: which daemon is expected to lead it, judged without comparing clocks. For liveness only.
+
+The decision log alone decides who leads. The lease keeps a standby from fencing a healthy leader because one slot lost
+its connection. It is one object that the leader writes anew every third of its term; nobody has to write it, and a
+lost, damaged or lying one costs time, never state. A daemon measures the silence of another with its own steady clock,
+from when it first saw the present content.
+
+What a daemon finds (`LeaseWatch`)
+
+| found                                  | judged   | a slot or a program that asks                      |
+|----------------------------------------|----------|----------------------------------------------------|
+| nothing, or a released lease           | FREE     | is served: the daemon takes the job over           |
+| its own name, also from before a crash | OURS     | is served at once                                  |
+| another's, changed within its term     | HELD     | is sent to the leader                              |
+| another's, unchanged for a whole term  | FREE     | is served                                          |
+| something unreadable                   | as another's of our own term                                  |
+
+What a leader does every third of the term (`LeaseKeeper`)
+
+| found                                             | slots                       | move        |
+|---------------------------------------------------|-----------------------------|-------------|
+| FREE, OURS, or HELD with a lower log position     | some, or none came ever yet | write       |
+| HELD with the same or a higher log position       | any                         | leave it    |
+| any                                               | none for a whole term       | let it lapse|
+
+`position` is the newest log record that the writer put (or wants to put): positions are totally ordered, so a leader
+that was overwritten by its predecessor's last put knows that it is the newer one.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from state.errors import Corrupt
+
+LEASE_VERSION = 1
+MAX_LEASE_MS = 3_600_000
+
+
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    version: int = LEASE_VERSION
+    job: str
+    run_id: str
+    leader: str  # daemon id: the same for a daemon that is started again at its address
+    control: str  # "host:port" for slots
+    http: str  # url of its REST interface
+    position: int
+    sequence: int  # rises with every write, so that the content changes
+    lease_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE_MS)]
+    released: bool = False  # given back in order: anyone may lead at once
+
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_DECODER = msgspec.json.Decoder(Lease)
+
+
+def encode_lease(lease: Lease) -> bytes:
+    return _ENCODER.encode(lease)
+
+
+def decode_lease(name: str, data: bytes) -> Lease:
+    """The lease stored under `name`. Raises `Corrupt`, which is never a reason to stop: see the table above."""
+    try:
+        lease = _DECODER.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Corrupt(f"lease {name} is not readable ({error}): delete it, the leader writes it anew") from error
+    if lease.version != LEASE_VERSION:
+        raise Corrupt(
+            f"lease {name} has version {lease.version}, this release reads {LEASE_VERSION}: "
+            "run the same release in all daemons of one storage"
+        )
+    return lease
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A daemon as it signs its leases."""
+
+    daemon: str
+    control: str
+    http: str
+    lease_ms: int
+
+
+class LeaseState(enum.Enum):
+    FREE = "free"
+    OURS = "ours"
+    HELD = "held by another daemon"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    state: LeaseState
+    lease: Lease | None = None  # None: there is none, or it is unreadable
+    trouble: str = ""  # why it is unreadable
+
+
+class LeaseWatch:
+    """What one daemon makes of the lease of one job. All times are of its own steady clock."""
+
+    def __init__(self, name: str, holder: Holder) -> None:
+        self._name = name
+        self._holder = holder
+        self._data: bytes | None = None
+        self._since_ms: int | None = None  # when the present content was seen first
+
+    def judge(self, data: bytes | None, asked_ms: int, answered_ms: int) -> Judgement:
+        """`data`: what a read that began and ended at these times found. Both count against us: content is new from
+        the end of the read that found it, and unchanged up to the beginning of the last one."""
+        if self._since_ms is None or data != self._data:
+            self._data, self._since_ms = data, answered_ms
+        if data is None:
+            return Judgement(LeaseState.FREE)
+        try:
+            lease, trouble = decode_lease(self._name, data), ""
+        except Corrupt as error:
+            lease, trouble = None, str(error)
+        if lease is not None and lease.released:
+            return Judgement(LeaseState.FREE, lease)
+        if lease is not None and lease.leader == self._holder.daemon:
+            return Judgement(LeaseState.OURS, lease)
+        term_ms = self._holder.lease_ms if lease is None else lease.lease_ms
+        expired = asked_ms - self._since_ms >= term_ms
+        return Judgement(LeaseState.FREE if expired else LeaseState.HELD, lease, trouble)
+
+
+class LeaseKeeper:
+    """What the leader of one run writes, and when it stops writing."""
+
+    def __init__(self, holder: Holder, job: str, run_id: str) -> None:
+        self._holder = holder
+        self._job = job
+        self._run_id = run_id
+        self._sequence = 0
+        self._slots_seen_ms: int | None = None  # None: none has come yet, they are expected
+        self.displaced = False  # another daemon signs with the same or a higher position
+
+    def renewal(self, found: Judgement, position: int, slots: int, now_ms: int) -> Lease | None:
+        """The lease to write now. `position`: see above; `slots`: how many are connected. None: write nothing."""
+        if slots:
+            self._slots_seen_ms = now_ms
+        self.displaced = found.state is LeaseState.HELD and found.lease is not None and found.lease.position >= position
+        if self.displaced:
+            return None
+        if self._slots_seen_ms is not None and now_ms - self._slots_seen_ms >= self._holder.lease_ms:
+            return None
+        return self._lease(found, position)
+
+    def release(self, found: Judgement, position: int) -> Lease | None:
+        """Given back, if it is ours to give."""
+        if found.state is not LeaseState.OURS:
+            return None
+        return msgspec.structs.replace(self._lease(found, position), released=True)
+
+    def _lease(self, found: Judgement, position: int) -> Lease:
+        known = 0 if found.lease is None else found.lease.sequence
+        self._sequence = max(self._sequence, known) + 1
+        return Lease(
+            job=self._job,
+            run_id=self._run_id,
+            leader=self._holder.daemon,
+            control=self._holder.control,
+            http=self._holder.http,
+            position=position,
+            sequence=self._sequence,
+            lease_ms=self._holder.lease_ms,
+        )

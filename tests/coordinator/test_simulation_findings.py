@@ -1,0 +1,64 @@
+"""What the simulation found, told as the shortest interleaving that shows it."""
+
+from coordinator_world import Coordinator, kinds, log_of, spec, started
+
+from coordinator.effects import ReadManifest
+from coordinator.messages import Shutdown
+from state.memory_store import MemoryStore
+
+
+def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads() -> None:
+    """Found by the simulation: it appends nothing while it waits, and the slots that it waits for are with its successor."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    b.cut()
+    coordinator.later(2_000)
+    coordinator.settle()
+    assert coordinator.phase == "ganging"
+    successor = Coordinator(store, leader="leader-b", now_ms=coordinator.now_ms).begin().settle()
+    successor.later(5_000)
+    successor.settle()
+    assert kinds(store)[-1] == "FENCE"
+    coordinator.later(10_000)
+    coordinator.settle()
+    assert coordinator.ended.outcome == "replaced"
+    assert "leader-b" in coordinator.ended.reason
+
+
+def test_a_manifest_that_went_while_the_log_was_being_read_is_looked_for_again() -> None:
+    """Found by the simulation: a starting coordinator read the log, the leader completed the next checkpoint and dropped
+    the one before. Only a log that still names the missing manifest is damage."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.checkpoint(a, b)
+    other = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()
+    other.run_until(ReadManifest)
+    for _ in range(3):
+        coordinator.checkpoint(a, b)
+    other.settle()
+    assert other.phase == "ganging"
+    assert log_of(store)[-1].restored_checkpoint == 4
+
+
+def test_a_manifest_that_the_log_still_names_and_that_is_gone_ends_the_job() -> None:
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    n = coordinator.checkpoint(a, b)
+    store.delete([coordinator.paths.manifest(n, a.token)])
+    other = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()
+    other.settle()
+    assert other.ended.outcome == "failed"
+    assert "missing from the store: restore it from a backup" in other.ended.reason
+    assert kinds(store)[-1] == "COMPLETE"
+
+
+def test_a_fenced_coordinator_does_not_take_what_its_successor_dropped_for_damage() -> None:
+    """Found by the simulation: its slot restored a checkpoint whose files the successor had deleted meanwhile."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.checkpoint(a, b)
+    Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin().settle()
+    a.fail("snapshot file 000017.sst is gone: restore it from a backup", retryable=False)
+    coordinator.settle()
+    assert coordinator.ended.outcome == "fenced"
+    assert a.last(Shutdown).outcome == "fenced"

@@ -1,0 +1,50 @@
+"""The local disk of the slots: a small file system of its own that can be filled up and freed again.
+
+Needs the right to mount (root). Where that is missing the folder is an ordinary one and cannot be filled, and the run
+says so.
+"""
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+_CHUNK = 1 << 20
+
+
+class SmallDisk:
+    def __init__(self, folder: Path, megabytes: int = 256) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self._filler = folder / "filler"
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0700", "tmpfs", str(folder)]
+        try:
+            mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+            self.why_not = mounted.stderr.strip() if mounted.returncode else ""
+        except FileNotFoundError as error:
+            self.why_not = str(error)
+
+    @property
+    def mounted(self) -> bool:
+        return not self.why_not
+
+    def fill(self) -> int:
+        """Take all the space there is. Gives the bytes taken."""
+        assert self.mounted, "this is a folder of the real disk, it is not ours to fill"
+        taken = 0
+        with self._filler.open("ab", buffering=0) as filler:
+            for chunk in (_CHUNK, 4096):
+                try:
+                    while True:
+                        taken += os.write(filler.fileno(), bytes(chunk))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+        return taken
+
+    def free(self) -> None:
+        self._filler.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self.mounted:
+            subprocess.run(["umount", "--lazy", str(self.folder)], check=True)

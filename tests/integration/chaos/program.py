@@ -1,0 +1,95 @@
+"""The program under fire, one run of it: starts the job, publishes its status, ends when a file says so.
+
+    python -m tests.integration.chaos.program <settings.json>
+
+Run again after whatever ended it, it goes on from the latest checkpoint. Exit codes: 0 stopped as asked, 3 another run
+took the job over, 1 anything else (its traceback is on standard error).
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from barrier_runtime.launch import JobHandle
+from coordinator.status import JobStatus
+from state.errors import Fenced, InvalidJob, Unavailable
+from tests.integration.chaos import workload
+
+FENCED = 3
+_PUBLISH_S = 0.2
+
+
+class ProgramSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    target: str  # folder of both sinks
+    checkpoints: str  # URL
+    status_file: str
+    stop_file: str  # its appearance asks for a last checkpoint and the end
+    rows_per_second: float
+    jvm_temporary: str  # what killed JVMs leave there is not ours
+    parallelism: int = 2
+    master: str = "local-cluster[2,1,1024]"
+    interval_s: float = 0.5
+    slot_timeout_s: float = 4.0
+
+
+def main() -> int:
+    settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ProgramSettings)
+    flow = workload.build(settings.target, settings.rows_per_second)
+    jvm = f"-Djava.io.tmpdir={settings.jvm_temporary} -XX:-UsePerfData"
+    try:
+        with flow.start(
+            master=settings.master,
+            parallelism=settings.parallelism,
+            checkpoints=settings.checkpoints,
+            checkpoint_interval=settings.interval_s,
+            checkpoint_timeout=15.0,
+            tolerable_failures=3,
+            retained=2,
+            slot_timeout=settings.slot_timeout_s,
+            gang_timeout=300.0,
+            restart_attempts=None,
+            state_memory_mb=64,
+            spark_conf={
+                "spark.deploy.maxExecutorRetries": "-1",
+                "spark.python.task.killTimeout": "1s",
+                "spark.driver.extraJavaOptions": jvm,
+                "spark.executor.extraJavaOptions": jvm,
+            },
+        ) as handle:
+            threading.Thread(target=_accompany, args=(handle, settings), daemon=True).start()
+            result = handle.wait()
+    except Fenced as error:
+        print(f"fenced: {error}", file=sys.stderr, flush=True)
+        return FENCED
+    _publish(result.status, settings)
+    print(result, flush=True)
+    return 0
+
+
+def _accompany(handle: JobHandle, settings: ProgramSettings) -> None:
+    """Publish the status and pass the wish to stop on, as long as the program lives."""
+    pause = threading.Event()
+    stop_wanted = Path(settings.stop_file)
+    told = False
+    while True:
+        with contextlib.suppress(Unavailable, InvalidJob):  # the coordinator is being restarted: asked again at once
+            _publish(handle.status(), settings)
+            if not told and stop_wanted.exists():
+                handle.stop("checkpoint")
+                told = True
+        pause.wait(_PUBLISH_S)
+
+
+def _publish(status: JobStatus, settings: ProgramSettings) -> None:
+    path = Path(settings.status_file)
+    written = path.with_suffix(".new")
+    written.write_bytes(msgspec.json.encode(status))
+    os.replace(written, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Keeps the program running as an operator's supervisor would: whatever ended it, it is started again.
+
+Each start is numbered, has a status file and a log of its own and carries its number in the mark of its processes.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from coordinator.status import JobStatus
+from tests.integration.chaos.processes import MARK
+from tests.integration.chaos.program import FENCED, ProgramSettings
+
+_TAIL = 3_000  # characters of a log worth keeping
+_STALE_S = 2.0  # a status older than this says nothing about now
+
+
+@dataclass
+class Start:
+    number: int
+    process: "subprocess.Popen[bytes]"
+    settings: ProgramSettings
+    log: Path
+    killed: bool = False  # by the nemesis
+    code: int | None = None
+
+
+@dataclass(frozen=True)
+class UnexpectedEnd:
+    """The program ended although nobody killed or stopped it."""
+
+    start: int
+    code: int
+    at: float  # wall clock, s
+    tail: str
+
+
+@dataclass
+class Supervisor:
+    run: str
+    folder: Path
+    environment: dict[str, str]
+    settings: Callable[[int], ProgramSettings]
+    starts: list[Start] = field(default_factory=list)
+    unexpected: list[UnexpectedEnd] = field(default_factory=list)
+    ending: bool = False  # the next clean end is the last
+    ended: bool = False
+
+    def start(self) -> None:
+        """Also beside one that runs: then the new one is the current one."""
+        number = len(self.starts) + 1
+        settings = self.settings(number)
+        settings_file = self.folder / f"settings-{number}.json"
+        settings_file.write_bytes(msgspec.json.encode(settings))
+        log = self.folder / "logs" / f"program-{number}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.integration.chaos.program", str(settings_file)],
+                env={**os.environ, **self.environment, MARK: f"{self.run}/{number}"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.starts.append(Start(number, process, settings, log))
+
+    @property
+    def current(self) -> Start:
+        return self.starts[-1]
+
+    def stop(self) -> None:
+        """Ask the current run for a last checkpoint and its end; may be said again."""
+        Path(self.current.settings.stop_file).touch()
+
+    def status(self) -> JobStatus | None:
+        """What the current run published last; None when there is nothing that still holds."""
+        path = Path(self.current.settings.status_file)
+        try:
+            age_s = time.time() - path.stat().st_mtime
+            return msgspec.json.decode(path.read_bytes(), type=JobStatus) if age_s < _STALE_S else None
+        except FileNotFoundError:
+            return None
+
+    def tick(self) -> None:
+        """Take note of what ended; start again what has to be."""
+        for start in self.starts:
+            if start.code is None and start.process.poll() is not None:
+                start.code = start.process.returncode
+                self._note(start)
+
+    def _note(self, start: Start) -> None:
+        is_current = start is self.current
+        stopped = start.code == 0 and Path(start.settings.stop_file).exists()
+        fenced = start.code == FENCED and not is_current
+        if not (start.killed or stopped or fenced):
+            tail = start.log.read_text(errors="replace")[-_TAIL:]
+            self.unexpected.append(UnexpectedEnd(start.number, start.code or 0, time.time(), tail))
+        if not is_current:
+            return
+        if self.ending and stopped:
+            self.ended = True
+            return
+        self.start()
+        if self.ending:
+            self.stop()

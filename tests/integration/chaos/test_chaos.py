@@ -1,0 +1,319 @@
+"""Chaos on real processes, the short version; and the parts of it on their own: can every verdict fail?
+
+The long version is `make chaos MINUTES=n [SEED=s]`. CHAOS_SEED adds a seed of its own to the short one.
+"""
+
+import http.client
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from harness import until
+
+from tests.integration.chaos.nemesis import Strike
+from tests.integration.chaos.plan import KILLS, STORE, Action, plan
+from tests.integration.chaos.processes import MARK, all_listeners, family, listeners_of, send
+from tests.integration.chaos.reader import parsed
+from tests.integration.chaos.report import recoveries
+from tests.integration.chaos.run import Chosen, chaos
+from tests.integration.chaos.store_proxy import Fault, store_proxy
+from tests.integration.chaos.verdict import Rows, SinkAudit, Truth
+
+TRUTH = Truth(splits=2, keys=4, groups=3)
+SEEDS = [1, *([int(os.environ["CHAOS_SEED"])] if "CHAOS_SEED" in os.environ else [])]
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+class World:
+    """Makes right rows, in order, so that a test can spoil them."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, tuple[int, int]] = {}
+
+    def rows(self, *values: int) -> Rows:
+        table = []
+        for value in values:
+            key = value % TRUTH.keys
+            group = key % TRUTH.groups
+            m, total = self._groups.get(group, (0, 0))
+            self._groups[group] = (m + 1, total + value)
+            table.append((value, key, value // TRUTH.keys + 1, 1_000 + value, group, m + 1, total + value))
+        return Rows(*(np.array(column, dtype=np.int64) for column in zip(*table, strict=True)))
+
+
+def judged(*observations: Rows):
+    audit = SinkAudit(TRUTH)
+    for number, rows in enumerate(observations, 1):
+        audit.observe(f"record {number}", rows)
+    return audit.figures
+
+
+def without(rows: Rows, at: int) -> Rows:
+    return Rows(*(np.delete(getattr(rows, name), at) for name in Rows.__dataclass_fields__))
+
+
+def test_right_rows_are_found_right_whatever_the_order_of_splits():
+    world = World()
+    figures = judged(world.rows(0, 2, 4, 1), world.rows(3, 5, 7, 6), world.rows(8))
+    assert figures.right, figures
+    assert (figures.rows, figures.observations) == (9, 3)
+
+
+def test_a_lost_row_is_found_and_only_as_lost():
+    world = World()
+    figures = judged(world.rows(0, 1), without(world.rows(2, 3, 4, 5, 6, 7), 1))
+    assert (figures.lost, figures.duplicated, figures.out_of_order, figures.torn) == (1, 0, 0, 0)
+    assert figures.wrong_observations == 1
+    assert "missing below the highest seen; first 3" in " ".join(figures.examples)
+
+
+def test_rows_that_come_one_observation_late_make_the_first_one_wrong_although_nothing_is_lost_in_the_end():
+    world = World()
+    late, rest = world.rows(1), world.rows(0, 2, 3)
+    figures = judged(rest, late)
+    assert (figures.lost, figures.duplicated, figures.wrong_observations) == (0, 0, 1)
+
+
+def test_a_row_seen_twice_is_found_in_one_observation_and_across_two():
+    world = World()
+    first = world.rows(0, 1, 2)
+    figures = judged(first, first)
+    assert figures.duplicated == 3
+    twice = Rows.joined([world.rows(3), world.rows(3)])
+    assert judged(World().rows(0, 1, 2), twice).duplicated == 1
+
+
+def test_a_late_row_of_a_key_is_out_of_order_and_nothing_else_is():
+    rows = World().rows(0, 1, 2, 3, 4, 5)
+    order = [4, 1, 2, 3, 0, 5]  # values 0 and 4 have the same key
+    swapped = Rows(rows.value[order], rows.key[order], rows.n[order], rows.due_ns[order])
+    figures = judged(swapped)
+    assert (figures.out_of_order, figures.lost, figures.duplicated, figures.wrong_state) == (1, 0, 0, 0)
+
+
+def test_state_that_counted_a_row_twice_is_found_in_the_count_and_in_the_sum():
+    rows = World().rows(0, 1, 2, 3, 4)
+    rows.n[4] += 1
+    assert judged(rows).wrong_state == 1
+    rows = World().rows(0, 1, 2, 3, 4)
+    rows.total[3] += 7  # of group 0: this row breaks with the one before, the next one with this
+    assert judged(rows).wrong_state == 2
+    rows = World().rows(0, 1, 2, 3, 4)
+    rows.m[2] += 1
+    assert judged(rows).wrong_state == 1
+
+
+def test_a_torn_file_makes_the_verdict_wrong():
+    audit = SinkAudit(TRUTH)
+    audit.torn("record 1", "part-1 has another hash than its record says")
+    assert not audit.figures.right
+    assert audit.figures.torn == 1
+
+
+def test_the_audit_knows_until_when_every_split_is_visible():
+    audit = SinkAudit(TRUTH)
+    world = World()
+    audit.observe("record 1", world.rows(0, 2, 4))
+    assert audit.due_ns == 0  # nothing of split 1 yet
+    audit.observe("record 2", world.rows(1, 3))
+    assert audit.due_ns == 1_003
+    assert audit.positions == (3, 2)
+
+
+def test_json_lines_are_read_in_the_order_of_the_file_and_broken_ones_refused():
+    lines = b"".join(
+        b'{"value":%d,"key":1,"group":1,"due_ns":9,"n":1,"m":1,"total":%d}\n' % (value, value) for value in (3, 1, 2)
+    )
+    assert parsed("part.jsonl", lines).value.tolist() == [3, 1, 2]
+    with pytest.raises(ValueError, match="JSON"):
+        parsed("part.jsonl", lines[:-9])
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def test_the_same_seed_gives_the_same_plan_and_another_seed_another_one():
+    first, again, other = (list(itertools.islice(plan(seed), 200)) for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_plan_holds_every_kind_of_fault_bursts_and_strikes_into_recoveries(seed):
+    actions = list(itertools.islice(plan(seed), 110))
+    kinds = {action.kind for action in actions}
+    assert {*KILLS, *STORE, "stall slot", "stall executor", "stall coordinator", "stall driver"} <= kinds
+    assert {"fill disk", "restart", "takeover"} <= kinds
+    assert {action.when for action in actions} == {"healthy", "now", "recovering"}
+    assert sum(action.kind in KILLS for action in actions) >= 25
+    assert all(action.hold_s > 0 for action in actions if action.kind in STORE or action.kind.startswith("stall"))
+
+
+def test_recovery_times_are_of_single_strikes_only_those_of_a_burst_count_from_its_last():
+    def strike(at_ns, when="healthy"):
+        return Strike(Action("kill slot", when, 0.0), at_ns, 1, "", "running", when == "healthy")
+
+    strikes = [strike(10**9), strike(20 * 10**9), strike(21 * 10**9, "now"), strike(40 * 10**9)]
+    done = [4 * 10**9, 26 * 10**9]
+    single, compound = recoveries(strikes, lambda ns: next((each for each in done if each > ns), None))
+    assert (single["kill slot"].count, single["kill slot"].max) == (1, 3.0)
+    assert compound is not None
+    assert (compound.count, compound.max) == (1, 5.0)
+
+
+# ---------------------------------------------------------------- the proxy
+
+
+class Store(BaseHTTPRequestHandler):
+    """A store that remembers what it was asked."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_PUT(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.applied.append((self.path, body))
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"done")
+
+    def log_message(self, *_):
+        """Quiet."""
+
+
+@pytest.fixture
+def applied_and_proxy():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Store)
+    server.applied = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with store_proxy(server.server_address[1]) as proxy:
+            yield server.applied, proxy
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def put(proxy, path="/bucket/key", timeout=10):
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=timeout)
+    try:
+        connection.request("PUT", path, body=b"bytes", headers={"Expect": "100-continue"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_the_proxy_passes_requests_on_whole(applied_and_proxy):
+    applied, proxy = applied_and_proxy
+    assert put(proxy) == (200, b"done")
+    assert applied == [("/bucket/key", b"bytes")]
+
+
+def test_a_refused_request_and_a_503_are_not_applied(applied_and_proxy):
+    applied, proxy = applied_and_proxy
+    proxy.set(Fault("refuse"))
+    with pytest.raises((ConnectionError, http.client.HTTPException)):
+        put(proxy)
+    proxy.set(Fault("error"))
+    status, body = put(proxy)
+    assert (status, applied) == (503, [])
+    assert b"<Code>SlowDown</Code>" in body
+
+
+def test_a_cut_answer_is_lost_after_its_request_was_applied(applied_and_proxy):
+    """What the protocol calls an unknown outcome (rule 2 of the log; bugs 1 to 3)."""
+    applied, proxy = applied_and_proxy
+    proxy.set(Fault("cut", seed=3))
+    for _ in range(4):
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            put(proxy)
+    assert len(applied) == 4
+    assert proxy.set(Fault()).cut == 4
+
+
+def test_a_hanging_request_is_neither_answered_nor_applied_and_is_cut_when_the_fault_ends(applied_and_proxy):
+    applied, proxy = applied_and_proxy
+    proxy.set(Fault("hang"))
+    outcome = []
+
+    def hang():
+        try:
+            outcome.append(put(proxy, timeout=60))
+        except (ConnectionError, http.client.HTTPException) as error:
+            outcome.append(type(error))
+
+    waiting = threading.Thread(target=hang)
+    waiting.start()
+    until(lambda: proxy.counts().hang == 1, "the request had arrived")
+    assert (applied, outcome) == ([], [])
+    proxy.set(Fault())
+    waiting.join()
+    assert applied == []
+    assert outcome != [(200, b"done")]
+
+
+def test_only_a_share_of_the_requests_to_a_path_is_spoiled(applied_and_proxy):
+    applied, proxy = applied_and_proxy
+    proxy.set(Fault("error", share=0.5, path="/log/", seed=1))
+    statuses = [put(proxy, "/bucket/log/1")[0] for _ in range(40)]
+    assert {200, 503} == set(statuses)
+    assert {put(proxy, "/bucket/data/1")[0] for _ in range(10)} == {200}
+    assert len(applied) == statuses.count(200) + 10
+
+
+# ---------------------------------------------------------------- finding processes
+
+
+def test_processes_and_their_sockets_are_found_by_their_mark_and_only_the_same_process_is_struck(tmp_path):
+    run = tmp_path.name
+    code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print('up', flush=True); sys.stdin.read()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, MARK: f"{run}/1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout.readline() == b"up\n"
+        assert [found.pid for found in family(run)] == [child.pid]
+        assert family(run, 1)
+        assert not family(run, 2)
+        assert not family(run + "x")
+        found = family(run)[0]
+        sockets = listeners_of({child.pid})
+        assert len(sockets) == 1
+        assert sockets <= all_listeners()
+        assert not send(replace(found, started=found.started - 1), signal.SIGKILL)
+        assert send(found, signal.SIGKILL)
+        child.wait()
+        assert not send(found, signal.SIGKILL)
+        assert not family(run)
+        assert not sockets & all_listeners()
+    finally:
+        child.kill()
+        child.communicate()
+
+
+# ---------------------------------------------------------------- the real thing
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_minutes_of_chaos_lose_double_tear_and_leave_nothing(tmp_path, seed):
+    """T3, Z3, Z8, Z9, F1, F3, F4, F6, F9, F11, R3: every process, the store, the disk; in bursts and in recoveries."""
+    result = chaos(Chosen(minutes=2.0, seed=seed), tmp_path / "chaos", print)
+    assert result.clean, result.why_not
+    assert result.kills_in_all >= 5

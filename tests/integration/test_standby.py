@@ -1,0 +1,113 @@
+"""Two coordinator daemons stand by for each other under a running Spark job: the stream does not stop when one dies."""
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+from harness import JsonlSink, count, until, verdict
+from late import latency_between, stamped
+from test_operating import Daemon
+
+from barrier_runtime.dataflow import Dataflow
+
+pytestmark = pytest.mark.spark
+
+LEASE_S = 5.0
+RATE = 2_000
+ROWS = 80_000
+
+
+@contextmanager
+def two_daemons(folder):
+    started = []
+    try:
+        for name in ("first", "second"):
+            started.append(Daemon(folder, name, ("--lease", str(LEASE_S))))
+        yield started
+    finally:
+        for daemon in started:
+            if daemon.running:
+                os.kill(daemon.pid, signal.SIGCONT)
+            daemon.kill()
+
+
+def stamped_counts(name, out):
+    flow = Dataflow(name)
+    numbers = flow.rate("numbers", RATE, ROWS, keys=200)
+    numbers.key_by("key").aggregate("count", n=count()).map(stamped).sink("out", JsonlSink(str(out)))
+    return flow
+
+
+def start(flow, spark, daemons):
+    options = daemons[0].options() | {"coordinator": [daemon.url for daemon in daemons]}
+    return flow.start(spark=spark, parallelism=2, checkpoint_interval=0.3, **options)
+
+
+def running_with_checkpoints(handle, at_least):
+    status = handle.status()
+    return status.phase == "running" and status.checkpoints.completed >= at_least
+
+
+def led_on(handle, before):
+    """Another process leads, and checkpoints complete."""
+    status = handle.status()
+    return status.leader != before.leader and running_with_checkpoints(handle, before.checkpoints.completed + 1)
+
+
+def check_went_on(before, after):
+    """Same generation, same processes; history and counters as if nothing had happened."""
+    assert after.token == before.token
+    assert after.generations == before.generations == 1
+    assert {slot.uuid for slot in after.slots} == {slot.uuid for slot in before.slots}
+    known = {each.checkpoint: each for each in after.checkpoints.history}
+    for each in before.checkpoints.history[:-1]:  # what had ended a moment before may be known from the log alone
+        assert known[each.checkpoint].triggered_ms == each.triggered_ms
+    assert before.checkpoints.history[-1].checkpoint in known
+    assert after.checkpoints.last_completed.checkpoint > before.checkpoints.last_completed.checkpoint
+    assert after.checkpoints.triggered >= after.checkpoints.completed > before.checkpoints.completed
+
+
+def test_a_killed_leader_is_followed_within_its_lease_and_the_stream_does_not_stop(spark, tmp_path):
+    """F6, F8, F9: SIGKILL; the standby leads, slots reconnect, and rows keep flowing in between."""
+    out = tmp_path / "out"
+    with two_daemons(tmp_path) as daemons, start(stamped_counts("standby-kill", out), spark, daemons) as handle:
+        until(lambda: running_with_checkpoints(handle, 5), "checkpoints completed")
+        before, began = handle.status(), time.time()
+        daemons[0].kill()
+        until(lambda: led_on(handle, before), "the standby leads")
+        after, ended = handle.status(), time.time()
+        result = handle.wait(180)
+    check_went_on(before, after)
+    assert result.records == ROWS
+    assert verdict(out, ROWS).right, verdict(out, ROWS)
+    across = latency_between(out, began, ended)
+    print(f"\nleader killed; led again with a completed checkpoint after {ended - began:.1f} s; meanwhile {across}")
+    assert ended - began >= LEASE_S / 2, "the lease was not waited for"
+    assert across.longest_gap_ms < LEASE_S * 1000 / 2, across
+    assert across.max_ms < LEASE_S * 1000 / 2, across
+
+
+def test_a_stopped_leader_is_followed_and_when_it_wakes_up_the_log_ends_it(spark, tmp_path):
+    """F6, Z8: SIGSTOP, takeover, SIGCONT: one log; the old leader says who took over, the job never notices."""
+    out = tmp_path / "out"
+    with two_daemons(tmp_path) as daemons, start(stamped_counts("standby-stop", out), spark, daemons) as handle:
+        until(lambda: running_with_checkpoints(handle, 5), "checkpoints completed")
+        before, began = handle.status(), time.time()
+        os.kill(daemons[0].pid, signal.SIGSTOP)
+        until(lambda: led_on(handle, before), "the standby leads")
+        after, ended = handle.status(), time.time()
+        os.kill(daemons[0].pid, signal.SIGCONT)
+        until(
+            lambda: "leads job standby-stop now with generation" in daemons[0].log_path.read_text(), "the zombie stops"
+        )
+        resumed = handle.status()
+        assert resumed.leader == after.leader
+        assert resumed.token == before.token
+        handle.wait(180)
+    check_went_on(before, after)
+    assert verdict(out, ROWS).right, verdict(out, ROWS)
+    across = latency_between(out, began, ended)
+    print(f"\nleader stopped; led again with a completed checkpoint after {ended - began:.1f} s; meanwhile {across}")
+    assert across.longest_gap_ms < LEASE_S * 1000 / 2, across

@@ -1,0 +1,82 @@
+"""Changes what a job has stored so well that every hash fits again: what somebody who may write to the bucket could do.
+
+The log is a chain of hashes, so whoever changes one record (or the manifest it names) has to write all later ones anew.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from coordinator.decision_log import LogEntry
+from coordinator.log_records import Complete, Record, decode_record, encode_record
+from state.paths import Paths
+
+
+class Bomb:
+    """Pickled, it leaves a file behind where it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = str(trace)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (open, (self.trace, "w"))  # type: ignore[return-value]
+
+
+class Doctor:
+    """Of job `job` in the folder `root`."""
+
+    def __init__(self, root: Path, job: str) -> None:
+        self.root = root
+        self.paths = Paths(job)
+
+    @property
+    def log(self) -> list[Path]:
+        return sorted((self.root / self.paths.log_prefix).iterdir())
+
+    def entries(self) -> list[LogEntry]:
+        found = []
+        for path in self.log:
+            data = path.read_bytes()
+            record = decode_record(path.name, data)
+            found.append(LogEntry(int(path.stem), record, hashlib.sha256(data).hexdigest()))
+        return found
+
+    def last_complete(self) -> Complete:
+        return [entry.record for entry in self.entries() if isinstance(entry.record, Complete)][-1]
+
+    def manifest_path(self) -> Path:
+        return self.root / self.last_complete().manifest
+
+    def change_records(self, change: Callable[[Record], Record]) -> None:
+        """Rewrite the whole log with each record changed, the chain of hashes intact."""
+        parent = ""
+        for path in self.log:
+            record = change(decode_record(path.name, path.read_bytes()))
+            data = encode_record(msgspec.structs.replace(record, parent_sha256=parent))
+            path.write_bytes(data)
+            parent = hashlib.sha256(data).hexdigest()
+
+    def replace_manifest(self, data: bytes) -> None:
+        """Put `data` in the place of the last checkpoint's manifest, and its hash into the log."""
+        last = self.last_complete()
+        (self.root / last.manifest).write_bytes(data)
+
+        def change(record: Record) -> Record:
+            if isinstance(record, Complete) and record.checkpoint == last.checkpoint:
+                return msgspec.structs.replace(record, sha256=hashlib.sha256(data).hexdigest())
+            return record
+
+        self.change_records(change)
+
+    def change_manifest(self, change: Callable[[dict], None]) -> None:
+        """`change` gets the last checkpoint's manifest as JSON data and alters it in place."""
+        manifest = msgspec.json.decode(self.manifest_path().read_bytes())
+        change(manifest)
+        self.replace_manifest(msgspec.json.encode(manifest))
+
+
+def files_of(manifest: dict) -> list[dict]:
+    """Every snapshot file the manifest lists."""
+    return [file for snapshot in manifest["operators"] if snapshot["keyed"] for file in snapshot["keyed"]["files"]]

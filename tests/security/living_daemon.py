@@ -1,0 +1,76 @@
+"""A real coordinator process on free loopback ports, for tests that come to it as strangers do: by socket."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tcp_slot import wait_for
+
+from coordinator.client import CoordinatorClient
+from state.errors import Unavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "0123456789abcdef" * 4
+
+
+@dataclass(frozen=True)
+class Daemon:
+    process: "subprocess.Popen[bytes]"
+    control: tuple[str, int]
+    http: tuple[str, int]
+    log: Path
+    folder: Path
+
+    @property
+    def client(self) -> CoordinatorClient:
+        return CoordinatorClient(f"http://{self.http[0]}:{self.http[1]}", TOKEN)
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    @property
+    def connections(self) -> int:
+        """Accepted ones; the two listening sockets aside."""
+        found = psutil.Process(self.process.pid).net_connections("tcp")
+        return sum(1 for each in found if each.status != psutil.CONN_LISTEN)
+
+    def answers(self) -> bool:
+        try:
+            return self.client.health().status == "ok"
+        except Unavailable:
+            return False
+
+
+@contextlib.contextmanager
+def living_daemon(folder: Path, *arguments: str) -> Iterator[Daemon]:
+    token_file = folder / "operator.token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    sockets = [socket.create_server(("127.0.0.1", 0), backlog=1_024) for _ in range(2)]
+    log = folder / "daemon.log"
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "coordinator.daemon", "--storage", str(folder / "store")),
+                *("--token-file", str(token_file), "--log-format", "json"),
+                *("--control-fd", str(sockets[0].fileno()), "--http-fd", str(sockets[1].fileno()), *arguments),
+            ],
+            stderr=said,
+            pass_fds=[each.fileno() for each in sockets],
+            cwd=ROOT,
+        )
+    daemon = Daemon(process, sockets[0].getsockname()[:2], sockets[1].getsockname()[:2], log, folder)
+    try:
+        wait_for("the daemon to answer", daemon.answers, timeout_s=60)
+        yield daemon
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        for each in sockets:
+            each.close()

@@ -1,0 +1,29 @@
+"""The job of these tests: a few thousand numbers, counted per key on RocksDB, written to files; run in this process."""
+
+from pathlib import Path
+from typing import Any
+
+from barrier_runtime.aggregates import count
+from barrier_runtime.dataflow import Dataflow
+from barrier_runtime.job_result import JobResult
+from barrier_runtime.sinks.files import JsonlSink
+
+NAME = "counted"
+ROWS = 2_000
+
+
+def small_flow(out: str, rows: int = ROWS, keys: int = 40) -> Dataflow:
+    flow = Dataflow(NAME)
+    numbers = flow.rate("numbers", 40_000, rows, keys=keys)
+    numbers.key_by("key").aggregate("count", n=count()).sink("out", JsonlSink(out))
+    return flow
+
+
+def run_small_job(folder: Path, rows: int = ROWS, keys: int = 40, **options: Any) -> JobResult:
+    """Checkpoints go to `folder`/checkpoints, output to `folder`/out; a second call restores the first one's end."""
+    given = {"checkpoints": str(folder / "checkpoints"), "checkpoint_interval": 0.03, **options}
+    return small_flow(str(folder / "out"), rows, keys).run_local(**given)
+
+
+def visible(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "out").glob("part-*")}

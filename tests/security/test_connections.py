@@ -1,0 +1,312 @@
+"""Before a peer has shown who it is, it gets a bounded place, little memory and a few seconds (H3, G5); after, its own
+place only. Against real processes and sockets."""
+
+import asyncio
+import http.client
+import socket
+from pathlib import Path
+
+import pytest
+from coordinator_world import spec
+from living_daemon import TOKEN, Daemon, living_daemon
+from tcp_slot import TcpSlot, wait_for
+
+from barrier_runtime.slot import data_plane
+from barrier_runtime.slot.channels import InputChannel
+from barrier_runtime.slot.data_plane import ChannelId, TcpDataPlane
+from coordinator.control_server import MAX_UNPROVEN
+from coordinator.handshake import NONCE_BYTES, Acceptor, Initiator
+from coordinator.messages import Deploy, Registered
+from coordinator.rest_connection import MAX_CONNECTIONS
+
+MIB = 1 << 20
+CHUNK = 64 * 1024
+PATIENCE_S = 60.0
+
+
+def dial(address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address, timeout=PATIENCE_S)
+
+
+def wait_until_closed(connection: socket.socket) -> bytes:
+    """What was still said before the other side closed."""
+    said = b""
+    while True:
+        try:
+            data = connection.recv(CHUNK)
+        except ConnectionError:
+            return said
+        if not data:
+            return said
+        said += data
+
+
+def pour(connection: socket.socket, total: int) -> int:
+    """Send until everything is gone or the other side has had enough."""
+    sent = 0
+    try:
+        while sent < total:
+            connection.sendall(b"\x00" * CHUNK)
+            sent += CHUNK
+    except OSError:
+        return sent
+    return sent
+
+
+def a_slot_comes_and_is_served(daemon: Daemon) -> None:
+    job = spec(parallelism=1)
+    secret = bytes.fromhex(daemon.client.submit(job).secret)
+    slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, timeout_s=PATIENCE_S)
+    slot.until(Registered)
+    slot.until(Deploy)
+    slot.close()
+
+
+# ---------------------------------------------------------------- control connections
+
+
+def test_a_crowd_of_strangers_costs_the_coordinator_little_and_goes_in_time(tmp_path: Path) -> None:
+    """H3: more connections than there are places, some silent, some mid-handshake, some pouring."""
+    with living_daemon(tmp_path, "--handshake-timeout", "2") as daemon:
+        before = daemon.memory_bytes
+        hello = Initiator(b"x" * 32, job="flights", run_id="r", purpose="control", claims=b"", nonce=b"n" * NONCE_BYTES)
+        crowd = [dial(daemon.control) for _ in range(MAX_UNPROVEN + 100)]
+        for number, connection in enumerate(crowd):
+            try:
+                if number % 3 == 0:
+                    connection.sendall(b"\x0f")  # half a length
+                elif number % 3 == 1:
+                    connection.sendall(hello.hello())
+                else:
+                    connection.sendall(b"\x0f\xff" + b"x" * 4_000)  # nearly a hello
+            except ConnectionError:
+                continue  # one too many: refused at once
+        for connection in crowd:
+            wait_until_closed(connection)
+            connection.close()
+        assert daemon.memory_bytes - before < 32 * MIB
+        wait_for("all of them to be forgotten", lambda: daemon.connections == 0, timeout_s=PATIENCE_S)
+        a_slot_comes_and_is_served(daemon)
+
+
+def test_a_stranger_that_pours_is_cut_off_at_once(tmp_path: Path) -> None:
+    """H3, B3: what is no handshake is not collected."""
+    with living_daemon(tmp_path) as daemon:
+        before = daemon.memory_bytes
+        for _ in range(4):
+            connection = dial(daemon.control)
+            assert pour(connection, 256 * MIB) < 64 * MIB, "refused long before all of it was sent"
+            connection.close()
+        assert daemon.memory_bytes - before < 32 * MIB
+        a_slot_comes_and_is_served(daemon)
+
+
+def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) -> None:
+    """B3: no memory for the announcement; the slot may come again."""
+    with living_daemon(tmp_path) as daemon:
+        job = spec(parallelism=1)
+        secret = bytes.fromhex(daemon.client.submit(job).secret)
+        slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, timeout_s=PATIENCE_S)
+        slot.until(Registered)
+        before = daemon.memory_bytes
+        assert slot._socket is not None
+        slot._socket.sendall(b"\xff\xff\xff\xff" + bytes(24) + b"x" * 1_000)
+        with pytest.raises(ConnectionError):
+            while True:
+                slot.receive()
+        assert daemon.memory_bytes - before < 16 * MIB
+        assert slot.connect(daemon.control, timeout_s=PATIENCE_S).until(Registered)
+        slot.close()
+
+
+# ---------------------------------------------------------------- REST
+
+
+def test_http_connections_without_a_request_are_closed_in_time_and_bounded_in_number(tmp_path: Path) -> None:
+    """G5, H3: silent ones, slow heads and slow bodies."""
+    with living_daemon(tmp_path, "--handshake-timeout", "1") as daemon:
+        before = daemon.memory_bytes
+        crowd = [dial(daemon.http) for _ in range(2 * MAX_CONNECTIONS)]
+        wait_for(
+            "the surplus to be closed", lambda: daemon.connections <= MAX_CONNECTIONS + 2, timeout_s=PATIENCE_S
+        )
+        for connection in crowd:
+            wait_until_closed(connection)
+            connection.close()
+        slow_head, slow_body = dial(daemon.http), dial(daemon.http)
+        slow_head.sendall(b"GET /jobs HTTP/1.1\r\nHost: x\r\n")
+        slow_body.sendall(
+            b"PUT /jobs/flights HTTP/1.1\r\nHost: x\r\nX-Barrier-Runtime: 1\r\nContent-Length: 1000\r\n"
+            b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n{"
+        )
+        assert wait_until_closed(slow_head) == b""
+        assert b"200" not in wait_until_closed(slow_body)
+        for connection in (slow_head, slow_body):
+            connection.close()
+        assert daemon.memory_bytes - before < 32 * MIB
+        a_slot_comes_and_is_served(daemon)
+
+
+@pytest.mark.parametrize("head", [b"GET /" + b"x" * 1_000_000, b"GET / HTTP/1.1\r\nX: " + b"y" * 1_000_000])
+def test_a_request_head_without_an_end_is_cut_off(tmp_path: Path, head: bytes) -> None:
+    """G5"""
+    with living_daemon(tmp_path) as daemon, dial(daemon.http) as connection:
+        try:
+            connection.sendall(head)
+        except ConnectionError:
+            return  # cut off while it was still being sent
+        assert b" 200 " not in wait_until_closed(connection)
+
+
+def test_a_body_is_not_read_for_who_has_no_token(tmp_path: Path) -> None:
+    """G2, G5: the answer comes from the head alone, and what is poured after it is not kept."""
+    with living_daemon(tmp_path, "--handshake-timeout", "2") as daemon:
+        before = daemon.memory_bytes
+        connection = dial(daemon.http)
+        connection.sendall(
+            b"PUT /jobs/flights HTTP/1.1\r\nHost: x\r\nX-Barrier-Runtime: 1\r\nContent-Length: 999999999\r\n\r\n"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+        pour(connection, 64 * MIB)
+        connection.close()
+        assert daemon.memory_bytes - before < 32 * MIB
+
+
+def test_answers_over_the_wire_tell_nothing_of_the_server_and_allow_no_other_origin(tmp_path: Path) -> None:
+    """G5: as a browser would see them."""
+    with living_daemon(tmp_path) as daemon:
+        for method, path, headers, status in (
+            ("GET", "/healthz", {}, 200),
+            ("GET", "/jobs", {}, 401),
+            ("GET", "/jobs", {"Authorization": f"Bearer {TOKEN}"}, 200),
+            ("OPTIONS", "/jobs", {"Access-Control-Request-Method": "PUT"}, 401),
+            ("GET", "/jobs/%252e%252e", {"Authorization": f"Bearer {TOKEN}"}, 400),
+            ("GET", "/jobs/%2e%2e/x", {"Authorization": f"Bearer {TOKEN}"}, 404),
+            ("GET", "/../../etc/passwd", {"Authorization": f"Bearer {TOKEN}"}, 404),
+        ):
+            connection = http.client.HTTPConnection(*daemon.http, timeout=PATIENCE_S)
+            connection.request(method, path, headers={"Origin": "http://evil", **headers})
+            answer = connection.getresponse()
+            body = answer.read()
+            names = {name.lower() for name, _ in answer.getheaders()}
+            assert answer.status == status, (path, body)
+            assert not {name for name in names if name.startswith("access-control")}
+            assert "server" not in names
+            assert answer.getheader("content-type") == "application/json"
+            assert TOKEN.encode() not in body
+            connection.close()
+
+
+# ---------------------------------------------------------------- data connections
+
+SECRET = b"s" * 32
+
+
+async def until_closed(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+
+
+def test_data_connections_that_prove_nothing_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H3: when all places are taken one more is refused, and they are free again after the time for a handshake."""
+    monkeypatch.setattr(data_plane, "MAX_UNPROVEN", 20)
+    monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 1.0)
+
+    async def main() -> None:
+        plane = TcpDataPlane(SECRET, "job", "run")
+        address = await plane.listen()
+        crowd = [await asyncio.open_connection(*address) for _ in range(20)]
+        while plane.unproven < 20:
+            await asyncio.sleep(0)
+        surplus = await asyncio.open_connection(*address)
+        assert await until_closed(surplus[0]) == b""
+        assert plane.unproven <= 20
+        for _, writer in crowd:
+            writer.write(b"\x00")  # one byte of two: never a hello
+        for reader, _ in crowd:
+            assert await until_closed(reader) == b""
+        assert plane.unproven == 0
+        for _, writer in (*crowd, surplus):
+            writer.close()
+        plane.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_only_expected_peers_reach_a_channel_and_nothing_may_come_before_admission() -> None:
+    """H1, H3: the right secret is not enough: channel, generation and turn must be right too."""
+
+    async def attempt(address: tuple[str, int], claims: bytes, secret: bytes, early: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        initiator = Initiator(secret, job="job", run_id="run", purpose="data", claims=claims, nonce=b"n" * NONCE_BYTES)
+        writer.write(initiator.hello())
+        while initiator.session is None:
+            data = await reader.read(CHUNK)
+            if not data:
+                writer.close()
+                return b"refused"
+            proof = initiator.feed(data)
+        writer.write(proof + early)
+        answer = await until_closed(reader) if early or claims != good else await reader.read(1)
+        writer.close()
+        return answer
+
+    import msgspec
+
+    good = msgspec.msgpack.encode(ChannelId(3, 0, 0, 1))
+    bad_claims = [
+        msgspec.msgpack.encode(ChannelId(2, 0, 0, 1)),  # an older generation
+        msgspec.msgpack.encode(ChannelId(3, 9, 0, 1)),  # another edge
+        msgspec.msgpack.encode(ChannelId(3, 0, 5, 1)),  # another sender
+        msgspec.msgpack.encode(ChannelId(3, 0, 0, 2)),  # meant for another slot
+        b"",
+        b"\x80\x04K\x01.",
+        b"\x91" * 3_000,
+        good + b"x",
+    ]
+
+    async def main() -> None:
+        plane = TcpDataPlane(SECRET, "job", "run")
+        address = await plane.listen()
+        input_channel = InputChannel(0, 0, lambda: None, 1 << 20)
+        broken: list[str] = []
+        plane.expect(3, {ChannelId(3, 0, 0, 1): input_channel}, lambda channel, reason: broken.append(reason))
+        for claims in bad_claims:
+            assert await attempt(address, claims, SECRET, b"") in (b"", b"refused")
+        assert await attempt(address, good, SECRET, b"early frames") == b""
+        assert not input_channel.readable
+        assert broken == []
+        assert await attempt(address, good, SECRET, b"") == b"\x01"
+        assert plane.unproven == 0
+        plane.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_a_slot_tells_no_secret_to_an_impostor_of_its_coordinator_or_peer() -> None:
+    """H1: the handshake is mutual; an acceptor without the secret learns nothing that it could use."""
+    impostor = Acceptor(nonce=b"i" * NONCE_BYTES, purpose="control", secret_of=lambda hello: b"guess")
+    slot = Initiator(SECRET, job="job", run_id="run", purpose="control", claims=b"", nonce=b"n" * NONCE_BYTES)
+    hello = slot.hello()
+    assert SECRET not in hello
+    with pytest.raises(Exception, match="does not know its secret"):
+        slot.feed(impostor.feed(hello))
+    assert slot.session is None
+
+
+def test_a_slot_listens_where_its_coordinator_is_and_nowhere_else() -> None:
+    """G1, H3: on loopback when that is where the coordinator listens."""
+    from barrier_runtime.spark.slot_task import _own_address_towards
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert _own_address_towards(listening.getsockname()) == "127.0.0.1"
+
+    async def main() -> None:
+        plane = TcpDataPlane(SECRET, "job", "run", "127.0.0.1")
+        host, port = await plane.listen()
+        assert (host, port > 1023) == ("127.0.0.1", True)
+        plane.close()
+
+    asyncio.run(main())

@@ -1,0 +1,409 @@
+"""Planted bugs: each breaks one rule of the protocol in the production code, and the simulation has to find it.
+
+A simulation that never fails proves nothing. So for every rule somebody once broke (here or elsewhere) there is a canary:
+a patch that brings the bug back, the checkers that ought to notice, and how many seeds it may take. `make sim-canaries`
+plants them one by one.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from barrier_runtime import alignment
+from barrier_runtime.sinks import commit_log, files, sink_driver
+from barrier_runtime.slot import slot as slot_module
+from barrier_runtime.slot import subtask as subtask_module
+from coordinator import commits, decision_log, job_runner, pending_checkpoints, phase_running, restore_choice, retention
+from coordinator.effects import WriteManifest
+from coordinator.events import ManifestWritten
+from coordinator.phase_ended import Finishing
+from state import keyed_backend, snapshot_plan
+from state.object_store import PutOutcome
+
+
+@dataclass(frozen=True)
+class Canary:
+    name: str
+    what: str  # the broken rule
+    plant: Callable[[], contextlib.AbstractContextManager[None]]
+
+
+CANARIES: dict[str, Canary] = {}
+
+
+def canary(name: str, what: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
+    def register(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+        CANARIES[name] = Canary(name, what, contextlib.contextmanager(plant))
+        return plant
+
+    return register
+
+
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
+    """`make` gets the original."""
+    return patch.object(owner, name, make(getattr(owner, name)))
+
+
+@canary("commit-before-decide", "a sink commits when its snapshot is done, before the decision")
+def _commit_before_decide() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def acknowledged(self: Any, checkpoint: int, *rest: Any) -> None:
+            original(self, checkpoint, *rest)
+            if self._execution is not None:
+                self._execution.complete(checkpoint)
+
+        return acknowledged
+
+    with _replaced(slot_module.Slot, "acknowledged", make):
+        yield
+
+
+@canary("skip-alignment-of-one-channel", "one channel is read on while the others align")
+def _skip_alignment() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def on_barrier(self: Any, channel: int, barrier: Any, now_ms: float) -> Any:
+            effects = original(self, channel, barrier, now_ms)
+            return [e for e in effects if not (isinstance(e, alignment.Block) and e.channel == 0)]
+
+        return on_barrier
+
+    with _replaced(alignment.Aligner, "on_barrier", make):
+        yield
+
+
+@canary("ack-of-an-old-token", "acks of an older generation count, and checkpoint ids begin again with each generation")
+def _old_acks() -> Iterator[None]:
+    def make_dispatch(original: Any) -> Any:
+        def on_message(self: Any, event: Any, now_ms: int) -> Any:
+            message = event.message
+            if type(message).__name__ == "Ack" and self._job.leads:
+                slot = self._job.slots.by_link(event.link)
+                if slot is not None:
+                    return self._phase.on_message(self._job, slot, message, now_ms)
+            return original(self, event, now_ms)
+
+        return on_message
+
+    def make_send(original: Any) -> Any:
+        def drop_generation(self: Any, token: int) -> None:
+            unresolved = dict(self._unresolved)
+            original(self, token)
+            for ack in unresolved.values():  # a late answer of the dropped generation
+                self._send(ack)
+
+        return drop_generation
+
+    def make_pending(original: Any) -> Any:
+        def init(self: Any, options: Any, expected: Any, token: int, first_id: int, now_ms: int) -> None:
+            original(self, options, expected, token, max(1, first_id - 2), now_ms)
+
+        return init
+
+    from coordinator.job_protocol import JobProtocol
+
+    with (
+        _replaced(JobProtocol, "_on_message", make_dispatch),
+        _replaced(slot_module.Slot, "_drop_generation", make_send),
+        _replaced(pending_checkpoints.PendingCheckpoints, "__init__", make_pending),
+    ):
+        yield
+
+
+@canary("sst-name-reused", "an SST is taken for uploaded because one of its name was, before a restore")
+def _sst_name_reused() -> Iterator[None]:
+    remembered: dict[Any, Any] = {}
+
+    def make_init(original: Any) -> Any:
+        def init(self: Any, shard: Any, *rest: Any) -> None:
+            original(self, shard, *rest)
+            self._confirmed = dict(remembered.get((shard.operator, shard.subtask), {}))
+
+        return init
+
+    def make_write(original: Any) -> Any:
+        def write_snapshot(self: Any, checkpoint: int) -> Any:
+            snapshot = original(self, checkpoint)
+            known = remembered.setdefault((self._shard.operator, self._shard.subtask), {})
+            known.update({ref.name: ref for ref in snapshot.files if ref.name.endswith(".sst")})
+            return snapshot
+
+        return write_snapshot
+
+    def confirmed(file: Any, known: Any) -> bool:
+        return file.name.endswith(".sst") and file.name in known
+
+    with (
+        _replaced(keyed_backend.KeyedBackend, "__init__", make_init),
+        _replaced(keyed_backend.KeyedBackend, "write_snapshot", make_write),
+        patch.object(snapshot_plan, "_is_confirmed", confirmed),
+    ):
+        yield
+
+
+@canary("delete-by-sweep-of-the-living", "the sweep takes what the living generation is uploading for an orphan")
+def _sweep_of_the_living() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def sweep(self: Any, paths: Any, objects: Any, token: int, wall_ms: int, min_age_ms: int = 0) -> Any:
+            return original(self, paths, objects, token + 1_000, wall_ms, 0)
+
+        return sweep
+
+    with _replaced(retention.Retention, "sweep", make), patch.object(phase_running, "SWEEP_EVERY_MS", 0):
+        yield
+
+
+@canary("delete-of-shared-files", "dropping a checkpoint deletes files that a newer one still needs")
+def _delete_shared() -> Iterator[None]:
+    def completed(self: Any, kept: Any, open_ids: Any, highest: int) -> Any:
+        self.kept.append(kept)
+        dropped = []
+        while len(self.kept) > self.retained:
+            dropped.append(self.kept.pop(0))
+        return retention.SweepPlan(
+            tuple(each.manifest_key for each in dropped), tuple(sorted(set().union(*(each.files for each in dropped))))
+        )
+
+    with patch.object(retention.Retention, "completed", completed):
+        yield
+
+
+@canary("own-record-taken-as-foreign", "412 on a repeated put is taken for somebody else's record")
+def _own_as_foreign() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def on_read_back(self: Any, position: int, name: str, data: bytes | None) -> Any:
+            step = original(self, position, name, data)
+            if isinstance(step, decision_log.Landed):
+                return decision_log.Foreign(step.entry)
+            return step
+
+        return on_read_back
+
+    with _replaced(decision_log.DecisionLog, "on_read_back", make):
+        yield
+
+
+@canary("unknown-taken-as-landed", "a put without an answer is believed to have landed")
+def _unknown_as_landed() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def on_put(self: Any, position: int, outcome: PutOutcome) -> Any:
+            return original(self, position, PutOutcome.LANDED if outcome is PutOutcome.UNKNOWN else outcome)
+
+        return on_put
+
+    with _replaced(decision_log.DecisionLog, "on_put", make):
+        yield
+
+
+@canary("unknown-does-not-block", "while a put is undecided, deleting goes on")
+def _unknown_does_not_block() -> Iterator[None]:
+    from coordinator.job import Job
+
+    def make(original: Any) -> Any:
+        def delete(self: Any, keys: tuple[str, ...]) -> None:
+            flight, self.log._in_flight = self.log._in_flight, None
+            original(self, keys)
+            self.log._in_flight = flight
+
+        return delete
+
+    with _replaced(Job, "delete", make):
+        yield
+
+
+@canary("fenced-goes-on", "who finds a foreign record at its place tries the next one")
+def _fenced_goes_on() -> Iterator[None]:
+    import msgspec
+
+    from coordinator.hashing import sha256_hex
+    from coordinator.log_records import Fence, decode_record, encode_record
+
+    def make(original: Any) -> Any:
+        def on_read_back(self: Any, position: int, name: str, data: bytes | None) -> Any:
+            flight = self._in_flight
+            if flight is None or data is None or isinstance(flight.record, Fence):
+                return original(self, position, name, data)
+            if decode_record(name, data).put_id == flight.record.put_id:
+                return original(self, position, name, data)
+            record = msgspec.structs.replace(flight.record, parent_sha256=sha256_hex(data))
+            moved = encode_record(record)
+            self._in_flight = decision_log._InFlight(position + 1, record, moved)
+            return decision_log.Repeat(position + 1, moved)
+
+        return on_read_back
+
+    with _replaced(decision_log.DecisionLog, "on_read_back", make):
+        yield
+
+
+@canary("final-checkpoint-not-awaited", "the job is finished as soon as all input has been read")
+def _final_not_awaited() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def end_if_done(self: Any, job: Any) -> Any:
+            if job.ended and len(job.ended) == len(job.subtasks):
+                return Finishing("finished", "all input was read", discard="keep")
+            return original(self, job)
+
+        return end_if_done
+
+    with _replaced(phase_running.Running, "_end_if_done", make):
+        yield
+
+
+@canary("pending-set-cut", "a snapshot lists only the transaction that its own barrier closed")
+def _pending_set_cut() -> Iterator[None]:
+    original = sink_driver.SinkDriver.pending.fget
+    assert original is not None
+
+    def pending(self: Any) -> Any:
+        return tuple(t for t in original(self) if t.checkpoint == self._last_barrier)
+
+    with patch.object(sink_driver.SinkDriver, "pending", property(pending)):
+        yield
+
+
+@canary("manifest-not-awaited", "the decision is put before the manifest is there")
+def _manifest_not_awaited() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        async def answer(self: Any, effect: Any) -> Any:
+            if isinstance(effect, WriteManifest):
+                self._spawn(_write_later(self, effect, original))
+                return ManifestWritten(effect.key)
+            return await original(self, effect)
+
+        return answer
+
+    async def _write_later(runner: Any, effect: Any, original: Any) -> None:
+        await original(runner, effect)
+
+    with _replaced(job_runner.JobRunner, "_answer", make):
+        yield
+
+
+@canary("position-after-the-barrier", "a source's snapshot holds the position after the next batch")
+def _position_after_barrier() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def capture(self: Any, snapshot: Any) -> None:
+            if self.source is not None and not self.ended:
+                self._control(snapshot.barrier)
+                self._step_source(self.source[1])
+                outputs, self.outputs = self.outputs, []
+                original(self, snapshot)
+                self.outputs = outputs
+                return
+            original(self, snapshot)
+
+        return capture
+
+    with _replaced(subtask_module.Subtask, "_capture", make):
+        yield
+
+
+@canary("older-checkpoint-restored", "a new generation starts from the checkpoint before the last one")
+def _older_restored() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def start_run(spec: Any, view: Any) -> Any:
+            choice = original(spec, view)
+            if len(view.completes) > 1:
+                return restore_choice.RestoreFrom(view.completes[1], choice.lineage)
+            return choice
+
+        return start_run
+
+    from coordinator import phase_start
+
+    with patch.object(phase_start, "start_run", make(phase_start.start_run)):
+        yield
+
+
+@canary("sweep-before-recovery", "a sink drops its predecessors' staged files before it commits what was decided")
+def _sweep_before_recovery() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def recover(self: Any, decided: Any) -> None:
+            original(self, ())
+            original(self, decided)
+
+        return recover
+
+    with _replaced(files.FileSink, "recover", make):
+        yield
+
+
+@canary("commit-repeated-as-new", "a repeated global commit is not recognised")
+def _commit_repeated() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def append(self: Any, *arguments: Any) -> None:
+            self._named = set()
+            original(self, *arguments)
+
+        return append
+
+    def make_look(original: Any) -> Any:
+        def look(self: Any, lowest_token: int) -> None:
+            original(self, lowest_token)
+            self._named = set()
+
+        return look
+
+    with _replaced(commit_log.CommitLog, "append", make), _replaced(commit_log.CommitLog, "_look", make_look):
+        yield
+
+
+@canary("whole-before-its-parts", "the global committer does not wait for every subtask")
+def _whole_before_parts() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def due_globally(self: Any) -> Any:
+            parallelism, self._parallelism = self._parallelism, 1
+            try:
+                return original(self)
+            finally:
+                self._parallelism = parallelism
+
+        return due_globally
+
+    with _replaced(commits.CommitTracker, "due_globally", make):
+        yield
+
+
+@canary("parts-forgotten-too-early", "a part is no longer listed once it is committed, before the whole is visible")
+def _parts_forgotten() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def init(self: Any, *arguments: Any, **keywords: Any) -> None:
+            original(self, *arguments, **{**keywords, "part_of_whole": False})
+
+        return init
+
+    with _replaced(sink_driver.SinkDriver, "__init__", make):
+        yield
+
+
+@canary("state-frozen-too-late", "records after the barrier reach the snapshot")
+def _frozen_too_late() -> Iterator[None]:
+    from state import state_table
+
+    def make(original: Any) -> Any:
+        def take(self: Any, max_entries: int) -> Any:
+            self._frozen.update(self._dirty)  # whatever was written meanwhile goes along
+            return original(self, max_entries)
+
+        return take
+
+    with _replaced(state_table.StateTable, "take", make):
+        yield
+
+
+@canary("source-skips-after-restore", "a restored reader begins one record too far")
+def _source_skips() -> Iterator[None]:
+    import workload
+
+    def make(original: Any) -> Any:
+        def seek(self: Any, position: bytes) -> None:
+            original(self, position)
+            self._next += 1
+
+        return seek
+
+    with _replaced(workload._Reader, "seek", make):
+        yield
+

@@ -1,0 +1,398 @@
+"""The judges of the simulation, one class each: what must never be seen, whatever fails. None of them trusts the runtime.
+
+A checker is told every effect on the stores and every change of what readers see, in order, and reports a violation at
+the moment it happens. `canaries.py` proves that each of them can fail.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from coordinator.log_records import Complete, Fence, Finish, Lead, Record
+from coordinator.manifest import own_files
+from facts import Decision, Facts
+from state.object_store import PutOutcome
+from workload import Row, Workload
+
+Report = Callable[[str, str], None]  # (checker, what is wrong)
+
+
+class Checker:
+    """Base: hears everything, judges nothing."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        self.facts = facts
+        self.workload = workload
+        self._report = report
+
+    def wrong(self, what: str) -> None:
+        self._report(type(self).__name__, what)
+
+    # effects on the checkpoint store, before they are made known to `facts`
+    def on_put(self, actor: str, key: str, data: bytes, read: Callable[[str], bytes | None]) -> None:
+        """`actor` wrote `key`. `read` gives what is in the store now."""
+
+    def on_delete(self, actor: str, key: str) -> None: ...
+
+    def on_log_put_answered(self, actor: str, position: int, outcome: PutOutcome) -> None:
+        """`actor` was answered."""
+
+    def on_request(self, actor: str, operation: str, key: str) -> None:
+        """`actor` begins a call on the checkpoint store."""
+
+    # after they are known
+    def on_record(self, position: int, record: Record) -> None: ...
+
+    def on_decision(self, decision: Decision) -> None: ...
+
+    # what readers see
+    def on_published(self, name: str) -> None:
+        """A file appeared under its final name."""
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        """Readers of `sink` see these rows, in this order, from now on. `checkpoint`: 0 where the sink does not say."""
+
+    def at_end(self, expected_all: bool) -> None:
+        """Nothing more will happen. `expected_all`: the job has read all of its input and says that it is finished."""
+
+
+class ContiguousLog(Checker):
+    """I1: log positions are contiguous and immutable."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._bytes: dict[int, bytes] = {}
+
+    def on_put(self, actor: str, key: str, data: bytes, read: Callable[[str], bytes | None]) -> None:
+        position = self.facts.position_of(key)
+        if position is None:
+            return
+        if position in self._bytes:
+            if self._bytes[position] != data:
+                self.wrong(f"{actor} replaced log record {position}")
+        elif position != len(self._bytes) + 1:
+            self.wrong(f"{actor} wrote log record {position}, the head is {len(self._bytes)}")
+        self._bytes[position] = data
+
+    def on_delete(self, actor: str, key: str) -> None:
+        if self.facts.position_of(key) is not None:
+            self.wrong(f"{actor} deleted log record {key}")
+
+
+class WholeManifests(Checker):
+    """I2: a COMPLETE names a manifest whose every file existed with its hash before the put."""
+
+    def on_put(self, actor: str, key: str, data: bytes, read: Callable[[str], bytes | None]) -> None:
+        if self.facts.position_of(key) is None or b'"kind":"COMPLETE"' not in data:
+            return
+        from coordinator.log_records import decode_record
+
+        record = decode_record(key, data)
+        assert isinstance(record, Complete)
+        manifest = read(record.manifest)
+        if manifest is None or hashlib.sha256(manifest).hexdigest() != record.sha256:
+            self.wrong(
+                f"checkpoint {record.checkpoint} is decided, its manifest is {'gone' if manifest is None else 'other'}"
+            )
+            return
+        from coordinator.manifest import decode_manifest
+
+        for snapshot in decode_manifest(record.manifest, manifest).operators:
+            for ref in snapshot.keyed.files if snapshot.keyed is not None else ():
+                stored = ref.inline if ref.key is None else read(ref.key)
+                if stored is None:
+                    self.wrong(f"checkpoint {record.checkpoint} is decided without its file {ref.key}")
+                    return
+                found = hashlib.sha256(stored[ref.offset : ref.offset + ref.size]).hexdigest()
+                if found != ref.sha256:
+                    self.wrong(f"checkpoint {record.checkpoint}: {ref.name} in {ref.key} has other bytes than it says")
+
+
+class RisingTokens(Checker):
+    """I3: tokens never decrease along the log; a FENCE's token is its position; checkpoint ids only rise."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._token = 0
+        self._checkpoint = 0
+
+    def on_record(self, position: int, record: Record) -> None:
+        if record.token < self._token:
+            self.wrong(f"log record {position} has token {record.token} after {self._token}")
+        if isinstance(record, Fence) and record.token != position:
+            self.wrong(f"the FENCE at {position} has token {record.token}")
+        if not isinstance(record, Fence) and record.token != self._token:
+            self.wrong(f"log record {position} of generation {record.token} stands in generation {self._token}")
+        if isinstance(record, Complete):
+            if record.checkpoint <= self._checkpoint:
+                self.wrong(f"checkpoint {record.checkpoint} is decided after {self._checkpoint}")
+            self._checkpoint = record.checkpoint
+        self._token = record.token
+
+
+class OnlyDecidedIsVisible(Checker):
+    """I4: a row is visible only if its transaction is listed by a completed checkpoint."""
+
+    def on_published(self, name: str) -> None:
+        if name not in self.facts.final_names:
+            self.wrong(f"{name} is visible, no completed checkpoint lists it")
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        for committable in committables:
+            if committable not in self.facts.committables:
+                self.wrong(f"sink {sink} shows a transaction that no completed checkpoint lists: {committable!r}")
+
+
+class NothingDoubled(Checker):
+    """I5: no row is visible twice."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._seen: dict[str, set[tuple[str, int, int, int]]] = defaultdict(set)
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        seen = self._seen[sink]
+        for row in rows:
+            identity = (row.source, row.split, row.seq, row.leg)
+            if identity in seen:
+                self.wrong(f"sink {sink} shows {row} again")
+            seen.add(identity)
+
+
+class NothingLost(Checker):
+    """I5, I10: what a finished job has read is visible; a record is never skipped."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._seqs: dict[str, set[tuple[str, int, int, int]]] = defaultdict(set)
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        self._seqs[sink].update((row.source, row.split, row.seq, row.leg) for row in rows)
+
+    def at_end(self, expected_all: bool) -> None:
+        """Also of a job that did not read all: everything before a visible record is visible."""
+        workload = self.workload
+        for sink in workload.sinks:
+            seen = self._seqs[sink]
+            last = {
+                (source, split): workload.count if expected_all else 0
+                for source in workload.sources
+                for split in range(workload.splits)
+            }
+            if not expected_all and self.facts.finish is not None and self.facts.decisions:
+                last.update(self.facts.decisions[-1].positions)
+            for (source, split), count in last.items():
+                lost = [(seq, leg) for seq in range(count) for leg in (0, 1) if (source, split, seq, leg) not in seen]
+                if lost:
+                    self.wrong(f"sink {sink} lacks {len(lost)} rows of {source}-{split}, e.g. {lost[:3]}")
+
+
+class NothingReordered(Checker):
+    """I5: rows of one split for one account appear in the order in which the split has them, and state saw them so."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._last: dict[tuple[str, str, int, int], Row] = {}
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        for row in rows:
+            place = (sink, row.source, row.split, row.account)
+            last = self._last.get(place)
+            if last is not None and (row.seq <= last.seq or row.n <= last.n):
+                self.wrong(f"sink {sink} shows {row} after {last}")
+            self._last[place] = row
+
+
+class WholeState(Checker):
+    """Keyed state neither loses nor doubles an update: each account's legs are numbered 1, 2, 3, … and its balance is the
+    sum of them; each split's, where there is a second shuffle, too."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._accounts: dict[tuple[str, int], dict[int, Row]] = defaultdict(dict)
+        self._audits: dict[tuple[str, str, int], Counter[int]] = defaultdict(Counter)
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        for row in rows:
+            legs = self._accounts[sink, row.account]
+            if row.n in legs:
+                self.wrong(f"sink {sink}: account {row.account} counted {row} and {legs[row.n]} with the same number")
+            legs[row.n] = row
+            if self.workload.audited:
+                self._audits[sink, row.source, row.split][row.m] += 1
+
+    def at_end(self, expected_all: bool) -> None:
+        for (sink, account), legs in self._accounts.items():
+            balance = 0
+            for n in range(1, max(legs) + 1):
+                if n not in legs:
+                    if expected_all or sink == "out":
+                        self.wrong(f"sink {sink}: account {account} has no leg {n} of {max(legs)}")
+                    return
+                balance += legs[n].delta
+                if legs[n].balance != balance:
+                    self.wrong(f"sink {sink}: account {account}: {legs[n]} should have balance {balance}")
+                    return
+        for (sink, source, split), numbers in self._audits.items():
+            if sorted(numbers.elements()) != list(range(1, max(numbers) + 1)):
+                self.wrong(f"sink {sink}: the legs of {source}-{split} are not numbered 1 to {max(numbers)}")
+
+
+class OneCut(Checker):
+    """I6: what is visible always equals one vector of source positions, that of a completed checkpoint.
+
+    Of sinks with a global committer, after every change. The auditor: all deltas together are nothing."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._rows: Counter[tuple[str, int]] = Counter()
+        self._last: dict[tuple[str, int], int] = {}
+        self._legs: Counter[int] = Counter()  # by account
+        self._highest_n: dict[int, int] = {}
+        self._sum = 0
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        if sink != "out":
+            return
+        for row in rows:
+            split = (row.source, row.split)
+            self._rows[split] += 1
+            self._last[split] = max(row.seq, self._last.get(split, -1))
+            self._legs[row.account] += 1
+            self._highest_n[row.account] = max(row.n, self._highest_n.get(row.account, 0))
+            self._sum += row.delta
+        for split, count in self._rows.items():
+            if count != 2 * (self._last[split] + 1):
+                self.wrong(f"{count} legs of {split} are visible, the last of transfer {self._last[split]}")
+        if self._sum:
+            self.wrong(f"the auditor finds {self._sum} too much")
+        for account, highest in self._highest_n.items():
+            if self._legs[account] != highest:
+                self.wrong(f"{self._legs[account]} legs of account {account} are visible, the last is number {highest}")
+        decision = next((each for each in reversed(self.facts.decisions) if each.record.checkpoint == checkpoint), None)
+        if decision is None:
+            self.wrong(f"what is visible is said to be checkpoint {checkpoint}, which is not complete")
+            return
+        for split, position in decision.positions.items():
+            if position != self._last.get(split, -1) + 1:
+                self.wrong(
+                    f"checkpoint {checkpoint} is visible; its position of {split} is {position}, shown are "
+                    f"{self._last.get(split, -1) + 1} transfers"
+                )
+
+
+class NothingNeededIsDeleted(Checker):
+    """I7: nothing reachable from a retained manifest, nor anything of an unfenced generation, is deleted, and only by a
+    coordinator."""
+
+    def on_delete(self, actor: str, key: str) -> None:
+        facts = self.facts
+        if not actor.startswith("coordinator"):
+            if key.startswith((facts.paths.data_prefix, facts.paths.checkpoints_prefix, facts.paths.log_prefix)):
+                self.wrong(f"{actor} deleted {key}: tasks never delete what checkpoints are made of")
+            return
+        for decision in facts.retained():
+            if key == decision.record.manifest or key in decision.files:
+                self.wrong(f"{actor} deleted {key}, which retained checkpoint {decision.record.checkpoint} needs")
+        token = facts.paths.data_token(key)
+        if token is not None and token >= facts.token and key not in facts.files:
+            self.wrong(f"{actor} deleted {key} of the living generation {facts.token}: an upload under way")
+
+
+class AcksOfThisGeneration(Checker):
+    """I8: an ack counts only for the current token: a manifest consists of what its own generation wrote, and of files
+    that an earlier decision had confirmed."""
+
+    def on_decision(self, decision: Decision) -> None:
+        token = decision.manifest.token
+        earlier = [each for each in self.facts.decisions if each is not decision]
+        confirmed = set().union(*(each.files for each in earlier)) if earlier else set()
+        for key in decision.files:
+            written = self.facts.paths.data_token(key)
+            if written != token and key not in confirmed:
+                self.wrong(
+                    f"checkpoint {decision.record.checkpoint} of generation {token} holds {key} of generation {written}"
+                )
+        if decision.record.token != token:
+            self.wrong(f"the decision of generation {decision.record.token} names a manifest of {token}")
+
+
+class UnknownBlocks(Checker):
+    """I9: while the outcome of its log put is unknown, a coordinator decides and deletes nothing."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._unknown: dict[str, int] = {}
+
+    def on_log_put_answered(self, actor: str, position: int, outcome: PutOutcome) -> None:
+        if outcome is PutOutcome.UNKNOWN:
+            self._unknown[actor] = position
+        elif outcome is PutOutcome.LANDED or outcome is PutOutcome.EXISTS:
+            self._unknown.pop(actor, None)
+
+    def on_request(self, actor: str, operation: str, key: str) -> None:
+        unknown = self._unknown.get(actor)
+        if unknown is None:
+            return
+        position = self.facts.position_of(key)
+        if operation == "put_if_absent" and position is not None and position != unknown:
+            self.wrong(f"{actor} puts log record {position} while {unknown} is undecided")
+        elif operation == "delete" and (
+            key.startswith(self.facts.paths.data_prefix) or key.startswith(self.facts.paths.checkpoints_prefix)
+        ):
+            self.wrong(f"{actor} deletes {key} while log record {unknown} is undecided")
+
+
+class FinishedMeansCommitted(Checker):
+    """I10: finished ⇒ all committed, in every sink."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._visible: Counter[str] = Counter()
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        self._visible[sink] += len(rows)
+
+    def on_record(self, position: int, record: Record) -> None:
+        if not isinstance(record, Finish) or record.outcome != "finished":
+            return
+        for sink in self.workload.sinks:
+            if self._visible[sink] != 2 * self.workload.transfers:
+                self.wrong(
+                    f"the log says finished, sink {sink} shows {self._visible[sink]} of {2 * self.workload.transfers} rows"
+                )
+
+
+class OneLeader(Checker):
+    """A generation's records are written by who fenced or leads it: a zombie never decides."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._leader = ""
+
+    def on_record(self, position: int, record: Record) -> None:
+        writer = record.put_id.rpartition("-")[0]
+        if isinstance(record, Fence | Lead):
+            self._leader = writer
+        elif writer != self._leader:
+            self.wrong(f"log record {position} is of {writer}, the generation is led by {self._leader}")
+
+
+CHECKERS: tuple[type[Checker], ...] = (
+    ContiguousLog,
+    WholeManifests,
+    RisingTokens,
+    OnlyDecidedIsVisible,
+    NothingDoubled,
+    NothingLost,
+    NothingReordered,
+    WholeState,
+    OneCut,
+    NothingNeededIsDeleted,
+    AcksOfThisGeneration,
+    UnknownBlocks,
+    FinishedMeansCommitted,
+    OneLeader,
+)
+
+__all__ = ["CHECKERS", "Checker", "own_files"]

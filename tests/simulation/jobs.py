@@ -1,0 +1,216 @@
+"""Blocking work without threads: each job is a greenlet that may wait in the middle of a call while the world goes on.
+
+What production runs on threads (restore, upload, commit, the coordinator's store calls) runs here as jobs of a process.
+A job begins a little after it was submitted, gives way wherever it waits (`block`, a store call), and its result is
+handed back on the process's loop. Between two waits it runs without interruption.
+
+A job of a dead process never goes on. A job of a stalled one goes on after the stall.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from barrier_runtime.slot.workers import Done, SerialLane
+
+if TYPE_CHECKING:
+    from loop import SimProcess, Simulation
+
+_START_US = (20, 300)
+
+
+class Job(greenlet):
+    """One piece of work under way. The hub, which runs the events, is its parent."""
+
+    def __init__(self, process: "SimProcess", work: Callable[[], Any], ended: Callable[[Any, Any], None]) -> None:
+        super().__init__()
+        self.process = process
+        self._work = work
+        self._ended = ended
+
+    def run(self) -> None:
+        result, error = None, None
+        try:
+            result = self._work()
+        except Exception as raised:
+            error = raised
+        self._ended(result, error)
+
+
+class _Request:
+    __slots__ = ("back_us", "effect", "error", "job", "result")
+
+    def __init__(self, job: Job, effect: Callable[[], Any], back_us: int) -> None:
+        self.job = job
+        self.effect = effect
+        self.back_us = back_us
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+class Jobs:
+    """All jobs of a simulation. `current` is the one that runs right now."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation = simulation
+        self._hub = getcurrent()
+        self.current: Job | None = None
+
+    def begin(self, job: Job) -> None:
+        job.process.jobs[job] = None
+        self._switch(job)
+
+    def block(self, delay_us: int) -> None:
+        """Wait for `delay_us` of virtual time."""
+        job = self.running("a wait")
+        self._simulation.after(delay_us, self._go_on, job)
+        self.wait()
+
+    def request(self, there_us: int, effect: Callable[[], Any], back_us: int) -> Any:
+        """Ask something of the world outside of the process: `effect` happens after `there_us`, its result (or what it
+        raised) is here `back_us` later. It happens also while the process is stalled; of a process that died before,
+        only half of the requests had got out."""
+        job = self.running("a request")
+        request = _Request(job, effect, back_us)
+        self._simulation.after(there_us, self._arrive, request)
+        self.wait()
+        if request.error is not None:
+            raise request.error
+        return request.result
+
+    def wait(self) -> None:
+        """Give way until an event lets this job go on."""
+        self._hub.switch()
+        if self._simulation.closed:
+            raise GreenletExit
+
+    def _arrive(self, request: "_Request") -> None:
+        if not request.job.process.alive and self._simulation.bits(1):
+            return
+        try:
+            request.result = request.effect()
+        except Exception as raised:
+            request.error = raised
+        self._simulation.after(request.back_us, self._go_on, request.job)
+
+    def running(self, what: str) -> Job:
+        """The current job. Blocking anywhere else would stop a loop."""
+        if self._simulation.closed:
+            raise GreenletExit
+        if self.current is None:
+            raise RuntimeError(f"{what} outside of a blocking job would stop the loop of its process")
+        if not self.current.process.alive:  # it died in this very call
+            self.wait()
+        return self.current
+
+    def _go_on(self, job: Job) -> None:
+        process = job.process
+        if process.running:
+            self._switch(job)
+        elif process.stalled:
+            process.held.append((self._go_on, job))
+
+    def _switch(self, job: Job) -> None:
+        self.current = job
+        try:
+            job.switch()
+        finally:
+            self.current = None
+        if job.dead:
+            job.process.jobs.pop(job, None)
+
+    def close(self) -> None:
+        """Unwind what has not ended. Whatever it still asks of the world is refused."""
+        for process in self._simulation.processes:
+            for job in list(process.jobs):
+                if not job.dead:
+                    job.throw(GreenletExit)
+            process.jobs.clear()
+
+
+class Pool:
+    """A bounded number of simulated threads of one process; first in, first out."""
+
+    def __init__(self, process: "SimProcess", threads: int) -> None:
+        self._process = process
+        self._threads = threads
+        self._waiting: deque[tuple[Callable[[], Any], Done, Callable[[], bool]]] = deque()
+        self.running = 0
+
+    def submit(self, work: Callable[[], Any], deliver: Done, wanted: Callable[[], bool]) -> None:
+        """Run `work`, then call `deliver(result, error)` on the loop; neither, unless `wanted()` when it begins."""
+        self._waiting.append((work, deliver, wanted))
+        self._start_next()
+
+    def cancel_waiting(self) -> None:
+        self._waiting.clear()
+
+    def _start_next(self) -> None:
+        if self._waiting and self.running < self._threads:
+            self.running += 1
+            simulation = self._process.simulation
+            simulation.after(simulation.between_us(*_START_US), self._begin, self._waiting.popleft())
+
+    def _begin(self, piece: tuple[Callable[[], Any], Done, Callable[[], bool]]) -> None:
+        process = self._process
+        if not process.running:
+            if process.stalled:
+                process.held.append((self._begin, piece))
+            return
+        work, deliver, wanted = piece
+        if not wanted():
+            self._ended()
+            return
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            self._ended()
+            process.loop.call_soon(deliver, result, error)
+
+        process.simulation.jobs.begin(Job(process, work, ended))
+
+    def _ended(self) -> None:
+        self.running -= 1
+        self._start_next()
+
+
+class SimWorkers:
+    """`slot.workers.Workers` on simulated threads, with its lanes."""
+
+    def __init__(self, process: "SimProcess", threads: int = 16) -> None:
+        self._process = process
+        self._pool = Pool(process, threads)
+        self._closed = False
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        self._pool.submit(work, done, lambda: not self._closed)
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        future = self._process.loop.create_future()
+
+        def deliver(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._pool.submit(work, deliver, lambda: not self._closed and not future.cancelled())
+        return await future
+
+    def lane(self, on_error: Callable[[Exception], None]) -> SerialLane:
+        return SerialLane(self, on_error)
+
+    def close(self) -> None:
+        self._closed = True
+        self._pool.cancel_waiting()
+
+    def drain(self) -> None:
+        """Blocks until nothing runs: for jobs of another pool."""
+        self.close()
+        while self._pool.running:
+            self._process.simulation.jobs.block(1_000)

@@ -1,0 +1,554 @@
+"""The simulated world: virtual time, one random generator, and processes whose asyncio loops run one after the other.
+
+One OS thread runs everything, so a seed decides the whole history. Virtual time moves from event to event; running code
+takes none, except that each turn of a loop begins a few microseconds after it became due. Production code runs
+unchanged: it sees an asyncio loop, streams, threads (see `jobs`), an object store (see `store`) and clocks.
+
+What may not decide anything: addresses of objects, hashes of strings, the collector. So tasks and futures hash by
+number, collection is off while a simulation runs, and what a dead process left is kept, untouched, until the simulation
+is closed.
+"""
+
+import asyncio
+import contextvars
+import gc
+import hashlib
+import random
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+from jobs import Jobs, Pool, SimWorkers
+from network import SimListening, SimNetwork, SimServer
+
+WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
+SECOND = 1_000_000  # the unit of virtual time is a microsecond
+_ALIVE, _STALLED, _DEAD = "alive", "stalled", "dead"
+_TRACE_BLOCK = 512
+_AWAKE_US = (5, 60)  # until a thread of a continued process runs
+_NUMBER_STEP = 4096  # more processes than that no simulation has
+_MEMORY_FOLDER = Path("/dev/shm")
+
+Event = Callable[[Any], object]
+
+
+class OutOfSteps(Exception):
+    """The simulation ran for more events than it may: something goes round and round."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a process's loop had to complain about: an exception nobody waited for, a callback that raised."""
+
+    at_s: float
+    process: str
+    message: str
+    error: BaseException | None
+
+    def __str__(self) -> str:
+        return f"{self.at_s:.6f} {self.process}: {self.message}: {self.error!r}"
+
+
+class Simulation:
+    """Use as a context manager: leaving it drops every process without a word and removes the local files."""
+
+    def __init__(self, seed: int, *, max_steps: int = 20_000_000) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.bits = self.rng.getrandbits
+        self.now_us = 0
+        self.steps = 0
+        self.max_steps = max_steps
+        self.closed = False
+        self.problems: list[Problem] = []
+        self.processes: list[SimProcess] = []
+        self._events: list[tuple[int, int, Event, Any]] = []
+        self._sequence = 0
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._untold: list[tuple[object, ...]] = []  # trace entries that are not hashed yet
+        self._last: deque[tuple[object, ...]] = deque(maxlen=200)
+        self._directory: Path | None = None
+        self._collector_was_on = False
+        self.jobs = Jobs(self)
+        self.network = SimNetwork(self)
+
+    # ------------------------------------------------------------ time
+
+    @property
+    def now_s(self) -> float:
+        return self.now_us / SECOND
+
+    def at(self, when_us: int, event: Event, argument: Any = None) -> None:
+        """Call `event(argument)` at `when_us`; at equal times in the order of these calls. It cannot be taken back."""
+        self._sequence += 1
+        heappush(self._events, (when_us, self._sequence, event, argument))
+
+    def after(self, delay_us: int, event: Event, argument: Any = None) -> None:
+        self._sequence += 1
+        heappush(self._events, (self.now_us + delay_us, self._sequence, event, argument))
+
+    def run_for(self, seconds: float) -> None:
+        self.run_to(self.now_us + int(seconds * SECOND))
+
+    def run_to(self, end_us: int) -> None:
+        """Let everything happen that is due up to and including `end_us`."""
+        events = self._events
+        left = self.max_steps - self.steps
+        steps = 0
+        while events and events[0][0] <= end_us:
+            if steps >= left:
+                raise OutOfSteps(
+                    f"seed {self.seed}: {self.max_steps} steps and the clock only reads {self.now_s:.6f} s: something "
+                    f"goes round and round; the last events:\n{self.last_events(20)}"
+                )
+            when, _, event, argument = heappop(events)
+            self.now_us = when
+            steps += 1
+            event(argument)
+        self.steps += steps
+        self.now_us = max(self.now_us, end_us)
+
+    def run_until(self, condition: Callable[[], bool], within_s: float, *, look_every_s: float = 0.005) -> bool:
+        """Run until `condition()`, looked at every `look_every_s` of virtual time; False if it did not come within."""
+        end_us = self.now_us + int(within_s * SECOND)
+        every_us = max(1, int(look_every_s * SECOND))
+        while not condition():
+            if self.now_us >= end_us:
+                return False
+            self.run_to(min(end_us, self.now_us + every_us))
+        return True
+
+    # ------------------------------------------------------------ chance
+
+    def chance(self, probability: float) -> bool:
+        return probability > 0 and self.rng.random() < probability
+
+    def between_us(self, low_us: int, high_us: int) -> int:
+        return low_us + int(self.rng.random() * (high_us - low_us + 1))
+
+    # ------------------------------------------------------------ what happened
+
+    def trace(self, kind: str, *details: object) -> None:
+        """Details are strings, numbers, bytes and tuples of them: nothing whose repr holds an address."""
+        self._untold.append((self.now_us, kind, *details))
+        if len(self._untold) >= _TRACE_BLOCK:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._hash.update(repr(self._untold).encode())
+        self._last.extend(self._untold)
+        self._untold.clear()
+
+    def trace_hash(self) -> str:
+        """Of everything traced so far, the number of steps and the state of the random generator."""
+        self._tell()
+        whole = self._hash.copy()
+        whole.update(repr((self.now_us, self.steps, self.rng.getstate())).encode())
+        return whole.hexdigest()
+
+    def last_events(self, count: int = 200) -> str:
+        self._tell()
+        return "\n".join(
+            f"{when / SECOND:12.6f}  {kind}  {' '.join(str(detail) for detail in details)}"
+            for when, kind, *details in list(self._last)[-count:]
+        )
+
+    def new_id(self) -> str:
+        """Like uuid4().hex, from the seed."""
+        return f"{self.bits(128):032x}"
+
+    # ------------------------------------------------------------ life
+
+    @property
+    def directory(self) -> Path:
+        """For local files; in memory where the system has a folder for that. Its path is of one length always."""
+        if self._directory is None:
+            parent = _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
+            self._directory = Path(tempfile.mkdtemp(prefix="barrier-sim-", dir=parent))
+        return self._directory
+
+    def __enter__(self) -> "Simulation":
+        self._collector_was_on = gc.isenabled()
+        gc.disable()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if self._collector_was_on:
+            gc.enable()
+
+    def close(self) -> None:
+        """Nothing of any process runs on. What they left is unwound in a fixed order: their cleanup code runs, but
+        network and store refuse it."""
+        if self.closed:
+            return
+        self.closed = True
+        for process in self.processes:
+            process._abandon()
+        self.jobs.close()
+        for process in self.processes:
+            process._unwind()
+        self._events.clear()
+        if self._directory is not None:
+            shutil.rmtree(self._directory)
+
+
+class SimProcess:
+    """One OS process: a loop, clocks, and blocking jobs. It is also the `Clock` of the slot that runs in it.
+
+    `place` is what network trouble refers to: the host. By default each process is on one of its own.
+    """
+
+    def __init__(self, simulation: Simulation, name: str, place: str | None = None) -> None:
+        self.simulation = simulation
+        self.name = name
+        self.place = place or name
+        self.number = len(simulation.processes)
+        self.pid = 1000 + self.number
+        self.state = _ALIVE
+        self.died_us = 0
+        self.turn_us = 0  # virtual time that each turn of the loop takes on top: a slow machine
+        self.skew_ns = 0  # of the wall clock; may be changed at any moment
+        self.jobs: dict[Any, None] = {}  # greenlets that have begun and not ended
+        self.held: list[tuple[Event, Any]] = []  # events of jobs that wait for the end of a stall
+        self._stalled_until_us: int | None = None
+        self._left: list[asyncio.Task[Any]] = []
+        simulation.processes.append(self)
+        self.loop = SimLoop(self)
+        simulation.trace("process", name, self.place)
+
+    # ------------------------------------------------------------ Clock
+
+    def wall_ns(self) -> int:
+        return WALL_START_NS + self.simulation.now_us * 1000 + self.skew_ns
+
+    def wall_ms(self) -> int:
+        return self.wall_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        return self.simulation.now_us / SECOND
+
+    # ------------------------------------------------------------ life
+
+    @property
+    def alive(self) -> bool:
+        """Also while it is stalled."""
+        return self.state is not _DEAD
+
+    @property
+    def stalled(self) -> bool:
+        return self.state is _STALLED
+
+    @property
+    def running(self) -> bool:
+        return self.state is _ALIVE
+
+    def spawn(self, main: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        return self.loop.create_task(main)
+
+    def workers(self, threads: int = 16) -> SimWorkers:
+        return SimWorkers(self, threads)
+
+    def sleep(self, seconds: float) -> None:
+        """What `time.sleep` is on a thread: for blocking jobs only."""
+        self.simulation.jobs.block(int(seconds * SECOND))
+
+    def crash(self) -> None:
+        """SIGKILL: nothing of it ever runs again, its connections die with it."""
+        self._die("crash")
+
+    def leave(self) -> None:
+        """The process ends by itself: what it has written before still goes out."""
+        self._die("leave")
+
+    def _die(self, how: str) -> None:
+        if self.state is _DEAD:
+            return
+        self.simulation.trace(how, self.name)
+        self._abandon()
+        self.simulation.network.process_died(self, orderly=how == "leave")
+
+    def stall(self, seconds: float | None = None) -> None:
+        """SIGSTOP, and SIGCONT after `seconds` (None: when `resume` is called)."""
+        if self.state is _DEAD:
+            return
+        simulation = self.simulation
+        simulation.trace("stall", self.name)
+        self.state = _STALLED
+        self._stalled_until_us = None
+        if seconds is not None:
+            self._stalled_until_us = simulation.now_us + int(seconds * SECOND)
+            simulation.at(self._stalled_until_us, self._stall_over)
+
+    def resume(self) -> None:
+        """What came meanwhile happens now, in the order in which it came."""
+        if self.state is not _STALLED:
+            return
+        self.simulation.trace("resume", self.name)
+        self.state = _ALIVE
+        self._stalled_until_us = None
+        held, self.held = self.held, []
+        for event, argument in held:
+            self.simulation.after(self.simulation.between_us(*_AWAKE_US), event, argument)
+        self.loop._arm()
+
+    def _stall_over(self, _: object) -> None:
+        if self._stalled_until_us == self.simulation.now_us:  # else it was stalled again meanwhile
+            self.resume()
+
+    def _abandon(self) -> None:
+        """Keep whatever could run code when it is collected."""
+        if self.state is not _DEAD:
+            self.state = _DEAD
+            self.died_us = self.simulation.now_us
+            self._left = sorted(asyncio.all_tasks(self.loop), key=hash)
+
+    def _unwind(self) -> None:
+        for task in self._left:
+            task._log_destroy_pending = False
+            coroutine = task.get_coro()
+            assert isinstance(coroutine, Coroutine | Generator)
+            try:
+                coroutine.close()
+            except Exception as error:  # cleanup of a process that is dead: it can reach nothing, so nothing is lost
+                self.simulation.trace("unwound", self.name, type(error).__name__)
+        self.loop._ready.clear()
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.state}>"
+
+
+class SimHandle:
+    """A callback in the queue of a loop. `when` is set for timers."""
+
+    __slots__ = ("_args", "_callback", "_context", "_when")
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context, when: float
+    ) -> None:
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._context = context
+        self._when = when
+
+    def cancel(self) -> None:
+        self._callback = None
+        self._args = ()
+
+    def cancelled(self) -> bool:
+        return self._callback is None
+
+    def when(self) -> float:
+        return self._when
+
+
+class SimTask(asyncio.Task):
+    """A task that hashes by number: sets of tasks are walked in the same order in every run."""
+
+    def __init__(self, coroutine: Any, *, loop: "SimLoop", name: str, context: Any, number: int) -> None:
+        self._number = number
+        super().__init__(coroutine, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class SimFuture(asyncio.Future):
+    """Like `SimTask`."""
+
+    def __init__(self, *, loop: "SimLoop", number: int) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """The event loop of one process. Callbacks queue up in `_ready`; a *turn* runs those that were there when it began,
+    as asyncio does. Turns are events of the simulation."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self.process = process
+        self.simulation = process.simulation
+        self._ready: deque[SimHandle] = deque()
+        self._turn_due = False
+        self._numbers = process.number  # counts in steps, so that no two loops give out the same number
+        self._pools: dict[int, tuple[Any, Pool]] = {}  # id(executor) -> executor, its threads
+        self._bits = self.simulation.bits
+        self._after = self.simulation.after
+
+    # ------------------------------------------------------------ callbacks
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> SimHandle:
+        handle = SimHandle(callback, args, context if context is not None else contextvars.copy_context(), 0.0)
+        if self.process.state is not _DEAD:
+            self._ready.append(handle)
+            if not self._turn_due:
+                self._turn_due = True
+                self._after(2 + self._bits(5) + self.process.turn_us, self._turn)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> SimHandle:
+        now = self.simulation.now_us
+        when = now + max(0, -int(-delay * SECOND // 1))
+        handle = SimHandle(
+            callback, args, context if context is not None else contextvars.copy_context(), when / SECOND
+        )
+        if self.process.state is not _DEAD:
+            self.simulation.at(when, self._timer_due, handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> SimHandle:
+        return self.call_later(when - self.time(), callback, *args, context=context)
+
+    def _timer_due(self, handle: SimHandle) -> None:
+        if handle._callback is None or self.process.state is _DEAD:
+            return
+        self._ready.append(handle)
+        if not self._turn_due:
+            self._turn_due = True
+            self._after(2 + self._bits(5) + self.process.turn_us, self._turn)
+
+    def _arm(self) -> None:
+        if self._ready and not self._turn_due:
+            self._turn_due = True
+            self._after(2 + self._bits(5) + self.process.turn_us, self._turn)
+
+    def _turn(self, _: object) -> None:
+        process = self.process
+        if process.state is not _ALIVE:
+            self._turn_due = False
+            return
+        ready = self._ready
+        asyncio._set_running_loop(self)
+        try:
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                callback = handle._callback
+                if callback is None:
+                    continue
+                try:
+                    handle._context.run(callback, *handle._args)
+                except (Exception, asyncio.CancelledError) as error:
+                    self.call_exception_handler(
+                        {"message": f"exception in callback {_name(callback)}", "exception": error}
+                    )
+                if process.state is not _ALIVE:
+                    break
+        finally:
+            asyncio._set_running_loop(None)
+            self._turn_due = False
+        if ready and process.state is _ALIVE:
+            self._turn_due = True
+            self._after(2 + self._bits(5) + process.turn_us, self._turn)
+
+    def time(self) -> float:
+        return self.simulation.now_us / SECOND
+
+    # ------------------------------------------------------------ futures and tasks
+
+    def create_future(self) -> SimFuture:
+        self._numbers += _NUMBER_STEP
+        return SimFuture(loop=self, number=self._numbers)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> SimTask:
+        self._numbers += _NUMBER_STEP
+        number = self._numbers
+        name = name or f"{self.process.name}-{number // _NUMBER_STEP}"
+        return SimTask(coro, loop=self, name=name, context=context, number=number)
+
+    # ------------------------------------------------------------ blocking work
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+        """On a simulated thread. Of the executor count its number of threads, and whether it was shut down (whoever
+        shuts one down here cancels what has not begun)."""
+        if executor is not None and executor._shutdown:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future = self.create_future()
+        _, pool = self._pools.get(id(executor)) or self._new_pool(executor)
+
+        def wanted() -> bool:
+            if executor is not None and executor._shutdown:
+                future.cancel()
+            return not future.done()
+
+        def deliver(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        pool.submit((lambda: func(*args)) if args else func, deliver, wanted)
+        return future
+
+    def _new_pool(self, executor: Any) -> tuple[Any, Pool]:
+        threads = 32 if executor is None else executor._max_workers
+        self._pools[id(executor)] = (executor, Pool(self.process, threads))
+        return self._pools[id(executor)]
+
+    # ------------------------------------------------------------ network
+
+    async def create_connection(
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        return await self.simulation.network.connect(self.process, protocol_factory, (host, port))
+
+    async def create_server(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        sock: SimListening | None = None,
+        **_: Any,
+    ) -> SimServer:
+        network = self.simulation.network
+        if sock is None:
+            assert host is not None
+            assert port is not None
+            listening = network.listen(host, port, place=self.process.place, owner=self.process)
+        else:
+            listening = sock
+        return network.serve(listening, self.process, protocol_factory)
+
+    # ------------------------------------------------------------ the rest
+
+    def is_running(self) -> bool:
+        return asyncio._get_running_loop() is self
+
+    def is_closed(self) -> bool:
+        return self.process.state is _DEAD
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        process, simulation = self.process, self.simulation
+        if process.state is _DEAD:
+            return
+        error = context.get("exception")
+        simulation.trace("problem", process.name, str(context.get("message")), type(error).__name__)
+        simulation.problems.append(Problem(simulation.now_s, process.name, str(context.get("message")), error))
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+
+def _name(callback: Callable[..., object]) -> str:
+    return getattr(callback, "__qualname__", type(callback).__name__)

@@ -1,0 +1,113 @@
+"""The target of the simulated job's second sink: a transactional store outside of the runtime, with faults of its own.
+
+`LedgerSink` honours the two-phase contract and has no global committer: each subtask's transactions become visible by
+themselves. The ledger survives every process. Its commits may fail before or after they took effect, hang, and be
+repeated by zombies.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
+from state.errors import ProtocolViolation, Unavailable
+from workload import Row
+
+
+class Weather(Protocol):
+    """What the process that calls meets on its way to the target: latency, faults, the end of the process."""
+
+    def request(self, what: str) -> str:
+        """Returns "ok", "fail before" or "fail after"; blocks for as long as the request travels."""
+        ...
+
+
+class _Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    transaction: str
+    token: int
+    subtask: int
+
+
+@dataclass
+class Ledger:
+    """Rows by transaction. `on_visible(transaction, checkpoint, subtask, rows)` is told of each first commit."""
+
+    on_visible: Callable[[bytes, list[Row]], None]
+    staged: dict[str, list[Row]] = field(default_factory=dict)
+    visible: dict[str, list[Row]] = field(default_factory=dict)
+    aborted: set[str] = field(default_factory=set)
+    repeated: int = 0
+
+    def commit(self, handle: bytes) -> None:
+        transaction = msgspec.json.decode(handle, type=_Handle).transaction
+        if transaction in self.visible:
+            self.repeated += 1
+            return
+        if transaction in self.aborted:
+            raise ProtocolViolation(f"transaction {transaction} is committed after it was aborted")
+        self.visible[transaction] = self.staged.pop(transaction)
+        self.on_visible(handle, self.visible[transaction])
+
+    def abort(self, transaction: str) -> None:
+        if transaction in self.visible:
+            raise ProtocolViolation(f"transaction {transaction} is aborted after it was committed")
+        self.staged.pop(transaction, None)
+        self.aborted.add(transaction)
+
+
+class LedgerSink(TwoPhaseCommitSink):
+    def __init__(self, ledger: Ledger, weather: Callable[[], Weather]) -> None:
+        self._ledger = ledger
+        self._weather = weather
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "LedgerSink":
+        return LedgerSink(self._ledger, self._weather)
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+
+    def begin_transaction(self) -> list[pa.RecordBatch]:
+        return []
+
+    def write(self, transaction: list[pa.RecordBatch], rows: pa.RecordBatch) -> None:
+        transaction.append(rows)
+
+    def pre_commit(self, transaction: list[pa.RecordBatch], checkpoint: int) -> bytes | None:
+        if not transaction:
+            return None
+        rows = [Row(**row) for batch in transaction for row in batch.to_pylist()]
+        name = f"{self._context.token}-{self._context.subtask}-{checkpoint}-{self._context.new_id()}"
+        self._perform("pre-commit", lambda: self._ledger.staged.__setitem__(name, rows))
+        return msgspec.json.encode(_Handle(1, name, self._context.token, self._context.subtask))
+
+    def commit(self, committable: bytes) -> None:
+        self._perform("commit", lambda: self._ledger.commit(committable))
+
+    def abort(self, committable: bytes) -> None:
+        name = msgspec.json.decode(committable, type=_Handle).transaction
+        self._perform("abort", lambda: self._ledger.abort(name))
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        for committable in decided:
+            self.commit(committable)
+        self._perform("sweep", self._sweep)
+
+    def _sweep(self) -> None:
+        """Abort what older generations left undecided, of the subtasks whose committables were ours to finish."""
+        context = self._context
+        for name in sorted(self._ledger.staged):
+            token, subtask = (int(part) for part in name.split("-")[:2])
+            if token < context.token and subtask % context.parallelism == context.subtask:
+                self._ledger.abort(name)
+
+    def _perform(self, what: str, effect: Callable[[], object]) -> None:
+        fate = self._weather().request(f"ledger {what}")
+        if fate == "fail before":
+            raise Unavailable(f"the ledger does not answer ({what}): try again")
+        effect()
+        if fate == "fail after":
+            raise Unavailable(f"the ledger's answer was lost ({what}): try again")

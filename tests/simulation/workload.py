@@ -1,0 +1,224 @@
+"""What the simulated job does: numbered bank transfers between accounts, and the rows its sinks must end up with.
+
+A source emits numbered transfers per split; each becomes two legs (a debit and a credit). Legs go by account through keyed
+state (how many legs this account has seen, its balance), and in some graphs by split through a second one. So every row
+that comes out says which record it is and what the state was: rows alone prove what was lost, doubled, reordered or
+counted on a torn state, and all deltas together always sum to nothing.
+
+Everything is a function of the record's number: a replay gives the same rows.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime import Dataflow, ValueState
+from barrier_runtime.sinks.base import TwoPhaseCommitSink
+from barrier_runtime.sources.base import Polled, Split, SplitReader
+
+ACCOUNTS = 7
+TRANSFERS = pa.schema([("source", pa.string()), ("split", pa.int32()), ("seq", pa.int64())])
+LEGS = pa.schema(
+    [
+        ("source", pa.string()),
+        ("split", pa.int32()),
+        ("seq", pa.int64()),
+        ("leg", pa.int32()),
+        ("account", pa.int32()),
+        ("delta", pa.int64()),
+    ]
+)
+COUNTED = pa.schema([*LEGS, ("n", pa.int64()), ("balance", pa.int64())])
+AUDITED = pa.schema([*COUNTED, ("m", pa.int64())])
+
+
+def transfer(source: str, split: int, seq: int) -> tuple[int, int, int]:
+    """(from account, to account, amount) of one record."""
+    h = zlib.crc32(f"{source}-{split}-{seq}".encode())
+    payer = h % ACCOUNTS
+    return payer, (payer + 1 + (h >> 8) % (ACCOUNTS - 1)) % ACCOUNTS, 1 + (h >> 16) % 100
+
+
+@dataclass(frozen=True)
+class SimSource:
+    """`splits` splits of `count` transfers each, one every `period_ns` from `start_ns` on (wall clock, ns)."""
+
+    name: str
+    splits_total: int
+    count: int
+    start_ns: int
+    period_ns: int
+    bounded: bool
+
+    schema = TRANSFERS
+    exactly_once = True
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return [Split(f"{self.name}-{index}", str(index).encode()) for index in range(self.splits_total)]
+
+    def reader(self, split: Split) -> SplitReader:
+        return _Reader(self, int(split.payload))
+
+
+class _Reader:
+    def __init__(self, source: SimSource, split: int) -> None:
+        self._source = source
+        self._split = split
+        self._next = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._source.bounded and self._next >= self._source.count
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        source = self._source
+        due = min(source.count, (now_ns - source.start_ns) // source.period_ns + 1) - self._next
+        if due <= 0:
+            return None
+        rows = min(due, max_rows, 8)
+        batch = pa.RecordBatch.from_arrays(
+            [
+                pa.array([source.name] * rows, pa.string()),
+                pa.array([self._split] * rows, pa.int32()),
+                pa.array(range(self._next, self._next + rows), pa.int64()),
+            ],
+            schema=TRANSFERS,
+        )
+        self._next += rows
+        return Polled(batch, 0)
+
+    def next_due_ns(self) -> int | None:
+        source = self._source
+        if self._next >= source.count:
+            return source.start_ns + 3_600_000_000_000 if not source.bounded else 0
+        return source.start_ns + self._next * source.period_ns
+
+    def position(self) -> bytes:
+        return b"%d" % self._next
+
+    def seek(self, position: bytes) -> None:
+        self._next = int(position)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def legs(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Each transfer as a debit and a credit."""
+    rows: list[tuple[str, int, int, int, int, int]] = []
+    for source, split, seq in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        payer, payee, amount = transfer(source, split, seq)
+        rows.append((source, split, seq, 0, payer, -amount))
+        rows.append((source, split, seq, 1, payee, amount))
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), LEGS, strict=True)], schema=LEGS
+    )
+
+
+class Balance:
+    """Per account: the number of this leg, and the balance after it."""
+
+    n = ValueState(int, default=0)
+    balance = ValueState(int, default=0)
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
+        n = self.n.value + 1
+        balance = self.balance.value + row["delta"]
+        self.n.value = n
+        self.balance.value = balance
+        yield {**row, "n": n, "balance": balance}
+
+
+class Audit:
+    """Per source split: the number of this leg."""
+
+    m = ValueState(int, default=0)
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
+        m = self.m.value + 1
+        self.m.value = m
+        yield {**row, "m": m}
+
+
+GRAPHS = ("one-shuffle", "two-shuffles", "union", "two-inputs", "two-sinks")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`graph`: one of GRAPHS."""
+
+    graph: str
+    splits: int
+    count: int  # records per split
+    start_ns: int
+    period_ns: int
+    bounded: bool
+    out: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "out"
+    side: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "side", in two-sinks
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return ("a", "b") if self.graph in ("union", "two-inputs") else ("a",)
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        return ("out", "side") if self.graph == "two-sinks" else ("out",)
+
+    @property
+    def audited(self) -> bool:
+        return self.graph in ("two-shuffles", "two-inputs", "two-sinks")
+
+    @property
+    def transfers(self) -> int:
+        return len(self.sources) * self.splits * self.count
+
+    def source(self, name: str) -> SimSource:
+        return SimSource(name, self.splits, self.count, self.start_ns, self.period_ns, self.bounded)
+
+    def flow(self, job: str) -> Dataflow:
+        flow = Dataflow(job)
+        streams = [flow.source(name, self.source(name)).map_batches(legs, schema=LEGS) for name in self.sources]
+        if self.graph == "two-inputs":  # one input is a shuffle further away than the other
+            spread = streams[0].key_by("split", "source").process("relay", relay, schema=LEGS)
+            stream = spread.union(streams[1])
+        elif self.graph == "union":
+            stream = streams[0].union(streams[1])
+        else:
+            stream = streams[0]
+        counted = stream.key_by("account").process("balance", Balance, schema=COUNTED)
+        if self.audited:
+            counted = counted.key_by("source", "split").process("audit", Audit, schema=AUDITED)
+        counted.sink("out", self.out())
+        if self.graph == "two-sinks":
+            counted.sink("side", self.side())
+        return flow
+
+
+def relay(key: Any, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    return row
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row as the sinks write it."""
+
+    source: str
+    split: int
+    seq: int
+    leg: int
+    account: int
+    delta: int
+    n: int
+    balance: int
+    m: int = 0
+
+
+ROW = msgspec.json.Decoder(Row)
+
+
+def rows_in(data: bytes) -> list[Row]:
+    """The rows of one JSON-lines file."""
+    return [ROW.decode(line) for line in data.splitlines()]

@@ -1,0 +1,719 @@
+"""One simulated run from its seed: a program on a cluster, what goes wrong with it, and the judges that watch.
+
+The world plays what is not ours: Spark (starts a task again when its process is gone, kills one when the driver asks), the
+supervisor of the embedded coordinator, the user who starts the program again, and readers of the target. Everything
+between (slots, channels, coordinators, sinks, log) is the production code, on simulated loops, sockets, threads and
+stores. See `schedule` for what may happen, `checkers` for what may never be seen.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from checkers import CHECKERS, Checker
+from facts import Facts
+from loop import WALL_START_NS, SimProcess, Simulation
+from lsm_kv import LsmBackend
+from network import SimListening
+from schedule import Action, Schedule
+from sinks import Ledger, LedgerSink
+from store import SimStore, StoreFaults
+from workload import Workload, rows_in
+
+from barrier_runtime.compile import compile_flow
+from barrier_runtime.graph import JobGraph
+from barrier_runtime.sinks.commit_log import CommitRecord
+from barrier_runtime.sinks.files import JsonlSink
+from barrier_runtime.slot.control_link import TcpControlLink
+from barrier_runtime.slot.data_plane import TcpDataPlane
+from barrier_runtime.slot.execution import SlotResources, StateSettings
+from barrier_runtime.slot.slot import Slot, SlotIdentity
+from coordinator.control_server import ControlServer
+from coordinator.handshake import job_secret
+from coordinator.job_directory import JobDirectory
+from coordinator.job_runner import JobRunner
+from coordinator.log_records import Complete, Lead
+from coordinator.messages import CheckpointOptions, JobSpec, RestartOptions, Shutdown, SlotClaims
+from state.errors import BarrierRuntimeError, InvalidJob
+from state.local_copies import LocalCopies
+from state.memory_store import MemoryStore
+from state.object_store import PutOutcome
+from state.paths import Paths
+from state.restore import BACKENDS
+from state.snapshot_plan import Thresholds
+from state.store_probe import probe_conditional_put
+
+JOB = "bank"
+KEY = b"k" * 32
+CACHE_BYTES = 1 << 20
+RESPAWN_US = (200_000, 800_000)
+HEALED_WITHIN_S = 90.0  # liveness: after the last trouble a new checkpoint is complete and committed
+FINISHED_WITHIN_S = 120.0  # … and a bounded job has ended
+TROUBLE_OF_THE_STORE = {  # rates of one burst, by variant
+    0: {"fail_before": 0.3},
+    1: {"apply_then_fail": 0.3},
+    2: {"land_late": 0.2},
+    3: {"conflict": 0.4},
+    4: {"slow": 0.1},
+    5: {"truncated_read": 0.05, "flipped_byte": 0.05},
+    6: {"stale_list": 0.5},
+    7: {"fail_before": 0.1, "apply_then_fail": 0.1, "land_late": 0.1, "conflict": 0.1, "slow": 0.02},
+}
+
+
+class WatchedStore(MemoryStore):
+    """Tells of every effect, in order, and by whom. `actor` is set by whoever is about to cause it."""
+
+    def __init__(
+        self,
+        name: str,
+        now_ms: Callable[[], int],
+        wrote: Callable[[str, str, bytes], None],
+        dropped: Callable[[str, str], None],
+    ) -> None:
+        super().__init__(name, now_ms)
+        self.actor = ""
+        self._wrote = wrote
+        self._dropped = dropped
+
+    def _set(self, key: str, data: bytes) -> None:
+        super()._set(key, data)
+        self._wrote(self.actor, key, data)
+
+    def _drop(self, key: str) -> None:
+        if key in self._objects:
+            self._dropped(self.actor, key)
+        super()._drop(key)
+
+    def peek(self, key: str) -> bytes | None:
+        found = self._objects.get(key)
+        return None if found is None else found.data
+
+
+@dataclass
+class SlotTask:
+    """One attempt of one slot of a program."""
+
+    index: int
+    attempt: int
+    process: SimProcess
+    slot: Slot | None = None
+    given_up: bool = False  # Spark has started another attempt already
+
+
+@dataclass
+class Program:
+    """One start of the user's program: a run, with a coordinator and its slots."""
+
+    number: int
+    spec: JobSpec
+    graph: JobGraph
+    listening: list[SimListening]
+    tasks: list[SlotTask] = field(default_factory=list)
+    coordinators: list["Coordinator"] = field(default_factory=list)
+    attempts: int = 0
+    outcome: str = ""  # set when it ended; "killed" by the world
+    reason: str = ""
+    stop: bool = False
+
+    @property
+    def active(self) -> bool:
+        return not self.outcome
+
+
+@dataclass
+class Coordinator:
+    process: SimProcess
+    directory: JobDirectory | None = None
+    refused: str = ""
+
+
+class World:
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.sim = Simulation(schedule.seed, max_steps=3_000_000)
+        self.violations: list[tuple[str, str]] = []
+        self.programs: list[Program] = []
+        self.recoveries = 0
+        self.actions_done = 0
+        self._names = 0
+        self._calm = False
+        self._busy_until_us = 0  # of troubles that end by themselves
+        self._sink_trouble_until_us = 0
+        self._named_files: dict[str, bytes] = {}
+        self.paths = Paths(JOB)
+        self.facts = Facts(self.paths)
+        now_ms = lambda: WALL_START_NS // 1_000_000 + self.sim.now_us // 1000  # noqa: E731
+        self.store = WatchedStore("checkpoints", now_ms, self._wrote, self._dropped)
+        self.target = WatchedStore("target", now_ms, self._target_wrote, lambda actor, key: None)
+        # FINAL INTERFACE (agreed): SimStore(simulation, process, memory, faults, watcher); keep store.py like that
+        self.store_faults, self.target_faults = StoreFaults(), StoreFaults()
+        self.store_faults.ignore_conditions = schedule.conditions_ignored
+        self.ledger = Ledger(self._ledger_visible)
+        self.workload = Workload(
+            schedule.graph,
+            schedule.splits,
+            schedule.count,
+            WALL_START_NS + 500_000_000,
+            schedule.period_ms * 1_000_000,
+            schedule.bounded,
+            lambda: JsonlSink("sim://target"),
+            lambda: LedgerSink(self.ledger, self._weather),
+        )
+        self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in CHECKERS]
+
+    # ------------------------------------------------------------ the run
+
+    def run(self) -> None:
+        """Everything; afterwards `violations` says what was wrong."""
+        BACKENDS["lsm"] = LsmBackend(lambda: self.sim.chance(0.2))
+        with self.sim:
+            self._start_program(self.schedule.parallelism)
+            for action in self.schedule.actions:
+                self.sim.at(action.at_ms * 1000, self._act, action)
+            self.sim.after(200_000, self._kill_what_is_asked)
+            self._watch_to(self.schedule.chaos_ms * 1000)
+            if self.schedule.conditions_ignored:
+                self._expect_refusal()
+                return
+            self._calm_down()
+            self._expect_progress()
+            self._expect_the_end()
+
+    def _watch_to(self, end_us: int) -> None:
+        while self.sim.now_us < end_us and not self.violations:
+            self.sim.run_to(min(end_us, self.sim.now_us + 100_000))
+            self._notice_problems()
+
+    @property
+    def _damage_was_read(self) -> bool:
+        seen = (self.store_faults.seen, self.target_faults.seen)
+        return any(fault in each for each in seen for fault in ("truncated_read", "flipped_byte"))
+
+    def _until(self, condition: Callable[[], bool], within_s: float) -> bool:
+        end_us = self.sim.now_us + int(within_s * 1e6)
+        while not condition():
+            if self.sim.now_us >= end_us or self.violations:
+                return False
+            self.sim.run_to(self.sim.now_us + 50_000)
+            self._notice_problems()
+        return True
+
+    def _calm_down(self) -> None:
+        """The trouble ends: nothing fails any more, who stands still goes on or is gone, a program runs."""
+        self._calm = True
+        self.sim.trace("calm")
+        self.sim.network.heal()
+        self.store_faults.heal()
+        self.target_faults.heal()
+        self._sink_trouble_until_us = 0
+        for process in self.sim.processes:
+            process.resume()
+        if not any(program.active for program in self.programs):
+            self._start_program(self.schedule.parallelism)
+
+    def _expect_progress(self) -> None:
+        """Liveness: some checkpoint that completes from now on is visible before long (or the job ends)."""
+        position = len(self.facts.records)
+
+        def progressed() -> bool:
+            if self._current().outcome in ("finished", "cancelled"):
+                return True
+            new = [each for each in self.facts.records[position:] if isinstance(each, Complete)]
+            return bool(new) and self._committed_through() >= new[0].checkpoint
+
+        if not self._until(progressed, HEALED_WITHIN_S) and not self.violations:
+            self._wrong("Liveness", f"no checkpoint completed and was committed within {HEALED_WITHIN_S} s of calm: {self._state()}")
+
+    def _expect_the_end(self) -> None:
+        if self.violations:
+            return
+        if not self.schedule.bounded:
+            self._current().stop = True
+        if not self._until(lambda: not self._current().active, FINISHED_WITHIN_S):
+            if not self.violations:
+                self._wrong("Liveness", f"the job did not end within {FINISHED_WITHIN_S} s of calm: {self._state()}")
+            return
+        self._until(lambda: False, 2.0)  # zombies may still want to say something
+        outcome = self._current().outcome
+        if outcome not in ("finished", "cancelled"):
+            self._wrong("Liveness", f"the job ended as {outcome}: {self._current().reason}")
+            return
+        for checker in self.checkers:
+            checker.at_end(outcome == "finished")
+
+    def _expect_refusal(self) -> None:
+        """O9: a store that ignores conditions can't hold a decision log."""
+        refused = [each.refused for program in self.programs for each in program.coordinators if each.refused]
+        if not refused or self.facts.records:
+            self._wrong("Refusal", f"a store that ignores conditions was accepted; the log has {len(self.facts.records)} records")
+
+    # ------------------------------------------------------------ programs
+
+    def _current(self) -> Program:
+        return self.programs[-1]
+
+    def _start_program(self, parallelism: int) -> None:
+        number = len(self.programs) + 1
+        graph = compile_flow(self.workload.flow(JOB), parallelism, 16)
+        s = self.schedule
+        spec = JobSpec(
+            job=JOB,
+            run_id=f"run-{number}",
+            submitter=f"sim pid {number}",
+            parallelism=parallelism,
+            max_parallelism=16,
+            chains=graph.chain_specs(),
+            checkpoints=CheckpointOptions(
+                interval_ms=s.interval_ms,
+                min_pause_ms=s.min_pause_ms,
+                timeout_ms=s.timeout_ms,
+                max_concurrent=s.max_concurrent,
+                tolerable_failures=s.tolerable_failures,
+                retained=s.retained,
+            ),
+            slot_timeout_ms=s.slot_timeout_ms,
+            gang_timeout_ms=3_600_000,
+            restart=RestartOptions(initial_ms=100, max_ms=2_000),
+        )
+        place = f"driver-{number}"
+        program = Program(number, spec, graph, [self.sim.network.listen(place, 7000, place=place)])
+        self.programs.append(program)
+        self._start_coordinator(program, program.listening[0])
+        for index in range(parallelism):
+            self._start_slot(program, index)
+
+    def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
+        """The whole program is gone at once; now and then a slot is not reached and lives on for a while."""
+        program.outcome = program.outcome or "killed"
+        for coordinator in program.coordinators:
+            coordinator.process.crash()
+        for task in program.tasks:
+            if leave_zombies and task.process.alive and self.sim.chance(0.4):
+                task.process.stall(self.sim.rng.choice((1.0, 5.0, 20.0)))
+            else:
+                task.process.crash()
+        for listening in program.listening:
+            self.sim.network.stop_listening(listening)
+
+    def _ended(self, program: Program, outcome: str, reason: str) -> None:
+        if program.active:
+            self.sim.trace("ended", program.number, outcome)
+            program.outcome, program.reason = outcome, reason
+            if outcome == "failed" and self._damage_was_read and "restore" in reason:
+                # Damage that was read is never worked around: the user looks, and starts the program again.
+                self.sim.after(1_000_000, lambda _: program is self._current() and self._start_program(program.spec.parallelism))
+            elif outcome == "failed":
+                self._wrong("JobFailed", reason)
+
+    # ------------------------------------------------------------ coordinators
+
+    def _start_coordinator(self, program: Program, listening: SimListening) -> None:
+        process = self._process("coordinator", listening.place)
+        coordinator = Coordinator(process)
+        program.coordinators.append(coordinator)
+        process.spawn(self._coordinate(program, coordinator, listening))
+
+    async def _coordinate(self, program: Program, coordinator: Coordinator, listening: SimListening) -> None:
+        process = coordinator.process
+        store = SimStore(self.sim, process, self.store, self.store_faults, self)
+        directory = JobDirectory(
+            store,
+            daemon_key=KEY,
+            leader=process.name,
+            host=process.place,
+            probe=partial(probe_conditional_put, store, "_probe", writers=1, new_id=self.sim.new_id),
+            clock=process.wall_ms,
+            sleep=process.sleep,
+        )
+        coordinator.directory = directory
+        await ControlServer(directory, listening).start()  # type: ignore[arg-type]
+        while True:
+            try:
+                runner = await directory.submit(program.spec)
+                break
+            except InvalidJob as error:
+                coordinator.refused = str(error)
+                if not self.schedule.conditions_ignored:
+                    self._ended(program, "failed", str(error))
+                return
+            except BarrierRuntimeError:
+                await asyncio.sleep(0.2)
+        while runner.outcome is None:
+            await asyncio.sleep(0.02)
+        outcome = runner.outcome
+        if outcome.outcome != "replaced":
+            self._ended(program, outcome.outcome, outcome.reason)
+
+    def _runner(self, program: Program) -> JobRunner | None:
+        """Of the coordinator that leads; of the youngest that answers while none does."""
+        found: JobRunner | None = None
+        for coordinator in program.coordinators:
+            if coordinator.process.running and coordinator.directory is not None:
+                runner = coordinator.directory.run(JOB, program.spec.run_id)
+                if runner is not None and runner.outcome is None:
+                    position = runner.lead_position or 0
+                    if found is None or position >= (found.lead_position or 0):
+                        found = runner
+        return found
+
+    def _restart_coordinator(self, program: Program) -> None:
+        if program.active and not any(each.process.alive for each in program.coordinators[-1:]):
+            self._start_coordinator(program, program.listening[0])
+
+    def _kill_what_is_asked(self, _: object) -> None:
+        """The driver polls: tasks to kill, wishes to repeat."""
+        self.sim.after(200_000, self._kill_what_is_asked)
+        for program in self.programs:
+            runner = self._runner(program) if program.active else None
+            if runner is None:
+                continue
+            for kill in runner.status().kill:
+                for task in program.tasks:
+                    if (task.index, task.attempt) == (kill.slot, kill.task_attempt) and not task.given_up:
+                        self._lose_slot(program, task, kill=not self.sim.chance(0.3))
+            if program.stop:
+                self._on(program, runner, partial(runner.stop, "checkpoint"))
+
+    def _on(self, program: Program, runner: JobRunner, call: Callable[[], Any]) -> None:
+        """On the loop of the coordinator that runs `runner`."""
+        for coordinator in program.coordinators:
+            if coordinator.directory is not None and coordinator.directory.run(JOB, program.spec.run_id) is runner:
+                coordinator.process.loop.call_soon(call)
+
+    # ------------------------------------------------------------ slots
+
+    def _start_slot(self, program: Program, index: int) -> None:
+        if not program.active:
+            return
+        program.attempts += 1
+        process = self._process(f"slot-{index}", None)
+        task = SlotTask(index, program.attempts, process)
+        program.tasks.append(task)
+        process.spawn(self._run_slot(program, task))
+
+    async def _run_slot(self, program: Program, task: SlotTask) -> None:
+        process = task.process
+        uuid = self.sim.new_id()
+        directory = self.sim.directory / process.name
+        secret = job_secret(KEY, JOB, program.spec.run_id)
+        plane = TcpDataPlane(secret, JOB, program.spec.run_id, process.place)
+        host, port = await plane.listen()
+        resources = SlotResources(
+            loop=process.loop,
+            workers=process.workers(),
+            store=SimStore(self.sim, process, self.store, self.store_faults, self),
+            make_store=lambda url: SimStore(self.sim, process, self.target, self.target_faults),
+            paths=self.paths,
+            slot=task.index,
+            uuid=uuid,
+            local_dir=directory,
+            copies=LocalCopies(),
+            memory=_NO_MEMORY,
+            settings=StateSettings("lsm", 1 << 20, CACHE_BYTES, 1, Thresholds(inline_bytes=300, pack_bytes=250)),
+            new_uuid=self.sim.new_id,
+            clock=process,
+            tidy_memory=lambda again: None,
+        )
+        identity = SlotIdentity(task.index, uuid, process.pid, process.place, task.attempt, host, port)
+        slot = Slot(program.graph, program.spec.checkpoints.mode, identity, resources, plane)
+        task.slot = slot
+        link = TcpControlLink(
+            tuple(listening.address for listening in program.listening),
+            secret,
+            JOB,
+            program.spec.run_id,
+            msgspec.msgpack.encode(SlotClaims(task.index, uuid)),
+            slot.connected,
+            slot.handle,
+            now_s=process.monotonic_s,
+        )
+        slot.link = link
+        linking = process.loop.create_task(link.run())
+        farewell: Shutdown = await slot.left
+        link.close()
+        linking.cancel()
+        plane.close()
+        self.sim.trace("left", process.name, farewell.outcome)
+        process.loop.call_soon(self._slot_left, program, task, farewell)
+
+    def _slot_left(self, program: Program, task: SlotTask, farewell: Shutdown) -> None:
+        task.process.leave()
+        if farewell.outcome == "replaced" and not task.given_up:
+            self._respawn(program, task)
+
+    def _lose_slot(self, program: Program, task: SlotTask, *, kill: bool) -> None:
+        """Spark takes the task for gone and starts it again; the process may live on (`kill=False`)."""
+        if kill:
+            task.process.crash()
+        self._respawn(program, task)
+
+    def _respawn(self, program: Program, task: SlotTask) -> None:
+        if task.given_up:
+            return
+        task.given_up = True
+        self.sim.after(self.sim.between_us(*RESPAWN_US), lambda _: self._start_slot(program, task.index))
+
+    def _process(self, kind: str, place: str | None) -> SimProcess:
+        self._names += 1
+        return SimProcess(self.sim, f"{kind}-{self._names}", place)
+
+    # ------------------------------------------------------------ what goes wrong
+
+    def _act(self, action: Action) -> None:
+        if self._calm:
+            return
+        self.actions_done += 1
+        self.sim.trace("action", action.kind, action.victim, action.length_ms, action.variant)
+        _ACTS[action.kind](self, action)
+
+    def _living(self, program: Program) -> list[SlotTask]:
+        return [task for task in program.tasks if task.process.running]
+
+    def _victim(self, action: Action) -> tuple[Program, SlotTask] | None:
+        program = self._current()
+        living = self._living(program)
+        return (program, living[action.victim % len(living)]) if living else None
+
+    def _crash_slot(self, action: Action) -> None:
+        found = self._victim(action)
+        if found is not None:
+            self._lose_slot(*found, kill=True)
+
+    def _crash_two(self, action: Action) -> None:
+        self._crash_slot(action)
+        self._crash_slot(action)
+
+    def _stall_slot(self, action: Action) -> None:
+        found = self._victim(action)
+        if found is not None:
+            found[1].process.stall(action.length_ms / 1000)
+
+    def _replace_twice(self, action: Action) -> None:
+        """Spark starts two attempts of one task, and the old process lives on."""
+        found = self._victim(action)
+        if found is not None:
+            program, task = found
+            self._lose_slot(program, task, kill=action.variant % 3 == 0)
+            self.sim.after(self.sim.between_us(*RESPAWN_US), lambda _: self._start_slot(program, task.index))
+
+    def _crash_coordinator(self, action: Action) -> None:
+        program = self._current()
+        if program.active:
+            for coordinator in program.coordinators[-1:]:
+                coordinator.process.crash()
+            self.sim.after(self.sim.between_us(50_000, 1_500_000), lambda _: self._restart_coordinator(program))
+
+    def _stall_coordinator(self, action: Action) -> None:
+        program = self._current()
+        if program.active:
+            program.coordinators[-1].process.stall(action.length_ms / 1000)
+            if action.variant % 2:  # its supervisor takes it for dead and starts another one
+                self.sim.after(300_000, lambda _: program.active and self._start_coordinator(program, program.listening[0]))
+
+    def _second_coordinator(self, action: Action) -> None:
+        """Another coordinator of the same run, at an address of its own that slots know."""
+        program = self._current()
+        if program.active:
+            place = f"standby-{len(program.listening)}-{program.number}"
+            listening = self.sim.network.listen(place, 7000, place=place)
+            program.listening.append(listening)
+            self._start_coordinator(program, program.listening[0] if action.variant % 2 else listening)
+
+    def _restart_program(self, action: Action) -> None:
+        program = self._current()
+        self._kill_program(program, leave_zombies=action.variant % 2 == 0)
+        parallelism = self.schedule.parallelism
+        if action.variant % 5 == 0:
+            parallelism = 1 + (action.variant // 5) % 5  # rescaled
+        self.sim.after(self.sim.between_us(100_000, 1_000_000), lambda _: self._start_program(parallelism))
+
+    def _second_program(self, action: Action) -> None:
+        """Somebody starts the program while it runs."""
+        self._start_program(self.schedule.parallelism)
+
+    def _crash_everything(self, action: Action) -> None:
+        program = self._current()
+        for coordinator in program.coordinators:
+            coordinator.process.crash()
+        for task in program.tasks:
+            if task.process.alive:
+                self._lose_slot(program, task, kill=True)
+        self.sim.after(self.sim.between_us(50_000, 1_500_000), lambda _: self._restart_coordinator(program))
+
+    def _cut(self, action: Action) -> None:
+        connections = self.sim.network.connections
+        if connections:
+            self.sim.network.cut(connections[action.victim % len(connections)])
+
+    def _half_open(self, action: Action) -> None:
+        connections = self.sim.network.connections
+        if connections:
+            connection = connections[action.victim % len(connections)]
+            self.sim.network.half_open(connection, connection.ends[action.variant % 2])
+
+    def _clog(self, action: Action) -> None:
+        places = self._places()
+        if len(places) > 1:
+            one = places[action.victim % len(places)]
+            other = places[(action.victim + 1 + action.variant % (len(places) - 1)) % len(places)]
+            self.sim.network.clog(one, other)
+            self.sim.after(min(action.length_ms, 20_000) * 1000, lambda _: self.sim.network.unclog(one, other))
+
+    def _unclog(self, action: Action) -> None:
+        clogged = self.sim.network.clogged
+        if clogged:
+            self.sim.network.unclog(*clogged[action.victim % len(clogged)])
+
+    def _places(self) -> list[str]:
+        places = [task.process.place for task in self._living(self._current())]
+        return [*places, *(each.process.place for each in self._current().coordinators if each.process.alive)]
+
+    def _store_faults(self, action: Action) -> None:
+        self._trouble(self.store_faults, action)
+
+    def _sink_faults(self, action: Action) -> None:
+        self._trouble(self.target_faults, action)
+        self._sink_trouble_until_us = self.sim.now_us + action.length_ms * 1000
+
+    def _trouble(self, faults: StoreFaults, action: Action) -> None:
+        rates = TROUBLE_OF_THE_STORE[action.variant % len(TROUBLE_OF_THE_STORE)]
+        for name, rate in rates.items():
+            setattr(faults, name, rate)
+        until = self.sim.now_us + min(action.length_ms, 10_000) * 1000
+        self.sim.at(until, lambda _: self._calm or [setattr(faults, name, 0.0) for name in rates])
+
+    def _outage(self, action: Action) -> None:
+        faults = self.store_faults if action.variant % 3 else self.target_faults
+        faults.outage_until_s = self.sim.now_s + min(action.length_ms, 10_000) / 1000
+
+    def _trigger(self, action: Action) -> None:
+        runner = self._runner(self._current())
+        if runner is not None:
+            self._on(self._current(), runner, runner.trigger)
+
+    # ------------------------------------------------------------ what the stores and readers see
+
+    def _wrong(self, checker: str, what: str) -> None:
+        self.sim.trace("VIOLATION", checker, what)
+        self.violations.append((checker, f"{self.sim.now_s:.3f} s: {what}"))
+
+    def _notice_problems(self) -> None:
+        for problem in self.sim.problems:
+            self._wrong("Problem", str(problem))
+        self.sim.problems.clear()
+
+    def requested(self, actor: str, operation: str, key: str) -> None:
+        for checker in self.checkers:
+            checker.on_request(actor, operation, key)
+
+    def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
+        position = self.facts.position_of(key)
+        if position is not None:
+            for checker in self.checkers:
+                checker.on_log_put_answered(actor, position, outcome)
+
+    def _wrote(self, actor: str, key: str, data: bytes) -> None:
+        for checker in self.checkers:
+            checker.on_put(actor, key, data, self.store.peek)
+        position = self.facts.position_of(key)
+        if position is None or position != len(self.facts.records) + 1:
+            return
+        record = self.facts.appended(key, data)
+        if isinstance(record, Lead):
+            self.recoveries += 1
+        for checker in self.checkers:
+            checker.on_record(position, record)
+        if isinstance(record, Complete):
+            manifest = self.store.peek(record.manifest)
+            if manifest is not None:
+                decision = self.facts.decided(position, record, manifest)
+                for checker in self.checkers:
+                    checker.on_decision(decision)
+
+    def _dropped(self, actor: str, key: str) -> None:
+        for checker in self.checkers:
+            checker.on_delete(actor, key)
+
+    def _target_wrote(self, actor: str, key: str, data: bytes) -> None:
+        if key.startswith("_commits/"):
+            record = msgspec.json.decode(data, type=CommitRecord)
+            rows = []
+            for file in record.files:
+                found = self.target.peek(file.name)
+                if found is None:
+                    self._wrong("OneCut", f"the commit log names {file.name}, which is not there")
+                    return
+                rows += rows_in(found)
+            for checker in self.checkers:
+                checker.on_visible(record.sink, record.checkpoint, (), rows)
+        elif not key.startswith("_"):
+            for checker in self.checkers:
+                checker.on_published(key)
+
+    def _ledger_visible(self, handle: bytes, rows: list[Any]) -> None:
+        for checker in self.checkers:
+            checker.on_visible("side", 0, (handle,), rows)
+
+    def _weather(self) -> Any:
+        return _LedgerWeather(self)
+
+    def _committed_through(self) -> int:
+        runner = self._runner(self._current())
+        if runner is None:
+            return 0
+        return min(runner.status().commits.through.values(), default=0)
+
+    def _state(self) -> str:
+        program = self._current()
+        runner = self._runner(program)
+        phase = "no coordinator" if runner is None else f"{runner.phase} ({runner.status().reason})"
+        slots = ", ".join(f"{task.process!r}" for task in program.tasks if task.process.alive)
+        return f"program {program.number} {program.outcome or 'active'}, {phase}; {slots}"
+
+
+class _LedgerWeather:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def request(self, what: str) -> str:
+        world = self._world
+        sim = world.sim
+        troubled = sim.now_us < world._sink_trouble_until_us
+        sim.jobs.block(sim.between_us(200, 3_000))
+        if troubled and sim.chance(0.05):
+            sim.jobs.block(sim.between_us(1_000_000, 20_000_000))
+        if troubled and sim.chance(0.5):
+            return "fail before" if sim.chance(0.5) else "fail after"
+        return "ok"
+
+
+_NO_MEMORY: Any = None  # state is kept by `lsm_kv`: nothing of RocksDB's is shared
+
+_ACTS: dict[str, Callable[[World, Action], None]] = {
+    "crash slot": World._crash_slot,
+    "crash two slots": World._crash_two,
+    "stall slot": World._stall_slot,
+    "crash coordinator": World._crash_coordinator,
+    "stall coordinator": World._stall_coordinator,
+    "second coordinator": World._second_coordinator,
+    "restart program": World._restart_program,
+    "second program": World._second_program,
+    "replace slot twice": World._replace_twice,
+    "cut connection": World._cut,
+    "half-open connection": World._half_open,
+    "clog": World._clog,
+    "unclog": World._unclog,
+    "store faults": World._store_faults,
+    "store outage": World._outage,
+    "sink faults": World._sink_faults,
+    "trigger": World._trigger,
+    "crash everything": World._crash_everything,
+}
+
+logging.getLogger("coordinator").setLevel(logging.CRITICAL)
+logging.getLogger("barrier_runtime").setLevel(logging.CRITICAL)
