@@ -6,16 +6,17 @@ BURN ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime
+UNIT_TESTS := tests/test_house.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 
-.PHONY: help run test check format bench chaos java clean
+.PHONY: help run test check format behaviours bench chaos java clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
 	@echo "make test                   every test"
 	@echo "make check                  style, types, house rules, unit tests (under 2 minutes, no Java)"
 	@echo "make format                 let ruff put the style right"
+	@echo "make behaviours             docs/behaviours.md anew from the tests"
 	@echo "make bench                  the figures of benchmarks/README.md"
 	@echo "make chaos [MINUTES=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
 	@echo "make clean                  remove what runs and tests left (not .venv)"
@@ -47,6 +48,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+behaviours: $(STAMP)
+	$(BIN)/python tests/behaviours_table.py
 
 bench: $(STAMP) java
 	$(BIN)/python -m benchmarks.keyed_count

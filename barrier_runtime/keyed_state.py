@@ -173,7 +173,7 @@ class ValueState(Generic[T]):
         def checked(data: bytes) -> Any:
             try:
                 return decode(data)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise InvalidJob(
                     f"{where}: the stored value cannot be read as {self._kind!r} ({error}): keep the old type readable "
                     "(defaults for added fields, wider types) or use a new state name"

@@ -85,6 +85,12 @@ def _shared_store(url: str) -> ObjectStore:
     return open_store(url)
 
 
+def _url_for_slots(url: str) -> str:
+    """The same place for processes with another working directory; on S3 with the endpoint that the URL may name, or
+    slots would send their state to another S3."""
+    return url if url.startswith(("s3://", "s3a://")) else open_store(url).url
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -184,7 +190,7 @@ class JobHandle:
             run_id=spec.run_id,
             secret=bytes.fromhex(coordinator.submitted.secret),
             control_addresses=coordinator.control_addresses(),
-            storage_url=open_store(options.checkpoints).url,
+            storage_url=_url_for_slots(options.checkpoints),
             state=options.state,
             lease_s=options.coordinator_lease,
             environment={name: os.environ[name] for name in _FORWARDED if name in os.environ},

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from state.errors import Corrupt, InvalidJob
+from state.errors import UNREADABLE, Corrupt, InvalidJob
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def _decoded(decode: Callable[[type], object], kind: type[T], where: str, versio
                 "restore with the release that wrote it, or a newer one"
             )
         value = decode(kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Corrupt(
             f"{where}: its snapshot is not readable ({error}): restore an intact copy of the checkpoint, or another one"
         ) from error

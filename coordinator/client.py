@@ -21,7 +21,7 @@ from coordinator.rest_types import (
     TriggerReply,
 )
 from coordinator.status import CheckpointsStatus, JobStatus
-from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from state.ids import check_job_id
 from state.urls import without_credentials
 
@@ -92,7 +92,7 @@ class CoordinatorClient:
             if status in (200, 202) or (status == 409 and reply is TriggerReply):
                 return msgspec.json.decode(data, type=reply)
             error = msgspec.json.decode(data, type=ErrorReply)
-        except msgspec.DecodeError as cause:
+        except UNREADABLE as cause:
             raise Unavailable(
                 f"{self.url}{path} answered {status} with something that is not a coordinator's: check the address"
             ) from cause

@@ -7,7 +7,7 @@ message of ours, a pickle included, becomes a `ProtocolViolation` that names wha
 import msgspec
 
 from coordinator.messages import PROTOCOL_VERSION, ToCoordinator, ToSlot
-from state.errors import ProtocolViolation
+from state.errors import UNREADABLE, ProtocolViolation
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
@@ -33,7 +33,7 @@ def decode_to_coordinator(payload: bytes) -> ToCoordinator:
     body = _checked(payload)
     try:
         return _TO_COORDINATOR.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _refused(error) from error
 
 
@@ -42,7 +42,7 @@ def decode_to_slot(payload: bytes) -> ToSlot:
     body = _checked(payload)
     try:
         return _TO_SLOT.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _refused(error) from error
 
 

@@ -16,7 +16,7 @@ from coordinator.codec import decode_to_coordinator, encode
 from coordinator.handshake import NONCE_BYTES, Acceptor, Framing, Hello, Session
 from coordinator.job_directory import JobDirectory, NotHere
 from coordinator.messages import Register, Shutdown, SlotClaims, ToSlot, TryElsewhere
-from state.errors import BarrierRuntimeError, InvalidJob, ProtocolViolation
+from state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
 from state.ids import check_job_id
 
 log = logging.getLogger("coordinator.control")
@@ -154,7 +154,7 @@ def _register(session: Session, payload: bytes) -> Register:
         raise ProtocolViolation(f"the first message was {type(message).__name__}, not Register: connection closed")
     try:
         claims = msgspec.msgpack.decode(session.hello.claims, type=SlotClaims)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ProtocolViolation(f"the handshake's claims are unreadable ({error}): connection closed") from error
     if (claims.slot, claims.uuid) != (message.slot, message.uuid):
         raise ProtocolViolation(

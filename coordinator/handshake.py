@@ -25,7 +25,7 @@ import msgspec
 
 from coordinator.codec import MAX_MESSAGE_BYTES
 from coordinator.messages import PROTOCOL_VERSION
-from state.errors import ProtocolViolation
+from state.errors import UNREADABLE, ProtocolViolation
 
 Purpose = Literal["control", "data"]
 
@@ -268,7 +268,7 @@ def _take(buffer: bytearray, kind: type[_Small]) -> _Small | None:
     del buffer[: _SMALL.size + size]
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise HandshakeFailed(f"not a handshake of barrier-runtime ({error}): connection closed") from error
 
 

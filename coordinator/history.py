@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.status import CheckpointStatus, RecoveryStatus
-from state.errors import Corrupt
+from state.errors import UNREADABLE, Corrupt
 
 HISTORY_VERSION = 1
 
@@ -61,7 +61,7 @@ def decode_history(name: str, data: bytes) -> History:
     """The history stored under `name`. Raises `Corrupt`, which must not stop a job: only figures are lost."""
     try:
         history = _DECODER.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Corrupt(
             f"history {name} is not readable ({error}): counters start anew; nothing else depends on it"
         ) from error

@@ -202,10 +202,9 @@ class JobDirectory:
                 by = f"generation {fence.token} of {fence.spec.submitter}"
                 return NotHere(f"job {job} was taken over by {by}", fenced=True)
             return NotHere(f"this run of job {job} is not known here (yet): its driver has to submit it", fenced=False)
-        if found.state is LeaseState.HELD:
-            return NotHere(
-                f"the lease of job {job} is not free: {found.trouble or 'another run holds it'}", fenced=False
-            )
+        if self._leases is not None and not self._leases.may_take(job, run_id, found):
+            why = found.trouble or "no lease names this run (yet): it may be starting at another daemon"
+            return NotHere(f"job {job} is not taken over: {why}", fenced=False)
         position = view.head.position + 1
         if self._leases is not None:
             claimed = await self._leases.claim(job, run_id, position, found)

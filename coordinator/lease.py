@@ -15,12 +15,16 @@ What a daemon finds (`LeaseWatch`)
 | another's, unchanged for a whole term  | FREE     | is served                                          |
 | something unreadable                   | as another's of our own term                                  |
 
+A run that the log names and no lease may just be starting at another daemon, whose first lease follows its FENCE: it is
+taken over only after it was seen so for a whole term of our own (`may_take`).
+
 What a leader does every third of the term (`LeaseKeeper`)
 
 | found                                             | slots                       | move        |
 |---------------------------------------------------|-----------------------------|-------------|
 | FREE, OURS, or HELD with a lower log position     | some, or none came ever yet | write       |
 | HELD with the same or a higher log position       | any                         | leave it    |
+| OURS, of another run with a higher position       | any                         | leave it    |
 | any                                               | none for a whole term       | let it lapse|
 
 `position` is the newest log record that the writer put (or wants to put): positions are totally ordered, so a leader
@@ -33,7 +37,7 @@ from typing import Annotated
 
 import msgspec
 
-from state.errors import Corrupt
+from state.errors import UNREADABLE, Corrupt
 
 LEASE_VERSION = 1
 MAX_LEASE_MS = 3_600_000
@@ -64,7 +68,7 @@ def decode_lease(name: str, data: bytes) -> Lease:
     """The lease stored under `name`. Raises `Corrupt`, which is never a reason to stop: see the table above."""
     try:
         lease = _DECODER.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Corrupt(f"lease {name} is not readable ({error}): delete it, the leader writes it anew") from error
     if lease.version != LEASE_VERSION:
         raise Corrupt(
@@ -105,6 +109,7 @@ class LeaseWatch:
         self._holder = holder
         self._data: bytes | None = None
         self._since_ms: int | None = None  # when the present content was seen first
+        self._unsigned: tuple[str, int] | None = None  # a run that no lease names, and when it was seen first
 
     def judge(self, data: bytes | None, asked_ms: int, answered_ms: int) -> Judgement:
         """`data`: what a read that began and ended at these times found. Both count against us: content is new from
@@ -125,6 +130,16 @@ class LeaseWatch:
         expired = asked_ms - self._since_ms >= term_ms
         return Judgement(LeaseState.FREE if expired else LeaseState.HELD, lease, trouble)
 
+    def may_take(self, found: Judgement, run_id: str, now_ms: int) -> bool:
+        """Whether run `run_id`, the newest one in the log, may be taken over after what was found."""
+        if found.state is LeaseState.HELD:
+            return False
+        if found.lease is not None and found.lease.run_id == run_id:
+            return True
+        if self._unsigned is None or self._unsigned[0] != run_id:
+            self._unsigned = run_id, now_ms
+        return now_ms - self._unsigned[1] >= self._holder.lease_ms
+
 
 class LeaseKeeper:
     """What the leader of one run writes, and when it stops writing."""
@@ -142,7 +157,7 @@ class LeaseKeeper:
         if slots:
             self._slots_seen_ms = now_ms
         self.displaced = found.state is LeaseState.HELD and found.lease is not None and found.lease.position >= position
-        if self.displaced:
+        if self.displaced or self._overtaken(found, position):
             return None
         if self._slots_seen_ms is not None and now_ms - self._slots_seen_ms >= self._holder.lease_ms:
             return None
@@ -150,9 +165,16 @@ class LeaseKeeper:
 
     def release(self, found: Judgement, position: int) -> Lease | None:
         """Given back, if it is ours to give."""
-        if found.state is not LeaseState.OURS:
+        if found.state is not LeaseState.OURS or self._overtaken(found, position):
             return None
         return msgspec.structs.replace(self._lease(found, position), released=True)
+
+    def _overtaken(self, found: Judgement, position: int) -> bool:
+        """The same daemon leads a newer run of the job by now; ours will hear of that from the log."""
+        lease = found.lease
+        if found.state is not LeaseState.OURS or lease is None:
+            return False
+        return lease.run_id != self._run_id and lease.position > position
 
     def _lease(self, found: Judgement, position: int) -> Lease:
         known = 0 if found.lease is None else found.lease.sequence

@@ -73,10 +73,16 @@ class Leases:
             data = await self._in_thread(lambda: self._get(key))
         except OSError as error:
             raise Unavailable(f"{self._store.url}/{key} can't be read: {error}: try again") from error
-        watch = self._watches.setdefault(job, LeaseWatch(key, self._holder))
-        judgement = watch.judge(data, asked_ms, _now_ms())
+        judgement = self._watch(job).judge(data, asked_ms, _now_ms())
         self._tell(job, judgement.trouble)
         return judgement
+
+    def may_take(self, job: str, run_id: str, found: Judgement) -> bool:
+        """Whether this run, the newest one in the log, may be taken over."""
+        return self._watch(job).may_take(found, run_id, _now_ms())
+
+    def _watch(self, job: str) -> LeaseWatch:
+        return self._watches.setdefault(job, LeaseWatch(Paths(job).lease, self._holder))
 
     async def claim(self, job: str, run_id: str, position: int, found: Judgement) -> Judgement:
         """Sign a lease that is not held, and look whose it is then: of two that claim at once, the later one's. A rare

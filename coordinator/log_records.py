@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from coordinator.messages import JobSpec
-from state.errors import Corrupt
+from state.errors import UNREADABLE, Corrupt
 
 RECORD_VERSION = 1
 NO_RECORD = -1  # a back link that leads nowhere
@@ -77,7 +77,7 @@ def decode_record(name: str, data: bytes) -> Record:
     """The record stored under `name`. Raises `Corrupt` for anything else, an unknown version included."""
     try:
         record = _DECODER.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Corrupt(
             f"log record {name} is not readable ({error}): the log is never skipped or guessed; restore the object "
             "from a backup of the store, or use the release that wrote it"

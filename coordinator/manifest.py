@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator.hashing import check_sha256, sha256_hex
 from coordinator.messages import CheckpointOptions, SubtaskId
-from state.errors import Corrupt
+from state.errors import UNREADABLE, Corrupt
 from state.paths import Paths
 from state.snapshot import OperatorSnapshot
 from state.snapshot_plan import is_snapshot_file
@@ -59,7 +59,7 @@ def decode_manifest(key: str, data: bytes) -> Manifest:
                 "use the release that wrote it"
             )
         return _DECODER.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Corrupt(f"manifest {key} is not readable ({error}): restore it from a backup of the store") from error
 
 
@@ -79,8 +79,8 @@ def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
             if not is_snapshot_file(ref.name) or not (own or inside) or ref.offset < 0 or ref.size < 0:
                 raise Corrupt(
                     f"manifest {key} lists the file {ref.name[:200]!r} of operator {snapshot.operator}, subtask "
-                    f"{snapshot.subtask}, in object {(ref.key or '(none)')[:200]!r}, which no snapshot of job {paths.job} "
-                    "can be: it was written or changed by something else; restore it from a backup of the store"
+                    f"{snapshot.subtask}, in object {(ref.key or '(none)')[:200]!r}, which no snapshot of job "
+                    f"{paths.job} can be: it was written or changed by something else; restore it from a backup of the store"
                 )
 
 

@@ -35,7 +35,7 @@ from coordinator.rest_types import (
     TriggerReply,
 )
 from coordinator.status import JobStatus
-from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from state.ids import check_job_id
 
 audit = logging.getLogger("coordinator.audit")
@@ -103,7 +103,7 @@ class Api:
         job = check_job_id(request.path_params["job"])
         try:
             spec = msgspec.json.decode(await _body(request), type=JobSpec)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise InvalidJob(f"the body is not a job description ({error}): send a JobSpec as JSON") from error
         if spec.job != job:
             raise InvalidJob(f"the path names job {job!r}, the body {spec.job!r}: make them the same")
@@ -129,7 +129,7 @@ class Api:
         body = await _body(request)
         try:
             wanted = msgspec.json.decode(body or b"{}", type=StopRequest)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise InvalidJob(f'the body is not understood ({error}): send {{"mode": "checkpoint"}} or "now"') from error
         return await self._once(request, lambda: self._stop(runner, wanted))
 
@@ -197,7 +197,8 @@ class Guard:
             return
         if scope["method"] not in ("GET", "HEAD"):
             # As it was sent: decoded, it could hold line ends and write lines of its own into the log.
-            audit.info("token %s: %s %s", self._token.name, scope["method"], scope["raw_path"].decode("ascii", "replace"))
+            path = scope["raw_path"].decode("ascii", "replace")
+            audit.info("token %s: %s %s", self._token.name, scope["method"], path)
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:

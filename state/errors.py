@@ -4,6 +4,8 @@ A new kind is added only when a caller would *act* differently. Every message na
 object concerned and ends with what to do.
 """
 
+import msgspec
+
 
 class BarrierRuntimeError(Exception):
     """Base of every error this project raises on purpose."""
@@ -28,6 +30,9 @@ class Corrupt(BarrierRuntimeError):
 class ProtocolViolation(BarrierRuntimeError):
     """File a bug: a law of the protocol was broken. The message carries the recent history."""
 
+
+# What msgspec raises for bytes that are not what they should be: also text that is no UTF-8, and endless nesting.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 PERMANENT = (InvalidJob, Corrupt, ProtocolViolation, Fenced)  # a repetition would meet the same: do not retry
 

@@ -70,7 +70,7 @@ def _why_unsafe(key: str) -> str:
 def _segment(what: str, value: str) -> str:
     if not _SEGMENT.fullmatch(value):
         raise InvalidJob(
-            f"{what} {value!r} is not allowed in an object key: use 1 to 128 letters, digits, '_', '.' or '-', "
+            f"{what} {value[:100]!r} is not allowed in an object key: use 1 to 128 letters, digits, '_', '.' or '-', "
             "starting with a letter or digit"
         )
     return value

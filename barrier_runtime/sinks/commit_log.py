@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from coordinator.log_reader import find_head
-from state.errors import Corrupt, InvalidJob, Unavailable
+from state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 from state.object_store import ObjectNotFound, ObjectStore, PutOutcome
 from state.open_store import open_store
 
@@ -74,7 +74,7 @@ class CommitLog:
             return None
         try:
             record = msgspec.json.decode(data, type=CommitRecord)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise Corrupt(
                 f"commit record {self._store.url}/{key} is not readable ({error}; sha256 "
                 f"{hashlib.sha256(data).hexdigest()}): restore it from a backup, or use the release that wrote it"

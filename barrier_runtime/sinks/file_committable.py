@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from state.errors import Corrupt, InvalidJob
+from state.errors import UNREADABLE, Corrupt, InvalidJob
 
 COMMITTABLE_VERSION = 1
 _STAGED = re.compile(
@@ -114,7 +114,7 @@ def decode_committable(data: bytes, where: str) -> FileCommittable:
                 "restore with the release that wrote the checkpoint"
             )
         return msgspec.json.decode(data, type=FileCommittable)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Corrupt(
             f"{where}: a committable is not readable ({error}): nothing was committed or deleted; "
             "restore an intact copy of the checkpoint"

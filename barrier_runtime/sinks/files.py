@@ -96,8 +96,8 @@ class FileSink(TwoPhaseCommitSink):
             store.delete([self._names.probe()])
         except InvalidJob as error:
             raise InvalidJob(
-                f"{self._where}: cannot write to {shown(self.url)}: {error}. Give {type(self).__name__} a folder or bucket "
-                "that exists or can be made and is writable from every slot"
+                f"{self._where}: cannot write to {shown(self.url)}: {error}. Give {type(self).__name__} a folder or "
+                "bucket that exists or can be made and is writable from every slot"
             ) from error
         return store
 

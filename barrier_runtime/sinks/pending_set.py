@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from state.errors import Corrupt, InvalidJob
+from state.errors import UNREADABLE, Corrupt, InvalidJob
 
 PENDING_SET_VERSION = 1
 PENDING_VALUE = "pending"  # name of the value in OperatorSnapshot.values
@@ -47,7 +47,7 @@ def decode_pending(data: bytes, where: str) -> PendingSet:
                 f"{PENDING_SET_VERSION}: restore with the release that wrote the checkpoint"
             )
         return msgspec.json.decode(data, type=PendingSet)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Corrupt(
             f"{where}: the snapshot's pending transactions are not readable ({error}): nothing was committed or "
             "deleted; restore an intact copy of the checkpoint"

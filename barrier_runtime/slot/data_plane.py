@@ -17,7 +17,7 @@ from barrier_runtime.slot.channels import InputChannel, OutputChannel
 from barrier_runtime.slot.frames import FrameError, FrameReader, FrameWriter
 from coordinator.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
 from coordinator.messages import Peer
-from state.errors import BarrierRuntimeError, Unavailable
+from state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
 
 HANDSHAKE_TIMEOUT_S = 10.0
 _WRITE_HIGH_WATER = 2 * 1024 * 1024  # bytes
@@ -246,7 +246,7 @@ class _Incoming(_Connection):
             if self._handshake.leftover():
                 raise HandshakeFailed("data came before the channel was admitted")
             self._channel = msgspec.msgpack.decode(session.hello.claims, type=ChannelId)
-        except (HandshakeFailed, msgspec.MsgspecError) as error:
+        except (HandshakeFailed, *UNREADABLE) as error:
             self._fail(str(error))
             return
         self._proven_or_gone()

@@ -82,6 +82,9 @@ def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
     unknown = sorted(set(parse_qs(url.partition("?")[2])) - {"endpoint"})
     if unknown:
         raise InvalidJob(f"{where}: {shown(url)} has unknown settings {unknown}: only endpoint= is known")
+    given = parse_qs(url.partition("?")[2]).get("endpoint", ["http://"])
+    if not given[0].startswith(("http://", "https://")):
+        raise InvalidJob(f"{where}: the endpoint of {shown(url)} must start with http:// or https://")
     system, path, query = _s3(url)
     magic = glob.has_magic(path)
     base = path if not magic else path[: min(path.index(c) for c in "*?[" if c in path)].rpartition("/")[0]

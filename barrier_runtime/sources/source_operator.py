@@ -18,7 +18,7 @@ from barrier_runtime.graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext
 from barrier_runtime.snapshot_values import decode_json
 from barrier_runtime.sources.base import Split, SplitReader
-from state.errors import Corrupt, InvalidJob
+from state.errors import UNREADABLE, Corrupt, InvalidJob
 from state.snapshot import OperatorSnapshot
 
 SPLITS_VALUE = "splits"
@@ -233,7 +233,7 @@ class SourceDriver:
     def _seek(self, reader: SplitReader, split: Split, position: bytes) -> None:
         try:
             reader.seek(position)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise Corrupt(
                 f"{self._where}: the position of split {split.id!r} in its snapshot is not readable ({error}): restore "
                 "an intact copy of the checkpoint, or another one"

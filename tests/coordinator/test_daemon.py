@@ -98,6 +98,9 @@ def test_a_killed_coordinator_is_back_on_its_address_and_the_generation_goes_on(
         assert embedded.restarts == round + 1
     assert records(str(tmp_path / "store")).count("FENCE") == 1
     assert not any(isinstance(message, Halt) for message in slots[0].inbox)
+    figures = embedded.client.status("flights").checkpoints
+    assert figures.completed >= 2, "the counters go on"
+    assert figures.completed == len(figures.history)
     embedded.client.stop("flights", "now")
     for slot in slots:
         assert slot.until(Shutdown).outcome == "cancelled"
@@ -118,11 +121,11 @@ def test_a_slots_connection_alone_lets_a_restarted_daemon_adopt_its_job(tmp_path
 
 
 def test_a_slot_of_a_run_that_was_taken_over_is_sent_home(tmp_path):
-    with Daemon(tmp_path) as first:
+    with Daemon(tmp_path, "--lease", "0") as first:
         old = running_slots(first)
         running_slots(first, spec(run_id="run-2"))
         first.kill()
-    with Daemon(tmp_path) as second:
+    with Daemon(tmp_path, "--lease", "0") as second:
         reconnect(old, second.control_address)
         farewell = old[0].until(Shutdown)
         assert farewell.outcome == "fenced"

@@ -121,7 +121,7 @@ def test_a_conflict_is_undecided_and_tried_again():
 
 
 def test_our_own_record_behind_a_lost_answer_is_a_success():
-    """O2: 412 on our own record; Z6: existing same record is owned."""
+    """O2, Z6: 412 on our own record, which is owned."""
     store = MemoryStore()
     store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
     log = opened(store)
@@ -130,7 +130,7 @@ def test_our_own_record_behind_a_lost_answer_is_a_success():
 
 
 def test_somebody_elses_record_at_our_position_is_foreign():
-    """O2: 412 foreign → fenced; Z6."""
+    """O2, Z6: 412 foreign → fenced."""
     store = MemoryStore()
     ours, theirs = opened(store), opened(store)
     assert isinstance(put(store, theirs, fence(theirs, "theirs", run="run-2")), Landed)

@@ -382,7 +382,7 @@ def test_a_new_process_for_the_slot_ends_the_grace_at_once():
 
 
 def test_a_silent_slot_is_given_up_and_its_zombie_is_turned_away():
-    """Z8 (coordinator side), C1."""
+    """C1, Z8: the coordinator's side."""
     coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=1_000))
     for _ in range(3):
         a.say(Heartbeat(1))

@@ -96,6 +96,36 @@ def test_a_lease_that_can_not_be_read_is_waited_for_as_for_our_own_term_and_told
 
 
 @pytest.mark.parametrize(
+    ("found", "at_once"),
+    [
+        (None, False),
+        (lease(A, run_id="run-0", released=True), False),
+        (lease(B, run_id="run-0"), False),
+        (lease(A, released=True), True),
+        (lease(B), True),
+    ],
+    ids=["no lease", "released for another run", "ours, of another run", "released", "ours"],
+)
+def test_a_run_that_no_lease_names_may_just_be_starting_elsewhere(found, at_once):
+    """Its FENCE is in the log a moment before its first lease is written."""
+    watch = LeaseWatch("flights/lease.json", B)
+    found = watch.judge(found and encode_lease(found), 10_000, 10_000)
+    assert watch.may_take(found, "run-1", 10_000) is at_once
+    assert watch.may_take(found, "run-1", 12_999) is at_once
+    assert watch.may_take(found, "run-1", 13_000)
+    assert watch.may_take(found, "run-2", 13_001) is False, "another run has its own time"
+
+
+def test_a_held_lease_is_never_free_to_take_however_long_the_run_is_known():
+    watch, now = LeaseWatch("flights/lease.json", B), 0
+    assert not watch.may_take(watch.judge(None, 0, 0), "run-1", 0)
+    for sequence in range(1, 20):
+        now += 900
+        found = watch.judge(encode_lease(lease(A, sequence=sequence, run_id="run-9")), now, now)
+        assert not watch.may_take(found, "run-1", now)
+
+
+@pytest.mark.parametrize(
     "damage",
     [
         b"",
@@ -176,6 +206,15 @@ def test_a_lease_is_given_back_only_by_whom_it_belongs_to():
     assert watched(B, (encode_lease(given_back), 0)) == [FREE]
     for found in (Judgement(FREE), Judgement(HELD, lease(B)), Judgement(FREE, lease(B))):
         assert leader.release(found, 5) is None
+
+
+def test_an_older_run_of_the_same_daemon_leaves_the_lease_to_the_newer_one():
+    leader, newer = keeper(), Judgement(OURS, lease(A, position=6, run_id="run-2"))
+    assert leader.renewal(newer, position=5, slots=2, now_ms=0) is None
+    assert leader.release(newer, position=5) is None
+    assert not leader.displaced
+    older = Judgement(OURS, lease(A, position=4, run_id="run-0"))
+    assert leader.renewal(older, position=5, slots=2, now_ms=0).run_id == "run-1"
 
 
 def test_what_is_written_is_read_back():

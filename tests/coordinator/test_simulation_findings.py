@@ -62,3 +62,14 @@ def test_a_fenced_coordinator_does_not_take_what_its_successor_dropped_for_damag
     coordinator.settle()
     assert coordinator.ended.outcome == "fenced"
     assert a.last(Shutdown).outcome == "fenced"
+
+
+def test_a_log_record_with_a_flipped_bit_in_its_text_is_corrupt_and_not_a_crash() -> None:
+    """Found by the simulation: bytes that are no UTF-8 are no `DecodeError` to the decoder."""
+    store = MemoryStore()
+    coordinator, _, _ = started(store)
+    key = coordinator.paths.log_record(1)
+    store.damage(key, store.get(key).replace(b"run-1", b"ru\xee-1"))
+    other = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin().settle()
+    assert other.ended.outcome == "failed"
+    assert f"log record {key} is not readable" in other.ended.reason

@@ -1,11 +1,14 @@
 """Deleting, with a real coordinator and a real store: crashes between any two deletes, zombies, uploads in between."""
 
+import asyncio
 from collections import deque
 
 import pytest
-from coordinator_world import Coordinator, keys_of, options, spec, started
+from coordinator_world import Coordinator, keys_of, log_of, options, spec, started
+from test_job_runner import JOB, LocalSlot, lead, until
 
 from coordinator.effects import Delete, DeleteAll, ListForSweep
+from coordinator.job_runner import JobRunner
 from coordinator.messages import Deploy
 from state.memory_store import Fault, MemoryStore
 
@@ -98,7 +101,7 @@ def test_the_sweep_lists_undecided_manifests_before_files():
 
 @pytest.mark.parametrize("done", range(6))
 def test_a_sweep_that_dies_between_any_two_deletes_is_finished_by_the_successor(done):
-    """S9, crash table "sweep half done": the newest checkpoint is whole at every point, and no orphan is left in the end."""
+    """S9: crash table, "sweep half done". The newest checkpoint is always whole, and no orphan is left in the end."""
     store = MemoryStore()
     coordinator, a, b, delete = littered(store)
     store.delete(delete.keys[:done])
@@ -236,3 +239,43 @@ def test_what_a_user_drops_is_all_of_the_job_and_nothing_that_is_not_its_own():
     coordinator.settle()
     assert coordinator.ended.outcome == "cancelled"
     assert sorted(key for key in keys_of(store) if "/log/" not in key) == sorted(strange)
+
+
+def test_the_runner_looks_at_the_log_again_before_it_repeats_a_delete():
+    """I7: a delete fails, and before it is tried again another run takes the job over."""
+    store = MemoryStore()
+    store.inject(Fault.FAIL_BEFORE, "delete", "/checkpoints/")
+    others = []
+
+    def meanwhile(seconds):
+        if not others:
+            others.append(Coordinator(store, spec(run_id="run-2", parallelism=1), leader="leader-b").begin().settle())
+
+    async def whole():
+        runner = JobRunner(JOB, store, leader="leader-a", host="h", sleep=meanwhile)
+        running = asyncio.create_task(runner.run())
+        LocalSlot(runner, checkpoints=1_000_000)
+        return await asyncio.wait_for(running, 60)
+
+    assert asyncio.run(whole()).outcome == "fenced"
+    decided = {record.manifest for record in log_of(store) if hasattr(record, "manifest")}
+    assert len(decided) >= 3, "the first one was to be deleted"
+    assert decided <= set(keys_of(store))
+
+
+def test_the_runner_deletes_what_nobody_needs():
+    """S1."""
+    store = MemoryStore()
+
+    def decided():
+        return [record.manifest for record in log_of(store) if hasattr(record, "manifest")]
+
+    async def check(runner, slot):
+        await until(
+            lambda: len(decided()) > 3 and not set(decided()[:2]) & set(keys_of(store)), "1 and 2 to be deleted"
+        )
+        runner.stop("now")
+
+    outcome, *_ = lead(store, check, checkpoints=1_000_000)
+    assert outcome.outcome == "cancelled"
+    assert set(decided()[-2:]) <= set(keys_of(store))

@@ -229,7 +229,7 @@ def test_a_session_of_the_users_on_which_slots_cannot_live_is_refused_with_both_
 
         spark = (
             SparkSession.builder.master("local[2]")
-            .config("spark.dynamicAllocation.enabled", "true").config("spark.speculation", "true").getOrCreate()
+            .config("spark.dynamicAllocation.enabled", "TRUE").config("spark.speculation", "true").getOrCreate()
         )
         flow = Dataflow("refused")
         flow.rate("numbers", 1000, 10).sink("out", JsonlSink(sys.argv[1] + "/out"))

@@ -132,3 +132,26 @@ def test_a_slot_that_stalls_longer_than_its_lease_is_replaced_and_the_zombie_cha
         until(lambda: gone(zombie.pid), "the zombie left")
         handle.wait(180)
     assert verdict(out, 100_000).right
+
+
+def test_a_slot_that_hangs_while_the_coordinator_is_killed_is_replaced_all_the_same(spark, tmp_path):
+    """Z8, Z9: the successor has never heard of the slot; it knows its Spark task from the job's history."""
+    out = tmp_path / "out"
+    with start(counting_flow("hanging-slot", out, ROWS, RATE), spark, tmp_path, slot_timeout=3.0) as handle:
+        until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")
+        before = handle.status()
+        hanging, pid = before.slots[0], handle.coordinator_pid
+        kill(hanging.pid, signal.SIGSTOP)
+        kill(pid)
+        try:
+            more = before.checkpoints.completed + 1
+            until(
+                lambda: (handle.status().token or 0) > before.token and running_with_checkpoints(handle, more),
+                "a generation ran without the hanging slot",
+            )
+        finally:
+            if not gone(hanging.pid):
+                kill(hanging.pid, signal.SIGCONT)
+        assert handle.status().checkpoints.completed > before.checkpoints.completed
+        handle.wait(180)
+    assert verdict(out, ROWS).right, verdict(out, ROWS)

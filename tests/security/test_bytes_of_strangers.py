@@ -1,4 +1,4 @@
-"""Whatever bytes come: frames, messages and handshakes refuse them by one kind of error, and hold no more than they got."""
+"""Whatever bytes come: frames, messages and handshakes refuse them by one kind of error, and hold no more than came."""
 
 import hmac
 import pickle
@@ -103,7 +103,9 @@ def test_a_handshake_that_announces_too_much_takes_no_memory_on_either_side() ->
     assert memory_taken(read) < LITTLE
 
 
-@pytest.mark.parametrize("bomb", [b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"], ids=["array", "map", "bin", "str", "ext"])
+@pytest.mark.parametrize(
+    "bomb", [b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"], ids=["array", "map", "bin", "str", "ext"]
+)
 @pytest.mark.parametrize(
     "place",
     [
@@ -201,13 +203,13 @@ def test_an_extension_type_that_carries_a_pickle_is_not_loaded(tmp_path: Path) -
     """H4, B4: Arrow metadata of this name was unpickled by older releases of pyarrow."""
     bomb = pickle.dumps(Bomb(tmp_path / "trace"))
     field = pa.field(
-        "x", pa.int64(), metadata={b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": bomb}
+        "x",
+        pa.int64(),
+        metadata={b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": bomb},
     )
     reader = FrameReader()
     reader.feed(data_frame(SCHEMA, pa.schema([field]).serialize().to_pybytes(), 0))
-    [(batch, _)] = reader.feed(
-        data_frame(BATCH, pa.record_batch({"x": pa.array([1, 2])}).serialize().to_pybytes(), 1)
-    )
+    [(batch, _)] = reader.feed(data_frame(BATCH, pa.record_batch({"x": pa.array([1, 2])}).serialize().to_pybytes(), 1))
     batch.rows.column(0).to_pylist()
     assert not (tmp_path / "trace").exists()
 
@@ -248,13 +250,13 @@ def test_a_deeply_nested_message_is_refused() -> None:
 def test_a_pickle_is_refused_undecoded(place: str, tmp_path: Path) -> None:
     """B4, H4: with every envelope around it right."""
     bomb = pickle.dumps(Bomb(tmp_path / "trace"))
+    reading = {
+        "message": lambda: decode_to_coordinator(VERSION + bomb),
+        "handshake": lambda: acceptor().feed(len(bomb).to_bytes(2, "big") + bomb),
+        "frame": lambda: FrameReader().feed(data_frame(SCHEMA, bomb, 0)),
+    }
     with pytest.raises((ProtocolViolation, FrameError)):
-        if place == "message":
-            decode_to_coordinator(VERSION + bomb)
-        elif place == "handshake":
-            acceptor().feed(len(bomb).to_bytes(2, "big") + bomb)
-        else:
-            FrameReader().feed(data_frame(SCHEMA, bomb, 0))
+        reading[place]()
     assert not (tmp_path / "trace").exists()
 
 

@@ -53,6 +53,11 @@ def pour(connection: socket.socket, total: int) -> int:
     return sent
 
 
+def read_for_ever(slot: TcpSlot) -> None:
+    while True:
+        slot.receive()
+
+
 def a_slot_comes_and_is_served(daemon: Daemon) -> None:
     job = spec(parallelism=1)
     secret = bytes.fromhex(daemon.client.submit(job).secret)
@@ -112,8 +117,7 @@ def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) ->
         assert slot._socket is not None
         slot._socket.sendall(b"\xff\xff\xff\xff" + bytes(24) + b"x" * 1_000)
         with pytest.raises(ConnectionError):
-            while True:
-                slot.receive()
+            read_for_ever(slot)
         assert daemon.memory_bytes - before < 16 * MIB
         assert slot.connect(daemon.control, timeout_s=PATIENCE_S).until(Registered)
         slot.close()
@@ -122,16 +126,13 @@ def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) ->
 # ---------------------------------------------------------------- REST
 
 
-def test_http_connections_without_a_request_are_closed_in_time_and_bounded_in_number(tmp_path: Path) -> None:
+def test_http_connections_without_a_request_are_closed_in_time(tmp_path: Path) -> None:
     """G5, H3: silent ones, slow heads and slow bodies."""
     with living_daemon(tmp_path, "--handshake-timeout", "1") as daemon:
         before = daemon.memory_bytes
-        crowd = [dial(daemon.http) for _ in range(2 * MAX_CONNECTIONS)]
-        wait_for(
-            "the surplus to be closed", lambda: daemon.connections <= MAX_CONNECTIONS + 2, timeout_s=PATIENCE_S
-        )
+        crowd = [dial(daemon.http) for _ in range(MAX_CONNECTIONS // 2)]
         for connection in crowd:
-            wait_until_closed(connection)
+            assert wait_until_closed(connection) == b""
             connection.close()
         slow_head, slow_body = dial(daemon.http), dial(daemon.http)
         slow_head.sendall(b"GET /jobs HTTP/1.1\r\nHost: x\r\n")
@@ -145,6 +146,16 @@ def test_http_connections_without_a_request_are_closed_in_time_and_bounded_in_nu
             connection.close()
         assert daemon.memory_bytes - before < 32 * MIB
         a_slot_comes_and_is_served(daemon)
+
+
+def test_one_more_http_connection_than_there_are_places_is_refused(tmp_path: Path) -> None:
+    """G5, H3: at once; no timeout could have done it."""
+    with living_daemon(tmp_path, "--handshake-timeout", "600") as daemon:
+        crowd = [dial(daemon.http) for _ in range(2 * MAX_CONNECTIONS)]
+        wait_for("the surplus to be closed", lambda: daemon.connections <= MAX_CONNECTIONS, timeout_s=PATIENCE_S)
+        for connection in crowd:
+            connection.close()
+        wait_for("places to be free again", daemon.answers, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("head", [b"GET /" + b"x" * 1_000_000, b"GET / HTTP/1.1\r\nX: " + b"y" * 1_000_000])
@@ -209,30 +220,43 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-def test_data_connections_that_prove_nothing_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H3: when all places are taken one more is refused, and they are free again after the time for a handshake."""
+def crowd_of_mutes(monkeypatch: pytest.MonkeyPatch, handshake_timeout_s: float, surplus_is_refused: bool) -> None:
+    """20 places, all taken by connections that send half a length."""
     monkeypatch.setattr(data_plane, "MAX_UNPROVEN", 20)
-    monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", handshake_timeout_s)
 
     async def main() -> None:
         plane = TcpDataPlane(SECRET, "job", "run")
         address = await plane.listen()
         crowd = [await asyncio.open_connection(*address) for _ in range(20)]
+        for _, writer in crowd:
+            writer.write(b"\x00")
         while plane.unproven < 20:
             await asyncio.sleep(0)
-        surplus = await asyncio.open_connection(*address)
-        assert await until_closed(surplus[0]) == b""
-        assert plane.unproven <= 20
-        for _, writer in crowd:
-            writer.write(b"\x00")  # one byte of two: never a hello
-        for reader, _ in crowd:
+        if surplus_is_refused:
+            reader, surplus = await asyncio.open_connection(*address)
             assert await until_closed(reader) == b""
-        assert plane.unproven == 0
-        for _, writer in (*crowd, surplus):
+            assert plane.unproven == 20, "the others keep their places"
+            surplus.close()
+        else:
+            for reader, _ in crowd:
+                assert await until_closed(reader) == b""
+            assert plane.unproven == 0
+        for _, writer in crowd:
             writer.close()
         plane.close()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_one_more_data_connection_than_there_are_places_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H3: at once; no timeout could have done it."""
+    crowd_of_mutes(monkeypatch, handshake_timeout_s=10 * PATIENCE_S, surplus_is_refused=True)
+
+
+def test_data_connections_that_prove_nothing_give_their_places_back_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H3"""
+    crowd_of_mutes(monkeypatch, handshake_timeout_s=1.0, surplus_is_refused=False)
 
 
 def test_only_expected_peers_reach_a_channel_and_nothing_may_come_before_admission() -> None:

@@ -1,5 +1,6 @@
 """What lies on local disks: nobody else can read it, and nobody else can have put it there first (J7, G2)."""
 
+import json
 import os
 import socket
 import stat
@@ -18,6 +19,7 @@ from state.errors import InvalidJob
 from state.rocksdb_kv import RocksDbKv, SlotMemory
 
 ROOT = Path(__file__).resolve().parents[2]
+MAIN = "from barrier_runtime.cli import main; main()"
 
 
 def open_to_others(folder: Path) -> list[str]:
@@ -36,7 +38,7 @@ def open_to_others(folder: Path) -> list[str]:
 def test_a_running_local_job_leaves_nothing_in_the_temporary_folder_that_others_can_read(tmp_path: Path) -> None:
     """J7: looked at from within the job, when state, snapshots and checkpoints are on disk; afterwards all is gone."""
     program = """
-        import os, stat, sys
+        import json, os, stat, sys
         from pathlib import Path
         from barrier_runtime import Dataflow, CollectSink, count
 
@@ -49,11 +51,10 @@ def test_a_running_local_job_leaves_nothing_in_the_temporary_folder_that_others_
             return row
 
         flow = Dataflow("private")
-        flow.rate("numbers", 20_000, 4_000, keys=40).key_by("key").aggregate("count", n=count()).map(look, name="look").sink(
-            "out", CollectSink()
-        )
+        counted = flow.rate("numbers", 20_000, 4_000, keys=40).key_by("key").aggregate("count", n=count())
+        counted.map(look, name="look").sink("out", CollectSink())
         flow.run_local(checkpoint_interval=0.02)
-        print(seen[-1])
+        print(json.dumps(seen[-1]))
         print(list(temporary.iterdir()))
     """
     done = subprocess.run(
@@ -64,7 +65,7 @@ def test_a_running_local_job_leaves_nothing_in_the_temporary_folder_that_others_
     during, after = done.stdout.splitlines()
     for name in ("barrier-runtime-local-", "barrier-runtime-checkpoints-"):
         assert name in during
-    assert set(mode for _, mode in eval(during)) == {"drwx------"}  # noqa: S307, C401 - what the line above printed
+    assert {mode for _, mode in json.loads(during)} == {"drwx------"}
     assert after == "[]"
 
 
@@ -154,7 +155,9 @@ def test_a_token_file_is_read_only_when_nobody_else_can(tmp_path: Path) -> None:
     assert read_token_file(path) == "5" * 64
 
 
-@pytest.mark.parametrize("content", [b"", b"short", b"5" * 31, b"\xff" * 64, b"a b" * 30, b"5" * 40 + b"\r\n" + b"X: y"])
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"5" * 31, b"\xff" * 64, b"a b" * 30, b"5" * 40 + b"\r\n" + b"X: y"]
+)
 def test_a_token_that_can_be_guessed_or_cannot_be_sent_is_refused_without_being_said(
     tmp_path: Path, content: bytes
 ) -> None:
@@ -182,8 +185,7 @@ def test_callers_refuse_a_token_file_that_others_can_read(tmp_path: Path) -> Non
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         done = subprocess.run(
-            [sys.executable, "-c", "from barrier_runtime.cli import main; main()", "status"]
-            + ["--coordinator", address, "--token-file", str(path)],
+            [sys.executable, "-c", MAIN, "status", "--coordinator", address, "--token-file", str(path)],
             capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
         )  # fmt: skip
     assert done.returncode == 2

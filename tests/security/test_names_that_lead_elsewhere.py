@@ -1,4 +1,4 @@
-"""Ids and stored names that try to lead out of where they belong: refused before a path, key or URL is built of them."""
+"""Ids and stored names that lead out of where they belong: refused before a path, key or URL is built of them."""
 
 import base64
 import json
@@ -89,7 +89,7 @@ def test_no_id_of_any_kind_may_be_a_path(evil: str, tmp_path: Path, monkeypatch:
     for door in doors:
         with pytest.raises(InvalidJob) as error:
             door()
-        assert len(str(error.value)) < 1_000 or evil == EVIL_IDS["very long"]
+        assert len(str(error.value)) < 500, "a refusal is not as long as what it refuses"
     assert [entry.name for entry in tmp_path.iterdir()] in ([], [f"barrier-runtime-{os.getuid()}"])
 
 
@@ -97,10 +97,14 @@ def test_no_id_of_any_kind_may_be_a_path(evil: str, tmp_path: Path, monkeypatch:
 def test_a_sink_or_source_may_not_be_named_so(evil: str) -> None:
     """G4: their names are parts of keys and folders."""
     for source, sink in ((evil, "out"), ("numbers", evil)):
-        flow = Dataflow("flights")
         with pytest.raises(InvalidJob):
-            flow.rate(source, 10, 1).sink(sink, CollectSink())
-            flow.run_local()
+            run_with_names(source, sink)
+
+
+def run_with_names(source: str, sink: str) -> None:
+    flow = Dataflow("flights")
+    flow.rate(source, 10, 1).sink(sink, CollectSink())
+    flow.run_local()
 
 
 @pytest.mark.parametrize("evil", [name for name in EVIL_IDS.values() if name != ""])
@@ -220,7 +224,17 @@ def test_a_manifest_that_names_what_is_not_its_jobs_own_is_refused_before_the_fe
 
 @pytest.mark.parametrize(
     "name",
-    ["../CURRENT", "sub/000001.sst", "/etc/passwd", "000001.sst\0", "rocksdict-config.json", "LOCK", "000007.log", "..", ""],
+    [
+        "../CURRENT",
+        "sub/000001.sst",
+        "/etc/passwd",
+        "000001.sst\0",
+        "rocksdict-config.json",
+        "LOCK",
+        "000007.log",
+        "..",
+        "",
+    ],
 )
 def test_a_manifest_that_names_a_file_no_snapshot_has_is_refused(tmp_path: Path, stored: Doctor, name: str) -> None:
     """B1, J4: a name becomes a path in the slot's folder, and RocksDB's settings are ours alone."""

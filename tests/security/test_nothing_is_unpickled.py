@@ -1,4 +1,4 @@
-"""H4, B4: no bytes from network or storage are ever unpickled. Shown by a whole run with the unpickler taken away, and by
+"""H4, B4: no bytes from network or storage are ever unpickled. Shown by a whole run without an unpickler, and by
 pickles put in every place where the runtime reads something back."""
 
 import base64

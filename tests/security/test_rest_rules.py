@@ -1,5 +1,5 @@
-"""Rules of the REST interface beside who may ask (see also tests/coordinator/test_rest.py): what it takes, what it logs,
-what it says, and that no kind of connection goes round the token."""
+"""Rules of the REST interface beside who may ask (see also tests/coordinator/test_rest.py): what it takes, logs and
+says, and that no kind of connection goes round the token."""
 
 import ast
 import asyncio
@@ -75,7 +75,9 @@ def test_secrets_are_compared_in_constant_time(file: str) -> None:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "compare_digest"]
     compared = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Compare)]
-    assert [text for text in compared if any(word in text for word in ("token", "mac ", "mac)", "secret ==", "given"))] == []
+    assert [
+        text for text in compared if any(word in text for word in ("token", "mac ", "mac)", "secret ==", "given"))
+    ] == []
 
 
 def test_the_open_route_says_nothing_of_jobs() -> None:
@@ -84,7 +86,14 @@ def test_the_open_route_says_nothing_of_jobs() -> None:
     async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
         await client.put("/jobs/flights", content=body(), headers=GOOD)
         assert (await client.get("/healthz")).json() == {"status": "ok", "pid": 42}
-        for trick in ("/healthz/", "/healthz/../jobs", "//healthz", "/healthz%2f..%2fjobs", "/HEALTHZ", "/healthz;/jobs"):
+        for trick in (
+            "/healthz/",
+            "/healthz/../jobs",
+            "//healthz",
+            "/healthz%2f..%2fjobs",
+            "/HEALTHZ",
+            "/healthz;/jobs",
+        ):
             assert (await client.get(trick)).status_code in (401, 404), trick
 
     calls(step)
@@ -95,14 +104,21 @@ def test_the_open_route_says_nothing_of_jobs() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/octet-stream", ""],
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/octet-stream",
+        "",
+    ],
 )
 def test_only_json_is_taken(kind: str) -> None:
     """G3, G5: no form, no upload, no code."""
 
     async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
         answer = await client.put("/jobs/flights", content=body(), headers={**GOOD, "Content-Type": kind})
-        assert (answer.status_code, list(answer.json())) == (415, ["error", "leader"])
+        assert answer.status_code == 415
+        assert "only JSON is understood" in answer.json()["error"]
         assert jobs.jobs == {}
         good = {**GOOD, "Content-Type": "application/json; charset=utf-8"}
         assert (await client.put("/jobs/flights", content=body(), headers=good)).status_code == 200

@@ -309,6 +309,7 @@ class SimProcess:
             self._left = sorted(asyncio.all_tasks(self.loop), key=hash)
 
     def _unwind(self) -> None:
+        asyncio._set_running_loop(self.loop)
         for task in self._left:
             task._log_destroy_pending = False
             coroutine = task.get_coro()
@@ -317,6 +318,7 @@ class SimProcess:
                 coroutine.close()
             except Exception as error:  # cleanup of a process that is dead: it can reach nothing, so nothing is lost
                 self.simulation.trace("unwound", self.name, type(error).__name__)
+        asyncio._set_running_loop(None)
         self.loop._ready.clear()
 
     def __repr__(self) -> str:
@@ -466,6 +468,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         return SimFuture(loop=self, number=self._numbers)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> SimTask:
+        if self.process.state is _DEAD:
+            coro.close()  # it never begins
         self._numbers += _NUMBER_STEP
         number = self._numbers
         name = name or f"{self.process.name}-{number // _NUMBER_STEP}"

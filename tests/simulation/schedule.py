@@ -64,6 +64,7 @@ class Schedule:
     slot_timeout_ms: int
     chaos_ms: int
     rough_network: bool
+    standby: bool  # two daemons with leases from the start; else one coordinator, and others by accident
     conditions_ignored: bool  # the store is one that ignores conditions: the job must be refused
     actions: tuple[Action, ...] = field(default=())
 
@@ -98,6 +99,7 @@ def draw(seed: int) -> Schedule:
         slot_timeout_ms=rng.choice((1_000, 3_000, 10_000)),
         chaos_ms=chaos_ms,
         rough_network=rng.random() < 0.3,
+        standby=rng.random() < 0.35,
         conditions_ignored=rng.random() < 0.01,
         actions=_actions(rng, chaos_ms),
     )

@@ -36,6 +36,8 @@ from coordinator.control_server import ControlServer
 from coordinator.handshake import job_secret
 from coordinator.job_directory import JobDirectory
 from coordinator.job_runner import JobRunner
+from coordinator.lease import Holder
+from coordinator.leases import Leases
 from coordinator.log_records import Complete, Lead
 from coordinator.messages import CheckpointOptions, JobSpec, RestartOptions, Shutdown, SlotClaims
 from state.errors import BarrierRuntimeError, InvalidJob
@@ -118,7 +120,6 @@ class Program:
     attempts: int = 0
     outcome: str = ""  # set when it ended; "killed" by the world
     reason: str = ""
-    stop: bool = False
 
     @property
     def active(self) -> bool:
@@ -128,6 +129,7 @@ class Program:
 @dataclass
 class Coordinator:
     process: SimProcess
+    listening: SimListening
     directory: JobDirectory | None = None
     refused: str = ""
 
@@ -138,10 +140,12 @@ class World:
         self.sim = Simulation(schedule.seed, max_steps=3_000_000)
         self.violations: list[tuple[str, str]] = []
         self.programs: list[Program] = []
+        self._last_ended: Program
         self.recoveries = 0
         self.actions_done = 0
         self._names = 0
         self._calm = False
+        self._stopping = False  # the user wants the job to end
         self._busy_until_us = 0  # of troubles that end by themselves
         self._sink_trouble_until_us = 0
         self._named_files: dict[str, bytes] = {}
@@ -233,7 +237,7 @@ class World:
         if self.violations:
             return
         if not self.schedule.bounded:
-            self._current().stop = True
+            self._stopping = True
         if not self._until(lambda: not self._current().active, FINISHED_WITHIN_S):
             if not self.violations:
                 self._wrong("Liveness", f"the job did not end within {FINISHED_WITHIN_S} s of calm: {self._state()}")
@@ -255,7 +259,8 @@ class World:
     # ------------------------------------------------------------ programs
 
     def _current(self) -> Program:
-        return self.programs[-1]
+        """The youngest that lives (one that was started earlier may have come to its FENCE later), or ended last."""
+        return next((program for program in reversed(self.programs) if program.active), self._last_ended)
 
     def _start_program(self, parallelism: int) -> None:
         number = len(self.programs) + 1
@@ -280,10 +285,12 @@ class World:
             gang_timeout_ms=3_600_000,
             restart=RestartOptions(initial_ms=100, max_ms=2_000),
         )
-        place = f"driver-{number}"
-        program = Program(number, spec, graph, [self.sim.network.listen(place, 7000, place=place)])
+        places = (f"driver-{number}", f"standby-{number}")
+        program = Program(number, spec, graph, [self.sim.network.listen(place, 7000, place=place) for place in places])
         self.programs.append(program)
-        self._start_coordinator(program, program.listening[0])
+        self._last_ended = program
+        for listening in program.listening if self.schedule.standby else program.listening[:1]:
+            self._start_coordinator(program, listening)
         for index in range(parallelism):
             self._start_slot(program, index)
 
@@ -304,6 +311,8 @@ class World:
         if program.active:
             self.sim.trace("ended", program.number, outcome)
             program.outcome, program.reason = outcome, reason
+            if outcome != "fenced" or self._last_ended is program:
+                self._last_ended = program
             if outcome == "failed" and self._damage_was_read and "restore" in reason:
                 # Damage that was read is never worked around: the user looks, and starts the program again.
                 self.sim.after(1_000_000, lambda _: program is self._current() and self._start_program(program.spec.parallelism))
@@ -314,40 +323,59 @@ class World:
 
     def _start_coordinator(self, program: Program, listening: SimListening) -> None:
         process = self._process("coordinator", listening.place)
-        coordinator = Coordinator(process)
+        coordinator = Coordinator(process, listening)
         program.coordinators.append(coordinator)
-        process.spawn(self._coordinate(program, coordinator, listening))
+        process.spawn(self._coordinate(program, coordinator))
 
-    async def _coordinate(self, program: Program, coordinator: Coordinator, listening: SimListening) -> None:
-        process = coordinator.process
+    async def _coordinate(self, program: Program, coordinator: Coordinator) -> None:
+        process, listening = coordinator.process, coordinator.listening
         store = SimStore(self.sim, process, self.store, self.store_faults, self)
+        address = f"{listening.address[0]}:{listening.address[1]}"
         directory = JobDirectory(
             store,
             daemon_key=KEY,
             leader=process.name,
             host=process.place,
             probe=partial(probe_conditional_put, store, "_probe", writers=1, new_id=self.sim.new_id),
+            leases=Leases(store, Holder(address, address, f"http://{address}", 2_000)) if self.schedule.standby else None,
             clock=process.wall_ms,
             sleep=process.sleep,
         )
         coordinator.directory = directory
         await ControlServer(directory, listening).start()  # type: ignore[arg-type]
-        while True:
+        if listening is program.listening[0] or not self.schedule.standby:
+            await self._submit(program, coordinator, directory)
+        told: JobRunner | None = None
+        while program.active:
+            runner = directory.run(JOB, program.spec.run_id)
+            if runner is not None and runner is not told and runner.outcome is not None:
+                told = runner
+                if runner.outcome.outcome != "replaced":
+                    self._ended(program, runner.outcome.outcome, runner.outcome.reason)
+                elif not self.schedule.standby:
+                    process.loop.call_soon(self._coordinator_leaves, program, coordinator)
+                    return
+            await asyncio.sleep(0.1)
+
+    async def _submit(self, program: Program, coordinator: Coordinator, directory: JobDirectory) -> None:
+        """The driver does, and again until it is heard."""
+        while program.active:
             try:
-                runner = await directory.submit(program.spec)
-                break
-            except InvalidJob as error:
-                coordinator.refused = str(error)
-                if not self.schedule.conditions_ignored:
-                    self._ended(program, "failed", str(error))
+                await directory.submit(program.spec)
                 return
+            except InvalidJob as error:
+                if self.schedule.conditions_ignored:
+                    coordinator.refused = str(error)
+                    return
+                if not self._damage_was_read:
+                    self._ended(program, "failed", str(error))
+                    return
             except BarrierRuntimeError:
                 await asyncio.sleep(0.2)
-        while runner.outcome is None:
-            await asyncio.sleep(0.02)
-        outcome = runner.outcome
-        if outcome.outcome != "replaced":
-            self._ended(program, outcome.outcome, outcome.reason)
+
+    def _coordinator_leaves(self, program: Program, coordinator: Coordinator) -> None:
+        coordinator.process.leave()
+        self.sim.after(300_000, lambda _: self._restart_coordinator(program))
 
     def _runner(self, program: Program) -> JobRunner | None:
         """Of the coordinator that leads; of the youngest that answers while none does."""
@@ -362,8 +390,11 @@ class World:
         return found
 
     def _restart_coordinator(self, program: Program) -> None:
-        if program.active and not any(each.process.alive for each in program.coordinators[-1:]):
-            self._start_coordinator(program, program.listening[0])
+        """Its supervisor does that when the process is gone."""
+        for listening in program.listening if self.schedule.standby else program.listening[:1]:
+            served = any(each.process.alive for each in program.coordinators if each.listening is listening)
+            if program.active and not served:
+                self._start_coordinator(program, listening)
 
     def _kill_what_is_asked(self, _: object) -> None:
         """The driver polls: tasks to kill, wishes to repeat."""
@@ -376,7 +407,7 @@ class World:
                 for task in program.tasks:
                     if (task.index, task.attempt) == (kill.slot, kill.task_attempt) and not task.given_up:
                         self._lose_slot(program, task, kill=not self.sim.chance(0.3))
-            if program.stop:
+            if self._stopping:
                 self._on(program, runner, partial(runner.stop, "checkpoint"))
 
     def _on(self, program: Program, runner: JobRunner, call: Callable[[], Any]) -> None:
@@ -456,7 +487,12 @@ class World:
         if task.given_up:
             return
         task.given_up = True
-        self.sim.after(self.sim.between_us(*RESPAWN_US), lambda _: self._start_slot(program, task.index))
+        self.sim.after(self.sim.between_us(*RESPAWN_US), lambda _: self._start_if_none(program, task.index))
+
+    def _start_if_none(self, program: Program, index: int) -> None:
+        """As Spark does: no new attempt while it knows of a running one."""
+        if not any(task.index == index and task.process.alive and not task.given_up for task in program.tasks):
+            self._start_slot(program, index)
 
     def _process(self, kind: str, place: str | None) -> SimProcess:
         self._names += 1
@@ -504,25 +540,24 @@ class World:
     def _crash_coordinator(self, action: Action) -> None:
         program = self._current()
         if program.active:
-            for coordinator in program.coordinators[-1:]:
-                coordinator.process.crash()
+            alive = [each for each in program.coordinators if each.process.alive]
+            if alive:
+                alive[action.victim % len(alive)].process.crash()
             self.sim.after(self.sim.between_us(50_000, 1_500_000), lambda _: self._restart_coordinator(program))
 
     def _stall_coordinator(self, action: Action) -> None:
         program = self._current()
-        if program.active:
-            program.coordinators[-1].process.stall(action.length_ms / 1000)
+        alive = [each for each in program.coordinators if each.process.running]
+        if program.active and alive:
+            alive[action.victim % len(alive)].process.stall(action.length_ms / 1000)
             if action.variant % 2:  # its supervisor takes it for dead and starts another one
                 self.sim.after(300_000, lambda _: program.active and self._start_coordinator(program, program.listening[0]))
 
     def _second_coordinator(self, action: Action) -> None:
-        """Another coordinator of the same run, at an address of its own that slots know."""
+        """Another coordinator of the same run, at the other address that slots know."""
         program = self._current()
         if program.active:
-            place = f"standby-{len(program.listening)}-{program.number}"
-            listening = self.sim.network.listen(place, 7000, place=place)
-            program.listening.append(listening)
-            self._start_coordinator(program, program.listening[0] if action.variant % 2 else listening)
+            self._start_coordinator(program, program.listening[1 - action.variant % 2])
 
     def _restart_program(self, action: Action) -> None:
         program = self._current()

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -34,6 +35,7 @@ class ProgramSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     master: str = "local-cluster[2,1,1024]"
     interval_s: float = 0.5
     slot_timeout_s: float = 4.0
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
 
 
 def main() -> int:
@@ -52,6 +54,7 @@ def main() -> int:
             slot_timeout=settings.slot_timeout_s,
             gang_timeout=300.0,
             restart_attempts=None,
+            mode=settings.mode,
             state_memory_mb=64,
             spark_conf={
                 "spark.deploy.maxExecutorRetries": "-1",

@@ -112,7 +112,6 @@ class FolderView:
     def __init__(self, target: Path) -> None:
         self._target = target
         self._seen: dict[str, str] = {}
-        self.changed: list[str] = []
 
     def poll(self, recorded: dict[str, str]) -> None:
         for name in self.names() - self._seen.keys():

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -50,6 +51,7 @@ class Chosen:
     rows_per_second: float = 2_000.0
     healthy_within_s: float = HEALTHY_WITHIN_S
     first: int = 0  # skip so many actions of the plan
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
 
 
 def main() -> int:
@@ -60,13 +62,16 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=2_000.0, help="records per second")
     parser.add_argument("--healthy-within", type=float, default=HEALTHY_WITHIN_S, help="seconds after the last fault")
     parser.add_argument("--first", type=int, default=0, help="begin at this action of the plan")
+    parser.add_argument(
+        "--mode", choices=["exactly_once", "at_least_once"], default="exactly_once", help="at_least_once: see it fail"
+    )
     parser.add_argument("--plan", type=int, metavar="N", help="only print the first N actions")
     given = parser.parse_args()
     if given.plan is not None:
         for number, action in enumerate(itertools.islice(plan(given.seed), given.plan)):
             print(f"{number:4} {action}")
         return 0
-    chosen = Chosen(given.minutes, given.seed, given.burn, given.rate, given.healthy_within, given.first)
+    chosen = Chosen(given.minutes, given.seed, given.burn, given.rate, given.healthy_within, given.first, given.mode)
     folder = ROOT / f"{chosen.seed}-{time.strftime('%H%M%S')}"
     result = chaos(chosen, folder.resolve(), _say)
     print(table(result))
@@ -169,6 +174,7 @@ class _Run:
             stop_file=str(self._folder / f"stop-{number}"),
             rows_per_second=self._chosen.rows_per_second,
             jvm_temporary=str(self._folder / "jvm"),
+            mode=self._chosen.mode,
         )
 
     def _environment(self) -> dict[str, str]:

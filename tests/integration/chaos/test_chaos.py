@@ -3,8 +3,10 @@
 The long version is `make chaos MINUTES=n [SEED=s]`. CHAOS_SEED adds a seed of its own to the short one.
 """
 
+import hashlib
 import http.client
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -17,10 +19,13 @@ import numpy as np
 import pytest
 from harness import until
 
+from barrier_runtime.sinks.commit_log import CommitLog, CommittedFile
+from state.open_store import open_store
+from tests.integration.chaos import workload
 from tests.integration.chaos.nemesis import Strike
 from tests.integration.chaos.plan import KILLS, STORE, Action, plan
 from tests.integration.chaos.processes import MARK, all_listeners, family, listeners_of, send
-from tests.integration.chaos.reader import parsed
+from tests.integration.chaos.reader import FolderView, SinkView, parsed
 from tests.integration.chaos.report import recoveries
 from tests.integration.chaos.run import Chosen, chaos
 from tests.integration.chaos.store_proxy import Fault, store_proxy
@@ -136,6 +141,84 @@ def test_json_lines_are_read_in_the_order_of_the_file_and_broken_ones_refused():
     assert parsed("part.jsonl", lines).value.tolist() == [3, 1, 2]
     with pytest.raises(ValueError, match="JSON"):
         parsed("part.jsonl", lines[:-9])
+
+
+# ---------------------------------------------------------------- the reader
+
+
+class Target:
+    """A target as the totals sink leaves it, made with the production commit log."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._log = CommitLog(open_store(str(folder)), workload.JOB, workload.TOTALS)
+        self._totals = {}
+
+    def commit(self, checkpoint, values, rows=None):
+        lines = []
+        for value in values:
+            group = value % workload.KEYS % workload.GROUPS
+            m, total = self._totals.get(group, (0, 0))
+            self._totals[group] = (m + 1, total + value)
+            row = {"value": value, "key": value % workload.KEYS, "group": group, "due_ns": 1_000 + value}
+            lines.append(row | {"n": value // workload.KEYS + 1, "m": m + 1, "total": total + value})
+        name = f"part-{checkpoint:08d}.jsonl"
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        (self.folder / name).write_bytes(data)
+        file = CommittedFile(name, hashlib.sha256(data).hexdigest(), len(lines) if rows is None else rows)
+        self._log.append(checkpoint, 1, [file], lambda _: 1)
+        return self.folder / name
+
+
+def test_the_reader_sees_record_by_record_and_knows_when_what_was_due_became_visible(tmp_path):
+    target = Target(tmp_path)
+    view = SinkView(tmp_path, workload.TOTALS)
+    target.commit(1, range(8))
+    view.poll()
+    target.commit(2, range(8, 20))
+    view.poll()
+    view.poll()
+    assert view.audit.figures.right, view.audit.figures
+    assert (view.records, view.audit.figures.rows, view.audit.positions) == (2, 20, (5, 5, 5, 5))
+    first, second = (tmp_path / "_commits" / workload.JOB / workload.TOTALS / f"{n:020d}.json" for n in (1, 2))
+    assert view.committed_after(1_003) == first.stat().st_mtime_ns  # each split has shown rows due up to 1,004
+    assert view.committed_after(1_004) == second.stat().st_mtime_ns
+    assert view.committed_after(1_016) is None
+
+
+@pytest.mark.parametrize("spoil", ["missing", "changed", "cut", "rows", "again"])
+def test_the_reader_finds_a_file_that_is_not_what_its_record_says(tmp_path, spoil):
+    target = Target(tmp_path)
+    file = target.commit(1, range(8), rows=9 if spoil == "rows" else None)
+    if spoil == "missing":
+        file.unlink()
+    elif spoil == "changed":
+        file.write_bytes(file.read_bytes().replace(b'"value": 3', b'"value": 2'))
+    elif spoil == "cut":
+        file.write_bytes(file.read_bytes()[:-9])
+    elif spoil == "again":
+        record = next((tmp_path / "_commits" / workload.JOB / workload.TOTALS).iterdir())
+        record.with_name(f"{2:020d}.json").write_bytes(record.read_bytes())
+    view = SinkView(tmp_path, workload.TOTALS)
+    view.poll()
+    assert view.audit.figures.torn
+    assert not view.audit.figures.right
+
+
+def test_the_reader_of_the_folder_finds_what_no_record_names_and_what_changed_or_vanished(tmp_path):
+    target = Target(tmp_path)
+    kept, changed, vanished = (target.commit(number, [number - 1]) for number in (1, 2, 3))
+    stray = tmp_path / "part-stray.jsonl"
+    stray.write_bytes(b"{}\n")
+    folder = FolderView(tmp_path)
+    folder.poll({})
+    view = SinkView(tmp_path, workload.TOTALS)
+    view.poll()
+    assert folder.compare(view.files) == ([stray.name], [])
+    vanished.unlink()
+    recorded = {**view.files, changed.name: "another hash"}
+    assert folder.compare(recorded) == ([stray.name], [changed.name, vanished.name])
+    assert kept.exists()
 
 
 # ---------------------------------------------------------------- the plan

@@ -1,0 +1,241 @@
+"""The command line of the simulation: replay one seed, look for trouble in many, plant a canary or all of them.
+
+    python tests/simulation/simulate.py --seeds 500            what CI runs
+    python tests/simulation/simulate.py --seed 17 [--shrink]   replay one, with its last events, or make it smaller
+    python tests/simulation/simulate.py --canary NAME          show that a planted bug is found
+    python tests/simulation/simulate.py --canaries             … each of them; exit status 0 only if every one is
+
+Seeds are spread over processes; each seed is one thread and one virtual time, so the spreading changes nothing.
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import multiprocessing.pool
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+sys.path[:0] = [str(ROOT), str(ROOT.parent.parent)]
+
+from canaries import CANARIES  # noqa: E402
+from schedule import Schedule, draw, shrink  # noqa: E402
+from world import World  # noqa: E402
+
+from coordinator.log_records import Complete, Fence, Lead  # noqa: E402
+
+CANARY_SEEDS = 500
+_SHOWN_EVENTS = 60
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one seed."""
+
+    seed: int
+    violations: tuple[tuple[str, str], ...]
+    trace_hash: str
+    virtual_s: float
+    real_s: float
+    steps: int
+    checkpoints: int
+    generations: int
+    takeovers: int  # a coordinator went on with slots that had survived
+    actions: int
+    last_events: str
+
+
+def judge(schedule: Schedule) -> Verdict:
+    """One run. What goes wrong in the simulation itself is a violation, too."""
+    began = time.perf_counter()
+    world = World(schedule)
+    try:
+        world.run()
+    except Exception as error:  # whatever it is: the seed has to be looked at
+        world.violations.append(("Simulation", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    records = Counter(type(record) for record in world.facts.records)
+    return Verdict(
+        seed=schedule.seed,
+        violations=tuple(world.violations),
+        trace_hash=world.sim.trace_hash(),
+        virtual_s=world.sim.now_s,
+        real_s=time.perf_counter() - began,
+        steps=world.sim.steps,
+        checkpoints=records[Complete],
+        generations=records[Fence],
+        takeovers=records[Lead],
+        actions=world.actions_done,
+        last_events=world.sim.last_events(_SHOWN_EVENTS) if world.violations else "",
+    )
+
+
+def judge_seed(seed: int) -> Verdict:
+    return judge(draw(seed))
+
+
+def judge_with_canary(name: str, seed: int) -> Verdict:
+    with CANARIES[name].plant():
+        return judge(draw(seed))
+
+
+def replay_command(seed: int, canary: str | None = None) -> str:
+    return f"make sim SEED={seed}" + (f" CANARY={canary}" if canary else "")
+
+
+def main() -> int:
+    options = _parsed()
+    if options.canaries:
+        return _all_canaries(options.jobs)
+    if options.seed is not None:
+        return _one(options.seed, options.canary, options.shrink)
+    if options.canary is not None:
+        return _one_canary(options.canary, options.jobs)
+    return _many(range(options.first, options.first + options.seeds), options.jobs)
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The deterministic simulation of barrier-runtime.")
+    parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--shrink", action="store_true", help="leave out what the failure does not need")
+    parser.add_argument("--canary", choices=sorted(CANARIES))
+    parser.add_argument("--canaries", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    return parser.parse_args()
+
+
+# ---------------------------------------------------------------- one seed
+
+
+def _one(seed: int, canary: str | None, smaller: bool) -> int:
+    with _planted(canary):
+        schedule = draw(seed)
+        verdict = judge(schedule)
+        if verdict.violations and smaller:
+            checker = verdict.violations[0][0]
+            before = len(schedule.actions)
+            schedule = shrink(schedule, lambda each: any(v[0] == checker for v in judge(each).violations))
+            verdict = judge(schedule)
+            print(f"{len(schedule.actions)} of {before} actions are needed")
+    print(f"seed {seed}: {_shape(schedule)}")
+    for action in schedule.actions:
+        print(f"  {action}")
+    print(
+        f"{verdict.virtual_s:.1f} virtual seconds in {verdict.real_s:.2f}, {verdict.steps} events, {verdict.checkpoints} "
+        f"checkpoints, {verdict.generations} generations, {verdict.takeovers} takeovers; trace {verdict.trace_hash}"
+    )
+    if verdict.violations:
+        _tell(verdict, canary)
+        return 1
+    print("nothing wrong")
+    return 0
+
+
+def _shape(schedule: Schedule) -> str:
+    return (
+        f"{schedule.graph}, parallelism {schedule.parallelism}, {schedule.splits} splits of {schedule.count} records, "
+        f"{'bounded' if schedule.bounded else 'unbounded'}, checkpoints every {schedule.interval_ms} ms "
+        f"(timeout {schedule.timeout_ms}, concurrent {schedule.max_concurrent}, tolerated {schedule.tolerable_failures}, "
+        f"retained {schedule.retained}), slot timeout {schedule.slot_timeout_ms} ms"
+    )
+
+
+def _tell(verdict: Verdict, canary: str | None = None) -> None:
+    print(f"\nseed {verdict.seed}: {len(verdict.violations)} violations; the last events:\n{verdict.last_events}\n")
+    for checker, what in verdict.violations[:5]:
+        print(f"seed {verdict.seed}: {checker}: {what}")
+    print(f"replay it with: {replay_command(verdict.seed, canary)}   (SHRINK=1 makes the schedule smaller)", flush=True)
+
+
+@contextlib.contextmanager
+def _planted(canary: str | None) -> Iterator[None]:
+    if canary is None:
+        yield
+    else:
+        with CANARIES[canary].plant():
+            yield
+
+
+# ---------------------------------------------------------------- many seeds
+
+
+def _many(seeds: range, jobs: int) -> int:
+    began = time.perf_counter()
+    totals: Counter[str] = Counter()
+    bad: list[Verdict] = []
+    with _pool(jobs) as pool:
+        for done, verdict in enumerate(pool.imap_unordered(judge_seed, seeds, chunksize=4), start=1):
+            totals.update(
+                checkpoints=verdict.checkpoints,
+                generations=verdict.generations,
+                takeovers=verdict.takeovers,
+                actions=verdict.actions,
+                virtual_s=int(verdict.virtual_s),
+            )
+            if verdict.violations:
+                bad.append(verdict)
+                _tell(verdict)
+            if done % 100 == 0:
+                print(f"{done} of {len(seeds)} seeds, {time.perf_counter() - began:.0f} s, {len(bad)} bad", flush=True)
+    print(
+        f"{len(seeds)} seeds in {time.perf_counter() - began:.0f} s: {totals['virtual_s']} virtual seconds, {totals['actions']} "
+        f"strikes, {totals['generations']} generations, {totals['takeovers']} takeovers, {totals['checkpoints']} checkpoints, "
+        f"{len(bad)} bad seeds{': ' + ', '.join(str(verdict.seed) for verdict in bad[:20]) if bad else ''}"
+    )
+    return 1 if bad else 0
+
+
+def _pool(jobs: int) -> multiprocessing.pool.Pool:
+    """Processes are renewed now and then: what a simulation abandons is kept for its time."""
+    return multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=25)
+
+
+# ---------------------------------------------------------------- canaries
+
+
+def _hunt(name: str, jobs: int) -> tuple[int, Verdict] | None:
+    """The first of the seeds that shows the planted bug, and how many were needed."""
+    with CANARIES[name].plant(), _pool(jobs) as pool:
+        for number, verdict in enumerate(pool.imap(judge_seed, range(CANARY_SEEDS)), start=1):
+            if verdict.violations:
+                pool.terminate()
+                return number, verdict
+    return None
+
+
+def _one_canary(name: str, jobs: int) -> int:
+    """Exit status 1 when it is found: the simulation fails, as it should."""
+    print(f"planted: {CANARIES[name].what}")
+    found = _hunt(name, jobs)
+    if found is None:
+        print(f"canary {name}: NOT found in {CANARY_SEEDS} seeds")
+        return 0
+    _tell(found[1], name)
+    print(f"canary {name}: found with {found[0]} seeds")
+    return 1
+
+
+def _all_canaries(jobs: int) -> int:
+    missed = []
+    for name, canary in CANARIES.items():
+        found = _hunt(name, jobs)
+        if found is None:
+            missed.append(name)
+            print(f"{name:34} NOT FOUND in {CANARY_SEEDS} seeds   ({canary.what})", flush=True)
+        else:
+            number, verdict = found
+            checkers = ", ".join(dict.fromkeys(checker for checker, _ in verdict.violations))
+            print(f"{name:34} found with {number:3} seeds by {checkers}", flush=True)
+    print(f"{len(CANARIES) - len(missed)} of {len(CANARIES)} planted bugs found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
