@@ -1,15 +1,17 @@
 # One command per chore. `make run` and `make test` work on a fresh machine: they set up .venv and find or install Java.
 PYTHON ?= python3
 STORAGE ?= file
+SEEDS ?= 500
 MINUTES ?= 10
 BURN ?= 0
+KILLS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 UNIT_TESTS := tests/test_house.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 
-.PHONY: help run test check format behaviours bench chaos java clean
+.PHONY: help run test check format behaviours bench sim sim-canaries chaos java clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
@@ -18,7 +20,9 @@ help:
 	@echo "make format                 let ruff put the style right"
 	@echo "make behaviours             docs/behaviours.md anew from the tests"
 	@echo "make bench                  the figures of benchmarks/README.md"
-	@echo "make chaos [MINUTES=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
+	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
+	@echo "make sim-canaries           every planted bug is found by the simulation"
+	@echo "make chaos [MINUTES=n] [KILLS=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
 	@echo "make clean                  remove what runs and tests left (not .venv)"
 
 $(STAMP): pyproject.toml
@@ -37,6 +41,8 @@ run: $(STAMP) java
 
 test: $(STAMP) java
 	$(BIN)/python -m pytest -q -n 2 $(UNIT_TESTS)
+	$(BIN)/python -m pytest -q -n 2 tests/simulation
+	$(BIN)/python tests/simulation/simulate.py --seeds 500
 	$(BIN)/python -m pytest tests/integration
 
 check: $(STAMP)
@@ -56,8 +62,15 @@ bench: $(STAMP) java
 	$(BIN)/python -m benchmarks.keyed_count
 	$(BIN)/python -m benchmarks.recovery
 
+sim: $(STAMP)
+	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) \
+		$(if $(CANARY),--canary $(CANARY)) $(if $(SHRINK),--shrink)
+
+sim-canaries: $(STAMP)
+	$(BIN)/python tests/simulation/simulate.py --canaries
+
 chaos: $(STAMP) java
-	$(BIN)/python -m tests.integration.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --burn $(BURN)
+	$(BIN)/python -m tests.integration.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --burn $(BURN) --kills $(KILLS)
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -91,7 +91,7 @@ def _parsed(arguments: list[str] | None) -> Settings:
         "--lease",
         type=float,
         default=LEASE_S,
-        help="seconds of our silence after which another daemon on the same storage may take our jobs over; 0: there is "
+        help="seconds of silence after which another daemon on the same storage may take our jobs over; 0: there is "
         "no other daemon",
     )
     return Settings(**vars(parser.parse_args(arguments)))

@@ -101,6 +101,7 @@ class DecisionLog:
         self._last_complete = view.completes[0] if view.completes else None
         self._restored = view.restored
         self._in_flight: _InFlight | None = None
+        self._asked_back = False  # what is at its position is being read
 
     # ------------------------------------------------------------ facts
 
@@ -185,6 +186,7 @@ class DecisionLog:
         if outcome is PutOutcome.LANDED:
             return self._landed(flight)
         if outcome is PutOutcome.EXISTS:
+            self._asked_back = True
             return ReadBack(position)
         return Repeat(flight.position, flight.data)
 
@@ -200,8 +202,11 @@ class DecisionLog:
             return Foreign(LogEntry(position, record, sha256_hex(data)))
         if flight.position != position:
             return None
-        if data is None:
-            return Repeat(flight.position, flight.data)
+        if data is None:  # the answer to an earlier look says nothing about a put that is still under way
+            repeat = Repeat(flight.position, flight.data) if self._asked_back else None
+            self._asked_back = False
+            return repeat
+        self._asked_back = False
         record = decode_record(name, data)
         if record.put_id == flight.record.put_id:
             if data != flight.data:

@@ -139,6 +139,7 @@ class JobRunner:
         self._retried_calls: set[str] = set()  # store calls that failed and are being made again
         self._logged_ms = 0
         self._broken = False
+        self._undecided = ""  # key of the log record whose put has no answer, or an unknown one
         self._left = False  # `run` was cancelled: whatever slots still say, nobody leads here any more
         self._saving: asyncio.Task[None] | None = None  # the history: one put at a time
         self._saved_revision = 0
@@ -381,7 +382,7 @@ class JobRunner:
             await asyncio.sleep(_backoff_s(effect.attempt - 1))
         key = self._paths.log_record(effect.position)
         try:
-            outcome = await self._in_thread(lambda: self._store.put_if_absent(key, effect.data))
+            outcome = await self._in_thread(lambda: self._put_record(key, effect.data))
             why = "the outcome of the put is unknown"
         except (Unavailable, OSError) as error:
             outcome, why = PutOutcome.UNKNOWN, str(error)
@@ -515,8 +516,21 @@ class JobRunner:
         objects = tuple(found for prefix in self._swept_prefixes for found in self._store.list(prefix))
         return Listed(objects, tuple((key, _get(self._store, key)) for key in effect.manifests))
 
+    def _put_record(self, key: str, data: bytes) -> PutOutcome:
+        self._undecided = key
+        outcome = self._store.put_if_absent(key, data)
+        if outcome is not PutOutcome.UNKNOWN:
+            self._undecided = ""
+        return outcome
+
     def _delete(self, permit: Permit, keys: tuple[str, ...]) -> str:
-        check = lambda: check_permit(self._store, self._paths, permit)  # noqa: E731
+        def check() -> None:
+            check_permit(self._store, self._paths, permit)
+            if self._undecided:  # asked for before that put, but not begun (I9)
+                raise Unavailable(
+                    f"the outcome of the put of {self._undecided} is unknown: nothing is deleted meanwhile"
+                )
+
         return delete_in_order(self._store, self._paths, keys, check, self._sleep)
 
     def _delete_all(self, permit: Permit) -> str:

@@ -80,7 +80,8 @@ def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
                 raise Corrupt(
                     f"manifest {key} lists the file {ref.name[:200]!r} of operator {snapshot.operator}, subtask "
                     f"{snapshot.subtask}, in object {(ref.key or '(none)')[:200]!r}, which no snapshot of job "
-                    f"{paths.job} can be: it was written or changed by something else; restore it from a backup of the store"
+                    f"{paths.job} can be: it was written or changed by something else; restore it from a backup of "
+                    "the store"
                 )
 
 

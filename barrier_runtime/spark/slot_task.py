@@ -105,7 +105,8 @@ def _check_private(root: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidJob(
             f"{root} is to hold the state of jobs and is not a folder of user {os.getuid()} alone "
-            f"(owner {found.st_uid}, mode {stat.filemode(found.st_mode)}): remove it, or set SPARK_LOCAL_DIRS to a folder of your own"
+            f"(owner {found.st_uid}, mode {stat.filemode(found.st_mode)}): remove it, or set SPARK_LOCAL_DIRS to a "
+            "folder of your own"
         )
 
 

@@ -76,10 +76,13 @@ def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: 
     running = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     )
-    wait_until(lambda: rows_in(tmp_path / "out"), "a checkpoint was committed")
-    assert list((tmp_path / "tmp").glob("barrier-runtime-*"))
-    running.send_signal(signal.SIGINT)
-    _, printed = running.communicate(timeout=30)
+    try:
+        wait_until(lambda: rows_in(tmp_path / "out"), "a checkpoint was committed")
+        assert list((tmp_path / "tmp").glob("barrier-runtime-*"))
+        running.send_signal(signal.SIGINT)
+        _, printed = running.communicate(timeout=60)
+    finally:
+        running.kill()  # nothing to one that has ended
     assert running.returncode == 130
     assert printed.startswith("interrupted: job from-the-shell was stopped")
     assert "Traceback" not in printed

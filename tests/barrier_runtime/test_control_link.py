@@ -106,7 +106,6 @@ def test_the_link_goes_to_the_standby_when_the_leader_is_gone_and_stays_there():
         slot = SlotEnd(standby.address, leader.address)
         async with linked(slot):
             await until(lambda: slot.registered() == 1, "the leader to greet")
-            assert slot.connections <= 10
             assert leader.directory.run("flights", "run-1").connected_slots == 1
             assert standby.directory.run("flights", "run-1") is None
             await leader.vanish()

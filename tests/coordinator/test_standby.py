@@ -1,5 +1,6 @@
 """Several daemons on one storage: one leads, the others stand by. Real processes, real TCP, kill -9, SIGSTOP."""
 
+import asyncio
 import os
 import signal
 from itertools import pairwise
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from coordinator_world import spec
+from coordinator_world import spec, started
 from tcp_slot import TcpSlot, wait_for
 from test_daemon import JOB, Daemon, log_of_url, one_checkpoint, records, refused, running_slots, until_closed
 
@@ -15,10 +16,13 @@ from coordinator.client import LedByAnother, UnknownJob
 from coordinator.failover_client import FailoverClient
 from coordinator.handshake import job_secret
 from coordinator.history import decode_history
-from coordinator.lease import decode_lease
+from coordinator.job_directory import JobDirectory, NotHere
+from coordinator.lease import Holder, decode_lease
+from coordinator.leases import Leases
 from coordinator.messages import Deploy, Halt, Registered, Shutdown, Start, Trigger, TryElsewhere
 from coordinator.rest_token import daemon_key
 from state.errors import InvalidJob, Unavailable
+from state.memory_store import MemoryStore
 from state.paths import Paths
 
 LEASE = ("--lease", "0.5")
@@ -232,6 +236,28 @@ def test_a_new_slot_that_comes_to_a_daemon_before_its_run_is_in_the_log_is_not_s
     answer = early.receive()
     assert isinstance(answer, TryElsewhere)
     assert "its driver has to submit it" in answer.reason
+
+
+def test_a_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_first_lease():
+    """The FENCE lands before the lease is written; a slot that asks a standby in between must not start a fight."""
+
+    async def main():
+        store = MemoryStore()
+        started(store)  # another daemon's generation 1, of which no lease tells
+        leases = Leases(store, Holder("b", "b:1", "http://b", 400))
+        directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h", leases=leases)
+        began = asyncio.get_running_loop().time()
+        answer = await directory.for_slot("flights", "run-1")
+        assert isinstance(answer, NotHere)
+        assert not answer.fenced
+        assert "no lease names this run" in answer.reason
+        while isinstance(answer, NotHere):
+            await asyncio.sleep(0.005)
+            answer = await directory.for_slot("flights", "run-1")
+        assert asyncio.get_running_loop().time() - began >= 0.4
+        await directory.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 # ---------------------------------------------------------------- programs

@@ -49,10 +49,12 @@ def test_the_command_tells_what_a_job_waits_for_and_with_which_options(daemon):
 
 
 def test_the_list_of_jobs_tells_it_of_each(daemon):
-    running_slots(daemon, JOB)
+    slots = running_slots(daemon, JOB)  # their connections are open for as long as they are known here
     daemon.submit(msgspec.structs.replace(JOB, job="trains"))
     whole, lines = status(daemon)
     jobs = {each.job: each for each in msgspec.json.decode(whole, type=list[JobSummary])}
     assert jobs["flights"].condition == "RUNNING"
     assert jobs["trains"].condition == "STARTING"
     assert lines.splitlines() == ["job flights: RUNNING", f"job trains: STARTING: {jobs['trains'].condition_reason}"]
+    for slot in slots:
+        slot.close()

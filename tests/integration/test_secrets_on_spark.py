@@ -1,5 +1,5 @@
-"""J6, J7 with all processes there are: driver, coordinator, slots, S3. Secrets are planted or made, the job runs, a slot
-is killed, and then everything that was printed, logged, answered, stored or left is searched for them."""
+"""J6, J7 with all processes there are: driver, coordinator, slots, S3. Secrets are planted or made, the job runs, a
+slot is killed, and then everything that was printed, logged, answered, stored or left is searched for them."""
 
 import json
 import os
@@ -28,14 +28,6 @@ PROGRAM = """
             time.sleep(0.05)
         return found
 
-    def open_to_others(below):
-        for entry in below.iterdir():
-            mode = entry.lstat().st_mode
-            if mode & 0o077:
-                yield f"{stat.filemode(mode)} {entry}"
-                if stat.S_ISDIR(mode):
-                    yield from open_to_others(entry)
-
     with s3_server() as place:
         os.environ.update(AWS_SECRET_ACCESS_KEY=CANARY, AWS_SESSION_TOKEN="session" + CANARY)
         flow = Dataflow("planted")
@@ -55,23 +47,21 @@ PROGRAM = """
             private = [entry for entry in folder.iterdir() if entry.name.startswith("barrier-runtime-")]
             assert any("coordinator" in entry.name for entry in private), private
             assert any(entry.name == f"barrier-runtime-{os.getuid()}" for entry in private), private
-            print("OURS", [found for entry in private for found in [stat.filemode(entry.stat().st_mode)]])
+            print("OURS", [stat.filemode(entry.lstat().st_mode) for entry in private])
             os.kill(handle.status().slots[0].pid, signal.SIGKILL)
             until(lambda: handle.status().generations > 1 and handle.status().checkpoints.completed > completed + 1)
             print(msgspec.json.encode(handle.status()).decode(), handle.status())
             for log in folder.glob("barrier-runtime-coordinator-*/coordinator.log"):
                 print(log.read_text())
-            stdout = handle._spark.sparkContext.getConf().toDebugString()
-            print(stdout)
+            print(handle._spark.sparkContext.getConf().toDebugString())
             handle.stop("checkpoint")
             print(handle.wait())
         import boto3
         client = boto3.client("s3")
         stored.mkdir()
         for number, item in enumerate(client.list_objects_v2(Bucket="barrier-runtime")["Contents"]):
-            (stored / str(number)).write_bytes(
-                item["Key"].encode() + b"\\n" + client.get_object(Bucket="barrier-runtime", Key=item["Key"])["Body"].read()
-            )
+            body = client.get_object(Bucket="barrier-runtime", Key=item["Key"])["Body"].read()
+            (stored / str(number)).write_bytes(item["Key"].encode() + b"\\n" + body)
 """
 
 

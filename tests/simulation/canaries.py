@@ -407,3 +407,27 @@ def _source_skips() -> Iterator[None]:
     with _replaced(workload._Reader, "seek", make):
         yield
 
+
+@canary("store-not-probed", "a store that ignores conditions is accepted")
+def _store_not_probed() -> Iterator[None]:
+    from coordinator.job_directory import JobDirectory
+
+    async def proven(self: Any) -> None:
+        """Believed without a look."""
+
+    with patch.object(JobDirectory, "_proven", proven):
+        yield
+
+
+@canary("failed-commit-dropped", "a commit that fails is taken for done")
+def _failed_commit_dropped() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def settled(self: Any, checkpoint: int, error: BaseException | None) -> None:
+            original(self, checkpoint, None)
+
+        return settled
+
+    from barrier_runtime.sinks.sink_operator import SinkOperator
+
+    with _replaced(SinkOperator, "_settled", make):
+        yield

@@ -32,6 +32,9 @@ ACTIONS: dict[str, int] = {  # kind -> weight
 }
 
 
+_TRANSFERS = 80  # of one source: what a run costs is mostly rows
+
+
 @dataclass(frozen=True)
 class Action:
     at_ms: int
@@ -78,7 +81,6 @@ def draw(seed: int) -> Schedule:
     chaos_ms = rng.choice((4_000, 8_000, 8_000, 15_000))
     period_ms = rng.choice((50, 100, 200))
     bounded = rng.random() < 0.7
-    sources = 1
     graph = rng.choice(GRAPHS)
     parallelism = rng.choice((1, 2, 2, 2, 3, 3, 4, 5))
     splits = rng.randint(1, parallelism + 1)
@@ -88,7 +90,7 @@ def draw(seed: int) -> Schedule:
         graph=graph,
         bounded=bounded,
         splits=splits,
-        count=max(4, min(60, int(chaos_ms * rng.choice((0.3, 0.8, 1.2)) / period_ms))) // sources,
+        count=max(4, min(_TRANSFERS // splits, int(chaos_ms * rng.choice((0.3, 0.8, 1.2)) / period_ms))),
         period_ms=period_ms,
         interval_ms=rng.choice((100, 200, 400, 800)),
         min_pause_ms=rng.choice((0, 0, 0, 100)),

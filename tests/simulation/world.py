@@ -217,7 +217,7 @@ class World:
         self._sink_trouble_until_us = 0
         for process in self.sim.processes:
             process.resume()
-        if not any(program.active for program in self.programs):
+        if self._current().outcome not in ("", "finished", "cancelled"):
             self._start_program(self.schedule.parallelism)
 
     def _expect_progress(self) -> None:
@@ -476,6 +476,13 @@ class World:
         task.process.leave()
         if farewell.outcome == "replaced" and not task.given_up:
             self._respawn(program, task)
+        elif farewell.outcome == "failed":  # the driver hears of it from the task, should the coordinator be gone
+            self.sim.after(2_000_000, lambda _: self._failed_by_task(program, farewell.reason))
+
+    def _failed_by_task(self, program: Program, reason: str) -> None:
+        if program.active:
+            self._ended(program, "failed", reason)
+            self._kill_program(program, leave_zombies=False)
 
     def _lose_slot(self, program: Program, task: SlotTask, *, kill: bool) -> None:
         """Spark takes the task for gone and starts it again; the process may live on (`kill=False`)."""
@@ -550,13 +557,13 @@ class World:
         alive = [each for each in program.coordinators if each.process.running]
         if program.active and alive:
             alive[action.victim % len(alive)].process.stall(action.length_ms / 1000)
-            if action.variant % 2:  # its supervisor takes it for dead and starts another one
+            if action.variant % 2 and not self.schedule.standby:  # its supervisor takes it for dead and starts another one
                 self.sim.after(300_000, lambda _: program.active and self._start_coordinator(program, program.listening[0]))
 
     def _second_coordinator(self, action: Action) -> None:
         """Another coordinator of the same run, at the other address that slots know."""
         program = self._current()
-        if program.active:
+        if program.active and not self.schedule.standby:  # two daemons at one address would share a lease
             self._start_coordinator(program, program.listening[1 - action.variant % 2])
 
     def _restart_program(self, action: Action) -> None:

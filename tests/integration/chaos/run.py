@@ -1,6 +1,6 @@
 """A whole chaos run: the job, the store behind its proxy, nemesis and reader; then the verdict.
 
-    python -m tests.integration.chaos.run --minutes 10 --seed 7 [--burn 2] [--plan 40]
+    python -m tests.integration.chaos.run --minutes 10 --seed 7 [--kills 200] [--burn 2] [--plan 40]
 
 Exits with 0 only if nothing was lost, duplicated, out of order or torn in any observation and in the end, the job was
 healthy in time after the last fault, and no process, socket or directory was left behind. Writes all it found to
@@ -48,6 +48,7 @@ class Chosen:
     minutes: float
     seed: int
     burn: int = 0
+    kills: int = 0  # go on until there were so many, also when the time is over
     rows_per_second: float = 2_000.0
     healthy_within_s: float = HEALTHY_WITHIN_S
     first: int = 0  # skip so many actions of the plan
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="of faults")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--burn", type=int, default=0, help="busy processes that take the processor away")
+    parser.add_argument("--kills", type=int, default=0, help="go on until there were so many, if that takes longer")
     parser.add_argument("--rate", type=float, default=2_000.0, help="records per second")
     parser.add_argument("--healthy-within", type=float, default=HEALTHY_WITHIN_S, help="seconds after the last fault")
     parser.add_argument("--first", type=int, default=0, help="begin at this action of the plan")
@@ -71,11 +73,22 @@ def main() -> int:
         for number, action in enumerate(itertools.islice(plan(given.seed), given.plan)):
             print(f"{number:4} {action}")
         return 0
-    chosen = Chosen(given.minutes, given.seed, given.burn, given.rate, given.healthy_within, given.first, given.mode)
+    chosen = Chosen(
+        minutes=given.minutes,
+        seed=given.seed,
+        burn=given.burn,
+        kills=given.kills,
+        rows_per_second=given.rate,
+        healthy_within_s=given.healthy_within,
+        first=given.first,
+        mode=given.mode,
+    )
     folder = ROOT / f"{chosen.seed}-{time.strftime('%H%M%S')}"
     result = chaos(chosen, folder.resolve(), _say)
     print(table(result))
-    print(f"{folder / 'result.json'}; again: make chaos MINUTES={chosen.minutes:g} SEED={chosen.seed}")
+    print(
+        f"{folder / 'result.json'}; again: make chaos MINUTES={chosen.minutes:g} SEED={chosen.seed} BURN={chosen.burn}"
+    )
     return 0 if result.clean else 1
 
 
@@ -146,7 +159,8 @@ class _Run:
             self._tell("the job runs")
             end = time.monotonic() + self._chosen.minutes * 60
             nemesis.torment(
-                itertools.islice(plan(self._chosen.seed), self._chosen.first, None), lambda: time.monotonic() > end
+                itertools.islice(plan(self._chosen.seed), self._chosen.first, None),
+                lambda: time.monotonic() > end and nemesis.kills >= self._chosen.kills,
             )
             last_fault_ns = nemesis.relent()
             self._tell("faults end")

@@ -63,12 +63,16 @@ class StoreProxy:
 
     async def serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
         """One connection of a client. Every answer ends it: S3 clients open another."""
+        this = asyncio.current_task()
+        assert this is not None
+        self._serving.add(this)  # asyncio itself would let a waiting task be collected
         try:
             await self._one_request(client, answer)
         except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             answer.transport.abort()  # the client went away, or the store did: the client sees a broken connection
         finally:
             answer.close()
+            self._serving.discard(this)
 
     async def obey(self, orders: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
         while line := await orders.readline():

@@ -1,0 +1,86 @@
+"""The simulation itself: some seeds, the same trace from the same seed, planted bugs that are found, smaller schedules.
+
+`make sim SEEDS=n` runs many seeds, `make sim-canaries` every planted bug; this is what belongs into every test run.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from canaries import CANARIES
+from schedule import ACTIONS, draw, shrink
+from simulate import judge, judge_seed
+from world import _ACTS
+
+SIMULATE = Path(__file__).parent / "simulate.py"
+
+
+def simulate(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SIMULATE), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_nothing_is_lost_doubled_reordered_or_torn(first: int) -> None:
+    """I4 I5 I6 F7 O11: seeds of every kind of trouble."""
+    for seed in range(first, first + 10):
+        verdict = judge_seed(seed)
+        assert verdict.violations == (), f"make sim SEED={seed}"
+
+
+@pytest.mark.parametrize("seed", [3, 7, 11])
+def test_the_same_seed_gives_the_same_trace_whatever_hashes_and_processes(seed: int) -> None:
+    here = judge_seed(seed).trace_hash
+    for hash_seed in ("1", "2"):
+        replayed = simulate("--seed", str(seed), hash_seed=hash_seed)
+        assert replayed.returncode == 0, replayed.stdout
+        assert f"trace {here}" in replayed.stdout
+
+
+def test_seeds_differ() -> None:
+    assert len({judge_seed(seed).trace_hash for seed in (3, 4, 5)}) == 3
+
+
+def test_a_failure_prints_the_seed_the_last_events_and_the_command_that_replays_it() -> None:
+    found = simulate("--canary", "delete-of-shared-files")
+    assert found.returncode == 1, "a planted bug makes the simulation fail"
+    assert "NothingNeededIsDeleted" in found.stdout
+    assert "the last events:" in found.stdout
+    command = next(line for line in found.stdout.splitlines() if line.startswith("replay it with: make sim SEED="))
+    seed = command.split("SEED=")[1].split()[0]
+    replayed = simulate("--seed", seed, "--canary", "delete-of-shared-files")
+    assert replayed.returncode == 1
+    assert "NothingNeededIsDeleted" in replayed.stdout
+    assert simulate("--seed", seed).returncode == 0, "without the bug nothing is wrong"
+
+
+def test_a_failing_schedule_is_made_smaller_and_still_fails() -> None:
+    with CANARIES["older-checkpoint-restored"].plant():
+        failing = next(draw(seed) for seed in range(200) if judge(draw(seed)).violations and draw(seed).actions)
+        checker = judge(failing).violations[0][0]
+        smaller = shrink(failing, lambda each: any(v[0] == checker for v in judge(each).violations))
+        assert 0 < len(smaller.actions) <= len(failing.actions)
+        assert any(v[0] == checker for v in judge(smaller).violations)
+        for left_out in range(len(smaller.actions)):
+            rest = judge(smaller.without([left_out])).violations
+            assert not any(v[0] == checker for v in rest), "every action that is left is needed"
+
+
+@pytest.mark.parametrize("name", sorted(CANARIES))
+def test_every_canary_can_be_planted_and_taken_away_again(name: str) -> None:
+    """The bug is in the code while it is planted only; whether it is found is what `make sim-canaries` shows."""
+    before = judge_seed(5).trace_hash
+    with CANARIES[name].plant():
+        judge_seed(5)
+    assert judge_seed(5).trace_hash == before
+
+
+def test_every_kind_of_trouble_is_acted_out() -> None:
+    assert set(ACTIONS) == set(_ACTS)
