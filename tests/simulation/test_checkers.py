@@ -593,10 +593,10 @@ def test_a_row_that_is_read_and_counted_twice() -> History:
 @keeps(Doubled)
 def test_equal_rows_of_different_places() -> History:
     """I5: both legs of a transfer, the same number in another split or source, and the same row in another sink."""
-    history = History("two-sinks")
-    rows = [row for split in range(2) for source in ("a", "b") for row in history.bank.read(source, split, 0, 3)]
+    history = History("two-inputs")
     history.fence()
-    history.decide(history.manifest(1, positions={(source, split): 3 for source in ("a", "b") for split in range(2)}))
+    _, rows = history.checkpoint(1, 3)
+    assert {(row.source, row.split) for row in rows} == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
     history.show("out", rows, 1)
     history.show("side", rows)
     return history
@@ -775,8 +775,8 @@ def test_a_stopped_job_with_a_gap_in_an_account() -> History:
     history = History()
     history.fence()
     _, rows = history.checkpoint(1, 4)
-    first, _ = pair_of_an_account(rows, same_split=True)
-    history.show("out", [row for row in rows if row is not first], 1)
+    account = rows[0].account
+    history.show("out", [msgspec.structs.replace(r, n=r.n + 1) if r.account == account else r for r in rows], 1)
     history.end(expected_all=False)
     return history
 

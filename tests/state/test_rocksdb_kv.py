@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,11 +129,7 @@ def test_all_databases_of_a_slot_share_one_bound(tmp_path: Path) -> None:
     for kv in stores:
         for start in range(0, 40_000, 1_000):
             kv.write([((start + number).to_bytes(4, "big"), bytes(200)) for number in range(1_000)])
-    deadline = time.monotonic() + 60
-    while memory.usage_bytes() >= 3 * memory.total_bytes:  # nothing was flushed yet: it happens in the background
-        assert time.monotonic() < deadline, f"{memory.usage_bytes()} bytes are held"
-        threading.Event().wait(0.01)
-    assert memory.usage_bytes() > 0
+    assert 0 < memory.usage_bytes() < 3 * memory.total_bytes
     for kv in stores:
         assert kv.memory_bytes() > 0
         kv.close()
