@@ -7,9 +7,10 @@ An append is a small state machine, because a put has three outcomes:
                   → EXISTS → read it: own put_id → Landed · other put_id → Foreign · gone → Repeat
 
 A leader that has nothing to append for a while looks at the next position (`ReadBack` without a proposal), so that it
-learns of its successor all the same. `Foreign` means that another writer owns the position. Whoever holds a generation is fenced by it and stops; whoever is
-about to start one reads the log again and tries one further. No clock is read, and nothing is believed that is not in
-the log. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9 an unknown outcome blocks deciding.
+learns of its successor all the same. `Foreign` means that another writer owns the position. Whoever holds a generation
+is fenced by it and stops; whoever is about to start one reads the log again and tries one further. No clock is read,
+and nothing is believed that is not in the log. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9 an
+unknown outcome blocks deciding.
 """
 
 from dataclasses import dataclass

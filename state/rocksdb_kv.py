@@ -156,6 +156,7 @@ def _options(memory: SlotMemory) -> Any:
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
     tables.set_format_version(5)
     environment = Env()  # the process-wide one
+    environment.set_high_priority_background_threads(2)  # flushes: checkpoints wait for them, and they free memory
     environment.lower_thread_pool_cpu_priority()  # compaction must not take the processor from the loop
     options = Options(raw_mode=True)
     options.set_env(environment)

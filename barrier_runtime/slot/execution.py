@@ -9,7 +9,7 @@ retired, timers ignored, operators closed when their last blocking work has ende
 import asyncio
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,7 +65,9 @@ class StateSettings:
     memory_bytes: int = 256 * 1024 * 1024  # RocksDB block cache and write buffers of the whole slot together
     cache_bytes: int = 64 * 1024 * 1024  # decoded values per operator subtask
     transfers_at_once: int = 4  # files of one snapshot on their way to or from the object store
-    thresholds: Thresholds = Thresholds()  # which files of a snapshot are packed, or travel inside the manifest
+    thresholds: Thresholds = field(
+        default_factory=Thresholds
+    )  # which files of a snapshot are packed, or travel inside the manifest
 
 
 def tidy_memory(dropped: bool) -> None:

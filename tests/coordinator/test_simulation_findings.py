@@ -8,9 +8,9 @@ from state.memory_store import MemoryStore
 
 
 def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads() -> None:
-    """Found by the simulation: it appends nothing while it waits, and the slots that it waits for are with its successor."""
+    """Found by the simulation: it appends nothing while it waits, and its successor has the slots it waits for."""
     store = MemoryStore()
-    coordinator, a, b = started(store)
+    coordinator, _a, b = started(store)
     b.cut()
     coordinator.later(2_000)
     coordinator.settle()
@@ -26,8 +26,8 @@ def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads() -> N
 
 
 def test_a_manifest_that_went_while_the_log_was_being_read_is_looked_for_again() -> None:
-    """Found by the simulation: a starting coordinator read the log, the leader completed the next checkpoint and dropped
-    the one before. Only a log that still names the missing manifest is damage."""
+    """Found by the simulation: a starting coordinator read the log, the leader completed the next checkpoint and
+    dropped the one before. Only a log that still names the missing manifest is damage."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)

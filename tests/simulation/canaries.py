@@ -1,8 +1,8 @@
 """Planted bugs: each breaks one rule of the protocol in the production code, and the simulation has to find it.
 
-A simulation that never fails proves nothing. So for every rule somebody once broke (here or elsewhere) there is a canary:
-a patch that brings the bug back, the checkers that ought to notice, and how many seeds it may take. `make sim-canaries`
-plants them one by one.
+A simulation that never fails proves nothing. So for every rule somebody once broke (here or elsewhere) there is a
+canary: a patch that brings the bug back, the checkers that ought to notice, and how many seeds it may take. `make sim-
+canaries` plants them one by one.
 """
 
 import contextlib

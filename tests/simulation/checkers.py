@@ -1,4 +1,5 @@
-"""The judges of the simulation, one class each: what must never be seen, whatever fails. None of them trusts the runtime.
+"""The judges of the simulation, one class each: what must never be seen, whatever fails. None of them trusts the
+runtime.
 
 A checker is told every effect on the stores and every change of what readers see, in order, and reports a violation at
 the moment it happens. `canaries.py` proves that each of them can fail.
@@ -8,11 +9,12 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
+from facts import Decision, Facts
+from workload import Row, Workload, transfer
+
 from coordinator.log_records import Complete, Fence, Finish, Lead, Record
 from coordinator.manifest import own_files
-from facts import Decision, Facts
 from state.object_store import PutOutcome
-from workload import Row, Workload
 
 Report = Callable[[str, str], None]  # (checker, what is wrong)
 
@@ -72,6 +74,11 @@ class ContiguousLog(Checker):
                 self.wrong(f"{actor} replaced log record {position}")
         elif position != len(self._bytes) + 1:
             self.wrong(f"{actor} wrote log record {position}, the head is {len(self._bytes)}")
+        elif (
+            position > 1
+            and f'"parent_sha256":"{hashlib.sha256(self._bytes[position - 1]).hexdigest()}"'.encode() not in data
+        ):
+            self.wrong(f"log record {position} does not follow the bytes of {position - 1}")
         self._bytes[position] = data
 
     def on_delete(self, actor: str, key: str) -> None:
@@ -179,7 +186,7 @@ class NothingLost(Checker):
                 for source in workload.sources
                 for split in range(workload.splits)
             }
-            if not expected_all and self.facts.finish is not None and self.facts.decisions:
+            if not expected_all and self.facts.decisions:
                 last.update(self.facts.decisions[-1].positions)
             for (source, split), count in last.items():
                 lost = [(seq, leg) for seq in range(count) for leg in (0, 1) if (source, split, seq, leg) not in seen]
@@ -204,7 +211,7 @@ class NothingReordered(Checker):
 
 
 class WholeState(Checker):
-    """Keyed state neither loses nor doubles an update: each account's legs are numbered 1, 2, 3, … and its balance is the
+    """Keyed state neither loses nor doubles an update: each account's legs are numbered 1, 2, 3, …, its balance is the
     sum of them; each split's, where there is a second shuffle, too."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
@@ -223,18 +230,18 @@ class WholeState(Checker):
 
     def at_end(self, expected_all: bool) -> None:
         for (sink, account), legs in self._accounts.items():
+            if sorted(legs) != list(range(1, len(legs) + 1)):
+                gap = next(n for n in range(1, len(legs) + 2) if n not in legs)
+                self.wrong(f"sink {sink}: account {account} has no leg {gap} of {max(legs)}")
+                continue
             balance = 0
-            for n in range(1, max(legs) + 1):
-                if n not in legs:
-                    if expected_all or sink == "out":
-                        self.wrong(f"sink {sink}: account {account} has no leg {n} of {max(legs)}")
-                    return
+            for n in range(1, len(legs) + 1):
                 balance += legs[n].delta
                 if legs[n].balance != balance:
                     self.wrong(f"sink {sink}: account {account}: {legs[n]} should have balance {balance}")
-                    return
+                    break
         for (sink, source, split), numbers in self._audits.items():
-            if sorted(numbers.elements()) != list(range(1, max(numbers) + 1)):
+            if sorted(numbers.elements()) != list(range(1, numbers.total() + 1)):
                 self.wrong(f"sink {sink}: the legs of {source}-{split} are not numbered 1 to {max(numbers)}")
 
 
@@ -273,7 +280,8 @@ class OneCut(Checker):
         if decision is None:
             self.wrong(f"what is visible is said to be checkpoint {checkpoint}, which is not complete")
             return
-        for split, position in decision.positions.items():
+        for split in sorted(decision.positions.keys() | self._last.keys()):
+            position = decision.positions.get(split, 0)
             if position != self._last.get(split, -1) + 1:
                 self.wrong(
                     f"checkpoint {checkpoint} is visible; its position of {split} is {position}, shown are "
@@ -294,8 +302,10 @@ class NothingNeededIsDeleted(Checker):
         for decision in facts.retained():
             if key == decision.record.manifest or key in decision.files:
                 self.wrong(f"{actor} deleted {key}, which retained checkpoint {decision.record.checkpoint} needs")
-        token = facts.paths.data_token(key)
-        if token is not None and token >= facts.token and key not in facts.files:
+        manifest = facts.paths.checkpoint_of(key)
+        token = manifest[1] if manifest is not None else facts.paths.data_token(key)
+        decided = {each.record.manifest for each in facts.decisions}
+        if token is not None and token >= facts.token and key not in facts.files and key not in decided:
             self.wrong(f"{actor} deleted {key} of the living generation {facts.token}: an upload under way")
 
 
@@ -313,6 +323,9 @@ class AcksOfThisGeneration(Checker):
                 self.wrong(
                     f"checkpoint {decision.record.checkpoint} of generation {token} holds {key} of generation {written}"
                 )
+        said = (decision.record.checkpoint, decision.record.lineage)
+        if (decision.manifest.checkpoint, decision.manifest.lineage) != said:
+            self.wrong(f"the decision of checkpoint {said} names a manifest of {decision.manifest.checkpoint}")
         if decision.record.token != token:
             self.wrong(f"the decision of generation {decision.record.token} names a manifest of {token}")
 
@@ -337,8 +350,8 @@ class UnknownBlocks(Checker):
         position = self.facts.position_of(key)
         if operation == "put_if_absent" and position is not None and position != unknown:
             self.wrong(f"{actor} puts log record {position} while {unknown} is undecided")
-        elif operation == "delete" and (
-            key.startswith(self.facts.paths.data_prefix) or key.startswith(self.facts.paths.checkpoints_prefix)
+        elif operation == "delete" and key.startswith(
+            (self.facts.paths.data_prefix, self.facts.paths.checkpoints_prefix)
         ):
             self.wrong(f"{actor} deletes {key} while log record {unknown} is undecided")
 
@@ -358,9 +371,21 @@ class FinishedMeansCommitted(Checker):
             return
         for sink in self.workload.sinks:
             if self._visible[sink] != 2 * self.workload.transfers:
-                self.wrong(
-                    f"the log says finished, sink {sink} shows {self._visible[sink]} of {2 * self.workload.transfers} rows"
-                )
+                rows = 2 * self.workload.transfers
+                self.wrong(f"the log says finished, sink {sink} shows {self._visible[sink]} of {rows} rows")
+
+
+class TrueRows(Checker):
+    """I5: a row is what the workload makes of a record that the source has."""
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        workload = self.workload
+        for row in rows:
+            payer, payee, amount = transfer(row.source, row.split, row.seq)
+            true = ((payer, -amount), (payee, amount))
+            exists = row.source in workload.sources and row.split < workload.splits and row.seq < workload.count
+            if not exists or row.leg not in (0, 1) or (row.account, row.delta) != true[row.leg]:
+                self.wrong(f"sink {sink} shows {row}, which no record gives")
 
 
 class OneLeader(Checker):
@@ -393,6 +418,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     UnknownBlocks,
     FinishedMeansCommitted,
     OneLeader,
+    TrueRows,
 )
 
 __all__ = ["CHECKERS", "Checker", "own_files"]

@@ -1,7 +1,8 @@
-"""What the simulated stores have seen, read once for all checkers: the log, its decisions, and what each decision names.
+"""What the simulated stores have seen, read once for all checkers: the log, its decisions, and what each decision
+names.
 
-Fed by the stores with every effect in the order in which it happened, whoever caused it. Believes nothing that a process
-says: only what is in the object store.
+Fed by the stores with every effect in the order in which it happened, whoever caused it. Believes nothing that a
+process says: only what is in the object store.
 """
 
 from dataclasses import dataclass, field

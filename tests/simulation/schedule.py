@@ -1,7 +1,8 @@
 """What goes wrong in one simulated run, and in what kind of job: drawn from the seed before anything runs.
 
-A schedule is plain data: a list of actions with times and parameters. So a failing one can be printed, replayed, and made
-smaller by leaving actions out (`shrink`). An action names its victim by number; the world takes it modulo what is there.
+A schedule is plain data: a list of actions with times and parameters. So a failing one can be printed, replayed, and
+made smaller by leaving actions out (`shrink`). An action names its victim by number; the world takes it modulo what is
+there.
 """
 
 import random

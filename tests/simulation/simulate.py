@@ -128,8 +128,9 @@ def _one(seed: int, canary: str | None, smaller: bool) -> int:
     for action in schedule.actions:
         print(f"  {action}")
     print(
-        f"{verdict.virtual_s:.1f} virtual seconds in {verdict.real_s:.2f}, {verdict.steps} events, {verdict.checkpoints} "
-        f"checkpoints, {verdict.generations} generations, {verdict.takeovers} takeovers; trace {verdict.trace_hash}"
+        f"{verdict.virtual_s:.1f} virtual seconds in {verdict.real_s:.2f}, {verdict.steps} events, "
+        f"{verdict.checkpoints} checkpoints, {verdict.generations} generations, {verdict.takeovers} takeovers; "
+        f"trace {verdict.trace_hash}"
     )
     if verdict.violations:
         _tell(verdict, canary)
@@ -142,8 +143,9 @@ def _shape(schedule: Schedule) -> str:
     return (
         f"{schedule.graph}, parallelism {schedule.parallelism}, {schedule.splits} splits of {schedule.count} records, "
         f"{'bounded' if schedule.bounded else 'unbounded'}, checkpoints every {schedule.interval_ms} ms "
-        f"(timeout {schedule.timeout_ms}, concurrent {schedule.max_concurrent}, tolerated {schedule.tolerable_failures}, "
-        f"retained {schedule.retained}), slot timeout {schedule.slot_timeout_ms} ms"
+        f"(timeout {schedule.timeout_ms}, concurrent {schedule.max_concurrent}, "
+        f"tolerated {schedule.tolerable_failures}, retained {schedule.retained}), "
+        f"slot timeout {schedule.slot_timeout_ms} ms"
     )
 
 
@@ -185,8 +187,9 @@ def _many(seeds: range, jobs: int) -> int:
             if done % 100 == 0:
                 print(f"{done} of {len(seeds)} seeds, {time.perf_counter() - began:.0f} s, {len(bad)} bad", flush=True)
     print(
-        f"{len(seeds)} seeds in {time.perf_counter() - began:.0f} s: {totals['virtual_s']} virtual seconds, {totals['actions']} "
-        f"strikes, {totals['generations']} generations, {totals['takeovers']} takeovers, {totals['checkpoints']} checkpoints, "
+        f"{len(seeds)} seeds in {time.perf_counter() - began:.0f} s: {totals['virtual_s']} virtual seconds, "
+        f"{totals['actions']} strikes, {totals['generations']} generations, {totals['takeovers']} takeovers, "
+        f"{totals['checkpoints']} checkpoints, "
         f"{len(bad)} bad seeds{': ' + ', '.join(str(verdict.seed) for verdict in bad[:20]) if bad else ''}"
     )
     return 1 if bad else 0

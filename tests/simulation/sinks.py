@@ -11,10 +11,10 @@ from typing import Protocol
 
 import msgspec
 import pyarrow as pa
+from workload import Row
 
 from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
 from state.errors import ProtocolViolation, Unavailable
-from workload import Row
 
 
 class Weather(Protocol):

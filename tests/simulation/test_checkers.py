@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import pyarrow as pa
 import pytest
-from checkers import CHECKERS, Checker
+from checkers import CHECKERS, Checker, TrueRows
 from checkers import AcksOfThisGeneration as Acks
 from checkers import ContiguousLog as Contiguous
 from checkers import FinishedMeansCommitted as Finished
@@ -856,7 +856,7 @@ def test_half_a_transfer() -> History:
     return history
 
 
-@breaks(Cut, "the auditor finds 1 too much")
+@breaks(Cut, "the auditor finds 1 too much", also=[TrueRows])
 def test_money_that_comes_from_nowhere() -> History:
     """I6: all deltas together are nothing."""
     history = History()
@@ -920,6 +920,121 @@ def test_views_that_step_from_checkpoint_to_checkpoint() -> History:
     history.show("out", [*second, *third], 3)
     for split in range(2):
         history.show("side", [row for row in first if row.split == split])
+    return history
+
+
+@breaks(TrueRows, "which no record gives")
+def test_rows_that_say_other_amounts_than_their_records() -> History:
+    """I5: rows that agree with each other and with state, and are all wrong."""
+    history = History()
+    history.fence()
+    _, rows = history.checkpoint(1, 6)
+    history.show("out", [msgspec.structs.replace(r, delta=2 * r.delta, balance=2 * r.balance) for r in rows], 1)
+    history.finish()
+    history.end(expected_all=True)
+    return history
+
+
+@keeps(TrueRows)
+def test_rows_that_say_what_their_records_say() -> History:
+    """I5: all of them, of every source."""
+    history = History("two-inputs")
+    history.fence()
+    _, rows = history.checkpoint(1, 6)
+    history.show("out", rows, 1)
+    return history
+
+
+@breaks(Lost, "sink side lacks 2 rows of a-1, e.g. [(3, 0), (3, 1)]")
+def test_a_job_that_is_stopped_and_keeps_its_checkpoints() -> History:
+    """I5: such a job writes no FINISH; what its last checkpoint had read is visible all the same."""
+    history = History("two-sinks")
+    history.fence()
+    _, rows = history.checkpoint(1, 4)
+    history.show("out", rows, 1)
+    history.show("side", rows[:-2])
+    history.end(expected_all=False)
+    return history
+
+
+@breaks(State, "should have balance")
+def test_a_wrong_account_behind_one_with_a_gap() -> History:
+    """I5: the first account that is wrong does not hide the others."""
+    history = History("two-sinks")
+    history.fence()
+    _, rows = history.checkpoint(1, 4)
+    history.show("out", rows, 1)
+    gap = rows[0].account
+    history.show(
+        "side",
+        [
+            msgspec.structs.replace(r, n=r.n + 1) if r.account == gap else msgspec.structs.replace(r, balance=0)
+            for r in rows
+        ],
+    )
+    history.end(expected_all=False)
+    return history
+
+
+@breaks(State, "has no leg")
+def test_an_account_whose_numbers_begin_with_nothing() -> History:
+    """I5: the first leg is number 1."""
+    history = History("two-sinks")
+    history.fence()
+    _, rows = history.checkpoint(1, 6)
+    history.show("out", rows, 1)
+    first = rows[0]
+    history.show(
+        "side",
+        [
+            msgspec.structs.replace(r, n=r.n - 1, balance=r.balance - first.delta) if r.account == first.account else r
+            for r in rows
+        ],
+    )
+    history.end(expected_all=True)
+    return history
+
+
+@breaks(Cut, "its position of ('a', 1) is 0, shown are 2 transfers")
+def test_a_view_with_a_split_that_its_checkpoint_does_not_have() -> History:
+    """I6: one vector of positions, over all splits that are visible."""
+    history = History()
+    history.fence()
+    history.decide(history.manifest(1, positions={("a", 0): 2}))
+    history.show("out", [*history.bank.read("a", 0, 0, 2), *history.bank.read("a", 1, 0, 2)], 1)
+    return history
+
+
+@breaks(Contiguous, "does not follow the bytes of 1")
+def test_a_log_record_that_follows_another_predecessor() -> History:
+    """I1: the log is a chain."""
+    history = History()
+    history.fence()
+    history.append(msgspec.structs.replace(history.fence_record(), parent_sha256="0" * 64))
+    return history
+
+
+@breaks(Acks, "names a manifest of 1")
+def test_a_decision_for_the_manifest_of_another_checkpoint() -> History:
+    """I8: a decision names the manifest of its own checkpoint."""
+    history = History()
+    history.fence()
+    manifest = history.manifest(1)
+    record = msgspec.structs.replace(history.complete_record(manifest), checkpoint=2)
+    history.put(record.manifest, encode_manifest(manifest))
+    history.append(record)
+    return history
+
+
+@breaks(Deleted, "of the living generation 1: an upload under way")
+def test_a_manifest_of_the_living_generation_that_is_not_decided_yet() -> History:
+    """I7: a manifest is written before its decision, and is not deleted in between."""
+    history = History()
+    history.fence()
+    manifest = history.manifest(1)
+    key = history.paths.manifest(1, 1)
+    history.put(key, encode_manifest(manifest))
+    history.delete(key)
     return history
 
 

@@ -1,9 +1,9 @@
 """What the simulated job does: numbered bank transfers between accounts, and the rows its sinks must end up with.
 
-A source emits numbered transfers per split; each becomes two legs (a debit and a credit). Legs go by account through keyed
-state (how many legs this account has seen, its balance), and in some graphs by split through a second one. So every row
-that comes out says which record it is and what the state was: rows alone prove what was lost, doubled, reordered or
-counted on a torn state, and all deltas together always sum to nothing.
+A source emits numbered transfers per split; each becomes two legs (a debit and a credit). Legs go by account through
+keyed state (how many legs this account has seen, its balance), and in some graphs by split through a second one. So
+every row that comes out says which record it is and what the state was: rows alone prove what was lost, doubled,
+reordered or counted on a torn state, and all deltas together always sum to nothing.
 
 Everything is a function of the record's number: a replay gives the same rows.
 """

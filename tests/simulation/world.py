@@ -1,9 +1,9 @@
 """One simulated run from its seed: a program on a cluster, what goes wrong with it, and the judges that watch.
 
-The world plays what is not ours: Spark (starts a task again when its process is gone, kills one when the driver asks), the
-supervisor of the embedded coordinator, the user who starts the program again, and readers of the target. Everything
-between (slots, channels, coordinators, sinks, log) is the production code, on simulated loops, sockets, threads and
-stores. See `schedule` for what may happen, `checkers` for what may never be seen.
+The world plays what is not ours: Spark (starts a task again when its process is gone, kills one when the driver asks),
+the supervisor of the embedded coordinator, the user who starts the program again, and readers of the target.
+Everything between (slots, channels, coordinators, sinks, log) is the production code, on simulated loops, sockets,
+threads and stores. See `schedule` for what may happen, `checkers` for what may never be seen.
 """
 
 import asyncio
@@ -231,7 +231,10 @@ class World:
             return bool(new) and self._committed_through() >= new[0].checkpoint
 
         if not self._until(progressed, HEALED_WITHIN_S) and not self.violations:
-            self._wrong("Liveness", f"no checkpoint completed and was committed within {HEALED_WITHIN_S} s of calm: {self._state()}")
+            self._wrong(
+                "Liveness",
+                f"no checkpoint completed and was committed within {HEALED_WITHIN_S} s of calm: {self._state()}",
+            )
 
     def _expect_the_end(self) -> None:
         if self.violations:
@@ -254,7 +257,10 @@ class World:
         """O9: a store that ignores conditions can't hold a decision log."""
         refused = [each.refused for program in self.programs for each in program.coordinators if each.refused]
         if not refused or self.facts.records:
-            self._wrong("Refusal", f"a store that ignores conditions was accepted; the log has {len(self.facts.records)} records")
+            self._wrong(
+                "Refusal",
+                f"a store that ignores conditions was accepted; the log has {len(self.facts.records)} records",
+            )
 
     # ------------------------------------------------------------ programs
 
@@ -315,7 +321,9 @@ class World:
                 self._last_ended = program
             if outcome == "failed" and self._damage_was_read and "restore" in reason:
                 # Damage that was read is never worked around: the user looks, and starts the program again.
-                self.sim.after(1_000_000, lambda _: program is self._current() and self._start_program(program.spec.parallelism))
+                self.sim.after(
+                    1_000_000, lambda _: program is self._current() and self._start_again(program.spec.parallelism)
+                )
             elif outcome == "failed":
                 self._wrong("JobFailed", reason)
 
@@ -337,7 +345,9 @@ class World:
             leader=process.name,
             host=process.place,
             probe=partial(probe_conditional_put, store, "_probe", writers=1, new_id=self.sim.new_id),
-            leases=Leases(store, Holder(address, address, f"http://{address}", 2_000)) if self.schedule.standby else None,
+            leases=Leases(store, Holder(address, address, f"http://{address}", 2_000))
+            if self.schedule.standby
+            else None,
             clock=process.wall_ms,
             sleep=process.sleep,
         )
@@ -557,8 +567,12 @@ class World:
         alive = [each for each in program.coordinators if each.process.running]
         if program.active and alive:
             alive[action.victim % len(alive)].process.stall(action.length_ms / 1000)
-            if action.variant % 2 and not self.schedule.standby:  # its supervisor takes it for dead and starts another one
-                self.sim.after(300_000, lambda _: program.active and self._start_coordinator(program, program.listening[0]))
+            if (
+                action.variant % 2 and not self.schedule.standby
+            ):  # its supervisor takes it for dead and starts another one
+                self.sim.after(
+                    300_000, lambda _: program.active and self._start_coordinator(program, program.listening[0])
+                )
 
     def _second_coordinator(self, action: Action) -> None:
         """Another coordinator of the same run, at the other address that slots know."""
@@ -572,7 +586,12 @@ class World:
         parallelism = self.schedule.parallelism
         if action.variant % 5 == 0:
             parallelism = 1 + (action.variant // 5) % 5  # rescaled
-        self.sim.after(self.sim.between_us(100_000, 1_000_000), lambda _: self._start_program(parallelism))
+        self.sim.after(self.sim.between_us(100_000, 1_000_000), lambda _: self._start_again(parallelism))
+
+    def _start_again(self, parallelism: int) -> None:
+        """The user does, unless the job has come to its end meanwhile."""
+        if self._current().outcome not in ("finished", "cancelled"):
+            self._start_program(parallelism)
 
     def _second_program(self, action: Action) -> None:
         """Somebody starts the program while it runs."""

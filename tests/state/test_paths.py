@@ -76,7 +76,7 @@ def test_keys_tell_what_they_were_built_from_and_foreign_keys_tell_nothing() -> 
         "a/checkpoints/5-2/manifest.json/more",
         "a/checkpoints/5-2/manifest.json.bak",
         "a/checkpoints/05-2/manifest.json",
-        "a/checkpoints/٥-2/manifest.json",
+        "a/checkpoints/\u0665-2/manifest.json",
         "a/data/9/notes.txt",
         "a/data/9/s/f/deeper",
         "a/data/09/s/f",

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,9 +130,16 @@ def test_all_databases_of_a_slot_share_one_bound(tmp_path: Path) -> None:
     for kv in stores:
         for start in range(0, 40_000, 1_000):
             kv.write([((start + number).to_bytes(4, "big"), bytes(200)) for number in range(1_000)])
-    assert 0 < memory.usage_bytes() < 3 * memory.total_bytes
+    assert memory.usage_bytes() > 0
     for kv in stores:
         assert kv.memory_bytes() > 0
+    # Memtables over the bound are flushed behind the writes: with little more written, memory comes down to it.
+    deadline = time.monotonic() + 60
+    while memory.usage_bytes() > memory.total_bytes and time.monotonic() < deadline:
+        for number, kv in enumerate(stores):
+            kv.write([(number.to_bytes(4, "big"), b"more")])
+    assert memory.usage_bytes() <= memory.total_bytes
+    for kv in stores:
         kv.close()
     with pytest.raises(InvalidJob, match="8 MiB or more"):
         SlotMemory(1_000)
