@@ -25,6 +25,7 @@ from coordinator.log_records import (
     Record,
     decode_record,
     encode_record,
+    stamped,
 )
 from state.errors import Corrupt, ProtocolViolation
 from state.object_store import PutOutcome
@@ -175,6 +176,7 @@ class DecisionLog:
             )
         position = self.next_position
         self._check(position, record)
+        record = stamped(record)
         data = encode_record(record)
         self._in_flight = _InFlight(position, record, data)
         return Repeat(position, data)

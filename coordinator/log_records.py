@@ -4,12 +4,16 @@ Every record carries a `put_id` of its own (so that a writer recognises its reco
 its predecessor's bytes (so that the log is a chain) and back links that let a reader derive all facts from a few reads:
 `token` is the position of the generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run` that
 of the last FENCE of an earlier run. Bytes are canonical JSON; wall times are for people only.
+
+`check` is the sha256 of the record's own bytes without it. The parent's hash covers every record but the newest, and
+the next record carries the newest one's hash: a single bit that was read wrongly there would be in the chain for ever.
 """
 
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from coordinator.hashing import sha256_hex
 from coordinator.messages import JobSpec
 from state.errors import UNREADABLE, Corrupt
 
@@ -26,6 +30,7 @@ class _Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fiel
     writer: str  # host and submitter, for people
     wall_ms: int  # for people
     prior_complete: int = NO_RECORD
+    check: str = ""
 
 
 class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
@@ -69,8 +74,17 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
+def stamped(record: Record) -> Record:
+    """The record with its `check`."""
+    return msgspec.structs.replace(record, check=_check_of(record))
+
+
 def encode_record(record: Record) -> bytes:
-    return _ENCODER.encode(record)
+    return _ENCODER.encode(stamped(record))
+
+
+def _check_of(record: Record) -> str:
+    return sha256_hex(_ENCODER.encode(msgspec.structs.replace(record, check="")))
 
 
 def decode_record(name: str, data: bytes) -> Record:
@@ -86,5 +100,10 @@ def decode_record(name: str, data: bytes) -> Record:
         raise Corrupt(
             f"log record {name} has version {record.version}, this release reads {RECORD_VERSION}: "
             "use the release that wrote it"
+        )
+    if record.check != _check_of(record):
+        raise Corrupt(
+            f"log record {name} is damaged: its bytes should hash to {record.check or 'what it says'}, they hash to "
+            f"{_check_of(record)}: read it again, or restore the object from a backup of the store"
         )
     return record

@@ -1,5 +1,6 @@
 """The log: one append at a time, three outcomes, and nothing believed that is not in it."""
 
+import msgspec
 import pytest
 from coordinator_world import spec
 
@@ -274,10 +275,22 @@ def test_a_changed_predecessor_breaks_the_chain():
     put(store, log, fence(log))
     put(store, log, complete(log, 1))
     record = decode_record("x", store.get(PATHS.log_record(1)))
-    forged = encode_record(record).replace(b'"writer":"host"', b'"writer":"mole"')
+    forged = encode_record(msgspec.structs.replace(record, writer="mole"))
     store.damage(PATHS.log_record(1), forged)
     with pytest.raises(Corrupt, match=r"expected sha256 .*found"):
         view(store)
+
+
+def test_a_bit_of_the_head_that_was_read_wrongly_does_not_get_into_the_chain():
+    """Found by the simulation: no other record covers the head, and the next one takes over its hash."""
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    intact = store.get(PATHS.log_record(1))
+    for at in range(len(intact)):
+        store.damage(PATHS.log_record(1), intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+        with pytest.raises(Corrupt, match=r"0001\.json"):
+            view(store)
 
 
 def test_a_missing_fence_below_the_head_is_corruption_not_an_empty_log():

@@ -409,6 +409,8 @@ class World:
     def _kill_what_is_asked(self, _: object) -> None:
         """The driver polls: tasks to kill, wishes to repeat."""
         self.sim.after(200_000, self._kill_what_is_asked)
+        if self._calm and self._current().outcome not in ("", "finished", "cancelled"):
+            self._start_program(self.schedule.parallelism)  # nobody runs it: its user looks after it
         for program in self.programs:
             runner = self._runner(program) if program.active else None
             if runner is None:
