@@ -10,12 +10,14 @@ A job is finished only when all are through (I10). All of it follows from the lo
 successor finds its place again by itself.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 from coordinator.messages import GLOBAL_COMMITTER, CommitFailing, Committed, JobSpec, sink_key
 from state.snapshot import OperatorSnapshot
 
-_DECIDED_KEPT = 16  # of the newest: sinks that lag further behind are told of one of these when they come so far
+_DECIDED_KEPT = 16  # decided manifests' lists of committables
+MAX_BEHIND = 64  # completed checkpoints that a sink may be behind before no more are taken: pending sets would outgrow
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class CommitTracker:
         members += [(sink, GLOBAL_COMMITTER) for sink in self._global_sinks]
         self._through = {sink_key(sink, subtask): 0 for sink, subtask in members}
         self._failing: dict[str, FailingCommit] = {}
+        self._open: deque[int] = deque()  # completed checkpoints that some sink is not through with, oldest first
         self._decided: dict[
             int, tuple[OperatorSnapshot, ...]
         ] = {}  # checkpoint -> what its manifest says of global sinks
@@ -67,6 +70,21 @@ class CommitTracker:
     def all_through(self, checkpoint: int) -> bool:
         return all(through >= checkpoint for through in self._through.values())
 
+    def completed(self, checkpoint: int) -> None:
+        """`checkpoint` is complete. Remembered until every sink is through."""
+        self._open.append(checkpoint)
+        done = min(self._through.values(), default=checkpoint)
+        while self._open and self._open[0] <= done:
+            self._open.popleft()
+
+    @property
+    def too_far_behind(self) -> bool:
+        """A snapshot lists what is not visible yet: while sinks do not come along, more checkpoints only add to it."""
+        done = min(self._through.values(), default=0)
+        while self._open and self._open[0] <= done:
+            self._open.popleft()
+        return len(self._open) >= MAX_BEHIND
+
     def behind(self, checkpoint: int) -> tuple[str, ...]:
         """Sink subtasks (and global committers) that have not yet made `checkpoint` visible."""
         return tuple(sorted(sink for sink, through in self._through.items() if through < checkpoint))
@@ -85,18 +103,30 @@ class CommitTracker:
         """`checkpoint` is complete with this manifest: keep what global committers will need of it."""
         if self._global_sinks:
             self._decided[checkpoint] = tuple(each for each in operators if each.operator in self._global_sinks)
-            for old in sorted(self._decided)[:-_DECIDED_KEPT]:
-                del self._decided[old]
+            self._forget()
+
+    def _forget(self) -> None:
+        """What every global committer is through, and more than enough of the rest: the oldest stays, because a sink
+        that lags comes to it first; of the others any will do, because a manifest lists all that is not visible."""
+        done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
+        for old in [number for number in self._decided if number <= done and number != max(self._decided)]:
+            del self._decided[old]
+        kept = sorted(self._decided)
+        if len(kept) > _DECIDED_KEPT:
+            del self._decided[kept[len(kept) // 2]]
 
     def due_globally(self) -> tuple[GlobalCommit, ...]:
         """What every subtask has committed and the global committer has not, per sink."""
         due = []
         for sink in self._global_sinks:
             reached = min(self._through[sink_key(sink, subtask)] for subtask in range(self._parallelism))
-            if reached > self._through[sink_key(sink, GLOBAL_COMMITTER)]:
-                known = self._decided.get(reached)
-                snapshots = None if known is None else tuple(each for each in known if each.operator == sink)
-                due.append(GlobalCommit(sink, reached, snapshots))
+            done = self._through[sink_key(sink, GLOBAL_COMMITTER)]
+            known = max((number for number in self._decided if done < number <= reached), default=None)
+            if known is not None:
+                snapshots = tuple(each for each in self._decided[known] if each.operator == sink)
+                due.append(GlobalCommit(sink, known, snapshots))
+            elif reached > done:
+                due.append(GlobalCommit(sink, reached, None))
         return tuple(due)
 
     def visible(self) -> tuple[tuple[str, int], ...]:

@@ -222,6 +222,16 @@ class DecisionLog:
         self._check_foreign(position, record)
         return Foreign(LogEntry(position, record, sha256_hex(data)))
 
+    def accept(self, foreign: Foreign) -> None:
+        """The record of our predecessor that was faster is the head now: go on behind it. Not for who leads."""
+        if foreign.entry.position != self.next_position or self._in_flight is not None:
+            raise ProtocolViolation(
+                f"job {self._job}: log record {foreign.entry.position} is not the next one: file a bug"
+            )
+        self._head = foreign.entry
+        if isinstance(foreign.entry.record, Complete):
+            self._last_complete = foreign.entry
+
     def _landed(self, flight: _InFlight) -> Landed:
         entry = LogEntry(flight.position, flight.record, sha256_hex(flight.data))
         if isinstance(flight.record, Fence):

@@ -26,6 +26,7 @@ from coordinator.messages import (
     Halt,
     JobSpec,
     Registered,
+    SubtaskFailed,
     SubtaskId,
     ToSlot,
     Visible,
@@ -103,6 +104,7 @@ class Job:
         self._append_attempts = 0
         self._greeted: dict[int, str] = {}  # slot index -> uuid + link that got its Registered
         self._told: dict[str, tuple[int, int | None]] = {}  # sink -> what its global committer was asked, on which link
+        self.reported_failure: SubtaskFailed | None = None  # heard before we led; a slot says it once per connection
         self.wanted_manifest: str | None = None  # key of the one that is read for the global committers
 
     # ------------------------------------------------------------ effects

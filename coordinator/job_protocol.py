@@ -60,6 +60,7 @@ class JobProtocol:
         self._stood_still = False  # the last tick only forgave
         self._watch = ProgressWatch()
         self._glance_ms = 0  # when to look at the log's next position, while leading
+        self._glancing = False  # the store has not answered yet
 
     # ------------------------------------------------------------ what the edge asks
 
@@ -175,6 +176,7 @@ class JobProtocol:
         if isinstance(event, AppendResult):
             return self._on_log_step(job.log.on_put(event.position, event.outcome), now_ms)
         if isinstance(event, RecordRead):
+            self._glancing, self._glance_ms = False, now_ms + GLANCE_MS
             return self._on_log_step(job.log.on_read_back(event.position, event.name, event.data), now_ms)
         if isinstance(event, StoreRetried):
             job.store_retried(event)
@@ -197,14 +199,14 @@ class JobProtocol:
             return None
         self._stood_still = False
         if self._may_glance and now_ms >= self._glance_ms:
-            self._glance_ms = now_ms + GLANCE_MS
+            self._glancing = True
             self._job.emit(ReadRecord(self._job.log.next_position))
         return self._phase.on_tick(self._job, now_ms)
 
     @property
     def _may_glance(self) -> bool:
         """A coordinator that stood still, and waits for slots that its successor has, would never find out."""
-        return self._job.leads and not self._job.log.in_flight
+        return self._job.leads and not self._job.log.in_flight and not self._glancing
 
     def _on_answer(self, event: Event, now_ms: int) -> Phase | None:
         job, phase = self._job, self._phase

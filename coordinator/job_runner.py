@@ -139,7 +139,7 @@ class JobRunner:
         self._retried_calls: set[str] = set()  # store calls that failed and are being made again
         self._logged_ms = 0
         self._broken = False
-        self._undecided = ""  # key of the log record whose put has no answer, or an unknown one
+        self._undecided: set[str] = set()  # keys of log records whose put has no answer, or an unknown one
         self._left = False  # `run` was cancelled: whatever slots still say, nobody leads here any more
         self._saving: asyncio.Task[None] | None = None  # the history: one put at a time
         self._saved_revision = 0
@@ -214,6 +214,10 @@ class JobRunner:
     # ------------------------------------------------------------ slots
 
     def slot_connected(self, link: SlotLink, register: Register) -> None:
+        if self._broken and self.outcome is not None:
+            link.send(Shutdown("failed", self.outcome.reason))
+            link.close()
+            return
         number = self._next_link
         self._next_link += 1
         self._links[number] = link
@@ -517,10 +521,10 @@ class JobRunner:
         return Listed(objects, tuple((key, _get(self._store, key)) for key in effect.manifests))
 
     def _put_record(self, key: str, data: bytes) -> PutOutcome:
-        self._undecided = key
+        self._undecided.add(key)
         outcome = self._store.put_if_absent(key, data)
         if outcome is not PutOutcome.UNKNOWN:
-            self._undecided = ""
+            self._undecided.discard(key)
         return outcome
 
     def _delete(self, permit: Permit, keys: tuple[str, ...]) -> str:
@@ -528,7 +532,7 @@ class JobRunner:
             check_permit(self._store, self._paths, permit)
             if self._undecided:  # asked for before that put, but not begun (I9)
                 raise Unavailable(
-                    f"the outcome of the put of {self._undecided} is unknown: nothing is deleted meanwhile"
+                    f"the outcome of the put of {', '.join(self._undecided)} is unknown: nothing is deleted meanwhile"
                 )
 
         return delete_in_order(self._store, self._paths, keys, check, self._sleep)

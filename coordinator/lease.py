@@ -167,6 +167,8 @@ class LeaseKeeper:
         """Given back, if it is ours to give."""
         if found.state is not LeaseState.OURS or self._overtaken(found, position):
             return None
+        if found.lease is not None and found.lease.position > position:
+            return None  # signed anew for a later leadership of this daemon
         return msgspec.structs.replace(self._lease(found, position), released=True)
 
     def _overtaken(self, found: Judgement, position: int) -> bool:

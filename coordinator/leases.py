@@ -110,7 +110,8 @@ class Leases:
                 continue
         if position is not None:
             await self._guarded(job, self._release(keeper, job, position))
-        self._keepers.pop((job, run_id), None)
+        if self._keepers.get((job, run_id)) is keeper:
+            del self._keepers[job, run_id]
 
     async def _renew(self, keeper: LeaseKeeper, job: str, position: int, slots: int) -> None:
         before = keeper.displaced

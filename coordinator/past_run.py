@@ -28,9 +28,8 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
         return None
     head = view.head.record
     if isinstance(head, Finish):
-        return _status(
-            fence.spec, fence.token, head.outcome, f"job {fence.spec.job} had ended: {head.outcome}", history
-        )
+        reason = head.reason or f"job {fence.spec.job} had ended: {head.outcome}"
+        return _status(fence.spec, fence.token, head.outcome, reason, history)
     ended = None if history is None else history.outcome
     if ended is None or ended.run_id != fence.spec.run_id or view.head.position > ended.position:
         return None

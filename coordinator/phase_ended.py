@@ -7,7 +7,7 @@ they belong to the other.
 
 from typing import Literal
 
-from coordinator.decision_log import Landed
+from coordinator.decision_log import Foreign, Landed
 from coordinator.effects import DeleteAll, JobEnded, Outcome
 from coordinator.job import Job
 from coordinator.log_records import Fence, Finish, Lead, Record
@@ -60,6 +60,7 @@ class Finishing(Phase):
         self._outcome: Literal["finished", "cancelled"] = outcome
         self.reason = reason
         self._discarded = discard == "discard"
+        self._landed = False
 
     def enter(self, job: Job, now_ms: int) -> Phase | None:
         if not job.log.in_flight:
@@ -71,10 +72,17 @@ class Finishing(Phase):
         if not isinstance(landed.entry.record, Finish):  # an earlier decision that was still under way
             self._append(job, now_ms)
             return None
+        self._landed = True
         if self._discarded:
             job.emit(DeleteAll(landed.permit))
             return None
         return Ended(self._outcome, self.reason)
+
+    def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Phase | None:
+        """Behind our FINISH it is the next run, which is nobody's fault."""
+        if self._landed:
+            return Ended(self._outcome, self.reason)
+        return fenced(job, foreign.entry.record)
 
     def on_deleted_all(self, job: Job, error: str, now_ms: int) -> Phase | None:
         job.error = error or job.error
@@ -109,6 +117,15 @@ class Failing(Phase):
             return failed(job, self.reason)
         if isinstance(landed.entry.record, Lead):
             job.leading(landed)
+        self._append(job, now_ms)
+        return None
+
+    def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Phase | None:
+        """Who does not lead yet may only have lost to what its predecessor still had under way."""
+        record = foreign.entry.record
+        if job.leads or isinstance(record, Fence | Lead | Finish):
+            return fenced(job, record)
+        job.log.accept(foreign)
         self._append(job, now_ms)
         return None
 

@@ -63,7 +63,7 @@ class Running(Phase):
 
     def deadline(self, job: Job) -> int | None:
         graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots if slot.lost_ms is not None]
-        pending = self._pending(job).next_deadline()
+        pending = self._pending(job).next_deadline(with_trigger=not job.commits.too_far_behind)
         return min([*graces, *([] if pending is None else [pending])], default=None)
 
     def on_tick(self, job: Job, now_ms: int) -> Phase | None:
@@ -228,7 +228,7 @@ class Running(Phase):
                 pending.request()
         if self._stop_needs_another(job):
             pending.request()
-        if pending.due(now_ms):
+        if pending.due(now_ms) and (pending.requested or not job.commits.too_far_behind):
             self._trigger(job, now_ms)
         ready = pending.ready()
         if ready is not None and not job.log.in_flight:
@@ -331,6 +331,7 @@ def checkpoint_landed(job: Job, record: Complete, now_ms: int) -> None:
         if checkpoint.all_ended or checkpoint.final:
             job.final = checkpoint.id
     job.failures.completed(record.checkpoint)
+    job.commits.completed(record.checkpoint)
     job.restarts.checkpoint_completed()
     job.decided, job.written = job.written, None
     if job.decided is not None:

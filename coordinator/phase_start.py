@@ -80,10 +80,12 @@ class Resuming(Phase):
         self._lost_races = lost_races
         self._missed = missed  # see `Loading`
         self._deadline_ms = 0
-        self._failure: SubtaskFailed | None = None  # said before LEAD had landed, and not said again
 
     def enter(self, job: Job, now_ms: int) -> Phase | None:
         self._deadline_ms = now_ms + job.spec.resume_timeout_ms
+        failure = job.reported_failure
+        if failure is not None and failure.token == job.log.token:
+            return self._after_failure(job, failure, now_ms)
         for slot in job.slots.connected:
             after = self._consider(job, slot, now_ms)
             if after is not None:
@@ -114,7 +116,7 @@ class Resuming(Phase):
         elif isinstance(message, SubtaskEnded):
             job.mark_ended(slot, (message.subtask,))
         elif isinstance(message, SubtaskFailed):
-            self._failure = message
+            job.reported_failure = message
             return None if job.log.in_flight else self._after_failure(job, message, now_ms)
         return None
 
@@ -124,8 +126,9 @@ class Resuming(Phase):
         if not isinstance(landed.entry.record, Lead):
             return None
         job.leading(landed)
-        if self._failure is not None:
-            return self._after_failure(job, self._failure, now_ms)
+        failure = job.reported_failure
+        if failure is not None and failure.token == job.token:
+            return self._after_failure(job, failure, now_ms)
         for slot in job.slots.connected:
             if not self._alive(job, slot):
                 return self._new_generation(job, self._dead_reason(slot), now_ms)
@@ -225,6 +228,8 @@ class Fencing(Phase):
         choice = self._choice
         if choice is None or choice.entry is None or complete_of(choice.entry).manifest != key:
             return None
+        if job.log.in_flight:
+            return None  # the second answer: it had been asked for in the phase before, too
         record = complete_of(choice.entry)
         if data is None:
             return self._missing(job, key, record, now_ms)

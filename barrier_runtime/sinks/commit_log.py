@@ -37,6 +37,8 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sink: str
     checkpoint: int  # whose completion made these files visible
     token: int  # fencing token of the generation that wrote the record
+    highest_checkpoint: int  # of this record and all before it
+    highest_token: int  # the same
     files: tuple[CommittedFile, ...]  # in the order of their rows: by checkpoint, subtask and part
 
 
@@ -63,6 +65,7 @@ class CommitLog:
         self._job = job
         self._sink = sink
         self._head: int | None = None  # highest record seen; None: not looked for yet
+        self._highest = (0, 0)  # checkpoint and token, of the head and all before it
         self._named: set[str] = set()  # files named by the records seen that may be asked for again
 
     def record(self, sequence: int) -> CommitRecord | None:
@@ -88,17 +91,27 @@ class CommitLog:
         return record
 
     def append(
-        self, checkpoint: int, token: int, files: Sequence[CommittedFile], token_of: Callable[[CommittedFile], int]
+        self,
+        checkpoint: int,
+        token: int,
+        files: Sequence[CommittedFile],
+        origin_of: Callable[[CommittedFile], tuple[int, int]],
     ) -> None:
-        """Make `files` visible at once, those that the log does not name yet. Idempotent. `token_of` tells under which
-        token a file was written: no record of a lower token can name it."""
-        self._look(min(map(token_of, files), default=0))
+        """Make `files` visible at once, those that the log does not name yet. Idempotent. `origin_of` tells under which
+        token a file was written and which checkpoint closed it: no record below either can name it.
+
+        Calls ask for ever newer files: what is asked for again was asked for in every call since."""
+        if not files:
+            return
+        origins = [origin_of(file) for file in files]
+        self._look(min(origin[0] for origin in origins), min(origin[1] for origin in origins))
         while True:
             new = tuple(file for file in files if file.name not in self._named)
             if not new:
                 break
             assert self._head is not None
-            record = CommitRecord(COMMIT_RECORD_VERSION, self._job, self._sink, checkpoint, token, new)
+            highest = max(checkpoint, self._highest[0]), max(token, self._highest[1])
+            record = CommitRecord(COMMIT_RECORD_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
             key = self._key(self._head + 1)
             outcome = self._store.put_if_absent(key, msgspec.json.encode(record))
             if outcome is PutOutcome.UNKNOWN:
@@ -106,27 +119,27 @@ class CommitLog:
             self._catch_up()  # our record, or that of somebody who was faster
         self._named.intersection_update(file.name for file in files)
 
-    def _look(self, lowest_token: int) -> None:
+    def _look(self, lowest_token: int, lowest_checkpoint: int) -> None:
         """Find the head; at the first time also what the records name that may be asked for."""
         if self._head is not None:
             self._catch_up()
             return
-        head = find_head(lambda sequence: self.record(sequence) is not None)
-        sequence = max(head, 0)
+        head = max(find_head(lambda sequence: self.record(sequence) is not None), 0)
         named: set[str] = set()
-        while sequence > 0:
+        for sequence in range(head, 0, -1):
             record = self.record(sequence)
             if record is None:
                 raise Corrupt(
                     f"commit record {self._store.url}/{self._key(sequence)} is gone, later ones are there: restore it "
                     "from a backup"
                 )
-            if record.token < lowest_token:
-                break
+            if sequence == head:
+                self._highest = record.highest_checkpoint, record.highest_token
+            if record.highest_token < lowest_token or record.highest_checkpoint < lowest_checkpoint:
+                break  # nothing here or before can name any of the files
             named.update(file.name for file in record.files)
-            sequence -= 1
         self._named = named
-        self._head = max(head, 0)
+        self._head = head
 
     def _catch_up(self) -> None:
         assert self._head is not None
@@ -135,6 +148,7 @@ class CommitLog:
             if record is None:
                 return
             self._head += 1
+            self._highest = record.highest_checkpoint, record.highest_token
             self._named.update(file.name for file in record.files)
 
     def _key(self, sequence: int) -> str:

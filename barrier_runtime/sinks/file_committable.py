@@ -18,7 +18,7 @@ COMMITTABLE_VERSION = 1
 _STAGED = re.compile(
     r"_staging/(?P<job>[^/]+)/(?P<sink>[^/]+)/(?P<token>\d+)/(?P<subtask>\d+)-[0-9a-f]+-\d+\.[a-z]+", re.ASCII
 )
-_FINAL = re.compile(r"part-\d{8,}-\d+-\d+-[0-9a-f]+-\d+\.[a-z]+", re.ASCII)
+_FINAL = re.compile(r"part-(?P<checkpoint>\d{8,})-\d+-(?P<token>\d+)-[0-9a-f]+-\d+\.[a-z]+", re.ASCII)
 
 
 class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,14 +77,15 @@ def is_leftover(key: str, token: int, subtask: int, parallelism: int) -> bool:
     return match is not None and int(match["token"]) < token and int(match["subtask"]) % parallelism == subtask
 
 
-def token_of(file: StagedFile) -> int:
-    """The fencing token under which the file was written. Raises `Corrupt` when its name is none of ours."""
-    match = _STAGED.fullmatch(file.staged)
+def origin_of(file: StagedFile) -> tuple[int, int]:
+    """(fencing token under which the file was written, checkpoint that closed it). Raises `Corrupt` when its name is
+    none of ours."""
+    match = _FINAL.fullmatch(file.final)
     if match is None:
         raise Corrupt(
-            f"a committable names {file.staged!r} as a staged file, which is no name of ours: restore a backup"
+            f"a committable calls {file.final!r} a file of this sink, which is no name of ours: restore a backup"
         )
-    return int(match["token"])
+    return int(match["token"]), int(match["checkpoint"])
 
 
 def check_names(committable: FileCommittable, job: str, sink: str, where: str) -> FileCommittable:

@@ -23,7 +23,7 @@ from barrier_runtime.sinks.file_committable import (
     decode_committable,
     encode_committable,
     is_leftover,
-    token_of,
+    origin_of,
 )
 from state.errors import Corrupt, InvalidJob
 from state.object_store import ObjectNotFound, ObjectStore
@@ -181,12 +181,12 @@ class FileSink(TwoPhaseCommitSink):
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         files = [file for each in committables for file in self._files_of(each)]
-        tokens = {file.final: token_of(file) for file in files}
+        origins = {file.final: origin_of(file) for file in files}
         self._commit_log.append(
             checkpoint,
             self._context.token,
             [CommittedFile(file.final, file.sha256, file.rows) for file in files],
-            lambda file: tokens[file.name],
+            lambda file: origins[file.name],
         )
 
     def abort(self, committable: bytes) -> None:

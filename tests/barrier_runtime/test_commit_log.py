@@ -13,12 +13,11 @@ def file(name: str) -> CommittedFile:
     return CommittedFile(name, "00", 1)
 
 
-def token_of(each: CommittedFile) -> int:
-    return int(each.name.partition("-")[0])
-
-
-def append(log: CommitLog, checkpoint: int, token: int, *names: str) -> None:
-    log.append(checkpoint, token, [file(name) for name in names], token_of)
+def append(log: CommitLog, checkpoint: int, token: int, *names: str, closed_by: int = 0) -> None:
+    """`closed_by`: the oldest checkpoint that any of the files belongs to."""
+    log.append(
+        checkpoint, token, [file(name) for name in names], lambda each: (int(each.name.split("-")[0]), closed_by)
+    )
 
 
 def logged(store: MemoryStore) -> list[list[str]]:
@@ -110,6 +109,28 @@ def test_a_restarted_committer_reads_back_no_further_than_it_must() -> None:
     assert logged(store)[-1] == ["200-x"]
 
 
+def test_nor_when_all_records_are_of_the_generation_that_died() -> None:
+    store = MemoryStore()
+    log = log_on(store)
+    for number in range(1, 200):
+        append(log, number, 7, f"7-{number}", closed_by=number)
+    store.calls.clear()
+    append(log_on(store), 200, 8, "7-199", "7-200", closed_by=199)
+    assert store.calls["get"] < 30
+    append(log_on(store), 200, 9)
+    assert store.calls["get"] < 30, "and nothing at all when nothing is pending"
+    assert logged(store)[-1] == ["7-200"]
+
+
+def test_a_zombies_late_record_hides_nothing_that_stands_before_it() -> None:
+    """A replay by a new run, while the old run still names a file of its own: token and checkpoint fall."""
+    store = MemoryStore()
+    append(log_on(store), 8, 20, "20-a", closed_by=8)
+    append(log_on(store), 7, 10, "10-z", closed_by=7)
+    append(log_on(store), 8, 21, "20-a", closed_by=8)
+    assert logged(store) == [["20-a"], ["10-z"]]
+
+
 def test_a_reader_that_keeps_count_reads_each_record_once() -> None:
     store = MemoryStore()
     log = log_on(store)
@@ -121,7 +142,11 @@ def test_a_reader_that_keeps_count_reads_each_record_once() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"\x80\x04pickle", b"{}", b'{"version":9,"job":"job","sink":"out","checkpoint":1,"token":1,"files":[]}'],
+    [
+        b"\x80\x04pickle",
+        b"{}",
+        b'{"version":9,"job":"job","sink":"out","checkpoint":1,"token":1,"highest_checkpoint":1,"highest_token":1,"files":[]}',
+    ],
 )
 def test_what_is_no_record_of_this_log_is_an_error_with_a_remedy(data: bytes) -> None:
     """B4, B6: never skipped, never guessed."""

@@ -3,7 +3,9 @@
 import msgspec
 from coordinator_world import CHAINS, SINK, SOURCE, Coordinator, FakeSlot, kinds, spec, started
 
-from coordinator.messages import GLOBAL_COMMITTER, CommitGlobally, Committed, Shutdown, Visible
+from coordinator.commits import MAX_BEHIND, CommitTracker
+from coordinator.effects import ReadManifest
+from coordinator.messages import GLOBAL_COMMITTER, CommitGlobally, Committed, Heartbeat, Shutdown, Visible
 from state.memory_store import MemoryStore
 
 JOB = spec(chains=(CHAINS[SOURCE], msgspec.structs.replace(CHAINS[SINK], global_sinks=("out",))))
@@ -165,3 +167,60 @@ def test_the_job_is_finished_only_when_all_is_visible() -> None:
     coordinator.settle()
     assert kinds(store)[-1] == "FINISH"
     assert a.last(Shutdown).outcome == "finished"
+
+
+def test_a_sink_that_stays_far_behind_becomes_visible_all_the_same() -> None:
+    tracker = CommitTracker(JOB)
+    asked: list[int] = []
+    for n in range(1, 200):
+        tracker.decided(n, ())
+        tracker.completed(n)
+        for subtask in range(2):
+            tracker.committed(Committed(1, max(0, n - 20), "out", subtask))
+        for due in tracker.due_globally():
+            if due.snapshots is None:
+                continue  # none of the manifests at hand is at or below what all have committed
+            asked.append(due.checkpoint)
+            tracker.committed(Committed(1, due.checkpoint, "out", GLOBAL_COMMITTER))
+    assert len(asked) > 5
+    assert asked == sorted(set(asked))
+
+
+def test_no_more_checkpoints_are_taken_while_a_sink_is_too_far_behind() -> None:
+    """What is not visible is listed by every snapshot: it must not grow for ever."""
+    coordinator, a, b = started(MemoryStore(), JOB)
+    for _ in range(MAX_BEHIND):
+        number = coordinator.checkpoint(a, b)
+        a.commit(number)
+    triggered = coordinator.status.checkpoints.triggered
+    for _ in range(5):
+        coordinator.later(1_000)
+        a.say(Heartbeat(a.token))
+        b.say(Heartbeat(b.token))
+    assert coordinator.status.checkpoints.triggered == triggered
+    assert coordinator.checkpoint(a, b) == triggered + 1, "unless somebody asks for one"
+    b.commit(triggered + 1)
+    a.commit(triggered + 1)
+    a.commit_globally(triggered + 1)
+    coordinator.later(1_000)
+    assert coordinator.status.checkpoints.triggered == triggered + 2
+
+
+def test_two_answers_to_one_read_of_the_manifest_begin_one_generation() -> None:
+    """Asked for by the global committers, and again by the generation that a failing slot begins meanwhile."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.commit(n)
+    successor = Coordinator(store, JOB, leader="leader-b").begin()
+    for slot in (a, b):
+        slot.coordinator = successor
+    successor.settle()
+    for slot in (a, b):
+        slot.connect()
+    successor.run_until(ReadManifest)
+    a.fail("boom")
+    successor.settle()
+    assert successor.phase in ("ganging", "restoring")
+    assert kinds(store)[-2:] == ["LEAD", "FENCE"]

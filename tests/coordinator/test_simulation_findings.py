@@ -1,9 +1,9 @@
 """What the simulation found, told as the shortest interleaving that shows it."""
 
-from coordinator_world import Coordinator, kinds, log_of, spec, started
+from coordinator_world import Coordinator, kinds, log_of, options, spec, started
 
-from coordinator.effects import ReadManifest
-from coordinator.messages import Shutdown
+from coordinator.effects import Append, DeleteAll, ReadManifest, ReadRecord, WriteManifest
+from coordinator.messages import Heartbeat, Shutdown
 from state.memory_store import MemoryStore
 
 
@@ -73,3 +73,50 @@ def test_a_log_record_with_a_flipped_bit_in_its_text_is_corrupt_and_not_a_crash(
     other = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin().settle()
     assert other.ended.outcome == "failed"
     assert f"log record {key} is not readable" in other.ended.reason
+
+
+def test_a_leader_looks_again_only_when_its_last_look_was_answered() -> None:
+    """While the store does not answer, looks must not pile up before what has to be written."""
+    coordinator, a, b = started(MemoryStore())
+    coordinator.trigger()
+    a.ack(1)
+    b.ack(1)
+    coordinator.run_until(WriteManifest)  # and no answer comes
+    for _ in range(60):
+        coordinator.later(1_000)
+        a.say(Heartbeat(1))
+        b.say(Heartbeat(1))
+    assert sum(isinstance(effect, ReadRecord) for effect in coordinator.todo) == 1
+
+
+def test_a_run_that_comes_after_our_finish_fences_nobody() -> None:
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(checkpoints=options(on_cancel="delete")))
+    coordinator.checkpoint(a, b)
+    coordinator.stop("now")
+    coordinator.run_until(DeleteAll)
+    Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin().settle()
+    coordinator.todo.clear()  # the deleting hangs
+    coordinator.later(10_000)
+    coordinator.settle()
+    assert coordinator.ended.outcome == "cancelled"
+
+
+def test_a_successor_that_has_to_fail_the_job_waits_for_what_its_predecessor_had_under_way() -> None:
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.trigger()
+    a.ack(1)
+    b.ack(1)
+    coordinator.run_until(Append)
+    successor = Coordinator(store, leader="leader-b").begin().settle()
+    for slot in (a, b):
+        slot.coordinator = successor
+        slot.connect()
+        slot.phase = "running"
+    a.fail("division by zero", retryable=False)
+    coordinator.step_without_answer()  # the predecessor's COMPLETE arrives at last
+    successor.settle()
+    assert successor.ended.outcome == "failed"
+    assert "division by zero" in a.last(Shutdown).reason
+    assert kinds(store) == ["FENCE", "COMPLETE", "LEAD", "FINISH"]

@@ -340,8 +340,8 @@ def _commit_repeated() -> Iterator[None]:
         return append
 
     def make_look(original: Any) -> Any:
-        def look(self: Any, lowest_token: int) -> None:
-            original(self, lowest_token)
+        def look(self: Any, *lowest: int) -> None:
+            original(self, *lowest)
             self._named = set()
 
         return look
