@@ -174,6 +174,8 @@ class _ControlConnection(asyncio.Protocol):
                 if self._handshake.session is None:
                     return
                 self._framing = self._handshake.session.framing()
+                if self.proven.done():
+                    return  # it came too late: the connection is being given up
                 self.proven.set_result(None)
                 data = self._handshake.leftover()
             if data:
