@@ -40,6 +40,15 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     highest_checkpoint: int  # of this record and all before it
     highest_token: int  # the same
     files: tuple[CommittedFile, ...]  # in the order of their rows: by checkpoint, subtask and part
+    check: str = ""  # sha256 of the record's bytes without it: a name that is read wrongly would be named again
+
+
+def encode_commit_record(record: CommitRecord) -> bytes:
+    return msgspec.json.encode(msgspec.structs.replace(record, check=_check_of(record)))
+
+
+def _check_of(record: CommitRecord) -> str:
+    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(record, check=""))).hexdigest()
 
 
 def commits_prefix(job: str, sink: str) -> str:
@@ -88,6 +97,11 @@ class CommitLog:
                 f"{record.sink}; expected version {COMMIT_RECORD_VERSION}, {self._job}, {self._sink}: it was put there "
                 "by something else; move it away and restore the right one"
             )
+        if record.check != _check_of(record):
+            raise Corrupt(
+                f"commit record {self._store.url}/{key} is damaged: its bytes should hash to {record.check!r}, they hash "
+                f"to {_check_of(record)!r}: it is read again; restore it from a backup if that does not help"
+            )
         return record
 
     def append(
@@ -113,7 +127,7 @@ class CommitLog:
             highest = max(checkpoint, self._highest[0]), max(token, self._highest[1])
             record = CommitRecord(COMMIT_RECORD_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
             key = self._key(self._head + 1)
-            outcome = self._store.put_if_absent(key, msgspec.json.encode(record))
+            outcome = self._store.put_if_absent(key, encode_commit_record(record))
             if outcome is PutOutcome.UNKNOWN:
                 raise Unavailable(f"nobody knows whether {self._store.url}/{key} was written: it is tried again")
             self._catch_up()  # our record, or that of somebody who was faster

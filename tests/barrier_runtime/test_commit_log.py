@@ -158,6 +158,19 @@ def test_what_is_no_record_of_this_log_is_an_error_with_a_remedy(data: bytes) ->
         append(log_on(store), 1, 1, "1-a")
 
 
+def test_a_bit_that_is_read_wrongly_never_names_a_file_again() -> None:
+    """Found by the simulation: a wrong name looks like a record that does not name the file."""
+    store = MemoryStore()
+    append(log_on(store), 1, 1, "1-a")
+    key = "_commits/job/out/00000000000000000001.json"
+    intact = store.get(key)
+    for at in range(len(intact)):
+        store.damage(key, intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+        with pytest.raises(Corrupt):
+            append(log_on(store), 2, 1, "1-a")
+    assert store.keys() == (key,)
+
+
 def test_a_gap_is_noticed() -> None:
     store = MemoryStore()
     log = log_on(store)
