@@ -99,8 +99,8 @@ class CommitLog:
             )
         if record.check != _check_of(record):
             raise Corrupt(
-                f"commit record {self._store.url}/{key} is damaged: its bytes should hash to {record.check!r}, they hash "
-                f"to {_check_of(record)!r}: it is read again; restore it from a backup if that does not help"
+                f"commit record {self._store.url}/{key} is damaged: its bytes should hash to {record.check!r}, they "
+                f"hash to {_check_of(record)!r}: it is read again; restore it from a backup if that does not help"
             )
         return record
 

@@ -69,12 +69,21 @@ def test_a_local_run_writes_its_output_and_says_what_it_did(app: str, tmp_path: 
     assert rows_in(tmp_path / "out") == 1_000
 
 
+def _as_in_a_terminal() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: Path) -> None:
     app = write_app(tmp_path, APP.format(rows="None", out=tmp_path / "out"))
     (tmp_path / "tmp").mkdir()
     command = [*COMMAND, "run", f"{app}:flow", "--local", "--interval", "0.1"]
     running = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        preexec_fn=_as_in_a_terminal,
     )
     try:
         wait_until(lambda: rows_in(tmp_path / "out"), "a checkpoint was committed")
