@@ -38,7 +38,7 @@ from coordinator.job_directory import JobDirectory
 from coordinator.job_runner import JobRunner
 from coordinator.lease import Holder
 from coordinator.leases import Leases
-from coordinator.log_records import Complete, Lead
+from coordinator.log_records import Complete, Fence, Lead
 from coordinator.messages import CheckpointOptions, JobSpec, RestartOptions, Shutdown, SlotClaims
 from state.errors import BarrierRuntimeError, InvalidJob
 from state.local_copies import LocalCopies
@@ -360,12 +360,21 @@ class World:
             runner = directory.run(JOB, program.spec.run_id)
             if runner is not None and runner is not told and runner.outcome is not None:
                 told = runner
+                self._check_farewell(runner)
                 if runner.outcome.outcome != "replaced":
                     self._ended(program, runner.outcome.outcome, runner.outcome.reason)
                 elif not self.schedule.standby:
                     process.loop.call_soon(self._coordinator_leaves, program, coordinator)
                     return
             await asyncio.sleep(0.1)
+
+    def _check_farewell(self, runner: JobRunner) -> None:
+        """Who says that somebody else leads must not mean itself."""
+        assert runner.outcome is not None
+        leads = [record for record in self.facts.records if isinstance(record, Fence | Lead)]
+        leader = leads[-1].put_id.rpartition("-")[0] if leads else ""
+        if runner.outcome.outcome in ("replaced", "fenced") and leader == runner.status().leader:
+            self._wrong("OneLeader", f"{leader} leads, and stopped because it was {runner.outcome.outcome}")
 
     async def _submit(self, program: Program, coordinator: Coordinator, directory: JobDirectory) -> None:
         """The driver does, and again until it is heard."""
