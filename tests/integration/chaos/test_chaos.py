@@ -166,7 +166,7 @@ class Target:
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         (self.folder / name).write_bytes(data)
         file = CommittedFile(name, hashlib.sha256(data).hexdigest(), len(lines) if rows is None else rows)
-        self._log.append(checkpoint, 1, [file], lambda _: 1)
+        self._log.append(checkpoint, 1, [file], lambda _: (1, checkpoint))
         return self.folder / name
 
 
