@@ -210,7 +210,8 @@ def _typed(name: str, value: object) -> Any:
     kind = _TYPES[name]
     if name == "restore" and not isinstance(value, str):
         raise InvalidJob(f"restore={value!r}: {_RESTORE}")
-    said = f"a {type(value).__name__}" if name in _NEVER_SHOWN else repr(value)
+    harmless = name not in _NEVER_SHOWN or isinstance(value, int | float)  # a number is no secret
+    said = repr(value) if harmless else f"a {type(value).__name__}"
     try:
         typed = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -140,7 +140,7 @@ def test_a_program_and_a_daemon_with_different_storage_are_told_apart(spark, tmp
         flow = counting_flow("elsewhere", tmp_path / "out", 10, 1_000)
         with pytest.raises(InvalidJob, match=r"daemon keeps checkpoints in .*start the program with checkpoints="):
             flow.run(spark=spark, **wrong)
-        daemon.token_file.write_text("another token, which is long enough for a daemon")
+        daemon.token_file.write_text("another-token-which-is-long-enough-for-a-daemon")
         with pytest.raises(InvalidJob, match="bearer token"):
             flow.run(spark=spark, **daemon.options())
     with pytest.raises(Unavailable, match=r"does not answer .* is it running there\?"):
