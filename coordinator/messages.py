@@ -221,6 +221,7 @@ class Deploy(Message, frozen=True):
     checkpoint: int  # 0: start without state
     peers: tuple[Peer, ...]
     operators: tuple[OperatorSnapshot, ...] = ()
+    lineage: str = ""  # of all state that grew from one start: what a target remembers of another one is not ours
 
 
 class Start(Message, frozen=True):

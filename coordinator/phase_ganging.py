@@ -110,7 +110,7 @@ class Ganging(Phase):
         for slot in job.slots:
             own = snapshots_for_slot(snapshots, slot.index, job.spec.parallelism)
             slot.state, slot.deployed_token = SlotState.RESTORING, job.token
-            job.send(slot, Deploy(job.token, checkpoint, peers, own))
+            job.send(slot, Deploy(job.token, checkpoint, peers, own, job.lineage))
         return None
 
     def _start(self, job: Job, now_ms: int) -> Phase:

@@ -57,9 +57,11 @@ class OperatorContext:
     report: Reporter
     local_dir: Path  # private to this incarnation of the subtask
     make_store: Callable[[str], ObjectStore]  # URL -> object store, for sinks and sources
+    job_store: ObjectStore  # where the job's checkpoints are
     call_later: Callable[[float, Callable[[], None]], None]  # seconds, on the loop
     now_s: Callable[[], float] = time.monotonic  # any steady clock
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
+    lineage: str = ""  # the same for all generations whose state grew from one start
 
 
 @dataclass

@@ -8,7 +8,7 @@ idempotent; committing what was aborted is a hard error.
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -19,7 +19,10 @@ Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 
 @dataclass(frozen=True)
 class SinkContext:
-    """Who this sink instance is. `token`, subtask and a sequence number make every staged name unique."""
+    """Who this sink instance is. `token`, subtask and a sequence number make every staged name unique.
+
+    Within a `lineage` checkpoint ids only rise: a target that remembers (lineage, checkpoint) knows what was committed.
+    Another start of the same job begins another lineage, and its ids from 1."""
 
     job: str
     sink: str
@@ -27,6 +30,8 @@ class SinkContext:
     subtask: int
     parallelism: int
     make_store: Callable[[str], ObjectStore]
+    job_store: ObjectStore  # where the job's checkpoints are
+    lineage: str
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
 
 
@@ -38,9 +43,12 @@ class TwoPhaseCommitSink:
     """
 
     guarantee: Guarantee = "exactly_once"
-    global_committer: bool = (
-        False  # True: `commit` shows nothing yet, `commit_globally` shows the parts of all subtasks
-    )
+    global_committer: bool = False  # True: `commit` shows nothing, `commit_globally` shows the parts of all subtasks
+    kind: ClassVar[str] = ""  # name in `barrier_runtime.sinks.kinds`, for who settles transactions without the flow
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments (JSON, nothing secret) that make an equal sink; they are kept in every snapshot."""
+        return {}
 
     def open(self, context: SinkContext) -> None:
         """Connect and check the target. Raises `InvalidJob` when it cannot be written. May block."""

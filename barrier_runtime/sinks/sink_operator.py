@@ -86,6 +86,8 @@ class SinkOperator(Operator):
                 context.subtask,
                 context.parallelism,
                 context.make_store,
+                context.job_store,
+                context.lineage,
                 context.new_id,
             )
         )

@@ -217,9 +217,11 @@ class Execution:
             report=_Reporter(self, name),
             local_dir=directory,
             make_store=self._res.make_store,
+            job_store=self._res.store,
             call_later=self._call_later,
             now_s=self._res.clock.monotonic_s,
             new_id=self._res.new_uuid,
+            lineage=self._deploy.lineage,
         )
 
     def _new_lane(self) -> SerialLane:

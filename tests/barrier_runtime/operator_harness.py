@@ -101,6 +101,7 @@ class World:
             report=self.reporter,
             local_dir=directory,
             make_store=lambda url: self.store,
+            job_store=self.store,
             call_later=lambda seconds, callback: callback(),
         )
 

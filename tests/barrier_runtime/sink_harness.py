@@ -177,6 +177,8 @@ class Subtask:
                 report=self.report,
                 local_dir=Path("/nowhere"),
                 make_store=lambda url: store,
+                job_store=store,
+                lineage="lineage",
                 call_later=lambda seconds, call: self.later.append((seconds, call)),
             )
         )

@@ -312,7 +312,7 @@ def test_a_final_file_with_other_content_is_never_overwritten(make_store: MakeSt
 
 
 def opened(sink: FileSink, store: ObjectStore) -> FileSink:
-    sink.open(SinkContext("job", "out", 1, 0, 1, lambda url: store))
+    sink.open(SinkContext("job", "out", 1, 0, 1, lambda url: store, store, "lineage"))
     return sink
 
 
@@ -424,13 +424,13 @@ def test_an_unwritable_target_is_refused_before_the_job_starts(tmp_path: Path) -
     (tmp_path / "file").write_text("in the way")
     sink = ParquetSink(str(tmp_path / "file" / "out"))
     with pytest.raises(InvalidJob, match=r"sink 'out', subtask 0: cannot write to .*file/out.*Give ParquetSink"):
-        sink.open(SinkContext("job", "out", 1, 0, 1, open_store))
+        sink.open(SinkContext("job", "out", 1, 0, 1, open_store, MemoryStore(), "lineage"))
 
 
 def test_a_bucket_that_is_not_there_is_refused_before_the_job_starts(s3_endpoint: str) -> None:
     sink = JsonlSink(f"s3://no-such-bucket/out?endpoint={s3_endpoint}")
     with pytest.raises(InvalidJob, match="cannot write to s3://no-such-bucket/out"):
-        sink.open(SinkContext("job", "out", 1, 0, 1, open_store))
+        sink.open(SinkContext("job", "out", 1, 0, 1, open_store, MemoryStore(), "lineage"))
 
 
 @pytest.mark.parametrize(

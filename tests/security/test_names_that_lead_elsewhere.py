@@ -260,7 +260,7 @@ def test_the_manifest_of_another_job_is_refused(tmp_path: Path, stored: Doctor) 
 
 def opened_sink(folder: Path) -> JsonlSink:
     sink = JsonlSink(str(folder / "out"))
-    sink.open(SinkContext("flights", "out", 3, 0, 1, open_store, lambda: "0123456789abcdef"))
+    sink.open(SinkContext("flights", "out", 3, 0, 1, open_store, LocalStore(folder), "l", lambda: "0123456789abcdef"))
     return sink
 
 
