@@ -73,16 +73,11 @@ class CommitTracker:
     def completed(self, checkpoint: int) -> None:
         """`checkpoint` is complete. Remembered until every sink is through."""
         self._open.append(checkpoint)
-        done = min(self._through.values(), default=checkpoint)
-        while self._open and self._open[0] <= done:
-            self._open.popleft()
+        self._close()
 
     @property
     def too_far_behind(self) -> bool:
         """A snapshot lists what is not visible yet: while sinks do not come along, more checkpoints only add to it."""
-        done = min(self._through.values(), default=0)
-        while self._open and self._open[0] <= done:
-            self._open.popleft()
         return len(self._open) >= MAX_BEHIND
 
     def behind(self, checkpoint: int) -> tuple[str, ...]:
@@ -134,9 +129,15 @@ class CommitTracker:
         through = ((sink, self._through[sink_key(sink, GLOBAL_COMMITTER)]) for sink in self._global_sinks)
         return tuple((sink, checkpoint) for sink, checkpoint in through if checkpoint)
 
+    def _close(self) -> None:
+        """Forget the checkpoints which every sink is through."""
+        while self._open and (not self._through or self._open[0] <= min(self._through.values())):
+            self._open.popleft()
+
     def _advance(self, sink: str, checkpoint: int) -> None:
         if sink in self._through and checkpoint > self._through[sink]:
             self._through[sink] = checkpoint
+            self._close()
             trouble = self._failing.get(sink)
             if trouble is not None and trouble.checkpoint <= checkpoint:
                 del self._failing[sink]

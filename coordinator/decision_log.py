@@ -24,7 +24,6 @@ from coordinator.log_records import (
     Finish,
     Record,
     decode_record,
-    encode_record,
     stamped,
 )
 from state.errors import Corrupt, ProtocolViolation
@@ -176,8 +175,7 @@ class DecisionLog:
             )
         position = self.next_position
         self._check(position, record)
-        record = stamped(record)
-        data = encode_record(record)
+        record, data = stamped(record)
         self._in_flight = _InFlight(position, record, data)
         return Repeat(position, data)
 

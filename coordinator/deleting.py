@@ -9,16 +9,15 @@ request; in it only objects go that no checkpoint kept by us can reach, under na
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from coordinator.backoff import backoff_s
 from coordinator.decision_log import Permit
 from coordinator.log_records import Fence, Lead, decode_record
 from state.errors import Fenced, Unavailable
-from state.object_store import ObjectNotFound, ObjectStore
+from state.object_store import ObjectStore, get_or_none
 from state.paths import Paths
 
 _AT_ONCE = 500
 _TRIES = 5
-_FIRST_BACKOFF_S = 0.02
-_LONGEST_BACKOFF_S = 1.0
 
 
 def delete_in_order(
@@ -44,7 +43,7 @@ def delete_in_order(
             except (Unavailable, OSError) as error:
                 if attempt == _TRIES:
                     return f"{left} objects were left undeleted: {error}"
-                sleep(min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**attempt))
+                sleep(backoff_s(attempt))
         left -= len(chunk)
     return ""
 
@@ -52,7 +51,7 @@ def delete_in_order(
 def check_permit(store: ObjectStore, paths: Paths, permit: Permit) -> None:
     """Raise `Fenced` if the log shows that the permit's holder leads no more."""
     position = permit.position + 1
-    while (data := _get(store, paths.log_record(position))) is not None:
+    while (data := get_or_none(store, paths.log_record(position))) is not None:
         record = decode_record(paths.log_record(position), data)
         if isinstance(record, Fence | Lead):
             raise Fenced(
@@ -76,10 +75,3 @@ def _chunks(paths: Paths, keys: Iterable[str]) -> Iterator[list[str]]:
             yield [key]
     if files:
         yield files
-
-
-def _get(store: ObjectStore, key: str) -> bytes | None:
-    try:
-        return store.get(key)
-    except ObjectNotFound:
-        return None

@@ -38,7 +38,7 @@ from coordinator.manifest import Manifest, decode_manifest, own_files
 from coordinator.retention import Kept, Retention, SweepPlan, Verdict
 from state.errors import BarrierRuntimeError, Corrupt, Fenced, InvalidJob
 from state.ids import check_job_id
-from state.object_store import ObjectInfo, ObjectNotFound, ObjectStore
+from state.object_store import ObjectInfo, ObjectNotFound, ObjectStore, get_or_none
 from state.paths import Paths, check_key
 
 _PIECE = 4 << 20
@@ -100,7 +100,7 @@ def _delete(store: ObjectStore, checked: CheckedJob, sleep: Callable[[float], No
     left = set(checked.sweep.keys)
 
     def check() -> None:
-        if _get(store, paths.log_record(checked.head + 1)) is not None:
+        if get_or_none(store, paths.log_record(checked.head + 1)) is not None:
             raise Fenced(
                 f"the log of job {paths.job} grew beyond {checked.head} records: it runs, and sweeps for itself"
             )
@@ -180,7 +180,7 @@ class _Check:
 
     def __post_init__(self) -> None:
         self.paths = Paths(self.job)
-        self.walk = LogWalk(self.paths, lambda position: _get(self.store, self.paths.log_record(position)))
+        self.walk = LogWalk(self.paths, lambda position: get_or_none(self.store, self.paths.log_record(position)))
 
     def run(self, min_age_ms: int, wall_ms: int) -> CheckedJob:
         self._read_log()
@@ -226,7 +226,7 @@ class _Check:
             return
         for start in range(FIRST_POSITION, last + 1, _WINDOW):
             window = range(start, min(start + _WINDOW, last + 1))
-            for data in self._all(lambda position: _get(self.store, self.paths.log_record(position)), window):
+            for data in self._all(lambda position: get_or_none(self.store, self.paths.log_record(position)), window):
                 self.walk.feed(data)
             self.progress(f"{self.job}: log records", self.walk.head, last)
         self._catch_up()
@@ -234,7 +234,7 @@ class _Check:
     def _catch_up(self) -> bool:
         """Read what was appended since. True if there was something."""
         before = self.walk.head
-        while (data := _get(self.store, self.paths.log_record(self.walk.head + 1))) is not None:
+        while (data := get_or_none(self.store, self.paths.log_record(self.walk.head + 1))) is not None:
             self.walk.feed(data)
         return self.walk.head > before
 
@@ -256,7 +256,7 @@ class _Check:
         return not known and decided.position not in self.absent
 
     def _verify_checkpoint(self, decided: Decided, must_exist: bool) -> None:
-        data = _get(self.store, decided.key)
+        data = get_or_none(self.store, decided.key)
         if data is None and not must_exist:
             self.absent.add(decided.position)
             return
@@ -328,7 +328,7 @@ class _Check:
                 yield from self._savepoint_damage(key)
 
     def _undecodable(self, key: str, decode: Callable[[bytes], object]) -> Iterator[Damage]:
-        data = _get(self.store, key)
+        data = get_or_none(self.store, key)
         if data is None:
             return
         try:
@@ -337,7 +337,7 @@ class _Check:
             yield Damage(key, "readable", str(error), "delete it: it is written anew, and no decision rests on it")
 
     def _savepoint_damage(self, key: str) -> list[Damage]:
-        data = _get(self.store, key)
+        data = get_or_none(self.store, key)
         if data is None:
             return []
         try:
@@ -390,7 +390,7 @@ class _Check:
         """Which file is named by which manifest out of reach. An unreadable one names nothing."""
         named: dict[str, NamedBy] = {}
         newest = sorted(manifests, key=lambda key: manifests[key])[-_EXPLAINED:]
-        for key, data in zip(newest, self._all(lambda key: _get(self.store, key), newest), strict=True):
+        for key, data in zip(newest, self._all(lambda key: get_or_none(self.store, key), newest), strict=True):
             if data is None:  # deleted since it was listed
                 continue
             try:
@@ -406,13 +406,6 @@ class _Check:
 
     def _all(self, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
         return self.pool.map(work, items)
-
-
-def _get(store: ObjectStore, key: str) -> bytes | None:
-    try:
-        return store.get(key)
-    except ObjectNotFound:
-        return None
 
 
 def _exists(store: ObjectStore, key: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from coordinator.backoff import backoff_s
 from coordinator.decision_log import Permit
 from coordinator.deleting import check_permit, delete_in_order
 from coordinator.effects import (
@@ -61,19 +62,17 @@ from coordinator.events import (
 from coordinator.history import RunOutcome, encode_history
 from coordinator.job import Identity, Origin
 from coordinator.job_protocol import JobProtocol
-from coordinator.log_reader import read_log
+from coordinator.log_reader import LogReader
 from coordinator.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
 from coordinator.progress import TROUBLED, Condition
 from coordinator.retention import discarded
 from coordinator.status import JobStatus
 from state.errors import BarrierRuntimeError, Unavailable
-from state.object_store import ObjectNotFound, ObjectStore, PutOutcome
+from state.object_store import ObjectStore, PutOutcome, get_or_none
 from state.paths import Paths
 
 log = logging.getLogger("coordinator.job")
 
-_FIRST_BACKOFF_S = 0.02
-_LONGEST_BACKOFF_S = 1.0
 _STORE_THREADS = 4
 _SWEEP = "list for the sweep"
 _LOG_EVERY_MS = 10_000
@@ -124,6 +123,7 @@ class JobRunner:
         self._protocol = JobProtocol(spec, Identity(leader, host), origin)
         self._store = store
         self._paths = Paths(spec.job)
+        self._log_reader = LogReader(store, self._paths.log_record)
         self._clock = clock or SteadyClock()
         self._sleep = sleep
         self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{spec.job}")
@@ -361,14 +361,17 @@ class JobRunner:
         if isinstance(effect, Append):
             return await self._append(effect)
         if isinstance(effect, ReadLog):
-            view = await self._retried(f"read the log {self._paths.log_prefix}", lambda: self._read_log(effect))
-            return LogRead(view, *await self._read_history())
+            view, history = await asyncio.gather(
+                self._retried(f"read the log {self._paths.log_prefix}", lambda: self._read_log(effect)),
+                self._read_history(),
+            )
+            return LogRead(view, *history)
         if isinstance(effect, ReadRecord):
             key = self._paths.log_record(effect.position)
-            data = await self._retried(f"read {key}", lambda: _get(self._store, key))
+            data = await self._retried(f"read {key}", lambda: get_or_none(self._store, key))
             return RecordRead(effect.position, key, data)
         if isinstance(effect, ReadManifest):
-            data = await self._retried(f"read {effect.key}", lambda: _get(self._store, effect.key))
+            data = await self._retried(f"read {effect.key}", lambda: get_or_none(self._store, effect.key))
             return ManifestRead(effect.key, data)
         if isinstance(effect, WriteManifest):
             await self._retried(f"write {effect.key}", lambda: self._store.put(effect.key, effect.data))
@@ -383,7 +386,7 @@ class JobRunner:
     async def _append(self, effect: Append) -> Event:
         """Exactly one put per effect: what an unknown outcome means is the protocol's business."""
         if effect.attempt > 1:
-            await asyncio.sleep(_backoff_s(effect.attempt - 1))
+            await asyncio.sleep(backoff_s(effect.attempt - 1))
         key = self._paths.log_record(effect.position)
         try:
             outcome = await self._in_thread(lambda: self._put_record(key, effect.data))
@@ -404,7 +407,7 @@ class JobRunner:
             except (Unavailable, OSError) as error:
                 attempt += 1
                 self._note(what, str(error))
-                await asyncio.sleep(_backoff_s(attempt))
+                await asyncio.sleep(backoff_s(attempt))
             else:
                 self._answered(what)
                 return result
@@ -431,12 +434,12 @@ class JobRunner:
         attempt = 0
         while True:
             try:
-                return await self._in_thread(lambda: _get(self._store, self._paths.history)), ""
+                return await self._in_thread(lambda: get_or_none(self._store, self._paths.history)), ""
             except (BarrierRuntimeError, OSError) as error:
                 attempt += 1
                 if attempt == _HISTORY_TRIES:
                     return None, f"history {self._paths.history} could not be read: {error}"
-                await asyncio.sleep(_backoff_s(attempt))
+                await asyncio.sleep(backoff_s(attempt))
 
     def _save_history(self) -> None:
         """Written by who leads, beside everything else; what happens while a put is under way goes with the next."""
@@ -458,7 +461,7 @@ class JobRunner:
                 except (Unavailable, OSError) as error:
                     attempt += 1
                     self._history_trouble(error, attempt)
-                    await asyncio.sleep(_backoff_s(attempt))
+                    await asyncio.sleep(backoff_s(attempt))
                 except BarrierRuntimeError as error:  # what no retry can cure: the next change tries again
                     self._saved_revision = revision
                     self._history_trouble(error, 1)
@@ -482,7 +485,7 @@ class JobRunner:
                 return
             except (BarrierRuntimeError, OSError) as error:
                 log.warning("job %s: how it ended could not be written down: %s", self.spec.job, error)
-                await asyncio.sleep(_backoff_s(attempt))
+                await asyncio.sleep(backoff_s(attempt))
 
     async def _put_history(self, end: JobOutcome | None) -> None:
         """Not over a successor's: whoever wrote the log's next record has figures of its own."""
@@ -496,7 +499,7 @@ class JobRunner:
         data = encode_history(protocol.history(ended))
 
         def put() -> None:
-            if ours or _get(self._store, self._paths.log_record(following)) is None:
+            if ours or get_or_none(self._store, self._paths.log_record(following)) is None:
                 self._store.put(self._paths.history, data)
 
         await self._in_thread(put)
@@ -508,17 +511,11 @@ class JobRunner:
         return self._paths.checkpoints_prefix, self._paths.data_prefix
 
     def _read_log(self, effect: ReadLog) -> Any:
-        return read_log(
-            self._store,
-            self._paths.log_record,
-            completes=effect.completes,
-            restore=effect.restore,
-            run_id=effect.run_id,
-        )
+        return self._log_reader.read(completes=effect.completes, restore=effect.restore, run_id=effect.run_id)
 
     def _list(self, effect: ListForSweep) -> Listed:
         objects = tuple(found for prefix in self._swept_prefixes for found in self._store.list(prefix))
-        return Listed(objects, tuple((key, _get(self._store, key)) for key in effect.manifests))
+        return Listed(objects, tuple((key, get_or_none(self._store, key)) for key in effect.manifests))
 
     def _put_record(self, key: str, data: bytes) -> PutOutcome:
         self._undecided.add(key)
@@ -540,14 +537,3 @@ class JobRunner:
     def _delete_all(self, permit: Permit) -> str:
         objects = (found for prefix in self._swept_prefixes for found in self._store.list(prefix))
         return self._delete(permit, discarded(self._paths, objects, permit.token).keys)
-
-
-def _get(store: ObjectStore, key: str) -> bytes | None:
-    try:
-        return store.get(key)
-    except ObjectNotFound:
-        return None
-
-
-def _backoff_s(attempt: int) -> float:
-    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(attempt, 16))

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from coordinator.lease import Holder, Judgement, Lease, LeaseKeeper, LeaseState, LeaseWatch, encode_lease
 from coordinator.messages import JobSpec
 from state.errors import BarrierRuntimeError, Unavailable
-from state.object_store import ObjectNotFound, ObjectStore
+from state.object_store import ObjectStore, get_or_none
 from state.paths import Paths
 
 log = logging.getLogger("coordinator.leases")
@@ -70,7 +70,7 @@ class Leases:
         key = Paths(job).lease
         asked_ms = _now_ms()
         try:
-            data = await self._in_thread(lambda: self._get(key))
+            data = await self._in_thread(lambda: get_or_none(self._store, key))
         except OSError as error:
             raise Unavailable(f"{self._store.url}/{key} can't be read: {error}: try again") from error
         judgement = self._watch(job).judge(data, asked_ms, _now_ms())
@@ -148,12 +148,6 @@ class Leases:
 
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-    def _get(self, key: str) -> bytes | None:
-        try:
-            return self._store.get(key)
-        except ObjectNotFound:
-            return None
 
 
 def held(judgement: Judgement) -> Lease | None:

@@ -2,6 +2,9 @@
 
 Positions are contiguous and immutable, so the head is found by galloping and bisecting over `get` (about 2·log2(n)
 reads); LIST is never asked. Back links lead to everything else. Blocking; no clock, no retry: trouble is raised.
+
+Who lost a race for the head reads again at once, while the winner goes on appending: a `LogReader` then asks only for
+what is new. If it began anew each time, a leader with short checkpoint intervals could never be taken over.
 """
 
 from collections.abc import Callable
@@ -10,18 +13,18 @@ from coordinator.decision_log import LogEntry, LogView
 from coordinator.hashing import sha256_hex
 from coordinator.log_records import FIRST_POSITION, NO_RECORD, Complete, Fence, Finish, decode_record
 from state.errors import Corrupt
-from state.object_store import ObjectNotFound, ObjectStore
+from state.object_store import ObjectStore, get_or_none
 
 MAX_RUNS_BACK = 64  # a run that was taken over longer ago than this counts as unknown
 
 ReadPosition = Callable[[int], bytes | None]
 
 
-def find_head(exists: Callable[[int], bool]) -> int:
-    """The highest existing position of a contiguous log, or `NO_RECORD`."""
-    if not exists(FIRST_POSITION):
+def find_head(exists: Callable[[int], bool], known: int = NO_RECORD) -> int:
+    """The highest existing position of a contiguous log, or `NO_RECORD`. `known`: a position that exists for sure."""
+    if known == NO_RECORD and not exists(FIRST_POSITION):
         return NO_RECORD
-    low, step = FIRST_POSITION, 1
+    low, step = max(known, FIRST_POSITION), 1
     while exists(low + step):
         low, step = low + step, step * 2
     high = low + step  # does not exist
@@ -37,10 +40,31 @@ def find_head(exists: Callable[[int], bool]) -> int:
 def read_log(
     store: ObjectStore, key_of: Callable[[int], str], *, completes: int, restore: int | None, run_id: str
 ) -> LogView:
-    """The facts of the log: `completes` newest decisions (and back to checkpoint `restore` if it is asked for), and
-    the earlier runs' fences back to `run_id`. Raises `Corrupt` for an unreadable or inconsistent log."""
-    reader = _Reader(store, key_of)
-    head_position = find_head(lambda position: reader.bytes_at(position) is not None)
+    """One reading of the log; see `LogReader.read`."""
+    return LogReader(store, key_of).read(completes=completes, restore=restore, run_id=run_id)
+
+
+class LogReader:
+    """Reads one job's log, again and again if need be. Not for several threads at a time."""
+
+    def __init__(self, store: ObjectStore, key_of: Callable[[int], str]) -> None:
+        self._store = store
+        self._key_of = key_of
+        self._known: dict[int, LogEntry] = {}  # what the last reading was made of
+
+    def read(self, *, completes: int, restore: int | None, run_id: str) -> LogView:
+        """The facts of the log: `completes` newest decisions (and back to checkpoint `restore` if it is asked for), and
+        the earlier runs' fences back to `run_id`. Raises `Corrupt` for an unreadable or inconsistent log."""
+        reading = _Reading(self._store, self._key_of, self._known)
+        self._known = {}  # a reading that fails is no ground for the next one
+        view = _facts(reading, max(reading.known, default=NO_RECORD), completes, restore, run_id)
+        self._known = reading.used
+        return view
+
+
+def _facts(reader: "_Reading", known: int, completes: int, restore: int | None, run_id: str) -> LogView:
+    key_of = reader.key_of
+    head_position = find_head(reader.exists, known)
     if head_position == NO_RECORD:
         return LogView()
     head = reader.entry(head_position)
@@ -62,34 +86,45 @@ def read_log(
     )
 
 
-class _Reader:
-    """Reads each position at most once."""
+class _Reading:
+    """Reads each position at most once, and none that is `known`. `used`: the records the facts rest on."""
 
-    def __init__(self, store: ObjectStore, key_of: Callable[[int], str]) -> None:
+    def __init__(self, store: ObjectStore, key_of: Callable[[int], str], known: dict[int, LogEntry]) -> None:
         self._store = store
-        self._key_of = key_of
+        self.key_of = key_of
+        self.known = known
+        self.used: dict[int, LogEntry] = {}
         self._found: dict[int, bytes] = {}
 
-    def bytes_at(self, position: int) -> bytes | None:
+    def exists(self, position: int) -> bool:
+        return position in self.known or self._bytes_at(position) is not None
+
+    def _bytes_at(self, position: int) -> bytes | None:
         if position not in self._found:
-            try:
-                self._found[position] = self._store.get(self._key_of(position))
-            except ObjectNotFound:
+            data = get_or_none(self._store, self.key_of(position))
+            if data is None:
                 return None
+            self._found[position] = data
         return self._found[position]
 
     def entry(self, position: int) -> LogEntry:
-        key = self._key_of(position)
-        data = self.bytes_at(position)
-        if data is None:
-            raise Corrupt(f"log record {key} is missing below the log's head: restore it from a backup of the store")
-        return LogEntry(position, decode_record(key, data), sha256_hex(data))
+        entry = self.used.get(position) or self.known.get(position)
+        if entry is None:
+            key = self.key_of(position)
+            data = self._bytes_at(position)
+            if data is None:
+                raise Corrupt(
+                    f"log record {key} is missing below the log's head: restore it from a backup of the store"
+                )
+            entry = LogEntry(position, decode_record(key, data), sha256_hex(data))
+        self.used[position] = entry
+        return entry
 
     def complete(self, position: int) -> LogEntry:
         entry = self.entry(position)
         if not isinstance(entry.record, Complete):
             raise Corrupt(
-                f"log record {self._key_of(position)} should be a COMPLETE and is {type(entry.record).__name__}: "
+                f"log record {self.key_of(position)} should be a COMPLETE and is {type(entry.record).__name__}: "
                 "the log was changed by hand; restore it from a backup of the store"
             )
         return entry
@@ -98,7 +133,7 @@ class _Reader:
         parent = self.entry(entry.position - 1)
         if parent.sha256 != entry.record.parent_sha256:
             raise Corrupt(
-                f"log record {self._key_of(parent.position)} is damaged: expected sha256 {entry.record.parent_sha256}, "
+                f"log record {self.key_of(parent.position)} is damaged: expected sha256 {entry.record.parent_sha256}, "
                 f"found {parent.sha256}: restore it from a backup of the store"
             )
 
@@ -109,7 +144,7 @@ class _Reader:
             entry = self.complete(position)
             assert isinstance(entry.record, Complete)
             if found and entry.position >= found[-1].position:
-                raise Corrupt(f"log record {self._key_of(position)} links forward: the log was changed by hand")
+                raise Corrupt(f"log record {self.key_of(position)} links forward: the log was changed by hand")
             found.append(entry)
             if len(found) >= wanted and (restore is None or entry.record.checkpoint <= restore):
                 break

@@ -74,13 +74,14 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 _DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
-def stamped(record: Record) -> Record:
-    """The record with its `check`."""
-    return msgspec.structs.replace(record, check=_check_of(record))
+def stamped(record: Record) -> tuple[Record, bytes]:
+    """The record with its `check`, and its bytes."""
+    record = msgspec.structs.replace(record, check=_check_of(record))
+    return record, _ENCODER.encode(record)
 
 
 def encode_record(record: Record) -> bytes:
-    return _ENCODER.encode(stamped(record))
+    return stamped(record)[1]
 
 
 def _check_of(record: Record) -> str:
@@ -101,9 +102,10 @@ def decode_record(name: str, data: bytes) -> Record:
             f"log record {name} has version {record.version}, this release reads {RECORD_VERSION}: "
             "use the release that wrote it"
         )
-    if record.check != _check_of(record):
+    check = _check_of(record)
+    if record.check != check:
         raise Corrupt(
             f"log record {name} is damaged: its bytes should hash to {record.check or 'what it says'}, they hash to "
-            f"{_check_of(record)}: read it again, or restore the object from a backup of the store"
+            f"{check}: read it again, or restore the object from a backup of the store"
         )
     return record

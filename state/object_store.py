@@ -70,3 +70,11 @@ class ObjectStore(Protocol):
         still there. `final` with other content raises `Corrupt`; both absent raises `ObjectNotFound`.
         """
         ...
+
+
+def get_or_none(store: ObjectStore, key: str) -> bytes | None:
+    """The whole object; None when there is none under this key."""
+    try:
+        return store.get(key)
+    except ObjectNotFound:
+        return None

@@ -75,7 +75,9 @@ class CommitLog:
         self._sink = sink
         self._head: int | None = None  # highest record seen; None: not looked for yet
         self._highest = (0, 0)  # checkpoint and token, of the head and all before it
-        self._named: set[str] = set()  # files named by the records seen that may be asked for again
+        self._named: dict[
+            str, int
+        ] = {}  # files that may be asked for again, and the checkpoint of the record naming each
 
     def record(self, sequence: int) -> CommitRecord | None:
         """Raises `Corrupt` for anything that is not a record of this log."""
@@ -114,7 +116,8 @@ class CommitLog:
         """Make `files` visible at once, those that the log does not name yet. Idempotent. `origin_of` tells under which
         token a file was written and which checkpoint closed it: no record below either can name it.
 
-        Calls ask for ever newer files: what is asked for again was asked for in every call since."""
+        Calls come for ever higher checkpoints. What a later call asks for and this one does not was closed after this
+        `checkpoint`: only a record of a later one can name it, and a successor may have written that already."""
         if not files:
             return
         origins = [origin_of(file) for file in files]
@@ -131,7 +134,8 @@ class CommitLog:
             if outcome is PutOutcome.UNKNOWN:
                 raise Unavailable(f"nobody knows whether {self._store.url}/{key} was written: it is tried again")
             self._catch_up()  # our record, or that of somebody who was faster
-        self._named.intersection_update(file.name for file in files)
+        asked = {file.name for file in files}
+        self._named = {name: of for name, of in self._named.items() if name in asked or of > checkpoint}
 
     def _look(self, lowest_token: int, lowest_checkpoint: int) -> None:
         """Find the head; at the first time also what the records name that may be asked for."""
@@ -139,7 +143,7 @@ class CommitLog:
             self._catch_up()
             return
         head = max(find_head(lambda sequence: self.record(sequence) is not None), 0)
-        named: set[str] = set()
+        named: dict[str, int] = {}
         for sequence in range(head, 0, -1):
             record = self.record(sequence)
             if record is None:
@@ -151,7 +155,7 @@ class CommitLog:
                 self._highest = record.highest_checkpoint, record.highest_token
             if record.highest_token < lowest_token or record.highest_checkpoint < lowest_checkpoint:
                 break  # nothing here or before can name any of the files
-            named.update(file.name for file in record.files)
+            named.update((file.name, record.checkpoint) for file in record.files)
         self._named = named
         self._head = head
 
@@ -163,7 +167,7 @@ class CommitLog:
                 return
             self._head += 1
             self._highest = record.highest_checkpoint, record.highest_token
-            self._named.update(file.name for file in record.files)
+            self._named.update((file.name, record.checkpoint) for file in record.files)
 
     def _key(self, sequence: int) -> str:
         return f"{commits_prefix(self._job, self._sink)}{sequence:020d}.json"

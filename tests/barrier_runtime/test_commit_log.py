@@ -52,6 +52,17 @@ def test_a_zombie_and_its_successor_name_every_file_once_whoever_is_faster() -> 
     assert logged(store) == [["1-a"], ["1-b"], ["5-c"]]
 
 
+def test_a_zombie_that_is_far_behind_does_not_forget_what_its_successor_named() -> None:
+    """Found by the simulation: it lost the put to a record that names also what only its later commits ask for."""
+    store = MemoryStore()
+    zombie, successor = log_on(store), log_on(store)
+    append(successor, 4, 1, "1-a", "1-b", "1-c", "1-d")  # restored checkpoint 4
+    append(zombie, 1, 1, "1-a")
+    append(zombie, 2, 1, "1-b")
+    append(zombie, 4, 1, "1-c", "1-d")
+    assert logged(store) == [["1-a", "1-b", "1-c", "1-d"]]
+
+
 def test_a_zombie_that_was_faster_costs_the_successor_nothing() -> None:
     store = MemoryStore()
     zombie, successor = log_on(store), log_on(store)

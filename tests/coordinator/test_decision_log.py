@@ -5,7 +5,7 @@ import pytest
 from coordinator_world import spec
 
 from coordinator.decision_log import DecisionLog, Foreign, Landed, LogView, ReadBack, Repeat
-from coordinator.log_reader import find_head, read_log
+from coordinator.log_reader import LogReader, find_head, read_log
 from coordinator.log_records import FIRST_POSITION, NO_RECORD, Complete, Fence, Finish, decode_record, encode_record
 from state.errors import Corrupt, ProtocolViolation, Unavailable
 from state.memory_store import Fault, MemoryStore
@@ -239,6 +239,39 @@ def test_the_head_is_found_in_few_reads(length):
 
     assert find_head(exists) == (FIRST_POSITION + length - 1 if length else NO_RECORD)
     assert len(asked) <= 2 + 2 * max(1, length.bit_length())
+
+
+def test_who_reads_again_asks_only_for_what_is_new():
+    """Found by the simulation: who wants to take over a job with short checkpoint intervals lost a hundred races for the
+    log's head, because it read the whole way to it again after each."""
+    store = MemoryStore()
+    log = opened(store)
+    for run in range(20):
+        put(store, log, fence(log, f"f{run}", run=f"run-{run}"))
+        put(store, log, complete(log, run + 1))
+    reader = LogReader(store, PATHS.log_record)
+    asked = {"completes": 2, "restore": None, "run_id": "another"}
+    assert reader.read(**asked) == view(store, **asked)
+    for checkpoint in range(100, 103):
+        put(store, log, complete(log, checkpoint))
+        before = store.calls["get"]
+        found = reader.read(**asked)
+        assert store.calls["get"] - before <= 3  # the new record, and that there is none behind it
+        assert found == view(store, **asked)
+
+
+def test_a_reading_that_failed_is_no_ground_for_the_next_one():
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    reader = LogReader(store, PATHS.log_record)
+    asked = {"completes": 1, "restore": None, "run_id": "run-1"}
+    reader.read(**asked)
+    put(store, log, complete(log, 1))
+    store.inject(Fault.FLIPPED_BYTE, "get", PATHS.log_record(2))
+    with pytest.raises(Corrupt):
+        reader.read(**asked)
+    assert reader.read(**asked) == view(store)
 
 
 def test_the_list_of_the_store_is_never_asked():
