@@ -182,6 +182,43 @@ def fsck(
     raise typer.Exit(code)
 
 
+@app.command()
+def transactions(
+    job: str,
+    action: Annotated[str, typer.Argument(help="list, commit or abort")],
+    checkpoints: Annotated[str, typer.Option(help="folder or URL of the checkpoints, as in checkpoints=")],
+    sink: Annotated[
+        list[str] | None, typer.Option(help="a sink of your own: name=file.py:factory; may be repeated")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="setting of a sink: sink.key=value; may be repeated")
+    ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="abort: drop decided transactions too; their rows are lost")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="settle although the job seems to run")] = False,
+    form: Annotated[str, typer.Option("--format", help="text or json")] = "text",
+) -> None:
+    """Show or settle what a stopped job has decided and not made visible, from its checkpoints alone.
+
+    list only looks. commit makes everything decided visible. abort drops what was never decided, after committing the
+    rest. Passwords come from the environment. Exits with 1 when something could not be settled.
+    """
+    from barrier_runtime.transactions_command import transactions as run_transactions
+
+    code = run_transactions(
+        job,
+        action,
+        checkpoints,
+        sinks=sink or (),
+        settings=setting or (),
+        accept_loss=accept_loss,
+        force=force,
+        form=form,
+    )
+    raise typer.Exit(code)
+
+
 def _client(address: str, token_file: Path) -> Any:
     from coordinator.failover_client import FailoverClient, addresses
     from coordinator.rest_token import read_token_file

@@ -13,6 +13,7 @@ import pyarrow as pa
 from barrier_runtime.dataflow import Dataflow
 from barrier_runtime.graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
 from barrier_runtime.plan import Node, SourceNode, StepNode
+from barrier_runtime.sources.base import DiscoveringSource
 from state.errors import InvalidJob
 
 _MAX_KEY_GROUPS = 32_768
@@ -143,7 +144,7 @@ def _chain(id: int, nodes: list[Node], parallelism: int) -> Chain:
 
 def _source(node: SourceNode, parallelism: int) -> SourceSpec:
     splits = tuple(node.source.splits(parallelism))
-    if not splits:
+    if not splits and not isinstance(node.source, DiscoveringSource):
         raise InvalidJob(f"source {node.name!r} has no splits: there is nothing to read")
     if len({split.id for split in splits}) != len(splits):
         raise InvalidJob(

@@ -16,7 +16,7 @@ import copy
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,7 @@ from barrier_runtime.event_time import check_event_time_type
 from barrier_runtime.keyed_state import ValueState
 from barrier_runtime.keys import check_key_type
 from barrier_runtime.operators.columnar import MapBatchesOperator, SelectColumnsOperator
+from barrier_runtime.operators.deduplicate import DeduplicateOperator
 from barrier_runtime.operators.enrich import EnrichOperator, How, check_small_table, enriched_schema
 from barrier_runtime.operators.process import ProcessOperator, declared_states
 from barrier_runtime.operators.rowwise import FilterOperator, FlatMapOperator, MapOperator
@@ -42,9 +43,17 @@ from barrier_runtime.sources.base import Source
 from barrier_runtime.sources.csv_files import CsvSource
 from barrier_runtime.sources.iterator import IteratorSource
 from barrier_runtime.sources.jsonl_files import JsonlSource
+from barrier_runtime.sources.kafka import Config as KafkaConfig
+from barrier_runtime.sources.kafka import KafkaSource, Start, chosen_topics
+from barrier_runtime.sources.kafka_decoders import Spelling, format_of
+from barrier_runtime.sources.kafka_records import ERROR as DEAD_LETTER_ERROR
+from barrier_runtime.sources.kafka_records import LETTER, record_columns
 from barrier_runtime.sources.parquet_files import ParquetSource
+from barrier_runtime.sources.rabbitmq import RabbitSource
+from barrier_runtime.sources.rabbitmq_rows import MESSAGE_ID, columns_of
 from barrier_runtime.sources.rate import RateSource
 from barrier_runtime.sources.small_table import small_table
+from barrier_runtime.sources.watched_files import WatchedFiles
 from barrier_runtime.types import SchemaLike, as_schema, milliseconds, require_columns
 from barrier_runtime.windows import Tumbling
 from state.errors import InvalidJob
@@ -100,6 +109,7 @@ class Dataflow:
         *,
         schema: SchemaLike | None = None,
         pace: float | None = None,
+        watch: datetime.timedelta | None = None,
         event_time: str | None = None,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
@@ -107,12 +117,15 @@ class Dataflow:
         """Parquet files: paths, folders (read recursively) or globs, local or `s3://`; one split per file.
 
         `schema` names the columns to read (default: all of the first file). `pace`: rows per second over all files;
-        default: as fast as possible.
+        default: as fast as possible. `watch`: how often to look for new files, for ever; what is there is read first
+        (there may be nothing yet). Files must be complete when they appear, so rename them into place; names that begin
+        with `.` or `_` are not looked at. The name of each file stays in the job's checkpoints.
         """
         wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
+        source = ParquetSource(name, paths, wanted, pace, watched=watch is not None)
         return self.source(
             name,
-            ParquetSource(name, paths, wanted, pace),
+            source if watch is None else WatchedFiles(source, _period_s(watch, name)),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
@@ -126,16 +139,18 @@ class Dataflow:
         schema: SchemaLike | None = None,
         delimiter: str = ",",
         pace: float | None = None,
+        watch: datetime.timedelta | None = None,
         event_time: str | None = None,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream":
-        """CSV files with a header line; see `read_parquet`. Without `schema` types are guessed from the first file's
-        beginning. A value may not contain a line break."""
+        """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `read_parquet`. Without `schema` types are
+        guessed from the first file's beginning. A value may not contain a line break."""
         wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
+        source = CsvSource(name, paths, wanted, pace, delimiter, watched=watch is not None)
         return self.source(
             name,
-            CsvSource(name, paths, wanted, pace, delimiter),
+            source if watch is None else WatchedFiles(source, _period_s(watch, name)),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
@@ -148,16 +163,18 @@ class Dataflow:
         *,
         schema: SchemaLike | None = None,
         pace: float | None = None,
+        watch: datetime.timedelta | None = None,
         event_time: str | None = None,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream":
-        """Files with one JSON object per line; see `read_parquet`. Fields not in `schema` are left out, absent ones are
-        null; without `schema` it is guessed from the first file's beginning."""
+        """Files with one JSON object per line, also `.gz`, `.zst` or `.bz2`; see `read_parquet`. Fields not in `schema`
+        are left out, absent ones are null; without `schema` it is guessed from the first file's beginning."""
         wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
+        source = JsonlSource(name, paths, wanted, pace, watched=watch is not None)
         return self.source(
             name,
-            JsonlSource(name, paths, wanted, pace),
+            source if watch is None else WatchedFiles(source, _period_s(watch, name)),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
@@ -184,6 +201,196 @@ class Dataflow:
         return self.source(
             name,
             source,
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    @overload
+    def read_kafka(
+        self,
+        name: str,
+        bootstrap_servers: str,
+        topics: str | Sequence[str] | None = None,
+        *,
+        bad_records: Literal["dead_letter"],
+        **options: Any,
+    ) -> "tuple[Stream, Stream]": ...
+
+    @overload
+    def read_kafka(
+        self,
+        name: str,
+        bootstrap_servers: str,
+        topics: str | Sequence[str] | None = None,
+        *,
+        bad_records: Literal["fail"] = "fail",
+        **options: Any,
+    ) -> "Stream": ...
+
+    def read_kafka(  # type: ignore[misc]  # the options of both are spelled out here
+        self,
+        name: str,
+        bootstrap_servers: str,
+        topics: str | Sequence[str] | None = None,
+        *,
+        group: str,
+        pattern: str | None = None,
+        start: Start = "earliest",
+        until: Literal["latest"] | None = None,
+        key: Spelling | None = "bytes",
+        value: Spelling = "bytes",
+        schema: SchemaLike | None = None,
+        key_schema: SchemaLike | None = None,
+        metadata: Sequence[str] | Mapping[str, str] = ("topic", "partition", "offset", "timestamp"),
+        bad_records: Literal["fail", "dead_letter"] = "fail",
+        discover: datetime.timedelta | None = datetime.timedelta(minutes=1),
+        config: KafkaConfig | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream | tuple[Stream, Stream]":
+        """Kafka topics, by name or by a regular expression that matches the whole name; one split per partition. Only
+        committed records are read, and offsets are kept in checkpoints; those of decided ones are committed to `group`
+        for people to look at.
+
+        `start` counts where no checkpoint does: "earliest", "latest", a datetime (of the records' timestamps) or
+        "group": where that group's committed offsets are, and the earliest record of partitions without one.
+        Partitions made later are looked for every `discover` (None: only at a restart), and begin with their earliest
+        record. `until="latest"`: the end of each partition at the start is the end of the stream.
+
+        `key`, `value`: "bytes", "string", "json", or a function that makes one of the client's deserialisers, called in
+        each slot; the latter two with `key_schema=`, `schema=` of their columns. A record without value is a row of
+        nulls. `key=None`: no such column. JSON: fields beyond the schema are left out, absent ones are null, times are
+        RFC 3339 text. `metadata`: of topic, partition, offset, timestamp and headers, or a mapping of these to names.
+
+        A record that cannot be decoded ends the job with its place, or with `bad_records="dead_letter"` two streams are
+        returned: good rows, and the others with key, value, metadata and `error`. A schema registry that does not
+        answer is waited for.
+
+        Records that are deleted before they were read end the job; a warning comes ahead. `config`: further settings of
+        librdkafka, or a function that returns them, called in driver and slots: so that secrets need not travel.
+
+        >>> orders, bad = flow.read_kafka("orders", "broker:9092", "orders", group="billing", value="json",
+        ...                               schema={"shop": str, "amount": float}, bad_records="dead_letter")
+        """
+        where = f"source {name!r}"
+        wanted = as_schema(schema, where) if schema is not None else None
+        key_wanted = as_schema(key_schema, where) if key_schema is not None else None
+        key_format = format_of("key", key, key_wanted, where) if key is not None else None
+        columns = record_columns(key_format, format_of("value", value, wanted, where), metadata, bad_records, where)
+        source = KafkaSource(
+            name,
+            bootstrap_servers,
+            chosen_topics(topics, pattern, where),
+            columns,
+            group=group,
+            start=start,
+            until=until,
+            discover=discover,
+            config=config,
+        )
+        stream = self.source(
+            name,
+            source,
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+        if bad_records == "fail":
+            return stream
+        good = pc.field(DEAD_LETTER_ERROR).is_null()
+        letter = {**LETTER, "error": DEAD_LETTER_ERROR}
+        return stream.filter(good).select(columns.schema.names), stream.filter(~good).select(letter)
+
+    def read_rabbitmq(
+        self,
+        name: str,
+        url: str,
+        queue: str,
+        *,
+        deduplicate: "datetime.timedelta | Literal['forever'] | None",
+        message_id: str = "message_id",
+        value: Literal["bytes", "json"] = "bytes",
+        schema: SchemaLike | None = None,
+        metadata: Sequence[str] = ("message_id", "timestamp", "routing_key", "redelivered", "headers"),
+        prefetch: int = 10_000,
+        bad_records: Literal["fail", "reject"] = "fail",
+        until_idle: datetime.timedelta | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; one consumer per subtask.
+        RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots say who reads it.
+
+        A message is acknowledged when a checkpoint that covers it is completed; the broker gives it again after a
+        failure before that. `deduplicate` drops such redeliveries by message id (the property `message_id`, or
+        `"headers.<name>"`), and publishers must give each message an id of its own. An id is forgotten once the
+        watermark has advanced by that much since it was seen (this takes `event_time`), with "forever" never. Choose
+        it longer than a publisher or broker may take to send a message again. With None redelivered messages come
+        twice, so sinks can only be at-least-once.
+
+        Columns: `body` (bytes), or with `value="json"` those of `schema`; then those of `metadata`. `timestamp` is the
+        publisher's, in whole seconds, null if it gave none. `headers` is JSON text.
+
+        `prefetch`: messages a consumer may hold without acknowledgement (at most 65,535). The stream waits for the
+        next checkpoint when it has read so many, so it should cover what comes between two completed checkpoints;
+        `prefetch` messages should fit in a slot's memory. Between checkpoints must be less time than the broker's
+        consumer_timeout (30 minutes), or it takes the messages back and gives them again.
+
+        `bad_records`: "fail" stops the job at a message without id or whose body does not fit; "reject" hands it to
+        the queue's dead-letter exchange (a queue without one loses it). `until_idle`: end when the queue gave nothing
+        for so long. Messages keep the queue's order with parallelism 1 and before the first redelivery only.
+        """
+        where = f"source {name!r}"
+        within = _horizon(deduplicate, event_time, where)
+        if bad_records not in ("fail", "reject"):
+            raise InvalidJob(f'{where}: bad_records={bad_records!r}: use "fail" or "reject"')
+        json = as_schema(schema, where) if schema is not None else None
+        columns = columns_of(value, json, metadata, message_id, deduplicate is not None, where)
+        source = RabbitSource(
+            name,
+            url,
+            queue,
+            columns,
+            deduplicated=deduplicate is not None,
+            prefetch=prefetch,
+            reject_bad=bad_records == "reject",
+            until_idle=until_idle,
+        )
+        stream = self.source(
+            name,
+            source,
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+        if deduplicate is None:
+            return stream
+        return stream.deduplicate(f"{name}-deduplicate", MESSAGE_ID, within=within)
+
+    def from_spark(
+        self,
+        name: str,
+        dataframe: Any,
+        *,
+        staging: str | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """The rows of a Spark DataFrame, one split per partition; run the job with `spark=` its session.
+
+        When the job starts its query runs once, and the rows are written to the storage of the checkpoints (or to the
+        URL `staging`), so that restarts read the same rows; only `restore="none"` runs it again. They are deleted when
+        the job has finished. Timestamps are in UTC.
+        """
+        from barrier_runtime.sources.staged_frame import StagedFrame
+
+        return self.source(
+            name,
+            StagedFrame(name, dataframe, staging),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
@@ -413,6 +620,26 @@ class Stream:
                 check_key_type(self.schema.field(column).type, column, where)
         return KeyedStream(self, columns)
 
+    def deduplicate(self, name: str, *columns: str, within: datetime.timedelta | None) -> "Stream":
+        """Let the first row of each id (the values of `columns`; null is a value like others) pass, and drop the later
+        ones. An id is forgotten once the watermark has advanced by `within` since the id was seen; a row's own event
+        time plays no part, so a late row is never dropped for being late. With None, or on a stream without
+        watermarks, no id is ever forgotten, and the state grows with every one.
+
+        Bloom filters in memory (about 3 to 12 bytes per id) spare new ids the look-up in the state. Counted: `lookups`,
+        `lookups_saved`, `duplicates`.
+
+        >>> orders.deduplicate("once", "order_id", within=timedelta(hours=1))
+        """
+        where = f"deduplicate {name!r}"
+        within_ms = milliseconds(within, f"within of {where}") if within is not None else None
+        if within_ms == 0:
+            raise InvalidJob(f"{where}: within is 0, so every id would be forgotten at once: use a longer time")
+        keyed = self.key_by(*columns)
+        make = partial(DeduplicateOperator, keys=columns, within_ms=within_ms, schema=self.schema)
+        horizon = "for ever" if within is None else f"within {within}"
+        return keyed._stateful(name, "deduplicate", make, self.schema, f"{', '.join(columns)} {horizon}")
+
     # ------------------------------------------------------------ the end
 
     def sink(self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink]) -> None:
@@ -563,6 +790,29 @@ class WindowedStream:
             schema=schema,
         )
         return self._keyed._stateful(self._name, "window", make, output, f"{self._window}: {_shown(aggregates)}")
+
+
+def _period_s(watch: datetime.timedelta, name: str) -> float:
+    period_ms = milliseconds(watch, f"watch of source {name!r}")
+    if period_ms < 1:
+        raise InvalidJob(f"source {name!r}: watch={watch!r}: give the time between two looks, at least a millisecond")
+    return period_ms / 1000
+
+
+def _horizon(
+    deduplicate: "datetime.timedelta | Literal['forever'] | None", event_time: str | None, where: str
+) -> datetime.timedelta | None:
+    """How long ids are remembered; None: for ever (or there is no deduplication)."""
+    if deduplicate is None or deduplicate == "forever":
+        return None
+    if not isinstance(deduplicate, datetime.timedelta):
+        raise InvalidJob(f'{where}: deduplicate={deduplicate!r}: pass a timedelta, "forever", or None')
+    if event_time is None:
+        raise InvalidJob(
+            f"{where}: deduplicate={deduplicate} is measured by the watermark, and there is none without event_time: "
+            'pass event_time= (such as "timestamp", if publishers set it), or deduplicate="forever"'
+        )
+    return deduplicate
 
 
 def _check_callable(function: Any, where: str) -> None:

@@ -7,7 +7,6 @@ supervisor, a single slot by Spark, the whole Spark job by `SparkGang`. When the
 import contextlib
 import ipaddress
 import logging
-import os
 import shutil
 import threading
 from pathlib import Path
@@ -18,9 +17,17 @@ from barrier_runtime.compile import compile_flow
 from barrier_runtime.graph import JobGraph
 from barrier_runtime.job_result import JobFailed, JobResult, raise_unless_ended_well
 from barrier_runtime.options import JobOptions, job_spec
+from barrier_runtime.sources.staging import stage_sources, unstage_sources
 from barrier_runtime.spark.closure import check_travels
 from barrier_runtime.spark.gang import SparkGang
-from barrier_runtime.spark.session import check_session, jvm_trouble, make_session, stop_session, total_cores
+from barrier_runtime.spark.session import (
+    check_session,
+    forwarded_environment,
+    jvm_trouble,
+    make_session,
+    stop_session,
+    total_cores,
+)
 from barrier_runtime.spark.slot_task import SlotSettings, check_packages, local_root
 from coordinator.client import CoordinatorClient
 from coordinator.embedded import EmbeddedCoordinator
@@ -43,7 +50,6 @@ log = logging.getLogger("barrier_runtime.job")
 
 _POLL_S = 0.25
 _LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end them
-_FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials
 
 
 def run(flow: "Dataflow", **keywords: object) -> JobResult:
@@ -67,6 +73,8 @@ def start(flow: "Dataflow", **keywords: object) -> "JobHandle":
     spark = options.spark if options.spark is not None else make_session(graph.name, options.master, options.spark_conf)
     try:
         check_session(spark, options.parallelism)
+        if stage_sources(graph, options.checkpoints, fresh=options.restore == "none"):
+            graph = compile_flow(flow, options.parallelism, options.max_parallelism, mode=options.mode)
         coordinator = _Coordinator(spec, options)
     except BaseException:
         if own_session:
@@ -171,6 +179,7 @@ class JobHandle:
         own_session: bool,
         coordinator: _Coordinator,
     ) -> None:
+        self._graph = graph
         self._spec = spec
         self._options = options
         self._spark = spark
@@ -193,7 +202,7 @@ class JobHandle:
             storage_url=_url_for_slots(options.checkpoints),
             state=options.state,
             lease_s=options.coordinator_lease,
-            environment={name: os.environ[name] for name in _FORWARDED if name in os.environ},
+            environment=forwarded_environment(),
         )
         self._gang = SparkGang(spark, settings, options.parallelism, lambda: not self._ended.is_set())
         self._gang.start()
@@ -259,6 +268,9 @@ class JobHandle:
             self._coordinator.close()
         if self._own_session:
             stop_session(self._spark)
+        if self._last is not None and self._last.outcome == "finished":
+            assert self._options.checkpoints is not None
+            unstage_sources(self._graph, self._options.checkpoints)
         shutil.rmtree(local_root(self._spec.run_id), ignore_errors=True)
 
     def __enter__(self) -> "JobHandle":

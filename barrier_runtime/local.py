@@ -26,6 +26,7 @@ from barrier_runtime.slot.data_plane import Broken, ChannelId
 from barrier_runtime.slot.execution import SlotResources
 from barrier_runtime.slot.slot import Slot, SlotIdentity
 from barrier_runtime.slot.workers import Workers
+from barrier_runtime.sources.staging import stage_sources, unstage_sources
 from coordinator.job_runner import JobRunner
 from coordinator.messages import JobSpec, Peer, Register, Shutdown, ToCoordinator, ToSlot
 from coordinator.status import JobStatus
@@ -131,7 +132,11 @@ def run_local(flow: "Dataflow", **keywords: object) -> JobResult:
         store = open_store(storage_url)
         if options.checkpoints is not None:
             probe_conditional_put(store, f"{spec.job}/probe")
+        if stage_sources(graph, storage_url, fresh=options.restore == "none"):
+            graph = compile_flow(flow, options.parallelism, options.max_parallelism, mode=options.mode)
         status = _run_to_its_end(run_graph(graph, spec, store, options))
+        if status.outcome == "finished":
+            unstage_sources(graph, storage_url)
     raise_unless_ended_well(status)
     return JobResult(status)
 

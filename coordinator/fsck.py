@@ -394,6 +394,10 @@ def recognised(paths: Paths, key: str) -> str:
         return "left by a probe of the store that was interrupted: harmless"
     if key.startswith(f"{paths.job}/savepoints/"):
         return "a savepoint: its user's"
+    if paths.staged_rows_origin(key) is not None or paths.delivery_of(key) is not None:
+        return "rows of a write-ahead sink, or its note of what was delivered: the sink deletes them"
+    if paths.is_staged_source(key):
+        return "rows of a source, staged before the job started: deleted when it has finished"
     return ""
 
 
@@ -420,6 +424,18 @@ def explained(
     if verdict is Verdict.YOUNG:
         return Leftover(found.key, found.size, "kept", f"{what}; younger than the minimum age")
     return Leftover(found.key, found.size, "kept", f"{what}; of the newest generation, the next one sweeps it")
+
+
+def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> Leftover | None:
+    """Rows that a write-ahead sink staged in an earlier generation. None: it is something else. Never an orphan: only
+    the sink knows what it still has to deliver."""
+    origin = paths.staged_rows_origin(found.key)
+    if origin is None or origin[0] >= walk.token:
+        return None
+    what = (
+        f"rows staged by generation {origin[0]}, subtask {origin[1]}, of a write-ahead sink: decided and not delivered "
+    )
+    return Leftover(found.key, found.size, "kept", what + "yet, or never decided; the sink settles them when it starts")
 
 
 def _dropped(walk: LogWalk) -> str:

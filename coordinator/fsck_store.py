@@ -30,6 +30,7 @@ from coordinator.fsck import (
     inline_damage,
     read_manifest,
     recognised,
+    staged_rows_left,
 )
 from coordinator.history import decode_history
 from coordinator.lease import decode_lease
@@ -381,7 +382,8 @@ class _Check:
             explained(paths, found, verdict, walk, owners.get(found.key) in decided, named.get(found.key))
             for found, verdict in verdicts
         )
-        leftovers = sorted((each for each in explanations if each is not None), key=lambda each: each.key)
+        rows = (staged_rows_left(paths, found, walk) for found in self.objects)
+        leftovers = sorted((each for each in (*explanations, *rows) if each is not None), key=lambda each: each.key)
         return retention.sweep(paths, objects, walk.token, wall_ms, min_age_ms), leftovers
 
     def _named_by(

@@ -535,5 +535,6 @@ class JobRunner:
         return delete_in_order(self._store, self._paths, keys, check, self._sleep)
 
     def _delete_all(self, permit: Permit) -> str:
-        objects = (found for prefix in self._swept_prefixes for found in self._store.list(prefix))
+        prefixes = (*self._swept_prefixes, self._paths.write_ahead_prefix)
+        objects = (found for prefix in prefixes for found in self._store.list(prefix))
         return self._delete(permit, discarded(self._paths, objects, permit.token).keys)

@@ -149,16 +149,27 @@ def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retaine
 
 
 def discarded(paths: Paths, objects: Iterable[ObjectInfo], token: int) -> SweepPlan:
-    """All checkpoints and snapshot files up to generation `token`, whose user dropped them. A later run's stay: it may
-    have begun before the deleting did."""
-    owned = ((found.key, _owner(paths, found.key)) for found in objects)
-    return _in_order(paths, (key for key, owner in owned if owner is not None and owner <= token))
+    """All checkpoints, snapshot files and rows of write-ahead sinks up to generation `token`, whose user dropped them. A
+    later run's stay: it may have begun before the deleting did."""
+    keys = [found.key for found in objects]
+    owners = (
+        _owner_of_rows(paths, key) if key.startswith(paths.write_ahead_prefix) else _owner(paths, key) for key in keys
+    )
+    return _in_order(
+        paths, (key for key, owner in zip(keys, owners, strict=True) if owner is not None and owner <= token)
+    )
 
 
 def _owner(paths: Paths, key: str) -> int | None:
     """The generation that wrote this manifest or snapshot file; None: it is neither."""
     checkpoint = paths.checkpoint_of(key)
     return checkpoint[1] if checkpoint is not None else paths.data_token(key)
+
+
+def _owner_of_rows(paths: Paths, key: str) -> int | None:
+    """The generation that wrote this object of a write-ahead sink; None: it is none. Only the sink sweeps them."""
+    staged, note = paths.staged_rows_origin(key), paths.delivery_of(key)
+    return staged[0] if staged is not None else note[1] if note is not None else None
 
 
 def _in_order(paths: Paths, keys: Iterable[str]) -> SweepPlan:

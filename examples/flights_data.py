@@ -19,7 +19,19 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-COLUMNS = ["scheduled", "dep_time", "dep_delay", "carrier", "flight", "tailnum", "origin", "dest", "distance"]
+FLIGHT = pa.schema(
+    {
+        "scheduled": pa.timestamp("ms", "UTC"),
+        "dep_time": pa.int64(),  # hhmm; null: cancelled
+        "dep_delay": pa.int64(),  # minutes
+        "carrier": pa.string(),
+        "flight": pa.int64(),
+        "tailnum": pa.string(),
+        "origin": pa.string(),
+        "dest": pa.string(),
+        "distance": pa.int64(),  # miles
+    }
+)
 MAX_OUT_OF_ORDERNESS = timedelta(hours=24)  # nothing is late: the data needs 22 h 53 min
 
 
@@ -41,7 +53,7 @@ def load_flights() -> pa.Table:
     with zipfile.ZipFile(_package_data() / "flights.csv.zip") as archive:
         raw = pa.csv.read_csv(io.BytesIO(archive.read("flights.csv")))
     raw = raw.take(pa.array(np.argsort(raw["month"].to_numpy(), kind="stable")))
-    return raw.append_column("scheduled", scheduled_departure(raw)).select(COLUMNS)
+    return raw.append_column("scheduled", scheduled_departure(raw)).select(FLIGHT.names)
 
 
 def load_airlines() -> pa.Table:

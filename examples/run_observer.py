@@ -9,6 +9,7 @@ from collections.abc import Callable
 from barrier_runtime.launch import JobHandle
 from coordinator.status import JobStatus, LatencyStatus
 from examples.run_progress import Display
+from examples.servers import Server
 
 _LOOK_S = 0.1
 _PATIENCE_S = 60.0  # for what has to happen after a kill
@@ -23,6 +24,7 @@ class Observer:
         self.latency: dict[str, LatencyStatus] = {}  # the fullest seen: a new coordinator does not know departed slots
         self.slot_kills = 0
         self.coordinator_kills = 0
+        self.server_kills = 0
 
     def look(self) -> JobStatus:
         status = self._handle.status()
@@ -86,6 +88,26 @@ class Observer:
             f"coordinator is process {self._handle.coordinator_pid}; checkpoint {_last_completed(status)} completed "
             f"{self.recovery_ms[-1]:.0f} ms after the kill, generation {status.token} (before: {before.token})"
         )
+
+    def kill_server(self, server: Server, away_s: float) -> None:
+        """SIGKILL all of a server and start it again later; return when a checkpoint begun since is complete."""
+        self._show.say(f"SIGKILL to {server.name}, processes {', '.join(map(str, server.pids))}")
+        killed = time.monotonic()
+        server.kill()
+        self.server_kills += 1
+        while time.monotonic() < killed + away_s:
+            self.look()
+            time.sleep(_LOOK_S)
+        server.start()
+        back_ms = time.time() * 1000
+
+        def resumed(status: JobStatus) -> bool:
+            last = status.checkpoints.last_completed
+            return last is not None and last.triggered_ms > back_ms
+
+        self.until(f"checkpoint after {server.name} had come back", resumed)
+        self.recovery_ms.append(time.time() * 1000 - back_ms)
+        self._show.say(f"{server.name} was away {away_s:.0f} s; checkpoint {self.recovery_ms[-1]:.0f} ms after that")
 
 
 def _last_completed(status: JobStatus) -> int:

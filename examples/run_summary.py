@@ -27,7 +27,8 @@ class Summary(msgspec.Struct):
     generations: int
     slot_kills: int
     coordinator_kills: int
-    recovery_ms: list[float]  # per kill: SIGKILL → all slots run again; SIGKILL → next completed checkpoint
+    server_kills: int  # of sources and targets
+    recovery_ms: list[float]  # per kill: a slot's → all run again; else → next completed checkpoint
     lost: int
     duplicated: int
     mismatched: int
@@ -72,6 +73,7 @@ def summarise(job: str, checkpoints: str, input_records: int, verdict: Verdict, 
         generations=generations,
         slot_kills=observer.slot_kills,
         coordinator_kills=observer.coordinator_kills,
+        server_kills=observer.server_kills,
         recovery_ms=[round(ms, 1) for ms in observer.recovery_ms],
         lost=verdict.lost,
         duplicated=verdict.duplicated,

@@ -6,6 +6,10 @@ Layout of one job below the store's root; see the protocol chapter of the docume
     <job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names it
     <job>/data/<token>/<slot uuid>/<uuid>            snapshot files; a name is never used twice
     <job>/savepoints/<name>/...                      self-contained, owned by the user
+    <job>/write-ahead/<sink>/staged/<token>/...      rows of a sink that are not delivered yet; the sink deletes them
+    <job>/write-ahead/<sink>/delivered/<lineage>/... what was delivered, for targets that do not remember it
+    <job>/sources/<source>/current.json              which of the next ones count: one put for ever, or by a fresh start
+    <job>/sources/<source>/<id>/<file>               rows of a source that are put into storage before the job starts
     <job>/lease.json                                 which daemon is expected to lead; written again and again
     <job>/history.json                               counters and past checkpoints; written again and again
 """
@@ -23,6 +27,13 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _LOG_RECORD = re.compile(r"([0-9]{20})\.json")
 _NUMBER = r"(0|[1-9][0-9]{0,18})"
 _MANIFEST = re.compile(_NUMBER + "-" + _NUMBER + r"/manifest(?:-" + _SEGMENT.pattern + r")?\.json")
+_STAGED_ROWS = re.compile(
+    _SEGMENT.pattern + "/staged/" + _NUMBER + "/" + _NUMBER + "-" + _NUMBER + "-" + _SEGMENT.pattern
+)
+_DELIVERY_NOTE = re.compile(
+    _SEGMENT.pattern + "/delivered/" + _SEGMENT.pattern + "/" + _NUMBER + "/([0-9]{20})-" + _NUMBER
+)
+_STAGED_SOURCE = re.compile(_SEGMENT.pattern + "/(current[.]json|" + _SEGMENT.pattern + "/" + _SEGMENT.pattern + ")")
 _DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _SEGMENT.pattern)
 
 
@@ -149,6 +160,59 @@ class Paths:
             return None
         match = _DATA_FILE.fullmatch(key.removeprefix(self.data_prefix))
         return int(match.group(1)) if match else None
+
+    # ---- rows of write-ahead sinks
+
+    @property
+    def write_ahead_prefix(self) -> str:
+        return f"{self.job}/write-ahead/"
+
+    def staged_rows_prefix(self, sink: str) -> str:
+        return f"{self.write_ahead_prefix}{_segment('sink', sink)}/staged/"
+
+    def staged_rows(self, sink: str, token: int, subtask: int, number: int, unique: str) -> str:
+        """`number` counts the objects of one incarnation of the subtask; `unique` keeps incarnations apart."""
+        name = f"{_number('subtask', subtask)}-{_number('number', number)}-{_segment('unique name', unique)}"
+        return check_key(f"{self.staged_rows_prefix(sink)}{_number('token', token)}/{name}")
+
+    def staged_rows_origin(self, key: str) -> tuple[int, int] | None:
+        """(token, subtask) that wrote these rows; None for a key that is none of this job's staged rows."""
+        if not key.startswith(self.write_ahead_prefix):
+            return None
+        match = _STAGED_ROWS.fullmatch(key.removeprefix(self.write_ahead_prefix))
+        return (int(match.group(1)), int(match.group(2))) if match else None
+
+    def delivery_notes_prefix(self, sink: str, lineage: str, subtask: int) -> str:
+        parts = f"{_segment('sink', sink)}/delivered/{_segment('lineage', lineage)}/{_number('subtask', subtask)}"
+        return f"{self.write_ahead_prefix}{parts}/"
+
+    def delivery_note(self, sink: str, lineage: str, subtask: int, checkpoint: int, token: int) -> str:
+        """Says that everything of `subtask` up to `checkpoint` was delivered. `token`: of the generation that says so."""
+        name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
+        return check_key(self.delivery_notes_prefix(sink, lineage, subtask) + name)
+
+    def delivery_of(self, key: str) -> tuple[int, int] | None:
+        """(checkpoint, token) of a delivery note; None for any other key."""
+        if not key.startswith(self.write_ahead_prefix):
+            return None
+        match = _DELIVERY_NOTE.fullmatch(key.removeprefix(self.write_ahead_prefix))
+        return (int(match.group(2)), int(match.group(3))) if match else None
+
+    # ---- rows of sources that are staged before the job starts
+
+    def staged_source_prefix(self, source: str) -> str:
+        return f"{self.job}/sources/{_segment('source', source)}/"
+
+    def staged_source_current(self, source: str) -> str:
+        return check_key(f"{self.staged_source_prefix(source)}current.json")
+
+    def staged_source_file(self, source: str, id: str, file: str) -> str:
+        return check_key(f"{self.staged_source_prefix(source)}{_segment('id', id)}/{_segment('file', file)}")
+
+    def is_staged_source(self, key: str) -> bool:
+        return _STAGED_SOURCE.fullmatch(key.removeprefix(f"{self.job}/sources/")) is not None and key.startswith(
+            f"{self.job}/sources/"
+        )
 
     # ---- what is only for liveness and for people
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from state.multipart import MultipartUploads
 from state.object_store import ObjectInfo, ObjectNotFound, PutOutcome
 from state.paths import check_key, check_prefix
 from state.urls import without_credentials
@@ -27,7 +28,7 @@ _T = TypeVar("_T")
 _SINGLE_PUT_BYTES = 64 << 20  # above this, boto3's managed transfer sends parts in parallel
 _SINGLE_COPY_BYTES = 5 << 30  # CopyObject's limit
 _CHUNK = 1 << 20
-_ABSENT = {"NoSuchKey", "404", "NotFound"}
+_ABSENT = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
 _NOT_ALLOWED = {
     "AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled",
     "ExpiredToken", "InvalidToken", "AccountProblem", "UnauthorizedAccess",
@@ -169,6 +170,25 @@ class S3Store:
                 "if another writer uses this name, give this sink a location of its own"
             )
         self.delete([staged])
+
+    # ---- uploads that are completed later
+
+    def multipart(self) -> MultipartUploads:
+        return MultipartUploads(self)
+
+    def request(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:
+        """`send(client, bucket, full name of key)`, once. `key` may be a prefix."""
+        name = self._prefix + check_prefix(key)
+        try:
+            return send(self._client, self._bucket, name)
+        except BarrierRuntimeError:
+            raise
+        except Exception as error:
+            raise self._trouble(operation, key, error) from error
+
+    def retrying(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:
+        name = self._prefix + check_prefix(key)
+        return self._retrying(operation, key, lambda: send(self._client, self._bucket, name))
 
     # ---- inside
 

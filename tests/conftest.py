@@ -11,12 +11,12 @@ import pytest
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """URL of an S3 server. Credentials are in the environment, as boto3 and subprocesses expect them."""
-    from examples.s3_server import make_s3_server
+    from examples.servers.s3 import make_s3_server, moto_application
 
     wanted = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
-    server = make_s3_server(0)
+    server = make_s3_server(0, moto_application())
     serving = threading.Thread(target=server.serve_forever, name="s3-server", daemon=True)
     serving.start()
     yield f"http://127.0.0.1:{server.port}"

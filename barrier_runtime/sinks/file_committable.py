@@ -5,27 +5,38 @@ and others skip names that begin with `_` or `.`), by job, sink and fencing toke
 that wrote them. The *incarnation* (random, drawn when the sink opens) keeps two runs into one folder from ever meeting
 in a name, also when checkpoint ids start again at 1; it is persisted in the committable, so every repeat of a commit
 uses the same name.
+
+A multipart upload has no name but the final one. There the incarnation begins with a tag of job and sink, because
+several jobs may write below one URL and none may touch another's uploads.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 
 import msgspec
 
 from state.errors import UNREADABLE, Corrupt, InvalidJob
+from state.multipart import Upload
 
-COMMITTABLE_VERSION = 1
+COMMITTABLE_VERSION = 2
+_READABLE = (1, 2)  # the first knew no uploads and no sizes
+_OWNER_DIGITS = 16
 _STAGED = re.compile(
     r"_staging/(?P<job>[^/]+)/(?P<sink>[^/]+)/(?P<token>\d+)/(?P<subtask>\d+)-[0-9a-f]+-\d+\.[a-z]+", re.ASCII
 )
-_FINAL = re.compile(r"part-(?P<checkpoint>\d{8,})-\d+-(?P<token>\d+)-[0-9a-f]+-\d+\.[a-z]+", re.ASCII)
+_FINAL = re.compile(
+    r"part-(?P<checkpoint>\d{8,})-(?P<subtask>\d+)-(?P<token>\d+)-(?P<incarnation>[0-9a-f]+)-\d+\.[a-z]+", re.ASCII
+)
 
 
-class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    staged: str  # key of the hidden file
-    final: str  # key that readers see
+class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    staged: str  # key of the hidden file; empty for an upload
+    final: str  # key that readers see; empty until the transaction's checkpoint is known
     sha256: str  # hex, of the whole file
     rows: int
+    size: int = 0  # bytes; 0: not noted
+    upload: Upload | None = None
 
 
 class FileCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +63,11 @@ class FileNames:
     def staging(self) -> str:
         return staging_prefix(self.job, self.sink)
 
+    @property
+    def finals(self) -> str:
+        """What all final names begin with, those of other jobs too."""
+        return "part-"
+
     def staged(self, number: int) -> str:
         """`number` counts the staged files of this incarnation."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
@@ -77,9 +93,25 @@ def is_leftover(key: str, token: int, subtask: int, parallelism: int) -> bool:
     return match is not None and int(match["token"]) < token and int(match["subtask"]) % parallelism == subtask
 
 
+def is_leftover_upload(key: str, job: str, sink: str, token: int, subtask: int, parallelism: int) -> bool:
+    """The same for an upload that is neither completed nor aborted; `key` is the name its file would get."""
+    match = _FINAL.fullmatch(key)
+    return (
+        match is not None
+        and match["incarnation"].startswith(owner_tag(job, sink))
+        and len(match["incarnation"]) > _OWNER_DIGITS
+        and int(match["token"]) < token
+        and int(match["subtask"]) % parallelism == subtask
+    )
+
+
+def owner_tag(job: str, sink: str) -> str:
+    return hashlib.sha256(f"{job}/{sink}".encode()).hexdigest()[:_OWNER_DIGITS]
+
+
 def origin_of(file: StagedFile) -> tuple[int, int]:
-    """(fencing token under which the file was written, checkpoint that closed it). Raises `Corrupt` when its name is
-    none of ours."""
+    """(fencing token under which the file was written, checkpoint that closed it or an earlier one). Raises `Corrupt`
+    when its name is none of ours."""
     match = _FINAL.fullmatch(file.final)
     if match is None:
         raise Corrupt(
@@ -92,13 +124,20 @@ def check_names(committable: FileCommittable, job: str, sink: str, where: str) -
     """`committable`, if every name in it is one that this sink of this job makes. Raises `Corrupt` otherwise: what is
     committed is moved and what is aborted is deleted, and neither may ever happen to anything else."""
     for file in committable.files:
-        match = _STAGED.fullmatch(file.staged)
-        if match is None or (match["job"], match["sink"]) != (job, sink) or not _FINAL.fullmatch(file.final):
+        if not is_name_of(file, job, sink):
             raise Corrupt(
                 f"{where}: a committable wants {file.staged[:200]!r} published as {file.final[:200]!r}, which are no "
                 "names of this sink: nothing was committed or deleted; restore an intact copy of the checkpoint"
             )
     return committable
+
+
+def is_name_of(file: StagedFile, job: str, sink: str) -> bool:
+    final = _FINAL.fullmatch(file.final)
+    if file.upload is not None:
+        return not file.staged and final is not None and final["incarnation"].startswith(owner_tag(job, sink))
+    staged = _STAGED.fullmatch(file.staged)
+    return staged is not None and (staged["job"], staged["sink"]) == (job, sink) and final is not None
 
 
 def encode_committable(files: tuple[StagedFile, ...]) -> bytes:
@@ -109,7 +148,7 @@ def decode_committable(data: bytes, where: str) -> FileCommittable:
     """Decode what `encode_committable` made; anything else is refused undecoded."""
     try:
         version = msgspec.json.decode(data, type=_Version).version
-        if version != COMMITTABLE_VERSION:
+        if version not in _READABLE:
             raise InvalidJob(
                 f"{where}: a committable of version {version}, this release reads {COMMITTABLE_VERSION}: "
                 "restore with the release that wrote the checkpoint"

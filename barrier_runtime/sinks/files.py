@@ -6,10 +6,9 @@ memory. When all subtasks have published, the global committer names the files i
 step: who reads through that log (`committed_files`) sees whole checkpoints, who lists the folder sees whole files.
 """
 
-import hashlib
-import threading
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -22,41 +21,13 @@ from barrier_runtime.sinks.file_committable import (
     check_names,
     decode_committable,
     encode_committable,
-    is_leftover,
     origin_of,
 )
-from state.errors import Corrupt, InvalidJob
-from state.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.sinks.row_buffer import RowBuffer
+from barrier_runtime.sinks.staging import StagingKind, check_staging, make_staging
+from state.errors import InvalidJob
+from state.object_store import ObjectStore
 from state.urls import shown, without_credentials
-
-_BATCH_OVERHEAD = 2_048  # bytes a RecordBatch costs beside its values, so that one-row batches count too
-_MERGE_BATCHES = 64  # so many small ones become one; the first of them is weighed: asking each would cost too much
-
-
-class _Part:
-    """Rows of one file to be. `staged` is set once they are durable; then `batches` is dropped."""
-
-    __slots__ = ("batches", "bytes", "merged", "rows", "staged", "staged_key")
-
-    def __init__(self) -> None:
-        self.batches: list[pa.RecordBatch] = []
-        self.merged = 0  # so many at the front are merged ones
-        self.bytes = 0.0  # estimated
-        self.rows = 0
-        self.staged: str | None = None  # sha256
-        self.staged_key = ""
-
-
-class FileTransaction:
-    """Parts in the order of their rows; the last one is still written to. `staging` guards everything but the last."""
-
-    __slots__ = ("current", "full", "row_bytes", "staging")
-
-    def __init__(self) -> None:
-        self.full: list[_Part] = []
-        self.current = _Part()
-        self.row_bytes = 0.0  # of the batch weighed last
-        self.staging = threading.Lock()
 
 
 class FileSink(TwoPhaseCommitSink):
@@ -64,18 +35,27 @@ class FileSink(TwoPhaseCommitSink):
 
     `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early, as a
     file of its own. The default is smaller for text, which is larger than its rows.
+
+    `staging`: where rows wait for the decision, see `staging`. `"object"` works everywhere; `"multipart"` (S3 only)
+    saves a copy per file and is refused in a bucket that aborts old uploads.
     """
 
     global_committer = True
     suffix: ClassVar[str]
     default_bytes_in_memory: ClassVar[int] = 32 << 20
 
-    def __init__(self, url: str, *, max_bytes_in_memory: int | None = None) -> None:
+    def __init__(self, url: str, *, max_bytes_in_memory: int | None = None, staging: StagingKind = "object") -> None:
         self.url = without_credentials(str(url), f"the location of {type(self).__name__}")
         self.max_bytes_in_memory = max_bytes_in_memory or self.default_bytes_in_memory
+        self.staging = check_staging(staging, self.url)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({shown(self.url)!r})"
+
+    def settings(self) -> dict[str, Any]:
+        """With the whole path of a folder: who makes an equal sink may be somewhere else."""
+        url = self.url if "://" in self.url else str(Path(self.url).expanduser().absolute())
+        return {"url": url, "max_bytes_in_memory": self.max_bytes_in_memory, "staging": self.staging}
 
     def open(self, context: SinkContext) -> None:
         self._context = context
@@ -83,10 +63,10 @@ class FileSink(TwoPhaseCommitSink):
         self._names = FileNames(
             context.job, context.sink, context.token, context.subtask, context.new_id()[:8], self.suffix
         )
-        self._staged_files = 0
         self._schema_checked = False
-        self._counting = threading.Lock()
+        self._last_checkpoint = 0  # the highest that closed a transaction, as far as this incarnation knows
         self._store = self._checked_store(context)
+        self._staging = make_staging(self.staging, self._store, self._names, self._where)
         self._commit_log = CommitLog(self._store, context.job, context.sink)
 
     def _checked_store(self, context: SinkContext) -> ObjectStore:
@@ -110,74 +90,42 @@ class FileSink(TwoPhaseCommitSink):
 
     # ------------------------------------------------------------ staging
 
-    def begin_transaction(self) -> FileTransaction:
-        return FileTransaction()
+    def begin_transaction(self) -> RowBuffer[StagedFile]:
+        return RowBuffer()
 
-    def write(self, transaction: FileTransaction, rows: pa.RecordBatch) -> None:
+    def write(self, transaction: RowBuffer[StagedFile], rows: pa.RecordBatch) -> None:
         if not self._schema_checked:
             self.check_schema(rows.schema)
             self._schema_checked = True
-        part = transaction.current
-        count = rows.num_rows
-        if len(part.batches) == part.merged:
-            transaction.row_bytes = rows.nbytes / max(1, count)
-        part.batches.append(rows)
-        if len(part.batches) - part.merged >= _MERGE_BATCHES:
-            # A few microseconds here and there, instead of milliseconds in pre-commit during which the loop waits.
-            part.batches[part.merged :] = [pa.concat_batches(part.batches[part.merged :])]
-            part.merged += 1
-        part.rows += count
-        part.bytes += count * transaction.row_bytes + _BATCH_OVERHEAD
+        transaction.write(rows)
 
-    def stage_early(self, transaction: FileTransaction) -> Callable[[], None] | None:
-        if transaction.current.bytes < self.max_bytes_in_memory:
+    def stage_early(self, transaction: RowBuffer[StagedFile]) -> Callable[[], None] | None:
+        if transaction.bytes_in_current < self.max_bytes_in_memory:
             return None
-        self._fill_up(transaction)
-        return lambda: self._stage(transaction)
+        transaction.fill_up()
 
-    def pre_commit(self, transaction: FileTransaction, checkpoint: int) -> bytes | None:
-        if transaction.current.rows:
-            self._fill_up(transaction)
-        self._stage(transaction)
-        files = tuple(
-            StagedFile(part.staged_key, self._names.final(checkpoint, number), part.staged, part.rows)
-            for number, part in enumerate(transaction.full)
-            if part.staged is not None
-        )
+        def early() -> None:
+            self._stage(transaction, self._last_checkpoint + 1)
+
+        return early
+
+    def pre_commit(self, transaction: RowBuffer[StagedFile], checkpoint: int) -> bytes | None:
+        self._last_checkpoint = max(self._last_checkpoint, checkpoint)
+        transaction.fill_up()
+        files = self._staging.closed(self._stage(transaction, checkpoint), checkpoint)
         return encode_committable(files) if files else None
 
-    def _fill_up(self, transaction: FileTransaction) -> None:
-        transaction.full.append(transaction.current)
-        transaction.current = _Part()
+    def _stage(self, transaction: RowBuffer[StagedFile], earliest: int) -> list[StagedFile]:
+        def stage(batches: Sequence[pa.RecordBatch]) -> StagedFile:
+            return self._staging.stage(self.encode(batches), sum(each.num_rows for each in batches), earliest)
 
-    def _stage(self, transaction: FileTransaction) -> None:
-        """Make durable whatever is full and is not yet. May be called again after it raised."""
-        with transaction.staging:
-            for part in list(transaction.full):
-                if part.staged is None:
-                    data = self.encode(part.batches)
-                    part.staged_key = self._names.staged(self._next_number())
-                    self._store.put(part.staged_key, data)
-                    part.staged = hashlib.sha256(data).hexdigest()
-                    part.batches = []
-
-    def _next_number(self) -> int:
-        with self._counting:
-            self._staged_files += 1
-            return self._staged_files
+        return transaction.stage(stage)
 
     # ------------------------------------------------------------ deciding
 
     def commit(self, committable: bytes) -> None:
         for file in self._files_of(committable):
-            try:
-                self._store.publish(file.staged, file.final, file.sha256)
-            except ObjectNotFound as error:
-                raise Corrupt(
-                    f"{self._where}: a decided file of {file.rows} rows is gone: {self._store.url} has neither the "
-                    f"staged {file.staged} nor the final {file.final} (sha256 {file.sha256}). Was it aborted, moved or "
-                    "deleted? Put one of them back; the commit is tried again"
-                ) from error
+            self._staging.show(file)
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         files = [file for each in committables for file in self._files_of(each)]
@@ -190,7 +138,7 @@ class FileSink(TwoPhaseCommitSink):
         )
 
     def abort(self, committable: bytes) -> None:
-        self._store.delete([file.staged for file in self._files_of(committable)])
+        self._staging.drop(self._files_of(committable))
 
     def _files_of(self, committable: bytes) -> tuple[StagedFile, ...]:
         decoded = decode_committable(committable, self._where)
@@ -199,19 +147,16 @@ class FileSink(TwoPhaseCommitSink):
     def recover(self, decided: Sequence[bytes]) -> None:
         for committable in decided:
             self.commit(committable)
+            origins = [origin_of(file) for file in self._files_of(committable)]
+            self._last_checkpoint = max([self._last_checkpoint, *(checkpoint for _, checkpoint in origins)])
         context = self._context
-        self._store.delete(
-            [
-                info.key
-                for info in self._store.list(self._names.staging)
-                if is_leftover(info.key, context.token, context.subtask, context.parallelism)
-            ]
-        )
+        self._staging.sweep(context.token, context.subtask, context.parallelism)
 
 
 class ParquetSink(FileSink):
     """One Parquet file per checkpoint and subtask."""
 
+    kind = "parquet"
     suffix = "parquet"
     default_bytes_in_memory = 128 << 20
 
@@ -222,6 +167,7 @@ class ParquetSink(FileSink):
 class JsonlSink(FileSink):
     """JSON lines: times as ISO 8601, binary as base64, NaN as null."""
 
+    kind = "jsonl"
     suffix = "jsonl"
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
@@ -231,6 +177,7 @@ class JsonlSink(FileSink):
 class CsvSink(FileSink):
     """CSV with a header line in each file."""
 
+    kind = "csv"
     suffix = "csv"
 
     def check_schema(self, schema: pa.Schema) -> None:

@@ -23,6 +23,7 @@ from barrier_runtime.sinks.global_commit import (
     ReportGlobally,
     entries_of_all,
 )
+from barrier_runtime.sinks.kinds import SINK_VALUE, describe_sink
 from barrier_runtime.sinks.pending_set import (
     PENDING_VALUE,
     PendingEntry,
@@ -78,6 +79,7 @@ class SinkOperator(Operator):
         self._context = context
         self._where = where
         self._sink = self._make_sink()
+        self._description = describe_sink(self._sink, where)
         self._sink.open(
             SinkContext(
                 context.job,
@@ -122,7 +124,10 @@ class SinkOperator(Operator):
         self._do(self._driver.barrier(checkpoint))
         listed = self._driver.pending
         unsealed = [self._staged[t.number] for t in listed if t.stage is Stage.SEALING]
-        return Capture(blocking=lambda: {PENDING_VALUE: self._seal(checkpoint, listed, unsealed)})
+        return Capture(
+            values={SINK_VALUE: self._description},
+            blocking=lambda: {PENDING_VALUE: self._seal(checkpoint, listed, unsealed)},
+        )
 
     def on_complete(self, checkpoint: int) -> None:
         self._catch_up()

@@ -220,6 +220,8 @@ class Subtask:
             self._wanted = barrier
 
     def on_complete(self, checkpoint: int) -> None:
+        if self.source is not None:
+            self.source[1].completed(checkpoint)
         for _, operator in self.operators:
             operator.on_complete(checkpoint)
 

@@ -1,12 +1,13 @@
-"""What a source is: splits found once by the driver, and a reader per split with a position that can be sought.
+"""What a source is: splits found by the driver, or also later, and a reader per split with a position that can be
+sought.
 
 The subtask polls readers; nothing here may block. A reader's position after `poll` covers exactly the rows returned so
 far: restoring it yields the very next row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -67,4 +68,82 @@ class Source(Protocol):
 
     def reader(self, split: Split) -> SplitReader:
         """Called in the slot, in `open` (may block)."""
+        ...
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """A reader that can do its slow first step ahead of the first poll."""
+
+    def prepare(self) -> None:
+        """Off the loop; at most once, and after `seek`. Not called for every split: `poll` must do without."""
+        ...
+
+
+@runtime_checkable
+class CheckpointListener(Protocol):
+    """A reader that wants to hear of checkpoints, to acknowledge what they cover. Called on the loop: must not block.
+
+    A reader that is finished hears on until a checkpoint after its end is completed, and is closed then.
+    """
+
+    def snapshotted(self, checkpoint: int) -> None:
+        """`position()` was just taken for `checkpoint`. It may still be given up."""
+        ...
+
+    def completed(self, checkpoint: int) -> None:
+        """`checkpoint` is decided, and covers the earlier ones, also those given up. May be repeated, never falls."""
+        ...
+
+
+class Discovery(Protocol):
+    """Finds splits while the job runs; one per source subtask, with a thread of its own for what blocks (see
+    `listing_thread.ListingThread`)."""
+
+    def found(self) -> Sequence[Split]:
+        """Splits of all subtasks that it did not return before and that it was not told of. Never blocks.
+
+        Raises `Unavailable` once per listing that failed (it is counted, and the next one tried), `InvalidJob` for what
+        ends the job.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class DiscoveringSource(Source, Protocol):
+    """A source whose splits become more while it is read.
+
+    `splits` may be empty. A split that a snapshot knows but `splits` does not list is made again from the payload in
+    the snapshot, and its reader says what is wrong if it is gone. A split that `splits` lists but that is in no
+    snapshot of a job that goes on came later than the checkpoint: it is left to `discovery`, as it would have been
+    without the restart (when there is no discovery, it is read as listed).
+    """
+
+    def owner(self, split_id: str, parallelism: int) -> int:
+        """The subtask that reads the split: the same answer everywhere and always."""
+        ...
+
+    def discovery(self, known: Collection[str]) -> Discovery | None:
+        """Called in the slot, in `open` (may block). `known`: ids of the splits that are or were read, by any subtask.
+        None: this configuration does not look for splits, and the source ends with those it has."""
+        ...
+
+
+@runtime_checkable
+class StagedSource(Source, Protocol):
+    """A source whose rows are put into storage once, before the job starts, and are then read from there.
+
+    Its description without them is only good for `explain`; `splits` is asked again after `stage`. In a job that goes
+    on, the splits that the checkpoint knows are read, whatever is listed: a position is one in the rows of its staging.
+    """
+
+    def stage(self, job: str, storage: str, *, fresh: bool) -> None:
+        """Called in the driver when all else is checked. `storage`: URL of the job's checkpoints. What an earlier run
+        of the job staged is used again, unless this is a `fresh` start, without state."""
+        ...
+
+    def unstage(self, job: str, storage: str) -> None:
+        """Called in the driver when the job has finished and everything is committed. Deletes the rows."""
         ...

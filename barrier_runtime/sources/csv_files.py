@@ -1,65 +1,66 @@
-"""CSV files with a header line as a source. Values may be quoted, but not contain line breaks (a block ends at a
-line)."""
+"""CSV files with a header line as a source, plain or compressed. Values may be quoted, but not contain line breaks (a
+block ends at a line)."""
 
 import csv
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from barrier_runtime.sources.base import Split, SplitReader
-from barrier_runtime.sources.file_listing import FoundFile, find_files, open_file
+from barrier_runtime.sources.base import SplitReader
+from barrier_runtime.sources.file_listing import FoundFile
 from barrier_runtime.sources.file_reader import fit
+from barrier_runtime.sources.file_source import FileSource
 from barrier_runtime.sources.line_blocks import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
+from barrier_runtime.sources.text_files import open_text, or_compressed
 from state.errors import InvalidJob
 
 _CHECKED_IN_DRIVER = 200
 
 
-class CsvSource:
-    exactly_once = True
+class CsvSource(FileSource):
+    kind = "CSV"
+    suffixes = or_compressed((".csv",))
 
     def __init__(
-        self, name: str, paths: str | Sequence[str], schema: pa.Schema | None, pace: float | None, delimiter: str
+        self,
+        name: str,
+        paths: str | Sequence[str],
+        schema: pa.Schema | None,
+        pace: float | None,
+        delimiter: str,
+        *,
+        watched: bool = False,
     ) -> None:
-        self._where = f"source {name!r}"
-        if pace is not None and not pace > 0:
-            raise InvalidJob(f"{self._where}: pace={pace!r}: give rows per second, above 0")
         if len(delimiter.encode()) != 1:
-            raise InvalidJob(f"{self._where}: delimiter={delimiter!r}: use one ASCII character")
-        self._paths = paths
-        self._pace = pace
+            raise InvalidJob(f"source {name!r}: delimiter={delimiter!r}: use one ASCII character")
         self._delimiter = delimiter
-        self._files = find_files(paths, (".csv",), self._where)
-        self.schema = schema if schema is not None else self._guess(self._files[0])
+        super().__init__(name, paths, schema, pace, watched=watched)
 
-    def __repr__(self) -> str:
-        return f"{len(self._files)} CSV files of {self._paths}" + (f", {self._pace:g} rows/s" if self._pace else "")
-
-    def splits(self, parallelism: int) -> Sequence[Split]:
-        for file in self._files[:_CHECKED_IN_DRIVER]:
-            where = f"{self._where}, file {file.url}"
-            with open_file(file, where) as opened:
-                header, _ = read_header(opened, file.size, 1, where)
+    def check(self) -> None:
+        for file in self.files[:_CHECKED_IN_DRIVER]:
+            where = f"{self.where}, file {file.url}"
+            with closing(open_text(file, where)) as text:
+                header, _ = read_header(text, 1, where)
             make_parser(header, where, schema=self.schema, delimiter=self._delimiter)
-        return [file.split() for file in self._files]
 
-    def reader(self, split: Split) -> SplitReader:
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
         return LinesReader(
-            self._where,
-            FoundFile.of(split),
+            self.where,
+            file,
             self.schema,
-            self._pace / len(self._files) if self._pace else None,
+            rows_per_second,
             partial(make_parser, schema=self.schema, delimiter=self._delimiter),
             header_lines=1,
         )
 
-    def _guess(self, file: FoundFile) -> pa.Schema:
-        where = f"{self._where}, file {file.url}"
-        with open_file(file, where) as opened:
-            header, end = read_header(opened, file.size, 1, where)
-            data = read_lines(opened, end, file.size, BLOCK_BYTES, where) if end < file.size else b""
+    def guess(self, file: FoundFile) -> pa.Schema:
+        where = f"{self.where}, file {file.url}"
+        with closing(open_text(file, where)) as text:
+            header, end = read_header(text, 1, where)
+            data = read_lines(text, end, BLOCK_BYTES, where)
         names = column_names(header, self._delimiter, where)
         if not data.strip():
             raise InvalidJob(f"{where}: it has no rows to guess types from: pass schema=")

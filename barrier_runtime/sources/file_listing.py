@@ -1,9 +1,10 @@
 """Finding and opening input files: local paths, folders, globs, and `s3://` through pyarrow's file systems."""
 
+import contextlib
 import fnmatch
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,6 +24,7 @@ class FoundFile(msgspec.Struct, frozen=True):
     id: str
     url: str
     size: int
+    modified_ns: int = 0  # wall clock of the store; a hint for the order
 
     def split(self) -> Split:
         return Split(self.id, msgspec.json.encode(self))
@@ -35,24 +37,53 @@ class FoundFile(msgspec.Struct, frozen=True):
 def find_files(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
     """All files of `paths`, sorted by id. Files in folders count if their name ends in one of `suffixes` and no part of
     it begins with `.` or `_`. Raises `InvalidJob` when a path is missing or holds nothing."""
-    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found: list[FoundFile] = []
+    for path in _listed(paths, where):
+        try:
+            files = _files_of(path, suffixes, where)
+        except Unavailable as error:
+            raise InvalidJob(str(error)) from error
+        if not files:
+            plain = [suffix for suffix in suffixes if suffix.count(".") == 1]
+            compressed = " (or compressed)" if len(plain) < len(suffixes) else ""
+            raise InvalidJob(
+                f"{where}: {shown(path)} holds no file ending in {' or '.join(plain)}{compressed}: check the path"
+            )
+        found += files
+    return sorted(_distinct(found, where), key=lambda file: file.id)
+
+
+def find_arrivals(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
+    """Like `find_files`, oldest first, for folders in which files appear: they may be empty, and files in them whose
+    name begins with `.` or `_` are not complete yet, also where a glob would take them. Raises `Unavailable` for a
+    folder that is not there now."""
+    found = [file for path in _listed(paths, where) for file in _files_of(path, suffixes, where)]
+    complete = [file for file in _distinct(found, where) if not _hidden(file.id)]
+    return sorted(complete, key=lambda file: (file.modified_ns, file.id))
+
+
+def _listed(paths: str | Sequence[str], where: str) -> list[str]:
+    listed = [str(paths)] if isinstance(paths, str | os.PathLike) else [str(path) for path in paths]
     if not listed:
         raise InvalidJob(f"{where}: no path is given: pass a file, a folder or a glob")
+    return [without_credentials(path, where) for path in listed]
+
+
+def _files_of(path: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
+    return _in_s3(path, suffixes, where) if path.startswith("s3://") else _local(path, suffixes, where)
+
+
+def _distinct(files: Sequence[FoundFile], where: str) -> list[FoundFile]:
     found: dict[str, FoundFile] = {}
-    for path in map(str, listed):
-        without_credentials(path, where)
-        files = _in_s3(path, suffixes, where) if path.startswith("s3://") else _local(path, suffixes, where)
-        if not files:
-            raise InvalidJob(f"{where}: {shown(path)} holds no file ending in {' or '.join(suffixes)}: check the path")
-        for file in files:
-            twin = found.get(file.id)
-            if twin is not None and twin.url != file.url:
-                raise InvalidJob(
-                    f"{where}: {twin.url} and {file.url} have the same name below their folders, and names tell "
-                    "positions apart: read them as two sources with union(), or rename one"
-                )
-            found[file.id] = file
-    return [found[id] for id in sorted(found)]
+    for file in files:
+        twin = found.get(file.id)
+        if twin is not None and twin.url != file.url:
+            raise InvalidJob(
+                f"{where}: {twin.url} and {file.url} have the same name below their folders, and names tell "
+                "positions apart: read them as two sources with union(), or rename one"
+            )
+        found[file.id] = file
+    return list(found.values())
 
 
 def _local(path: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
@@ -61,21 +92,29 @@ def _local(path: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
     if os.path.isdir(path):
         root = Path(path)
         names = sorted(str(file.relative_to(root)) for file in root.rglob("*") if file.is_file())
-        return [_local_file(name, root / name) for name in names if _counts(name, suffixes)]
+        return _local_files((name, root / name) for name in names if _counts(name, suffixes))
     if os.path.isfile(path):
-        return [_local_file(Path(path).name, Path(path))]
+        return _local_files([(Path(path).name, Path(path))])
     if glob.has_magic(path):
-        return [_local_file(Path(hit).name, Path(hit)) for hit in sorted(glob.glob(path)) if os.path.isfile(hit)]
-    raise InvalidJob(f"{where}: there is no file or folder {path}: check the path")
+        return _local_files((Path(hit).name, Path(hit)) for hit in sorted(glob.glob(path)) if os.path.isfile(hit))
+    raise Unavailable(f"{where}: there is no file or folder {path}: check the path")
 
 
-def _local_file(id: str, path: Path) -> FoundFile:
-    return FoundFile(id, str(path.absolute()), path.stat().st_size)
+def _local_files(named: Iterable[tuple[str, Path]]) -> list[FoundFile]:
+    files = []
+    for id, path in named:
+        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+            about = path.stat()
+            files.append(FoundFile(id, str(path.absolute()), about.st_size, about.st_mtime_ns))
+    return files
 
 
 def _counts(name: str, suffixes: tuple[str, ...]) -> bool:
-    parts = PurePosixPath(name).parts
-    return name.endswith(suffixes) and not any(part.startswith((".", "_")) for part in parts)
+    return name.endswith(suffixes) and not _hidden(name)
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) for part in PurePosixPath(name).parts)
 
 
 def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
@@ -91,10 +130,10 @@ def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
     try:
         info = system.get_file_info(base)
         if info.type == pafs.FileType.File:
-            return [FoundFile(PurePosixPath(base).name, url, info.size)]
+            return [FoundFile(PurePosixPath(base).name, url, info.size, info.mtime_ns or 0)]
         infos = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
     except OSError as error:
-        raise InvalidJob(
+        raise Unavailable(
             f"{where}: {shown(url)} cannot be listed ({error}): check bucket, endpoint and credentials"
         ) from error
     files = []
@@ -103,7 +142,7 @@ def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
             continue
         name = PurePosixPath(info.path).relative_to(base).as_posix()
         if fnmatch.fnmatchcase(info.path, path) if magic else _counts(name, suffixes):
-            files.append(FoundFile(name, f"s3://{info.path}{query}", info.size))
+            files.append(FoundFile(name, f"s3://{info.path}{query}", info.size, info.mtime_ns or 0))
     return sorted(files, key=lambda file: file.id)
 
 

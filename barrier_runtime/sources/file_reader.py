@@ -41,6 +41,10 @@ class FileReader:
         """Open the file; called ahead of the first poll where possible."""
         raise NotImplementedError
 
+    def ready(self) -> bool:
+        """Where to go on is reached; False: a step towards it was done. After `prepare`."""
+        return True
+
     def next_chunk(self) -> pa.RecordBatch | None:
         """The next rows in the wanted schema; None at the end."""
         raise NotImplementedError
@@ -78,6 +82,8 @@ class FileReader:
         chunk = self._pending
         while chunk is None or not chunk.num_rows:
             self.prepare()
+            if not self.ready():
+                return None
             if self.at_end():
                 self._finished = True
                 return None

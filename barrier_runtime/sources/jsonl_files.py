@@ -1,51 +1,33 @@
-"""Files with one JSON object per line as a source."""
+"""Files with one JSON object per line as a source, plain or compressed."""
 
-from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from barrier_runtime.sources.base import Split, SplitReader
-from barrier_runtime.sources.file_listing import FoundFile, find_files, open_file
+from barrier_runtime.sources.base import SplitReader
+from barrier_runtime.sources.file_listing import FoundFile
 from barrier_runtime.sources.file_reader import fit
+from barrier_runtime.sources.file_source import FileSource
 from barrier_runtime.sources.line_blocks import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
+from barrier_runtime.sources.text_files import open_text, or_compressed
 from state.errors import InvalidJob
 
 
-class JsonlSource:
-    exactly_once = True
+class JsonlSource(FileSource):
+    kind = "JSONL"
+    suffixes = or_compressed((".jsonl", ".ndjson", ".json"))
 
-    def __init__(self, name: str, paths: str | Sequence[str], schema: pa.Schema | None, pace: float | None) -> None:
-        self._where = f"source {name!r}"
-        if pace is not None and not pace > 0:
-            raise InvalidJob(f"{self._where}: pace={pace!r}: give rows per second, above 0")
-        self._paths = paths
-        self._pace = pace
-        self._files = find_files(paths, (".jsonl", ".ndjson", ".json"), self._where)
-        self.schema = schema if schema is not None else self._guess(self._files[0])
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
+        parser = partial(make_parser, schema=self.schema)
+        return LinesReader(self.where, file, self.schema, rows_per_second, parser, header_lines=0)
 
-    def __repr__(self) -> str:
-        return f"{len(self._files)} JSONL files of {self._paths}" + (f", {self._pace:g} rows/s" if self._pace else "")
-
-    def splits(self, parallelism: int) -> Sequence[Split]:
-        return [file.split() for file in self._files]
-
-    def reader(self, split: Split) -> SplitReader:
-        return LinesReader(
-            self._where,
-            FoundFile.of(split),
-            self.schema,
-            self._pace / len(self._files) if self._pace else None,
-            partial(make_parser, schema=self.schema),
-            header_lines=0,
-        )
-
-    def _guess(self, file: FoundFile) -> pa.Schema:
-        where = f"{self._where}, file {file.url}"
-        with open_file(file, where) as opened:
-            _, start = read_header(opened, file.size, 0, where)
-            data = read_lines(opened, start, file.size, BLOCK_BYTES, where) if start < file.size else b""
+    def guess(self, file: FoundFile) -> pa.Schema:
+        where = f"{self.where}, file {file.url}"
+        with closing(open_text(file, where)) as text:
+            _, start = read_header(text, 0, where)
+            data = read_lines(text, start, BLOCK_BYTES, where)
         if not data.strip():
             raise InvalidJob(f"{where}: it has no rows to guess types from: pass schema=")
         try:

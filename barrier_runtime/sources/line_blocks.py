@@ -1,17 +1,18 @@
 """Text files with one record per line, cut into blocks at line ends, each parsed at once.
 
 A position is the byte offset of a block and the rows of it already returned, so a seek reads from there and not from
-the beginning. Blocks are cut the same way from any offset, and a changed block size only changes how much is skipped.
+the beginning (of a compressed file everything before the block is uncompressed again, and thrown away). Blocks are cut
+the same way from any offset, and a changed block size only changes how much is skipped.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.sources.file_listing import FoundFile, open_file
+from barrier_runtime.sources.file_listing import FoundFile
 from barrier_runtime.sources.file_reader import FilePosition, FileReader
-from state.errors import InvalidJob, Unavailable
+from barrier_runtime.sources.text_files import Text, open_text
+from state.errors import InvalidJob
 
 BLOCK_BYTES = 256 << 10  # some milliseconds of the loop's time to parse
 _LONGEST_LINE = 64 << 20
@@ -35,7 +36,7 @@ class LinesReader(FileReader):
         super().__init__(where, file, schema, rows_per_second)
         self._make_parser = make_parser
         self._header_lines = header_lines
-        self._opened: Any = None
+        self._text: Text | None = None
         self._parse: Parse | None = None
         self._block = 0  # offset of the block of the last chunk
         self._block_rows = 0
@@ -43,19 +44,24 @@ class LinesReader(FileReader):
         self._skip = 0  # rows of the next block to leave out
 
     def prepare(self) -> None:
-        if self._opened is not None:
+        if self._text is not None:
             return
-        self._opened = open_file(self.file, self.where)
-        header, end = read_header(self._opened, self.file.size, self._header_lines, self.where)
+        self._text = open_text(self.file, self.where)
+        header, end = read_header(self._text, self._header_lines, self.where)
         self._parse = self._make_parser(header, self.where)
         if self._next < end:
             self._next = self._block = end
 
+    def ready(self) -> bool:
+        assert self._text is not None
+        return self._text.reach(self._next)
+
     def next_chunk(self) -> pa.RecordBatch | None:
+        assert self._text is not None
         assert self._parse is not None
-        if self._next >= self.file.size:
+        data = read_lines(self._text, self._next, BLOCK_BYTES, self.where) if not self.at_end() else b""
+        if not data:
             return None
-        data = read_lines(self._opened, self._next, self.file.size, BLOCK_BYTES, self.where)
         try:
             chunk = self._parse(data)
         except pa.ArrowInvalid as error:
@@ -72,7 +78,7 @@ class LinesReader(FileReader):
         return chunk
 
     def at_end(self) -> bool:
-        return self._opened is not None and self._next >= self.file.size
+        return self._text is not None and self._text.end is not None and self._next >= self._text.end
 
     def place(self, pending: int) -> tuple[int, int]:
         if pending:
@@ -83,26 +89,26 @@ class LinesReader(FileReader):
         self._next, self._skip = position.offset, position.skip
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        if self._text is not None:
+            self._text.close()
 
 
-def read_header(opened: Any, size: int, lines: int, where: str) -> tuple[bytes, int]:
+def read_header(text: Text, lines: int, where: str) -> tuple[bytes, int]:
     """The first `lines` lines and the offset after them (and after a byte-order mark)."""
-    start = 3 if read_at(opened, 0, 3, where) == b"\xef\xbb\xbf" else 0
-    if not lines or start >= size:
+    start = 3 if text.read_at(0, 3) == b"\xef\xbb\xbf" else 0
+    if not lines:
         return b"", start
-    data = read_lines(opened, start, size, 65_536, where)
+    data = read_lines(text, start, 65_536, where)
     header = b"".join(data.splitlines(keepends=True)[:lines])
     return header, start + len(header)
 
 
-def read_lines(opened: Any, offset: int, size: int, block: int, where: str) -> bytes:
-    """About `block` bytes from `offset`, ending with a line end (or with the file)."""
+def read_lines(text: Text, offset: int, block: int, where: str) -> bytes:
+    """About `block` bytes from `offset`, ending with a line end (or with the file); nothing when that is the end."""
     length = block
     while True:
-        data = read_at(opened, offset, length, where)
-        if offset + len(data) >= size:
+        data = text.read_at(offset, length)
+        if len(data) < length or (text.end is not None and offset + len(data) >= text.end):
             return data
         end = data.rfind(b"\n") + 1
         if end:
@@ -112,10 +118,3 @@ def read_lines(opened: Any, offset: int, size: int, block: int, where: str) -> b
                 f"{where}: no line end in {length} bytes from byte {offset}: it must be text with one record per line"
             )
         length *= 2
-
-
-def read_at(opened: Any, offset: int, length: int, where: str) -> bytes:
-    try:
-        return bytes(opened.read_at(length, offset))
-    except OSError as error:
-        raise Unavailable(f"{where}: it cannot be read now, at byte {offset}: {error}") from error

@@ -3,42 +3,33 @@
 The position is a row number; row groups before it are skipped without being read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barrier_runtime.sources.base import Split, SplitReader
-from barrier_runtime.sources.file_listing import FoundFile, find_files, open_file
+from barrier_runtime.sources.base import SplitReader
+from barrier_runtime.sources.file_listing import FoundFile, open_file
 from barrier_runtime.sources.file_reader import ROWS_PER_CHUNK, FilePosition, FileReader, fit
+from barrier_runtime.sources.file_source import FileSource
 from state.errors import InvalidJob, Unavailable
 
 _CHECKED_IN_DRIVER = 200  # files whose footer is read before the job starts; the others when they are opened
 
 
-class ParquetSource:
-    exactly_once = True
+class ParquetSource(FileSource):
+    kind = "Parquet"
+    suffixes = (".parquet", ".pq")
 
-    def __init__(self, name: str, paths: str | Sequence[str], schema: pa.Schema | None, pace: float | None) -> None:
-        self._where = f"source {name!r}"
-        if pace is not None and not pace > 0:
-            raise InvalidJob(f"{self._where}: pace={pace!r}: give rows per second, above 0")
-        self._paths = paths
-        self._pace = pace
-        self._files = find_files(paths, (".parquet", ".pq"), self._where)
-        self.schema = schema if schema is not None else plain_schema(_footer_schema(self._files[0], self._where))
+    def check(self) -> None:
+        for file in self.files[:_CHECKED_IN_DRIVER]:
+            check_columns(_footer_schema(file, self.where), self.schema, f"{self.where}, file {file.url}")
 
-    def __repr__(self) -> str:
-        return f"{len(self._files)} Parquet files of {self._paths}" + (f", {self._pace:g} rows/s" if self._pace else "")
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
+        return ParquetReader(self.where, file, self.schema, rows_per_second)
 
-    def splits(self, parallelism: int) -> Sequence[Split]:
-        for file in self._files[:_CHECKED_IN_DRIVER]:
-            check_columns(_footer_schema(file, self._where), self.schema, f"{self._where}, file {file.url}")
-        return [file.split() for file in self._files]
-
-    def reader(self, split: Split) -> SplitReader:
-        rows_per_second = self._pace / len(self._files) if self._pace else None
-        return ParquetReader(self._where, FoundFile.of(split), self.schema, rows_per_second)
+    def guess(self, file: FoundFile) -> pa.Schema:
+        return plain_schema(_footer_schema(file, self.where))
 
 
 class ParquetReader(FileReader):

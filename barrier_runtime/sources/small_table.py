@@ -19,9 +19,9 @@ def small_table(table: "pa.Table | Sequence[Mapping[str, Any]] | str", where: st
     """An Arrow table, a list of dicts, or the path of a Parquet, CSV or JSONL file (or folder of Parquet files)."""
     if isinstance(table, str | os.PathLike):
         path = str(table)
-        if path.endswith(".csv"):
+        if path.endswith(CsvSource.suffixes):
             source: Source = CsvSource(where, path, None, None, ",")
-        elif path.endswith((".jsonl", ".ndjson", ".json")):
+        elif path.endswith(JsonlSource.suffixes):
             source = JsonlSource(where, path, None, None)
         else:
             source = ParquetSource(where, path, None, None)

@@ -1,13 +1,14 @@
 """One subtask's part of a source: its splits, which of them to read next, positions for snapshots, and the watermark.
 
-Split i of the source's fixed list belongs to subtask i % parallelism. Of the splits that have rows due, the one whose
-event time is furthest behind is read first, so that no split runs ahead and makes rows of another late.
+Split i of a fixed list belongs to subtask i % parallelism; a source that discovers splits says itself whose each one
+is. Of the splits that have rows due, the one whose event time is furthest behind is read first, so that no split runs
+ahead and makes rows of another late.
+
+A discovered split is part of the next snapshot from the moment it can be read; what was discovered after the snapshot
+that is restored is discovered again. A subtask that has no split while it looks for some is idle, and never ends.
 
 Sans-io apart from the readers: it is told the time.
 """
-
-import zlib
-from typing import Protocol, runtime_checkable
 
 import msgspec
 import pyarrow as pa
@@ -16,77 +17,55 @@ from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext
-from barrier_runtime.snapshot_values import decode_json
-from barrier_runtime.sources.base import Split, SplitReader
-from state.errors import UNREADABLE, Corrupt, InvalidJob
-from state.snapshot import OperatorSnapshot
-
-SPLITS_VALUE = "splits"
+from barrier_runtime.sources.base import (
+    DiscoveringSource,
+    Discovery,
+    Preparable,
+    Split,
+    SplitReader,
+    StagedSource,
+)
+from barrier_runtime.sources.open_split import OpenSplit
+from barrier_runtime.sources.source_progress import (
+    NO_POSITION,
+    SPLITS_VALUE,
+    RestoredSource,
+    SourceProgress,
+    SplitProgress,
+)
+from barrier_runtime.sources.split_assignment import assign_discovered, assign_listed, assign_staged
+from state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; the rest when their turn comes
-
-
-_NO_POSITION = msgspec.Raw(b"null")
-
-
-class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far one split was read."""
-
-    rows: int  # returned so far, each once
-    greatest_ms: int  # greatest event time seen
-    finished: bool
-    position: msgspec.Raw = _NO_POSITION  # the reader's, JSON; null once finished
-
-
-class SourceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of a source's snapshot: progress by split id."""
-
-    splits: dict[str, SplitProgress]
-    version: int = 1
-
-
-@runtime_checkable
-class Preparable(Protocol):
-    """A reader that can do its slow first step ahead of the first poll."""
-
-    def prepare(self) -> None: ...
-
-
-class _OpenSplit:
-    __slots__ = ("active_ns", "finished", "greatest_ms", "id", "polled", "reader", "rows")
-
-    def __init__(self, split: Split, reader: SplitReader | None, progress: SplitProgress | None) -> None:
-        self.id = split.id
-        self.reader = reader
-        self.rows = progress.rows if progress else 0
-        self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
-        self.finished = reader is None
-        self.polled = 0  # turn of the last poll
-        self.active_ns: int | None = None  # when it last gave rows (or was first looked at)
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return (self.greatest_ms, self.polled)
-
-    def progress(self) -> SplitProgress:
-        position = msgspec.Raw(self.reader.position()) if self.reader is not None else _NO_POSITION
-        return SplitProgress(self.rows, self.greatest_ms, self.finished, position)
+_LOOK_EVERY_NS = 10_000_000  # for discovered splits, when nothing is due before
+_REOPEN_S = 1.0  # a discovered split that cannot be opened now is tried again then
 
 
 class SourceDriver:
-    """`open` once (may block), then `poll` for ever; `snapshot` at any time."""
+    """`open` once (may block), then `poll` for ever; `snapshot` and `completed` at any time."""
 
     def __init__(self) -> None:
-        self._splits: list[_OpenSplit] = []
-        self._active: list[_OpenSplit] = []
+        self._splits: list[OpenSplit] = []  # without those that were discovered and have ended
+        self._active: list[OpenSplit] = []
+        self._lingering: list[OpenSplit] = []  # ended, with a reader that is to hear that this is decided
         self._gone: dict[str, SplitProgress] = {}  # finished splits that are no longer listed
+        self._done: list[str] = []  # discovered splits that have ended
+        self._done_rows = 0
+        self._done_ms = WATERMARK_MIN
+        self._discovery: Discovery | None = None
+        self._discovering: DiscoveringSource | None = None
+        self._keeps_payloads = False
+        self._own: set[str] = set()  # ids of all splits that ever came to this subtask
+        self._made: dict[str, SplitReader] = {}  # readers of found splits on their way from the worker to the loop
+        self._looked_ns = 0
         self._turn = 0
-        self._latest: tuple[_OpenSplit, int] | None = None  # split and rows of the batch returned last
+        self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the batch returned last
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
         this source: a changed list of splits moves splits between subtasks."""
         self._spec = spec
+        self._context = context
         self._where = f"source {spec.name!r}, subtask {context.subtask}"
         if spec.event_time is not None:
             if spec.event_time not in spec.source.schema.names:
@@ -97,26 +76,40 @@ class SourceDriver:
             check_event_time_type(
                 spec.source.schema.field(spec.event_time).type, spec.event_time, f"source {spec.name!r}"
             )
-        mine = [split for i, split in enumerate(spec.splits) if i % context.parallelism == context.subtask]
-        known = self._restored(context, {split.id for split in mine})
+        restored = RestoredSource(context.restored, context.subtask, context.parallelism, self._where)
+        place = (context.subtask, context.parallelism, self._where)
+        if isinstance(spec.source, DiscoveringSource):
+            self._discovering = spec.source
+            assignment = assign_discovered(spec.source, spec.splits, restored, *place)
+        elif isinstance(spec.source, StagedSource):
+            assignment = assign_staged(spec.splits, restored, *place)
+        else:
+            assignment = assign_listed(spec.splits, restored, *place)
+        self._keeps_payloads = isinstance(spec.source, DiscoveringSource | StagedSource)
+        self._discovery = assignment.discovery
+        self._gone, self._done = assignment.gone, assignment.done
+        self._done_rows, self._done_ms = assignment.done_rows, assignment.done_ms
+        self._own = {*self._done, *(split.id for split in assignment.splits)}
         prepared = 0
-        for split in mine:
-            progress = known.get(split.id)
-            if progress is not None and progress.finished:
-                self._splits.append(_OpenSplit(split, None, progress))
+        for split in assignment.splits:
+            progress = restored.splits.get(split.id)
+            if split.id in restored.done or (progress is not None and progress.finished):
+                self._splits.append(OpenSplit(split, None, progress))
                 continue
             reader = spec.source.reader(split)
-            if progress is not None and progress.position != _NO_POSITION:
+            opened = OpenSplit(split, reader, progress)
+            self._splits.append(opened)
+            self._active.append(opened)
+            if progress is not None and progress.position != NO_POSITION:
                 self._seek(reader, split, bytes(progress.position))
             if isinstance(reader, Preparable) and prepared < _PREPARED_AHEAD:
                 reader.prepare()
                 prepared += 1
-            opened = _OpenSplit(split, reader, progress)
-            self._splits.append(opened)
-            self._active.append(opened)
 
     def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
         """Rows of one split that are there (and due) now; None when there are none. Never waits."""
+        if self._discovery is not None:
+            self._look_for_splits(self._discovery, now_ns)
         limit = max_rows or self._spec.max_rows_per_batch
         candidates = self._active if len(self._active) == 1 else sorted(self._active, key=lambda split: split.order)
         for split in candidates:
@@ -144,19 +137,23 @@ class SourceDriver:
 
     def watermark(self) -> int | None:
         """Lowest watermark of the unfinished splits; None while one of them has none. WATERMARK_MAX when all are
-        done."""
-        if not self._active:
+        done; while more are looked for, that of those which are done."""
+        if self.finished:
             return WATERMARK_MAX
         if self._spec.event_time is None:
             return None
-        lowest = min((split.greatest_ms for split in self._counted()), default=WATERMARK_MIN)
+        if self._active:
+            lowest = min((split.greatest_ms for split in self._counted()), default=WATERMARK_MIN)
+        else:
+            lowest = self._done_ms
         if lowest == WATERMARK_MIN:
             return None
         return lowest - self._spec.max_out_of_orderness_ms - 1
 
     def next_due_ns(self) -> int | None:
-        """When the next row is due, if every unfinished split knows that; None = poll as soon as possible."""
-        earliest: int | None = None
+        """When the next row is due, if every unfinished split knows that, or when to look for splits again; None =
+        poll as soon as possible."""
+        earliest = None if self._discovery is None else self._looked_ns + _LOOK_EVERY_NS
         for split in self._active:
             assert split.reader is not None
             due_ns = split.reader.next_due_ns()
@@ -167,12 +164,14 @@ class SourceDriver:
 
     @property
     def finished(self) -> bool:
-        return not self._active
+        return not self._active and self._discovery is None
 
     @property
     def idle(self) -> bool:
-        """Every unfinished split has been silent for longer than the idle timeout."""
-        return bool(self._active) and self._spec.idle_timeout_ms is not None and not self._counted()
+        """There is no split, but may be one later; or each has been silent for longer than the idle timeout."""
+        if not self._active:
+            return self._discovery is not None
+        return self._spec.idle_timeout_ms is not None and not self._counted()
 
     def last_read(self) -> str:
         """Where the batch came from that `poll` returned last, for messages. Empty when that call returned none."""
@@ -187,22 +186,42 @@ class SourceDriver:
     @property
     def records(self) -> int:
         """Rows of this subtask's splits up to their positions: each counted once, however often it was replayed."""
-        return sum(split.rows for split in self._splits)
+        return self._done_rows + sum(split.rows for split in self._splits)
 
     def snapshot(self, checkpoint: int) -> Capture:
-        progress = SourceProgress({**self._gone, **{split.id: split.progress() for split in self._splits}})
+        splits = {split.id: split.progress(self._keeps_payloads) for split in self._splits}
+        progress = SourceProgress({**self._gone, **splits}, self._done, self._done_rows, self._done_ms)
+        for split in (*self._active, *self._lingering):
+            if split.listener is not None:
+                split.listener.snapshotted(checkpoint)
+                if split.finished and split.ended_in is None:
+                    split.ended_in = checkpoint
         return Capture(values={SPLITS_VALUE: msgspec.json.encode(progress)})
 
+    def completed(self, checkpoint: int) -> None:
+        """`checkpoint` is decided."""
+        for split in (*self._active, *self._lingering):
+            if split.listener is not None:
+                split.listener.completed(checkpoint)
+        for split in self._lingering:
+            if split.ended_in is not None and split.ended_in <= checkpoint:
+                self._close_reader(split)
+        self._lingering = [split for split in self._lingering if split.reader is not None]
+
     def close(self) -> None:
-        for split in self._active:
-            if split.reader is not None:
-                split.reader.close()
-                split.reader = None
-        self._active = []
+        if self._discovery is not None:
+            self._discovery.close()
+            self._discovery = None
+        for split in (*self._active, *self._lingering):
+            self._close_reader(split)
+        self._active, self._lingering = [], []
+        for reader in self._made.values():
+            reader.close()
+        self._made = {}
 
     # ------------------------------------------------------------ inside
 
-    def _counted(self) -> list[_OpenSplit]:
+    def _counted(self) -> list[OpenSplit]:
         """Unfinished splits that may hold the watermark back."""
         timeout_ms = self._spec.idle_timeout_ms
         if timeout_ms is None:
@@ -214,7 +233,7 @@ class SourceDriver:
             if split.active_ns is None or latest_ns - split.active_ns <= timeout_ms * 1_000_000
         ]
 
-    def _observe(self, split: _OpenSplit, rows: pa.RecordBatch) -> None:
+    def _observe(self, split: OpenSplit, rows: pa.RecordBatch) -> None:
         if self._spec.event_time is None:
             return
         times = rows.column(self._spec.event_time)
@@ -223,12 +242,23 @@ class SourceDriver:
         if len(times):
             split.greatest_ms = max(split.greatest_ms, int(event_times_ms(times).max()))
 
-    def _finish(self, split: _OpenSplit) -> None:
-        assert split.reader is not None
-        split.reader.close()
-        split.reader = None
+    def _finish(self, split: OpenSplit) -> None:
         split.finished = True
         self._active = [other for other in self._active if other is not split]
+        if self._discovering is not None:
+            self._splits = [other for other in self._splits if other is not split]
+            self._done.append(split.id)
+            self._done_rows += split.rows
+            self._done_ms = max(self._done_ms, split.greatest_ms)
+        if split.listener is not None:
+            self._lingering.append(split)
+        else:
+            self._close_reader(split)
+
+    def _close_reader(self, split: OpenSplit) -> None:
+        if split.reader is not None:
+            split.reader.close()
+            split.reader = None
 
     def _seek(self, reader: SplitReader, split: Split, position: bytes) -> None:
         try:
@@ -239,34 +269,44 @@ class SourceDriver:
                 "an intact copy of the checkpoint, or another one"
             ) from error
 
-    def _restored(self, context: OperatorContext, mine: set[str]) -> dict[str, SplitProgress]:
-        listed = {split.id for split in self._spec.splits}
-        known: dict[str, SplitProgress] = {}
-        complete = _covers_all(context.restored)
-        for snapshot in context.restored:
-            progress = decode_json(
-                snapshot.values[SPLITS_VALUE], SourceProgress, f"{self._where}, state of subtask {snapshot.subtask}"
-            )
-            own = snapshot.subtask == context.subtask and snapshot.parallelism == context.parallelism
-            for split, reached in progress.splits.items():
-                known[split] = reached
-                if split in listed:
-                    if own and not complete and split not in mine:
-                        raise InvalidJob(
-                            f"{self._where}: split {split!r} now belongs to another subtask, because the list of "
-                            "splits changed: restore with the same files, or add files whose names sort last"
-                        )
-                elif not reached.finished:
-                    raise InvalidJob(
-                        f"{self._where}: split {split!r} was read up to row {reached.rows} but is not there any more: "
-                        "bring it back (the same file; for generated rows the same parallelism, or a fixed splits=), "
-                        "or start without state (restore='none')"
-                    )
-                elif own or (complete and zlib.crc32(split.encode()) % context.parallelism == context.subtask):
-                    self._gone[split] = reached
-        return known
+    # ------------------------------------------------------------ discovery
 
+    def _look_for_splits(self, discovery: Discovery, now_ns: int) -> None:
+        assert self._discovering is not None
+        self._looked_ns = now_ns
+        try:
+            found = discovery.found()
+        except Unavailable:
+            self._context.report.count("discovery_failures")
+            return
+        for split in found:
+            owner = self._discovering.owner(split.id, self._context.parallelism)
+            if owner == self._context.subtask and split.id not in self._own:
+                self._own.add(split.id)
+                self._open_found(split)
 
-def _covers_all(snapshots: tuple[OperatorSnapshot, ...]) -> bool:
-    """Whether these are the snapshots of all subtasks of the source."""
-    return bool(snapshots) and {snapshot.subtask for snapshot in snapshots} == set(range(snapshots[0].parallelism))
+    def _open_found(self, split: Split) -> None:
+        """Off the loop. Until it is done the split is in no snapshot, and would be found again after a restore."""
+
+        def make() -> None:
+            reader = self._spec.source.reader(split)
+            self._made[split.id] = reader
+            if isinstance(reader, Preparable):
+                reader.prepare()
+
+        def made(_: None, error: BaseException | None) -> None:
+            reader = self._made.pop(split.id, None)
+            if error is None:
+                opened = OpenSplit(split, reader, None)
+                self._splits.append(opened)
+                self._active.append(opened)
+                self._context.report.count("splits_discovered")
+                return
+            if reader is not None:
+                reader.close()
+            if not isinstance(error, Unavailable):
+                raise error
+            self._context.report.count("discovery_failures")
+            self._context.call_later(_REOPEN_S, lambda: self._open_found(split))
+
+        self._context.lane.submit(make, made)

@@ -13,6 +13,7 @@ from barrier_runtime.spark.java import check_java
 from state.errors import InvalidJob, Unavailable
 
 MAX_TASK_FAILURES = 1_000_000
+_FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?")
 _NOISY_LOGGERS = (
     "org.apache.spark.executor.Executor",
@@ -92,6 +93,11 @@ def check_session(spark: Any, parallelism: int) -> None:
             f"parallelism {parallelism} needs {parallelism * per_task} cores at once, and the Spark master "
             f"local[{cores}] has {cores}: use a smaller parallelism or local[{parallelism * per_task}]"
         )
+
+
+def forwarded_environment() -> dict[str, str]:
+    """What Spark's workers must know of this process's environment to find the same object store."""
+    return {name: os.environ[name] for name in _FORWARDED if name in os.environ}
 
 
 def jvm_trouble(spark: Any) -> Unavailable | None:

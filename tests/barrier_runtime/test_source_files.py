@@ -52,11 +52,24 @@ def write_jsonl(path: Path, rows: pa.Table) -> None:
     path.write_text("\n".join(lines))  # no line end after the last
 
 
+def compressed(write: Callable[[Path, pa.Table], None], codec: str) -> Callable[[Path, pa.Table], None]:
+    def write_compressed(path: Path, rows: pa.Table) -> None:
+        write(path, rows)
+        plain = path.read_bytes()
+        with pa.CompressedOutputStream(str(path), codec) as out:
+            out.write(plain)
+
+    return write_compressed
+
+
 FORMATS: dict[str, tuple[Callable[[Path, pa.Table], None], Callable[..., Source]]] = {
     "parquet": (write_parquet, lambda paths, pace=None: ParquetSource("src", paths, SCHEMA, pace)),
     "csv": (write_csv, lambda paths, pace=None: CsvSource("src", paths, SCHEMA, pace, ",")),
     "jsonl": (write_jsonl, lambda paths, pace=None: JsonlSource("src", paths, SCHEMA, pace)),
 }
+for ending, codec in (("gz", "gzip"), ("zst", "zstd"), ("bz2", "bz2")):
+    FORMATS[f"jsonl.{ending}"] = (compressed(write_jsonl, codec), FORMATS["jsonl"][1])
+FORMATS["csv.gz"] = (compressed(write_csv, "gzip"), FORMATS["csv"][1])
 
 
 @pytest.fixture(params=FORMATS)
@@ -219,7 +232,7 @@ def test_a_missing_path_and_an_empty_folder_are_refused(tmp_path: Path, format: 
     make = FORMATS[format][1]
     with pytest.raises(InvalidJob, match=r"source 'src': there is no file or folder .*/nowhere: check the path"):
         make(str(tmp_path / "nowhere"))
-    with pytest.raises(InvalidJob, match=rf"holds no file ending in \.{format}"):
+    with pytest.raises(InvalidJob, match=rf"holds no file ending in \.{format.split('.')[0]}"):
         make(str(tmp_path))
     with pytest.raises(InvalidJob, match="no path is given"):
         make([])

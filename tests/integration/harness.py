@@ -18,7 +18,7 @@ from barrier_runtime.aggregates import count
 from barrier_runtime.dataflow import Dataflow
 from barrier_runtime.sinks.files import JsonlSink
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 def counting_flow(

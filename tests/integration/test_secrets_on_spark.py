@@ -18,7 +18,7 @@ PROGRAM = """
     from pathlib import Path
     import msgspec
     from barrier_runtime import Dataflow, JsonlSink, count
-    from examples.s3_server import s3_server
+    from examples.servers import s3_server
 
     folder, told, stored = map(Path, sys.argv[1:4])
     CANARY = os.environ.pop("CANARY")
@@ -28,7 +28,8 @@ PROGRAM = """
             time.sleep(0.05)
         return found
 
-    with s3_server() as place:
+    with s3_server() as s3:
+        place = s3.url
         os.environ.update(AWS_SECRET_ACCESS_KEY=CANARY, AWS_SESSION_TOKEN="session" + CANARY)
         flow = Dataflow("planted")
         numbers = flow.rate("numbers", 3_000, keys=50)

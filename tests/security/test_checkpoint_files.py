@@ -16,7 +16,7 @@ from barrier_runtime.job_result import JobFailed
 from barrier_runtime.sinks.commit_log import CommitRecord
 from barrier_runtime.sinks.file_committable import FileCommittable
 from barrier_runtime.sinks.pending_set import PendingSet
-from barrier_runtime.sources.source_operator import SourceProgress
+from barrier_runtime.sources.source_progress import SourceProgress
 from coordinator.log_records import Complete, Fence, Record, decode_record, encode_record
 from coordinator.manifest import Manifest, decode_manifest, encode_manifest
 from coordinator.messages import JobSpec, ToCoordinator, ToSlot

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from barrier_runtime.sinks.pending_set import PENDING_VALUE, PendingSet
-from barrier_runtime.sources.source_operator import SPLITS_VALUE, SourceProgress
+from barrier_runtime.sources.source_progress import SPLITS_VALUE, SourceProgress
 from coordinator.log_records import Complete, Fence, Finish, Record, decode_record
 from coordinator.manifest import Manifest, decode_manifest
 from state.paths import Paths

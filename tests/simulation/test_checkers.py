@@ -34,7 +34,7 @@ from workload import TRANSFERS, Row, Workload, legs, rows_in
 from barrier_runtime.sinks.file_committable import FileNames, StagedFile, encode_committable
 from barrier_runtime.sinks.files import JsonlSink
 from barrier_runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, encode_pending
-from barrier_runtime.sources.source_operator import SPLITS_VALUE, SourceProgress, SplitProgress
+from barrier_runtime.sources.source_progress import SPLITS_VALUE, SourceProgress, SplitProgress
 from coordinator.hashing import sha256_hex
 from coordinator.log_records import NO_RECORD, Complete, Fence, Finish, Lead, Record, encode_record
 from coordinator.manifest import Manifest, encode_manifest

@@ -24,11 +24,16 @@ FENCED = 3
 _PUBLISH_S = 0.2
 
 
-class ProgramSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    target: str  # folder of both sinks
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every program has that a supervisor runs."""
+
     checkpoints: str  # URL
     status_file: str
     stop_file: str  # its appearance asks for a last checkpoint and the end
+
+
+class ProgramSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    target: str  # folder of both sinks
     rows_per_second: float
     jvm_temporary: str  # what killed JVMs leave there is not ours
     parallelism: int = 2
@@ -63,31 +68,31 @@ def main() -> int:
                 "spark.executor.extraJavaOptions": jvm,
             },
         ) as handle:
-            threading.Thread(target=_accompany, args=(handle, settings), daemon=True).start()
+            threading.Thread(target=accompany, args=(handle, settings), daemon=True).start()
             result = handle.wait()
     except Fenced as error:
         print(f"fenced: {error}", file=sys.stderr, flush=True)
         return FENCED
-    _publish(result.status, settings)
+    publish(result.status, settings)
     print(result, flush=True)
     return 0
 
 
-def _accompany(handle: JobHandle, settings: ProgramSettings) -> None:
+def accompany(handle: JobHandle, settings: Settings) -> None:
     """Publish the status and pass the wish to stop on, as long as the program lives."""
     pause = threading.Event()
     stop_wanted = Path(settings.stop_file)
     told = False
     while True:
         with contextlib.suppress(Unavailable, InvalidJob):  # the coordinator is being restarted: asked again at once
-            _publish(handle.status(), settings)
+            publish(handle.status(), settings)
             if not told and stop_wanted.exists():
                 handle.stop("checkpoint")
                 told = True
         pause.wait(_PUBLISH_S)
 
 
-def _publish(status: JobStatus, settings: ProgramSettings) -> None:
+def publish(status: JobStatus, settings: Settings) -> None:
     path = Path(settings.status_file)
     written = path.with_suffix(".new")
     written.write_bytes(msgspec.json.encode(status))

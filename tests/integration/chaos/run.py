@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from examples.s3_server import s3_server
+from examples.servers import s3_server
 from tests.integration.chaos.disk import SmallDisk
 from tests.integration.chaos.nemesis import Nemesis
 from tests.integration.chaos.plan import plan
@@ -101,7 +101,7 @@ def chaos(chosen: Chosen, folder: Path, say: Callable[[str], None]) -> Result:
     with contextlib.ExitStack() as stack:
         disk = SmallDisk(folder / "local")
         stack.callback(disk.close)
-        bucket = stack.enter_context(_store())
+        bucket = stack.enter_context(s3_server()).url
         proxy = stack.enter_context(store_proxy(urlsplit(os.environ["AWS_ENDPOINT_URL"]).port or 0))
         stack.callback(_end_family, run)
         stack.enter_context(_busy(chosen.burn))
@@ -333,22 +333,6 @@ def _spark_home(folder: Path) -> Path:
         if entry.name != "work":
             (folder / entry.name).symlink_to(entry)
     return folder
-
-
-@contextlib.contextmanager
-def _store() -> Iterator[str]:
-    """moto, as the only process that is never struck. The environment is put back: others must not find it there."""
-    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
-    before = {name: os.environ.get(name) for name in names}
-    try:
-        with s3_server() as bucket:
-            yield bucket
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import msgspec
 
 from coordinator.status import JobStatus
 from tests.integration.chaos.processes import MARK
-from tests.integration.chaos.program import FENCED, ProgramSettings
+from tests.integration.chaos.program import FENCED, Settings
 
 _TAIL = 3_000  # characters of a log worth keeping
 _STALE_S = 2.0  # a status older than this says nothing about now
@@ -25,7 +25,7 @@ _STALE_S = 2.0  # a status older than this says nothing about now
 class Start:
     number: int
     process: "subprocess.Popen[bytes]"
-    settings: ProgramSettings
+    settings: Settings
     log: Path
     killed: bool = False  # by the nemesis
     code: int | None = None
@@ -46,7 +46,8 @@ class Supervisor:
     run: str
     folder: Path
     environment: dict[str, str]
-    settings: Callable[[int], ProgramSettings]
+    settings: Callable[[int], Settings]
+    module: str = "tests.integration.chaos.program"  # what is run, with the path of its settings
     starts: list[Start] = field(default_factory=list)
     unexpected: list[UnexpectedEnd] = field(default_factory=list)
     ending: bool = False  # the next clean end is the last
@@ -61,7 +62,7 @@ class Supervisor:
         log = self.folder / "logs" / f"program-{number}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.chaos.program", str(settings_file)],
+                [sys.executable, "-m", self.module, str(settings_file)],
                 env={**os.environ, **self.environment, MARK: f"{self.run}/{number}"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -96,7 +97,7 @@ class Supervisor:
 
     def _note(self, start: Start) -> None:
         is_current = start is self.current
-        stopped = start.code == 0 and Path(start.settings.stop_file).exists()
+        stopped = start.code == 0 and (self.ending or Path(start.settings.stop_file).exists())
         fenced = start.code == FENCED and not is_current
         if not (start.killed or stopped or fenced):
             tail = start.log.read_text(errors="replace")[-_TAIL:]

@@ -1,0 +1,137 @@
+"""What a reader of a sink's target may see at any moment, and which rule is broken when it sees something else.
+
+Pure: it is told of every transaction (rows, decision, commits that returned) and of every observation. A transaction
+must be seen once its commit has returned, may be seen once its checkpoint is decided, and else must not be seen.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Rule = Literal[
+    "lost",  # a decided row is not seen, or can never be: its commit goes on raising
+    "doubled",  # a row is seen more than once
+    "undecided visible",  # a row is seen that no decided transaction holds
+    "torn",  # a part is seen of what must become visible at once
+    "out of order",
+    "abort ignored",  # what was aborted can be committed
+    "left over",  # something staged is there in the end that nobody needs
+    "raises",  # a call that must succeed does not
+]
+
+
+class Broken(BaseException):
+    """A rule is broken. Not an `Exception`: retries of the runtime must not swallow it."""
+
+    def __init__(self, rule: Rule, what: str, seen: Sequence[Any] = (), expected: Sequence[Any] = ()) -> None:
+        super().__init__(rule, what)
+        self.rule: Rule = rule
+        self.what = what
+        self.seen = seen
+        self.expected = expected
+
+
+@dataclass(eq=False)
+class Written:
+    """One transaction of one sink subtask."""
+
+    token: int
+    subtask: int
+    parallelism: int
+    ids: list[int] = field(default_factory=list)
+    checkpoint: int = 0  # that closed it; 0: open
+    committable: bytes | None = None
+    decision: int | None = None  # the how-manieth decision covers it
+    must_be_seen: bool = False
+
+    def __str__(self) -> str:
+        return f"generation {self.token}, subtask {self.subtask}, checkpoint {self.checkpoint}"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the sink under test promises."""
+
+    exactly_once: bool
+    global_committer: bool
+    ordered: bool  # one subtask's rows of one key are read in the order in which they were written
+    shows_early: bool  # upserts that rely on a deterministic replay: undecided rows may be seen
+    id_column: str
+    key_column: str
+
+
+class Judge:
+    """Of one scenario: its rows have ids from `first_id` up to `end_id` (exclusive)."""
+
+    def __init__(self, promise: Promise, first_id: int) -> None:
+        self._promise = promise
+        self._first_id = first_id
+        self.end_id = first_id
+        self.transactions: list[Written] = []
+
+    def observe(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Raises `Broken`."""
+        promise = self._promise
+        mine = [row for row in rows if self._first_id <= row[promise.id_column] < self.end_id]
+        seen = [int(row[promise.id_column]) for row in mine]
+        counts = Counter(seen)
+        closed = [each for each in self.transactions if each.decision is not None]
+        must = {number for each in closed if each.must_be_seen for number in each.ids}
+        may = {number for each in closed for number in each.ids}
+        lost = sorted(must - counts.keys())
+        if lost:
+            raise Broken("lost", f"committed, but not seen: {self._named(lost)}", sorted(seen), sorted(must))
+        if not promise.exactly_once:
+            return
+        undecided = sorted(counts.keys() - may)
+        if undecided and not promise.shows_early:
+            raise Broken(
+                "undecided visible", f"seen, but not decided: {self._named(undecided)}", sorted(seen), sorted(may)
+            )
+        doubled = sorted(number for number, count in counts.items() if count > 1)
+        if doubled:
+            raise Broken("doubled", f"seen more than once: {self._named(doubled)}", sorted(seen), sorted(may))
+        if not promise.shows_early:
+            self._check_whole(closed, counts.keys())
+        if promise.ordered:
+            self._check_order(mine, closed)
+
+    def _check_whole(self, closed: list[Written], seen: Iterable[int]) -> None:
+        """One transaction is seen whole or not at all; with a global committer, one decision is."""
+        wholes: dict[object, set[int]] = {}
+        for each in closed:
+            wholes.setdefault(each.decision if self._promise.global_committer else each, set()).update(each.ids)
+        visible = set(seen)
+        for whole in wholes.values():
+            part = whole & visible
+            if part and part != whole:
+                raise Broken(
+                    "torn",
+                    f"seen: {self._named(sorted(part))}; not seen: {self._named(sorted(whole - part))}",
+                    sorted(part),
+                    sorted(whole),
+                )
+
+    def _check_order(self, rows: list[Mapping[str, Any]], closed: list[Written]) -> None:
+        writer = {number: (each.parallelism, each.subtask) for each in closed for number in each.ids}
+        last: dict[object, int] = {}
+        for row in rows:
+            number = int(row[self._promise.id_column])
+            line = (*writer[number], row.get(self._promise.key_column)) if number in writer else None
+            if line is not None and last.get(line, -1) > number:
+                raise Broken(
+                    "out of order",
+                    f"of key {line[2]!r}, {number} is read after {last[line]}",
+                    [int(each[self._promise.id_column]) for each in rows],
+                )
+            if line is not None:
+                last[line] = number
+
+    def _named(self, ids: Sequence[int]) -> str:
+        """The rows, each with the transactions that hold it."""
+        told = []
+        for number in ids[:4]:
+            holders = "; ".join(str(each) for each in self.transactions if number in each.ids) or "never written"
+            told.append(f"row {number} ({holders})")
+        return ", ".join(told) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")

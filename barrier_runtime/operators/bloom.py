@@ -1,0 +1,121 @@
+"""Bloom filters over hashes, for whole batches: "surely never added" or "perhaps", one numpy gather per filter.
+
+An id sets `_BITS` bits of one 64-bit word, so that a test touches one place in memory. A filter takes `_IDS_PER_WORD`
+ids a word and says "perhaps" for about one strange id in a thousand then. It cannot grow, and nothing can be taken out
+of it: a full one is followed by a larger one, and ids are forgotten by dropping all filters of a time bucket.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+U64: TypeAlias = npt.NDArray[np.uint64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_IDS_PER_WORD = 3
+_BITS = 5
+_SMALLEST = 9  # log2 of words: 4 KiB
+_GROWTH = 4  # a filter that follows a full one is that much larger
+_ROOM = 5 / 4  # a new bucket is given room for so many times the ids of the one before
+
+_ONE, _63 = np.uint64(1), np.uint64(63)
+_SHIFTS = [np.uint64(6 * bit) for bit in range(1, _BITS)]
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """Ids of a batch, ready for any filter."""
+
+    hashes: U64
+    masks: U64  # the bits of each in its word
+
+    @staticmethod
+    def of(hashes: U64) -> "Hashed":
+        masks = _ONE << (hashes & _63)
+        for shift in _SHIFTS:
+            masks |= _ONE << (hashes >> shift & _63)
+        return Hashed(hashes, masks)
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def take(self, which: Mask | slice) -> "Hashed":
+        return Hashed(self.hashes[which], self.masks[which])
+
+
+class BloomFilter:
+    """Of a fixed size, for `capacity` ids."""
+
+    def __init__(self, ids: int) -> None:
+        bits = max(_SMALLEST, (-(-ids // _IDS_PER_WORD) - 1).bit_length())
+        self._words = np.zeros(1 << bits, np.uint64)
+        self._shift = np.uint64(64 - bits)  # the top bits of a hash say which word, the lowest which bits of it
+        self.capacity = _IDS_PER_WORD << bits
+        self.ids = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._words.nbytes
+
+    def add(self, ids: Hashed) -> None:
+        words, places, masks = self._words, ids.hashes >> self._shift, ids.masks
+        self.ids += len(places)
+        while len(places):
+            words[places] |= masks  # of several with the same place, the last one gets its bits
+            missing = words[places] & masks != masks
+            places, masks = places[missing], masks[missing]
+
+    def may_have(self, ids: Hashed) -> Mask:
+        found: Mask = self._words[ids.hashes >> self._shift] & ids.masks == ids.masks
+        return found
+
+
+class TimeBuckets:
+    """Filters by bucket; a bucket is a number that never falls as time goes on."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, list[BloomFilter]] = {}
+
+    def add(self, bucket: int, ids: Hashed) -> None:
+        filters = self._buckets.get(bucket)
+        if filters is None:
+            expected = max((sum(each.ids for each in old) for old in self._buckets.values()), default=0)
+            filters = self._buckets[bucket] = [BloomFilter(max(len(ids), int(expected * _ROOM)))]
+        added = 0
+        while added < len(ids):
+            last = filters[-1]
+            room = last.capacity - last.ids
+            if room <= 0:
+                last = BloomFilter(last.capacity * _GROWTH)
+                filters.append(last)
+                room = last.capacity
+            last.add(ids.take(slice(added, added + room)))
+            added += room
+
+    def may_have(self, ids: Hashed) -> Mask:
+        """False: the id was never added to a bucket that is still there. True: it was, or it looks like one."""
+        found = np.zeros(len(ids), np.bool_)
+        for filters in self._buckets.values():
+            for each in filters:
+                found |= each.may_have(ids)
+        return found
+
+    def move(self, bucket: int, to: int) -> None:
+        """What was added to `bucket` belongs to `to`, which nothing was added to yet."""
+        if bucket in self._buckets:
+            self._buckets[to] = self._buckets.pop(bucket)
+
+    def drop_below(self, bucket: int) -> None:
+        """Forget all ids of the buckets before `bucket`."""
+        for number in [number for number in self._buckets if number < bucket]:
+            del self._buckets[number]
+
+    @property
+    def ids(self) -> int:
+        return sum(each.ids for filters in self._buckets.values() for each in filters)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for filters in self._buckets.values() for each in filters)

@@ -1,0 +1,190 @@
+"""The exactly-once Kafka sink: a write-ahead sink whose deliveries are short Kafka transactions with a marker.
+
+No Kafka transaction is open while rows are collected: they are staged beside the checkpoint, and only after the
+decision written, with a marker that moves in the same transaction. However long the brokers are away, and however short
+they keep transactions open, nothing that was decided can expire.
+
+The rows of one subtask and checkpoint go in one transaction as long as they are less than 16 MiB and are sent in a
+third of the transaction's time; the rest follows in further ones, each a prefix of what is left, and the marker counts.
+
+A marker that must be there and is not (it expired, or the topic was made anew) stops the commit: nobody can say whether
+the rows are in the topic. That it must be there says a note in the job's store, written between the first marker and
+the first rows. A marker that gets old is written again, also when there are no rows.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.sinks.base import SinkContext
+from barrier_runtime.sinks.kafka_client import KafkaCluster
+from barrier_runtime.sinks.kafka_records import RecordFormat
+from barrier_runtime.sinks.kafka_target import decode_limits, encode_limits, read_limits
+from barrier_runtime.sinks.kafka_transactions import MarkedProducer, Marker, Origin
+from barrier_runtime.sinks.write_ahead import WriteAheadSink
+from barrier_runtime.sinks.write_ahead_committable import DeliveryToken
+from state.errors import Corrupt, Fenced, Unavailable
+
+LostMarker: TypeAlias = Literal["stop", "written", "not_written"]
+
+
+class KafkaWriteAhead(WriteAheadSink):
+    def __init__(
+        self,
+        cluster_of: Mapping[str, Any],
+        topic: str,
+        format: RecordFormat,
+        lost_marker: LostMarker,
+        max_bytes_in_memory: int,
+    ) -> None:
+        super().__init__(max_bytes_in_memory=max_bytes_in_memory)
+        self._cluster_of = cluster_of
+        self._topic = topic
+        self._format = format
+        self._lost_marker = lost_marker
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], self._cluster_of["config"], self._where)
+        self._producers: dict[tuple[str, int], MarkedProducer] = {}  # by (lineage, origin subtask)
+        self._noted: set[tuple[str, int]] = set()
+        self._own = (context.lineage, context.subtask)
+        self._marked_at = time.monotonic()
+        self._fenced: Fenced | None = None
+        try:
+            self._limits = read_limits(self._cluster, self._topic, self._cluster_of["config"])
+        except Unavailable:
+            note = next(iter(self._first_notes(*self._own)), None)
+            if note is None:
+                raise
+            self._limits = decode_limits(context.job_store.get(note), f"{context.job_store.url}/{note}")
+        self._format.open(self._where, self._limits.row_max_bytes)
+
+    def close(self) -> None:
+        if hasattr(self, "_producers"):
+            self.look_again()
+
+    # ------------------------------------------------------------ staging
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        self._format.check_schema(schema)
+
+    def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        return self._format.records(batches)
+
+    def must_deliver_nothing(self) -> bool:
+        return time.monotonic() - self._marked_at > self._limits.refresh_marker_s
+
+    # ------------------------------------------------------------ delivering
+
+    def delivered(self, token: DeliveryToken, rows: int) -> bool:
+        marker = self._connected(token.lineage, token.subtask, token).marker
+        assert marker is not None, "connected without a marker"
+        if marker.checkpoint == token.checkpoint and marker.token != token.token:
+            raise Corrupt(
+                f"{self._where}: the marker on topic {self._topic!r} says that checkpoint {token.checkpoint} was "
+                f"written by generation {marker.token}, here it is of generation {token.token}: two jobs share the "
+                f"name {token.job!r} and the sink name {token.sink!r}; give one of them another name"
+            )
+        return marker.checkpoint > token.checkpoint or (marker.checkpoint == token.checkpoint and marker.rows >= rows)
+
+    def look_again(self) -> None:
+        for producer in self._producers.values():
+            producer.close()
+
+    def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
+        producer = self._connected(token.lineage, token.subtask, token)
+        marker = producer.marker
+        assert marker is not None, "connected without a marker"
+        written = marker.rows if marker.checkpoint == token.checkpoint else 0
+        position = 0
+        producer.begin()
+        for batch in batches:
+            for piece in _pieces(batch):
+                skipped = min(piece.num_rows, max(0, written - position))
+                position += piece.num_rows
+                producer.send(piece.slice(skipped))
+                if producer.full and position > written:
+                    producer.commit(self._marker(token, position))
+                    producer.begin()
+        producer.commit(self._marker(token, position))
+        if (token.lineage, token.subtask) == self._own:
+            self._marked_at = time.monotonic()
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        super().recover(decided)
+        # All that is decided has been written, so nobody can be in doubt about a marker that is not there now.
+        self._connected(*self._own, None)
+        for origin in [origin for origin in self._producers if origin != self._own]:
+            self._producers.pop(origin).close()
+
+    def _marker(self, token: DeliveryToken, rows: int) -> Marker:
+        return Marker(token.checkpoint, token.token, rows, self._context.token)
+
+    def _connected(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> MarkedProducer:
+        """The producer of this origin, connected, with a marker. `in_doubt`: what may have been written before."""
+        if self._fenced is not None:
+            raise self._fenced
+        producer = self._producers.get((lineage, subtask))
+        if producer is None:
+            producer = self._producers[lineage, subtask] = self._new_producer(self._origin(lineage, subtask))
+        if not producer.connected:
+            try:
+                producer.connect()
+            except Fenced as error:
+                self._fenced = error
+                raise
+        if producer.marker is None:
+            producer.begin()
+            producer.commit(self._first_marker(lineage, subtask, in_doubt))
+        self._take_note(lineage, subtask)
+        return producer
+
+    def _origin(self, lineage: str, subtask: int) -> Origin:
+        return Origin(self._context.job, self._context.sink, lineage, subtask)
+
+    def _new_producer(self, origin: Origin) -> MarkedProducer:
+        settings = {
+            "partitioner": "murmur2_random",  # as Java's clients
+            **self._cluster_of["config"],
+            "transaction.timeout.ms": self._limits.transaction_timeout_ms,
+            "message.max.bytes": self._limits.message_max_bytes,
+        }
+        return MarkedProducer(self._cluster, self._topic, origin, self._context.token, settings)
+
+    def _first_marker(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> Marker:
+        if in_doubt is None or not self._first_notes(lineage, subtask) or self._lost_marker == "not_written":
+            return Marker(0, 0, 0, self._context.token)
+        if self._lost_marker == "written":
+            return self._marker(in_doubt, _ALL_ROWS)
+        raise Corrupt(
+            f"{self._where}: nobody knows whether checkpoint {in_doubt.checkpoint} of subtask {subtask} is in topic "
+            f"{self._topic!r}: its marker (consumer group {self._origin(lineage, subtask).group!r}) is gone. Markers "
+            "expire after the brokers' offsets.retention.minutes, or go with the topic. Look whether the rows of that "
+            "checkpoint are there, then start the job once with KafkaSink(lost_marker='written') or 'not_written'"
+        )
+
+    def _first_notes(self, lineage: str, subtask: int) -> list[str]:
+        """Keys of the notes, if any, that a marker was written for this origin."""
+        prefix = self._paths.delivery_notes_prefix(self._context.sink, lineage, subtask)
+        return [info.key for info in self._context.job_store.list(prefix)]
+
+    def _take_note(self, lineage: str, subtask: int) -> None:
+        """From now on a marker must be there."""
+        if (lineage, subtask) not in self._noted:
+            older = self._first_notes(lineage, subtask)
+            note = self._paths.delivery_note(self._context.sink, lineage, subtask, 0, self._context.token)
+            self._context.job_store.put(note, encode_limits(self._limits))
+            self._context.job_store.delete([key for key in older if key != note])
+            self._noted.add((lineage, subtask))
+
+
+_ALL_ROWS = 2**62
+_PIECE_ROWS = 4_096
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, batch.num_rows, _PIECE_ROWS):
+        yield batch.slice(start, _PIECE_ROWS)

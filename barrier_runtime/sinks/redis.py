@@ -1,0 +1,201 @@
+"""Rows as values of Redis keys, by idempotent upserts (see `upsert`).
+
+Each subtask writes a few hundred rows with one script, which first looks at the job's *fence*: a hash with the lineage
+and the fencing token of the generation that opened the sink last. A zombie of an older generation is refused there, in
+the same atomic step, so it cannot overwrite what its successor has written.
+
+Redis must keep what it has acknowledged: `appendonly yes`, and `appendfsync always` if a power failure counts. A
+cluster of several shards is not supported: fence and rows must be changed together.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.rows import rows_of
+from barrier_runtime.sinks.base import SinkContext
+from barrier_runtime.sinks.upsert import UpsertSink
+from state.errors import Fenced, InvalidJob, Unavailable
+
+_ROWS_AT_ONCE = 256
+_ANSWER_S = 10.0
+
+_TAKE = """
+local held = redis.call('HMGET', KEYS[1], 'lineage', 'token')
+if held[1] == ARGV[1] and tonumber(held[2]) > tonumber(ARGV[2]) then return held end
+redis.call('HSET', KEYS[1], 'lineage', ARGV[1], 'token', ARGV[2])
+return {ARGV[1], ARGV[2]}
+"""
+
+_WRITE = """
+local held = redis.call('HMGET', KEYS[1], 'lineage', 'token')
+if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return held end
+local at = 3
+while at <= #ARGV do
+  local key, kind, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+  at = at + 3
+  if kind == 'set' then
+    redis.call('SET', key, ARGV[at])
+  else
+    redis.call('DEL', key)
+    if count > 0 then redis.call('HSET', key, unpack(ARGV, at, at + count - 1)) end
+  end
+  at = at + count
+end
+return held
+"""
+
+
+class RedisUpsertSink(UpsertSink):
+    """`url`: redis://host:port/database, or rediss:// for TLS. A password is better left to the environment
+    (REDIS_PASSWORD, REDIS_USERNAME, in every slot); one in the URL or in `password` is never shown nor stored.
+
+    - `key`: a column, or several; the Redis key is `prefix` and their values, joined by colons.
+    - `value`: "hash" (the other columns as fields, nulls left out), "json" (the other columns as one object), or one
+      column (text or binary; null deletes the key).
+    - `deterministic`: see `UpsertSink`. Without it the sink is at-least-once.
+    """
+
+    kind: ClassVar[str] = "redis"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | Sequence[str],
+        value: str = "hash",
+        prefix: str = "",
+        username: str | None = None,
+        password: str | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(deterministic=deterministic)
+        self.url, in_url = _apart(url)
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        if not self.key:
+            raise InvalidJob("RedisUpsertSink: key= names no column: name at least one")
+        self.value = value
+        self.prefix = prefix
+        self._credentials = (username or in_url[0], password or in_url[1])
+
+    def __repr__(self) -> str:
+        return f"RedisUpsertSink({self.url!r}, key={','.join(self.key)}, {self.guarantee})"
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "key": list(self.key),
+            "value": self.value,
+            "prefix": self.prefix,
+            "deterministic": self.deterministic,
+        }
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._fence = f"barrier-runtime:{context.job}:{context.sink}:fence"
+        self._identity = (context.lineage, str(context.token))
+        self._redis = self._client()
+        with self._trouble():
+            self._check(self._redis.eval(_TAKE, 1, self._fence, *self._identity))
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        wanted = [*self.key, *([] if self.value in ("hash", "json") else [self.value])]
+        for name in wanted:
+            if name not in schema.names:
+                raise InvalidJob(
+                    f"{self._where}: there is no column {name!r} for Redis: the rows have {', '.join(schema.names)}"
+                )
+
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
+            flat = [part for row in rows_of(rows.slice(start, _ROWS_AT_ONCE)) for part in self._written(row)]
+            with self._trouble():
+                self._check(self._redis.eval(_WRITE, 1, self._fence, *self._identity, *flat))
+
+    def close(self) -> None:
+        client = getattr(self, "_redis", None)
+        if client is not None:
+            client.close()
+
+    def _written(self, row: dict[str, Any]) -> list[bytes | str | int]:
+        """As the script reads it: key, "set" or "hash", count of what follows, value or fields."""
+        key = self.prefix.encode() + b":".join(_bytes(row[name]) for name in self.key)
+        if self.value not in ("hash", "json"):
+            value = row[self.value]
+            return [key, "hash", 0] if value is None else [key, "set", 1, _bytes(value)]
+        others = {name: value for name, value in row.items() if name not in self.key}
+        if self.value == "json":
+            return [key, "set", 1, msgspec.json.encode(others)]
+        fields = [part for name, value in others.items() if value is not None for part in (name, _bytes(value))]
+        return [key, "hash", len(fields), *fields]
+
+    def _check(self, held: list[bytes | None]) -> None:
+        """`held`: lineage and token of the fence, as the script found it."""
+        lineage, token = [None if each is None else each.decode() for each in held]
+        if (lineage, token) == self._identity:
+            return
+        if lineage == self._identity[0] and int(token or 0) > int(self._identity[1]):
+            raise Fenced(
+                f"{self._where}: generation {token} writes to Redis at {self.url} now; generation {self._identity[1]} "
+                "stops"
+            )
+        raise Unavailable(
+            f"{self._where}: the fence {self._fence} in Redis at {self.url} is "
+            f"{'gone' if lineage is None else 'held by another life of this job'}: it is taken again at the next "
+            "start; is the database emptied, does Redis evict keys, or does another job have these names?"
+        )
+
+    def _client(self) -> Any:
+        try:
+            import redis
+        except ImportError as error:
+            raise InvalidJob(
+                "RedisUpsertSink needs the Redis client: pip install 'barrier-runtime[redis]' on every machine"
+            ) from error
+        import os
+
+        username = self._credentials[0] or os.environ.get("REDIS_USERNAME")
+        password = self._credentials[1] or os.environ.get("REDIS_PASSWORD")
+        return redis.Redis.from_url(
+            self.url, username=username, password=password, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S
+        )
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        import redis
+
+        what = f"{self._where}: Redis at {self.url}"
+        try:
+            yield
+        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+            raise InvalidJob(f"{what} refuses user or password ({error}): set REDIS_PASSWORD in every slot") from error
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise Unavailable(f"{what} does not answer ({error}): it is tried again; is it up?") from error
+        except redis.RedisError as error:
+            if str(error).startswith(("OOM", "LOADING", "BUSY", "READONLY", "MISCONF", "CLUSTERDOWN")):
+                raise Unavailable(f"{what} cannot take rows now ({error}): it is tried again") from error
+            raise InvalidJob(f"{what} refuses the rows ({error}): correct keys, values or permissions") from error
+
+
+def _apart(url: str) -> tuple[str, tuple[str | None, str | None]]:
+    """(the URL without credentials, (user, password))"""
+    form = "RedisUpsertSink: the URL is redis://host:port/database or rediss://…, without a query"
+    try:
+        parts = urlsplit(url)
+        credentials = tuple(unquote(part) if part else None for part in (parts.username, parts.password))
+    except ValueError:
+        raise InvalidJob(form) from None
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query:
+        raise InvalidJob(form)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}", (credentials[0], credentials[1])
+
+
+def _bytes(value: Any) -> bytes:
+    """Text as UTF-8, bytes as they are, anything else as in JSON, without quotes."""
+    if isinstance(value, str):
+        return value.encode()
+    return value if isinstance(value, bytes) else msgspec.json.encode(value).strip(b'"')

@@ -1,0 +1,73 @@
+"""The rows of one open transaction, cut into parts: what is full is staged early, so that memory stays bounded.
+
+Written on the loop, staged off it. `staging` guards every part but the last, which only the loop touches.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+_Staged = TypeVar("_Staged")
+_BATCH_OVERHEAD = 2_048  # bytes a RecordBatch costs beside its values, so that one-row batches count too
+_MERGE_BATCHES = 64  # so many small ones become one; the first of them is weighed: asking each would cost too much
+
+
+class _Part(Generic[_Staged]):
+    """`staged` is set once the rows are durable; then `batches` is dropped."""
+
+    __slots__ = ("batches", "bytes", "merged", "rows", "staged")
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.merged = 0  # so many at the front are merged ones
+        self.bytes = 0.0  # estimated
+        self.rows = 0
+        self.staged: _Staged | None = None
+
+
+class RowBuffer(Generic[_Staged]):
+    """Parts in the order of their rows; the last one is still written to."""
+
+    __slots__ = ("_current", "_full", "_row_bytes", "_staging")
+
+    def __init__(self) -> None:
+        self._full: list[_Part[_Staged]] = []
+        self._current: _Part[_Staged] = _Part()
+        self._row_bytes = 0.0  # of the batch weighed last
+        self._staging = threading.Lock()
+
+    @property
+    def bytes_in_current(self) -> float:
+        return self._current.bytes
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        part = self._current
+        count = rows.num_rows
+        if len(part.batches) == part.merged:
+            self._row_bytes = rows.nbytes / max(1, count)
+        part.batches.append(rows)
+        if len(part.batches) - part.merged >= _MERGE_BATCHES:
+            # A few microseconds here and there, instead of milliseconds in pre-commit during which the loop waits.
+            part.batches[part.merged :] = [pa.concat_batches(part.batches[part.merged :])]
+            part.merged += 1
+        part.rows += count
+        part.bytes += count * self._row_bytes + _BATCH_OVERHEAD
+
+    def fill_up(self) -> None:
+        """What was written so far is one part, to be staged as such."""
+        if self._current.rows:
+            self._full.append(self._current)
+            self._current = _Part()
+
+    def stage(self, make: Callable[[Sequence[pa.RecordBatch]], _Staged]) -> list[_Staged]:
+        """Make durable, by `make`, whatever is full and is not yet. May be called again after it raised."""
+        with self._staging:
+            staged = []
+            for part in list(self._full):
+                if part.staged is None:
+                    part.staged = make(part.batches)
+                    part.batches = []
+                staged.append(part.staged)
+            return staged

@@ -1,0 +1,139 @@
+"""How the bytes of a file wait, durable and invisible, for the decision: as a staged object, or as a multipart upload.
+
+A staged object is there until somebody deletes it, on any store. An upload saves the copy at commit, but only S3 has
+them, and a bucket may be told to abort old ones: so it is refused where such a rule reaches us.
+
+What is left of undecided transactions is known by its name alone. Either kind of staging decides about files of both:
+a job may be started again with the other one.
+"""
+
+import dataclasses
+import hashlib
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from barrier_runtime.sinks.file_committable import FileNames, StagedFile, is_leftover, is_leftover_upload, owner_tag
+from state.errors import Corrupt, InvalidJob
+from state.multipart import HasMultipart, MultipartUploads
+from state.object_store import ObjectNotFound, ObjectStore
+
+StagingKind = Literal["object", "multipart"]
+
+
+def check_staging(staging: str, url: str) -> StagingKind:
+    """Raises `InvalidJob` for what cannot be, as far as a URL tells."""
+    if staging not in get_args(StagingKind):
+        raise InvalidJob(f"staging={staging!r} is not known: use 'object' (the default) or 'multipart'")
+    if staging == "multipart" and not url.startswith(("s3://", "s3a://")):
+        raise InvalidJob("staging='multipart' is for s3:// only: nothing else has multipart uploads; use 'object'")
+    return staging  # type: ignore[return-value]
+
+
+def make_staging(kind: StagingKind, store: ObjectStore, names: FileNames, where: str) -> "Staging":
+    """May ask the store. Raises `InvalidJob` when it cannot hold what is staged for as long as it takes."""
+    return MultipartStaging(store, names, where) if kind == "multipart" else Staging(store, names, where)
+
+
+class Staging:
+    """By staged objects. Blocking; used by the pre-commit's thread and the commit's thread at the same time."""
+
+    def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
+        self._store = store
+        self._names = names
+        self._where = where
+        self._last = 0
+        self._counting = threading.Lock()
+
+    def stage(self, data: bytes, rows: int, earliest: int) -> StagedFile:
+        """Make the bytes durable. `earliest`: the first checkpoint that can close their transaction."""
+        key = self._names.staged(self._next_number())
+        self._store.put(key, data)
+        return StagedFile(key, "", hashlib.sha256(data).hexdigest(), rows, len(data))
+
+    def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
+        """The files of one transaction with their final names, now that its checkpoint is known."""
+        return tuple(
+            msgspec.structs.replace(file, final=self._names.final(checkpoint, number))
+            for number, file in enumerate(files)
+        )
+
+    def show(self, file: StagedFile) -> None:
+        """Make it appear under its final name. Idempotent; `Corrupt` when its bytes are gone or others are there."""
+        if file.upload is not None:
+            self._show_upload(file)
+            return
+        try:
+            self._store.publish(file.staged, file.final, file.sha256)
+        except ObjectNotFound as error:
+            raise Corrupt(
+                f"{self._where}: a decided file of {file.rows} rows is gone: {self._store.url} has neither the "
+                f"staged {file.staged} nor the final {file.final} (sha256 {file.sha256}). Was it aborted, moved or "
+                "deleted? Put one of them back; the commit is tried again"
+            ) from error
+
+    def drop(self, files: Sequence[StagedFile]) -> None:
+        """Idempotent. What has been shown stays."""
+        self._store.delete([file.staged for file in files if file.upload is None])
+        for file in files:
+            if file.upload is not None:
+                self._uploads().abort(file.final, file.upload.id)
+
+    def sweep(self, token: int, subtask: int, parallelism: int) -> None:
+        """Drop what older tokens than `token` left, of the subtasks that are now `subtask`'s to finish. Only after
+        everything decided of theirs is shown."""
+        staged = self._store.list(self._names.staging)
+        self._store.delete([info.key for info in staged if is_leftover(info.key, token, subtask, parallelism)])
+
+    def _uploads(self) -> MultipartUploads:
+        if not isinstance(self._store, HasMultipart):
+            raise InvalidJob(
+                f"{self._where}: {self._store.url} has no multipart uploads, but a file of the checkpoint is one: "
+                "start the job with the location that it had"
+            )
+        return self._store.multipart()
+
+    def _show_upload(self, file: StagedFile) -> None:
+        assert file.upload is not None
+        try:
+            self._uploads().complete(file.final, file.upload, file.sha256, file.size)
+        except Corrupt as error:
+            raise Corrupt(f"{self._where}: {error}") from error
+
+    def _next_number(self) -> int:
+        with self._counting:
+            self._last += 1
+            return self._last
+
+
+class MultipartStaging(Staging):
+    """A file has its final name from the start, so what is staged before its barrier is called by the earliest
+    checkpoint that can close it."""
+
+    def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
+        owned = dataclasses.replace(names, incarnation=owner_tag(names.job, names.sink) + names.incarnation)
+        super().__init__(store, owned, where)
+        rule = self._uploads().expiry_rule(owned.finals)
+        if rule is not None:
+            raise InvalidJob(
+                f"{where}: staging='multipart' cannot be exactly-once in {store.url}: {rule}, also those that "
+                "a checkpoint has decided and an outage kept from being completed. Use staging='object' (the default), "
+                "or restrict the rule to other prefixes"
+            )
+
+    def stage(self, data: bytes, rows: int, earliest: int) -> StagedFile:
+        final = self._names.final(earliest, self._next_number())
+        upload = self._uploads().upload(final, data)
+        return StagedFile("", final, hashlib.sha256(data).hexdigest(), rows, len(data), upload)
+
+    def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
+        return tuple(files)
+
+    def sweep(self, token: int, subtask: int, parallelism: int) -> None:
+        super().sweep(token, subtask, parallelism)
+        names, uploads = self._names, self._uploads()
+        for key, upload_id in list(uploads.list(names.finals)):
+            if is_leftover_upload(key, names.job, names.sink, token, subtask, parallelism):
+                uploads.abort(key, upload_id)

@@ -1,0 +1,234 @@
+"""Talking to a Kafka cluster: the client's settings, what its errors mean to a person, topics and offsets.
+
+Clients are made where they are used (driver, slot), never carried; `KafkaClient` is what travels. Its settings may hold
+secrets, so no message shows them and `repr` leaves them out. Every call here has a bound in time.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from state.errors import InvalidJob, Unavailable
+
+log = logging.getLogger("barrier_runtime.kafka")
+
+Settings: TypeAlias = Mapping[str, Any]
+Partition: TypeAlias = tuple[str, int]  # topic and number
+
+EARLIEST, LATEST = -2, -1  # instead of a time, where offsets are looked up
+
+_PATIENCE_S = 15.0  # for the cluster's first answer, and for each one after it
+_OURS = {
+    "bootstrap.servers": "pass bootstrap_servers=",
+    "metadata.broker.list": "pass bootstrap_servers=",
+    "group.id": "pass group=",
+    "enable.auto.commit": "offsets are kept in checkpoints",
+    "enable.auto.offset.store": "offsets are kept in checkpoints",
+    "enable.partition.eof": "the source needs it",
+    "auto.offset.reset": "pass start=; what is no longer retained is never skipped",
+    "isolation.level": "only committed records are read",
+    "group.instance.id": "the source joins no group",
+    "partition.assignment.strategy": "the source joins no group",
+}
+_READING = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "fetch.queue.backoff.ms": 5,  # the client's second is a pause whenever its queue is full
+    "queued.max.messages.kbytes": 16_384,  # what is waiting in the client; the feeds have bounds of their own
+}
+
+
+def load_client(where: str) -> Any:
+    """The module `confluent_kafka`."""
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise InvalidJob(f"{where} needs Kafka's client: pip install 'barrier-runtime[kafka]'") from error
+    return confluent_kafka
+
+
+@dataclass(frozen=True)
+class KafkaClient:
+    """How to connect. `config`: librdkafka settings, or a function that gives them, called in driver and slots."""
+
+    where: str  # the source, for messages
+    servers: str
+    group: str
+    config: Settings | Callable[[], Settings] = field(repr=False)
+
+    def settings(self) -> dict[str, Any]:
+        given = self.config() if callable(self.config) else self.config
+        for name in given:
+            if name in _OURS:
+                raise InvalidJob(f"{self.where}: config= must not set {name!r}: {_OURS[name]}")
+        return {"bootstrap.servers": self.servers, **given}
+
+    def consumer(self, **callbacks: Callable[..., None]) -> Any:
+        """A consumer that reads committed records and does nothing by itself."""
+        kafka = load_client(self.where)
+        given = self.settings()
+        return self._make(kafka.Consumer, {"group.id": self.group, **_READING, **given, **callbacks})
+
+    def admin(self) -> Any:
+        load_client(self.where)
+        from confluent_kafka.admin import AdminClient
+
+        return self._make(AdminClient, self.settings())
+
+    def _make(self, make: Callable[..., Any], settings: dict[str, Any]) -> Any:
+        kafka = load_client(self.where)
+        try:
+            return make(settings, logger=log)
+        except (kafka.KafkaException, TypeError, ValueError) as error:
+            reason = error.args[0].str() if isinstance(error, kafka.KafkaException) else error
+            raise InvalidJob(f"{self.where}: Kafka's client refuses its settings: {reason}. Correct config=") from error
+
+
+class Cluster:
+    """Questions to the cluster, for driver and discovery. Blocks; raises `Unavailable` when nobody answers in time and
+    `InvalidJob` for what a person must fix. A context manager. `must_exist`: False where a topic may come or go."""
+
+    def __init__(self, client: KafkaClient, must_exist: bool = True) -> None:
+        self._client = client
+        self._must_exist = must_exist
+        self._kafka = load_client(client.where)
+        self._errors: list[Any] = []
+        self._consumer = client.consumer(error_cb=self._errors.append)
+        self._admin: Any = None
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def partitions(self, topics: Collection[str], pattern: str | None) -> list[Partition]:
+        """Those of `topics`, or of all topics whose whole names match `pattern` (not Kafka's own, as `__…`)."""
+        found = self._patiently(lambda left: self._consumer.list_topics(timeout=left)).topics
+        if pattern is not None:
+            wanted = sorted(name for name in found if re.fullmatch(pattern, name) and not name.startswith("__"))
+        else:
+            wanted = [topic for topic in sorted(topics) if self._must_exist or topic in found]
+        for topic in wanted:
+            if topic not in found:
+                raise InvalidJob(
+                    f"{self._client.where}: there is no topic {topic!r} at {self._client.servers}: create it first, or "
+                    "correct topics="
+                )
+            if found[topic].error is not None:
+                raise self._what_to_do(found[topic].error, f"{self._client.where}, topic {topic!r}")
+        return [(topic, number) for topic in wanted for number in sorted(found[topic].partitions)]
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """What tells a topic from another that had its name before. Brokers before 2.8 have none: then empty."""
+        wanted = sorted(set(topics))
+        if not wanted:
+            return {}
+        if self._admin is None:
+            self._admin = self._client.admin()
+
+        def ask(left: float) -> dict[str, str]:
+            futures = self._admin.describe_topics(self._kafka.TopicCollection(wanted), request_timeout=left)
+            described = {topic: future.result() for topic, future in futures.items()}
+            return {topic: str(found.topic_id) for topic, found in described.items()}
+
+        found: dict[str, str] = self._patiently(ask)
+        return found
+
+    def offsets(self, partitions: Sequence[Partition], time_ms: int) -> dict[Partition, int]:
+        """The first offset at or after `time_ms` (EARLIEST and LATEST as well); the end where nothing is that late.
+        LATEST is the end of what is decided: the first record of an open transaction, if there is one."""
+        if not partitions:
+            return {}
+        wanted = [self._kafka.TopicPartition(topic, number, time_ms) for topic, number in partitions]
+        found = self._per_partition(lambda left: self._consumer.offsets_for_times(wanted, timeout=left))
+        beyond = [partition for partition, offset in found.items() if offset < 0]
+        return {**found, **(self.offsets(beyond, LATEST) if beyond and time_ms != LATEST else {})}
+
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """The group's offsets, where it has any."""
+        wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]
+        found = self._per_partition(lambda left: self._consumer.committed(wanted, timeout=left))
+        return {partition: offset for partition, offset in found.items() if offset >= 0}
+
+    def _per_partition(self, ask: Callable[[float], Any]) -> dict[Partition, int]:
+        found = {}
+        for answer in self._patiently(ask):
+            if answer.error is not None:
+                where = f"{self._client.where}, topic {answer.topic!r}, partition {answer.partition}"
+                raise self._what_to_do(answer.error, where)
+            found[(answer.topic, answer.partition)] = answer.offset
+        return found
+
+    def _patiently(self, ask: Callable[[float], Any]) -> Any:
+        """Short waits, because a wrong password shows only beside the answer that does not come."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return ask(max(0.1, min(1.0, deadline - time.monotonic())))
+            except self._kafka.KafkaException as error:
+                self._consumer.poll(0)
+                for seen in [*self._errors, error.args[0]]:
+                    if seen.code() not in transient(self._kafka):
+                        raise self._what_to_do(seen, self._client.where) from error
+                if time.monotonic() > deadline:
+                    said = f" ({self._errors[-1].str()})" if self._errors else ""
+                    raise Unavailable(
+                        f"{self._client.where}: no answer from Kafka at {self._client.servers} for {_PATIENCE_S:.0f} s"
+                        f"{said}: start the broker, or correct bootstrap_servers= and the security settings in config="
+                    ) from error
+                self._errors.clear()
+
+    def _what_to_do(self, error: Any, where: str) -> InvalidJob | Unavailable:
+        if not self._must_exist and error.code() in missing(self._kafka):
+            return Unavailable(f"{where}: it is going or coming ({error.str()}): it is looked for again")
+        return what_to_do(error, where, self._kafka)
+
+
+def transient(kafka: Any) -> frozenset[int]:
+    """Codes that may be cured by waiting."""
+    error = kafka.KafkaError
+    return frozenset(
+        {
+            *(error._TRANSPORT, error._TIMED_OUT, error._TIMED_OUT_QUEUE, error._ALL_BROKERS_DOWN, error._RESOLVE),
+            error._SSL,  # also a handshake that a restarting broker cuts off
+            *(error._WAIT_COORD, error._WAIT_CACHE, error._IN_PROGRESS, error._RETRY, error.REQUEST_TIMED_OUT),
+            *(error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.BROKER_NOT_AVAILABLE),
+            *(error.COORDINATOR_LOAD_IN_PROGRESS, error.COORDINATOR_NOT_AVAILABLE, error.NOT_COORDINATOR),
+            *(error.REPLICA_NOT_AVAILABLE, error.NETWORK_EXCEPTION, error.KAFKA_STORAGE_ERROR),
+            *(error.FENCED_LEADER_EPOCH, error.UNKNOWN_LEADER_EPOCH, error.OFFSET_NOT_AVAILABLE),
+        }
+    )
+
+
+def missing(kafka: Any) -> frozenset[int]:
+    """Codes that say that a topic or partition is not there."""
+    error = kafka.KafkaError
+    return frozenset(
+        {error.UNKNOWN_TOPIC_OR_PART, error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION, error.UNKNOWN_TOPIC_ID}
+    )
+
+
+def what_to_do(error: Any, where: str, kafka: Any) -> InvalidJob | Unavailable:
+    """A client's error as one of ours. It never names a secret: the client's texts do not."""
+    codes = kafka.KafkaError
+    code, text = error.code(), error.str()
+    if code in transient(kafka):
+        return Unavailable(f"{where}: Kafka does not answer ({text}): it is tried again")
+    if code in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED):
+        return InvalidJob(f"{where}: Kafka refuses the credentials ({text}): correct the sasl.* in config=")
+    if code in (
+        codes.TOPIC_AUTHORIZATION_FAILED,
+        codes.GROUP_AUTHORIZATION_FAILED,
+        codes.CLUSTER_AUTHORIZATION_FAILED,
+    ):
+        return InvalidJob(f"{where}: {text}: allow this user to read and describe topics and group, or use another")
+    if code in missing(kafka):
+        return InvalidJob(f"{where}: it is not there ({text}): create it, or correct topics=")
+    return InvalidJob(f"{where}: Kafka refuses ({error.name()}: {text}): correct the job or the cluster")

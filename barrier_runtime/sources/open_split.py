@@ -1,0 +1,43 @@
+"""One split of a subtask's source: its reader, and what a snapshot says of it."""
+
+import msgspec
+
+from barrier_runtime.elements import WATERMARK_MIN
+from barrier_runtime.sources.base import CheckpointListener, Split, SplitReader
+from barrier_runtime.sources.source_progress import NO_POSITION, SplitProgress
+
+
+class OpenSplit:
+    __slots__ = (
+        "active_ns",
+        "ended_in",
+        "finished",
+        "greatest_ms",
+        "id",
+        "listener",
+        "payload",
+        "polled",
+        "reader",
+        "rows",
+    )
+
+    def __init__(self, split: Split, reader: SplitReader | None, progress: SplitProgress | None) -> None:
+        self.id = split.id
+        self.payload = split.payload
+        self.reader = reader
+        self.listener = reader if isinstance(reader, CheckpointListener) else None
+        self.rows = progress.rows if progress else 0
+        self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
+        self.finished = reader is None
+        self.polled = 0  # turn of the last poll
+        self.active_ns: int | None = None  # when it last gave rows (or was first looked at)
+        self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader listens
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.greatest_ms, self.polled)
+
+    def progress(self, keep_payload: bool) -> SplitProgress:
+        position = msgspec.Raw(self.reader.position()) if self.reader is not None and not self.finished else NO_POSITION
+        payload = self.payload if keep_payload and not self.finished else b""
+        return SplitProgress(self.rows, self.greatest_ms, self.finished, position, payload)

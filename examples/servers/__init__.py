@@ -1,0 +1,29 @@
+"""Real servers for tests and examples, each on a free loopback port with data of its own, gone when the block ends.
+
+    with kafka_server(transaction_max_timeout_ms=5000) as kafka:
+        kafka.bootstrap, kafka.kill(), kafka.start(), …
+
+A server that is not installed raises `ServerError`, which names the command that brings it (`.ci/servers` brings all).
+"""
+
+from examples.servers.base import Server, ServerError
+from examples.servers.kafka import KafkaServer, kafka_server
+from examples.servers.postgres import PostgresServer, postgres_server
+from examples.servers.rabbitmq import RabbitServer, rabbitmq_server
+from examples.servers.redis import RedisServer, redis_server
+from examples.servers.s3 import S3Server, s3_server
+
+__all__ = [
+    "KafkaServer",
+    "PostgresServer",
+    "RabbitServer",
+    "RedisServer",
+    "S3Server",
+    "Server",
+    "ServerError",
+    "kafka_server",
+    "postgres_server",
+    "rabbitmq_server",
+    "redis_server",
+    "s3_server",
+]

@@ -1,0 +1,145 @@
+"""A Kafka broker of this run's own: the real one, broker and controller in one process (KRaft), from Maven Central."""
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from examples.servers.base import Server, ServerError, find_program, free_port, run_as
+
+_POM = Path(__file__).with_name("pom.xml")
+_QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+_JVM = ["-Xmx256m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", _QUIET]
+_SETTINGS = {  # short waits and small internal topics: one broker on a machine that others use too
+    "group_initial_rebalance_delay_ms": 0,
+    "offsets_topic_replication_factor": 1,
+    "offsets_topic_num_partitions": 4,
+    "transaction_state_log_replication_factor": 1,
+    "transaction_state_log_min_isr": 1,
+    "transaction_state_log_num_partitions": 4,
+    "transaction_abort_timed_out_transaction_cleanup_interval_ms": 500,
+    "share_coordinator_state_topic_replication_factor": 1,
+    "share_coordinator_state_topic_min_isr": 1,
+    "broker_session_timeout_ms": 2000,  # the controller forgets a killed broker, which may then register again
+    "broker_heartbeat_interval_ms": 200,
+    "controller_quorum_election_timeout_ms": 100,
+    "controller_quorum_election_backoff_max_ms": 100,
+    "controller_quorum_fetch_timeout_ms": 500,
+    "num_partitions": 2,
+    "auto_create_topics_enable": "false",
+    "controlled_shutdown_enable": "false",
+    "log_segment_bytes": 64 << 20,
+    "log_index_size_max_bytes": 1 << 20,
+    "offsets_topic_segment_bytes": 1 << 20,
+    "transaction_state_log_segment_bytes": 1 << 20,
+    "num_network_threads": 2,
+    "num_io_threads": 2,
+    "background_threads": 2,
+}
+
+
+class KafkaServer(Server):
+    name = "kafka"
+
+    def __init__(self, settings: dict[str, object]) -> None:
+        self._classpath = f"{jars()}/*"
+        super().__init__()
+        self._controller_port = free_port()
+        self._properties = self.directory / "server.properties"
+        self.configure(**settings)
+        run_as(
+            "",
+            [
+                *self._java("kafka.tools.StorageTool"),
+                *("format", "--cluster-id", _cluster_id(), "--config", str(self._properties)),
+            ],
+            self.directory,
+        )
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port, as clients want it in `bootstrap.servers`."""
+        return f"127.0.0.1:{self.port}"
+
+    def configure(self, **settings: object) -> None:
+        """Broker settings from the next start on: `transaction_max_timeout_ms` for `transaction.max.timeout.ms`."""
+        chosen = {
+            "process_roles": "broker,controller",
+            "node_id": 1,
+            "controller_quorum_voters": f"1@127.0.0.1:{self._controller_port}",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "advertised_listeners": f"PLAINTEXT://{self.bootstrap}",
+            "controller_listener_names": "CONTROLLER",
+            "log_dirs": self.directory / "data",
+            **_SETTINGS,
+            **settings,
+        }
+        lines = (f"{name.replace('_', '.')}={value}\n" for name, value in chosen.items())
+        self._properties.write_text("".join(lines))
+
+    def command(self) -> list[str]:
+        return [*self._java("kafka.Kafka"), str(self._properties)]
+
+    def ready(self) -> bool:
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        return len(admin.list_topics(timeout=2).brokers) > 0
+
+    def create_topic(self, topic: str, partitions: int = 1, **config: object) -> None:
+        """`retention_ms=1000` for `retention.ms`. Returns when the topic can be used."""
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        named = {name.replace("_", "."): str(value) for name, value in config.items()}
+        admin.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result()
+        while (
+            any(part.leader < 0 for part in admin.list_topics(topic, timeout=10).topics[topic].partitions.values())
+            or not admin.list_topics(topic, timeout=10).topics[topic].partitions
+        ):
+            pass
+
+    def _java(self, main: str) -> list[str]:
+        return [find_program("java", "openjdk-17-jre-headless"), *_JVM, "-cp", self._classpath, main]
+
+
+@contextlib.contextmanager
+def kafka_server(**settings: object) -> Iterator[KafkaServer]:
+    """A running broker with no topics; `settings` as for `KafkaServer.configure`."""
+    server = KafkaServer(settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@functools.lru_cache
+def jars() -> Path:
+    """The directory with the broker's jars; fetched by Maven when this machine has none of this version."""
+    version = re.findall(r"<kafka.version>(.*)</kafka.version>", _POM.read_text())[0]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "barrier-runtime"
+    kept = cache / f"kafka-{version}"
+    if kept.exists():
+        return kept
+    maven = find_program("mvn", "maven")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="kafka-") as work:
+        shutil.copy(_POM, work)
+        run_as("", [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={work}/jars"], Path(work))
+        with contextlib.suppress(OSError):  # another process was first
+            os.rename(f"{work}/jars", kept)
+    if not kept.exists():
+        raise ServerError(f"Maven put no jars into {kept}")
+    return kept
+
+
+def _cluster_id() -> str:
+    import base64
+
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

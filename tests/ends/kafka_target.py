@@ -1,0 +1,143 @@
+"""A topic as its readers see it, and Kafka sinks driven by hand, one generation after the other."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka._model import IsolationLevel
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from barrier_runtime.sinks.base import SinkContext
+from barrier_runtime.sinks.kafka import KafkaSink
+from examples.servers import KafkaServer
+from state.memory_store import MemoryStore
+
+
+class Topic:
+    """`read`: the rows of all partitions that were committed, each partition in its order. Keeps what it has read."""
+
+    def __init__(self, kafka: KafkaServer, partitions: int = 2, **config: object) -> None:
+        self.decode: Callable[[Any], Any] = json.loads
+        self.name = f"topic-{uuid.uuid4().hex[:8]}"
+        kafka.create_topic(self.name, partitions, **config)
+        self._places = [TopicPartition(self.name, number, 0) for number in range(partitions)]
+        self.messages: list[list[Any]] = [[] for _ in range(partitions)]
+        self._ends = [0] * partitions
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": kafka.bootstrap,
+                "group.id": "reader",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 10,
+                "reconnect.backoff.max.ms": 200,
+                "log_level": 0,
+            }
+        )
+        self._consumer.assign(self._places)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Everything committed. A broker ends a transaction a moment after it said so: waits for that."""
+        deadline = time.monotonic() + 30
+        while self.has_open_transactions():
+            assert time.monotonic() < deadline, f"there is an open transaction on {self.name}"
+        return self.read_stable()
+
+    def has_open_transactions(self) -> bool:
+        return self._ends_for(IsolationLevel.READ_COMMITTED) != self._ends_for(IsolationLevel.READ_UNCOMMITTED)
+
+    def read_stable(self) -> list[dict[str, Any]]:
+        """What readers see now: up to the first open transaction."""
+        stable = self._ends_for(IsolationLevel.READ_COMMITTED)
+        deadline = time.monotonic() + 30
+        while any(end < wanted for end, wanted in zip(self._ends, stable, strict=True)):
+            assert time.monotonic() < deadline, f"{self.name} cannot be read up to {stable}, only to {self._ends}"
+            for message in self._consumer.consume(500, timeout=0.05):
+                if message.error() is None:
+                    self.messages[message.partition()].append(message)
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    self._ends[message.partition()] = message.offset()
+        return [self.decode(message.value()) for messages in self.messages for message in messages]
+
+    def _ends_for(self, level: IsolationLevel) -> list[int]:
+        wanted = {TopicPartition(self.name, place.partition): OffsetSpec.latest() for place in self._places}
+        found = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=10)
+        by_number = {place.partition: future.result().offset for place, future in found.items()}
+        return [by_number[place.partition] for place in self._places]
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@contextmanager
+def new_topic(kafka: KafkaServer, partitions: int = 2, **config: object) -> Iterator[Topic]:
+    topic = Topic(kafka, partitions, **config)
+    try:
+        yield topic
+    finally:
+        topic.close()
+
+
+class Job:
+    """One job's sink subtasks, opened by hand. Sinks that are not closed by then are closed at the end."""
+
+    def __init__(self, lineage: str = "line") -> None:
+        self.name = f"job-{uuid.uuid4().hex[:8]}"
+        self.lineage = lineage
+        self.store = MemoryStore()
+        self._opened: list[Any] = []
+
+    def open(
+        self, sink: Any, token: int = 1, subtask: int = 0, parallelism: int = 1, recover: Sequence[Any] = ()
+    ) -> Any:
+        def no_store(url: str) -> MemoryStore:
+            raise AssertionError("the sink has nothing but the job's store")
+
+        self._opened.append(sink)
+
+        sink.open(SinkContext(self.name, "out", token, subtask, parallelism, no_store, self.store, self.lineage))
+        sink.recover([each for each in recover if each is not None])
+        return sink
+
+    def close(self) -> None:
+        for sink in self._opened:
+            sink.close()
+
+
+@contextmanager
+def new_job(lineage: str = "line") -> Iterator[Job]:
+    job = Job(lineage)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def kafka_sink(kafka: KafkaServer, topic: Topic, **settings: Any) -> KafkaSink:
+    return KafkaSink(kafka.bootstrap, topic.name, **settings)
+
+
+def written(sink: Any, rows: Sequence[dict[str, Any]]) -> Any:
+    """A transaction with these rows, one batch each, staged early where the sink wishes so."""
+    transaction = sink.begin_transaction()
+    for row in rows:
+        sink.write(transaction, pa.RecordBatch.from_pylist([row]))
+        early = sink.stage_early(transaction)
+        if early is not None:
+            early()
+    return transaction
+
+
+def sealed(sink: Any, checkpoint: int, numbers: Sequence[int]) -> Any:
+    return sink.pre_commit(written(sink, [{"n": number} for number in numbers]), checkpoint)
+
+
+def numbers(topic: Topic) -> list[int]:
+    return sorted(row["n"] for row in topic.read())

@@ -1,0 +1,140 @@
+"""Topics of a test's own on a real broker: writing into them, and reading them through the source, split by split."""
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from barrier_runtime import Dataflow
+from barrier_runtime.sources.base import Split
+from barrier_runtime.sources.kafka import KafkaSource
+from barrier_runtime.sources.kafka_reader import KafkaReader
+from examples.servers import KafkaServer
+
+PATIENCE_S = 30.0
+
+
+class Topic:
+    """A new topic. Values are written in order, and durable when a method returns."""
+
+    def __init__(self, kafka: KafkaServer, partitions: int = 1, name: str = "", **config: object) -> None:
+        self.name = name or f"topic-{uuid.uuid4().hex[:10]}"
+        self.kafka = kafka
+        self.admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        kafka.create_topic(self.name, partitions, **config)
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 5})
+
+    def write(self, values: Iterable[bytes | str | None], partition: int = 0, **options: Any) -> None:
+        """`options`: key, headers, timestamp of each record."""
+        for value in values:
+            self._producer.produce(self.name, value, partition=partition, **options)
+            self._producer.poll(0)
+        assert self._producer.flush(PATIENCE_S) == 0
+
+    def write_transactions(self, *transactions: tuple[Sequence[str], bool], partition: int = 0) -> None:
+        """Values and whether they are committed."""
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "transactional.id": uuid.uuid4().hex})
+        producer.init_transactions(PATIENCE_S)
+        for values, committed in transactions:
+            producer.begin_transaction()
+            for value in values:
+                producer.produce(self.name, value, partition=partition)
+            producer.flush(PATIENCE_S)
+            if committed:
+                producer.commit_transaction(PATIENCE_S)
+            else:
+                producer.abort_transaction(PATIENCE_S)
+
+    def grow(self, partitions: int) -> None:
+        """To so many partitions."""
+        self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result()
+        wait_until(lambda: len(self.admin.list_topics(self.name).topics[self.name].partitions) == partitions, "it grew")
+        self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap})  # the other does not know them yet
+
+    def delete_before(self, offset: int, partition: int = 0) -> None:
+        """As retention would: the earliest offset is `offset` then."""
+        for future in self.admin.delete_records([TopicPartition(self.name, partition, offset)]).values():
+            future.result()
+
+    def delete(self) -> None:
+        self.admin.delete_topics([self.name])[self.name].result()
+        wait_until(lambda: self.name not in self.admin.list_topics(timeout=10).topics, "the topic is gone")
+
+    def committed(self, group: str, partition: int = 0) -> int:
+        """The group's offset; negative: none."""
+        from confluent_kafka import Consumer
+
+        consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap, "group.id": group})
+        try:
+            return int(consumer.committed([TopicPartition(self.name, partition)], timeout=PATIENCE_S)[0].offset)
+        finally:
+            consumer.close()
+
+    def commit(self, group: str, offset: int, partition: int = 0) -> None:
+        from confluent_kafka import Consumer
+
+        consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap, "group.id": group})
+        try:
+            consumer.commit(offsets=[TopicPartition(self.name, partition, offset)], asynchronous=False)
+        finally:
+            consumer.close()
+
+
+def source_of(kafka: KafkaServer, topics: Any = None, **options: Any) -> KafkaSource:
+    """Through the door that users take."""
+    flow = Dataflow("reads-kafka")
+    flow.read_kafka("src", kafka.bootstrap, topics, **{"group": "readers", **options})
+    source = flow.plan.nodes[0].source  # type: ignore[union-attr]
+    assert isinstance(source, KafkaSource)
+    return source
+
+
+@contextlib.contextmanager
+def reading(source: KafkaSource, split: Split, position: bytes | None = None) -> Iterator[KafkaReader]:
+    reader = source.reader(split)
+    try:
+        if position is not None:
+            reader.seek(position)
+        reader.prepare()
+        yield reader
+    finally:
+        reader.close()
+
+
+def rows_from(reader: KafkaReader, count: int | None = None, max_rows: int = 65_536) -> list[dict[str, Any]]:
+    """`count` rows, or all until the reader has finished."""
+    rows: list[dict[str, Any]] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not reader.finished if count is None else len(rows) < count:
+        polled = reader.poll(max_rows if count is None else min(max_rows, count - len(rows)), time.time_ns())
+        if polled is not None:
+            rows += polled.rows.to_pylist()
+        else:
+            assert time.monotonic() < deadline, f"only {len(rows)} rows came"
+            time.sleep(0.001)
+    return rows
+
+
+def all_rows(source: KafkaSource) -> list[dict[str, Any]]:
+    """Of a source with an end, split after split."""
+    rows = []
+    for split in source.splits(1):
+        with reading(source, split) as reader:
+            rows += rows_from(reader)
+    return rows
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.01)
+
+
+def fetching_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kafka-source")]

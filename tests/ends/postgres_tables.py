@@ -1,0 +1,83 @@
+"""What the tests of the PostgreSQL sink share: tables of their own, and sinks opened by hand."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from barrier_runtime.sinks.base import SinkContext
+from barrier_runtime.sinks.postgres import PostgresSink
+from state.memory_store import MemoryStore
+
+STORE = MemoryStore()
+
+
+def new_table(connection: psycopg.Connection[Any], columns: str = "n bigint not null, t text") -> str:
+    name = f"numbers_{uuid.uuid4().hex[:8]}"
+    connection.execute(f"create table {name} ({columns})")
+    return name
+
+
+def new_job() -> str:
+    return f"job-{uuid.uuid4().hex[:8]}"
+
+
+def opened(
+    url: str,
+    table: str,
+    job: str,
+    *,
+    token: int = 1,
+    subtask: int = 0,
+    parallelism: int = 1,
+    lineage: str = "lineage",
+    **arguments: Any,
+) -> PostgresSink:
+    sink = PostgresSink(url, table, **arguments)
+    sink.open(
+        SinkContext(
+            job=job,
+            sink="out",
+            token=token,
+            subtask=subtask,
+            parallelism=parallelism,
+            make_store=lambda url: STORE,
+            job_store=STORE,
+            lineage=lineage,
+        )
+    )
+    return sink
+
+
+def numbers(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(values, pa.int64()), "t": [f"text {value}" for value in values]})
+
+
+def pre_committed(sink: PostgresSink, checkpoint: int, *values: int) -> bytes:
+    transaction = sink.begin_transaction()
+    sink.write(transaction, numbers(*values))
+    committable = sink.pre_commit(transaction, checkpoint)
+    assert committable is not None
+    return committable
+
+
+def made_visible(sink: PostgresSink, checkpoint: int, committables: Sequence[bytes]) -> None:
+    """All that has to happen once a checkpoint is decided."""
+    for committable in committables:
+        sink.commit(committable)
+    if sink.global_committer:
+        sink.commit_globally(checkpoint, committables)
+
+
+def seen(connection: psycopg.Connection[Any], table: str) -> list[int]:
+    """In the order in which the server has them."""
+    return [n for (n,) in connection.execute(f"select n from {table}").fetchall()]
+
+
+def left_over(connection: psycopg.Connection[Any], job: str) -> list[str]:
+    """Staged batches and prepared transactions of a job."""
+    staged = connection.execute("select batch from barrier_runtime.staged where job = %s", (job,)).fetchall()
+    prepared = connection.execute("select gid from pg_prepared_xacts where gid like %s", (f"%:{job}",)).fetchall()
+    return [name for (name,) in (*staged, *prepared)]

@@ -1,0 +1,314 @@
+"""The exactly-once Kafka sink against a real broker: certified; zombies, lost answers, lost markers, long outages."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from barrier_runtime.sinks import kafka_client, kafka_target, kafka_transactions
+from barrier_runtime.sinks.kafka import KafkaSink
+from barrier_runtime.testing import certify
+from examples.servers import KafkaServer, kafka_server
+from state.errors import Corrupt, Fenced, Unavailable
+from state.memory_store import MemoryStore
+from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
+
+
+@pytest.fixture
+def topic(kafka: KafkaServer) -> Iterator[Topic]:
+    with new_topic(kafka) as topic:
+        yield topic
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    with new_job() as job:
+        yield job
+
+
+def delete_markers(kafka: KafkaServer, job: Job) -> None:
+    """As the broker does with offsets that are older than offsets.retention.minutes."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    groups = [each.group_id for each in admin.list_consumer_groups().result().valid if job.name in each.group_id]
+    assert groups
+    for group in admin.delete_consumer_groups(groups).values():
+        group.result()
+
+
+def markers_of(kafka: KafkaServer, job: Job) -> dict[str, int]:
+    from confluent_kafka import ConsumerGroupTopicPartitions
+
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    groups = [each.group_id for each in admin.list_consumer_groups().result().valid if job.name in each.group_id]
+    found: dict[str, int] = {}
+    for group in groups:
+        offsets = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result()
+        found[group] = offsets.topic_partitions[0].offset
+    return found
+
+
+def test_the_sink_is_exactly_once_wherever_it_crashes(kafka: KafkaServer, topic: Topic) -> None:
+    """T1, T2, T3, T6, T7, T8, T9, T10, T11, T12, T14, T15: see the scenarios of `certify`."""
+    store = MemoryStore()
+
+    def lose(sink: Any) -> None:
+        sink.close()
+
+    certificate = certify(
+        lambda: kafka_sink(kafka, topic, key="key"),
+        topic.read,
+        scenarios=12,
+        seeds=range(2),
+        ordered=True,
+        job_store=store,
+        kill=lose,
+        leftovers=lambda: [info.key for info in store.list("") if "/staged/" in info.key],
+    )
+    assert certificate.crashes > 12
+
+
+def test_rows_are_visible_after_the_commit_and_not_before(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """T2: pre-commit leaves rows in the job's store and nothing in the topic, not even a transaction."""
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1, 2, 3])
+    assert topic.read() == []
+    sink.commit(committable)
+    assert numbers(topic) == [1, 2, 3]
+
+
+def test_a_commit_that_is_repeated_shows_nothing_twice(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """T6, T10: by the same process, by its successor, and after a newer one."""
+    sink = job.open(kafka_sink(kafka, topic))
+    first, second = sealed(sink, 1, [1]), sealed(sink, 2, [2])
+    for committable in (first, first, second, first):
+        sink.commit(committable)
+    job.open(kafka_sink(kafka, topic), token=2, recover=[first, second])
+    assert numbers(topic) == [1, 2]
+
+
+def test_a_successor_ends_the_transaction_that_a_dead_process_left_open(
+    kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T3, T9, T12: readers are not held up by it, its rows are written once, and what it still sends is refused."""
+    zombie = job.open(kafka_sink(kafka, topic))
+    committable = sealed(zombie, 1, [1, 2])
+
+    def held_up(self: Any, marker: Any) -> None:
+        self._producer.flush(10)
+        raise Unavailable("sent, not committed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka_transactions.MarkedProducer, "commit", held_up)
+        with pytest.raises(Unavailable, match="sent, not committed"):
+            zombie.commit(committable)
+    assert topic.has_open_transactions()
+    assert topic.read_stable() == []
+    producer = zombie._delivery._producers["line", 0]
+    job.open(kafka_sink(kafka, topic), token=2, recover=[committable])
+    assert numbers(topic) == [1, 2]
+    with pytest.raises(Unavailable, match=r"_FENCED|_STATE"):
+        producer.commit(kafka_transactions.Marker(1, 1, 2, 1))
+    assert numbers(topic) == [1, 2]
+
+
+def test_a_zombie_that_commits_beside_its_successor_stops(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """Z1, Z11: once its successor has written, it is told who writes now, shows nothing, and disturbs nobody again."""
+    zombie = job.open(kafka_sink(kafka, topic))
+    first = sealed(zombie, 1, [1])
+    successor = job.open(kafka_sink(kafka, topic), token=2, recover=[first])
+    second = sealed(successor, 2, [2])
+    successor.commit(second)
+    for _ in range(3):
+        with pytest.raises(Fenced):
+            zombie.commit(first)
+    with pytest.raises(Fenced, match="generation 2 writes to topic"):
+        zombie.commit(first)
+    third = sealed(successor, 3, [3])
+    with pytest.raises(Unavailable):  # refused once, by the zombie's one attempt
+        successor.commit(third)
+    successor.commit(third)
+    with pytest.raises(Fenced):
+        zombie.commit(first)
+    successor.commit(sealed(successor, 4, [4]))
+    assert numbers(topic) == [1, 2, 3, 4]
+
+
+def test_a_transaction_whose_answer_was_lost_is_looked_up(
+    kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T10, O3: the commit was done and the process heard an error: the repeat reads the marker and writes nothing."""
+    sink = job.open(kafka_sink(kafka, topic))
+    commit = kafka_transactions.MarkedProducer._commit
+
+    def commit_without_answer(self: Any, marker: Any) -> None:
+        commit(self, marker)
+        raise Unavailable("the connection broke")
+
+    committable = sealed(sink, 1, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka_transactions.MarkedProducer, "_commit", commit_without_answer)
+        with pytest.raises(Unavailable):
+            sink.commit(committable)
+    sink.commit(committable)
+    sink.commit(sealed(sink, 2, [2]))
+    assert numbers(topic) == [1, 2]
+
+
+def test_a_new_life_of_a_job_writes_from_its_first_checkpoint_on(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """T14: the topic has seen checkpoint 100 of another lineage; 1 of this one is not taken for done."""
+    sink = job.open(kafka_sink(kafka, topic))
+    sink.commit(sealed(sink, 100, [1]))
+    job.lineage, job.store = "another", MemoryStore()
+    again = job.open(kafka_sink(kafka, topic))
+    again.commit(sealed(again, 1, [2]))
+    assert numbers(topic) == [1, 2]
+
+
+def test_after_rescaling_others_finish_what_a_subtask_had_decided(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """T8, R2: three subtasks, one of which had committed; then one, then two; each row once."""
+    before = [job.open(kafka_sink(kafka, topic), subtask=number, parallelism=3) for number in range(3)]
+    decided = [sealed(sink, 1, [number]) for number, sink in enumerate(before)]
+    before[1].commit(decided[1])
+    alone = job.open(kafka_sink(kafka, topic), token=2, recover=decided)
+    alone.commit(sealed(alone, 2, [3]))
+    for number in range(2):
+        sink = job.open(kafka_sink(kafka, topic), token=3, subtask=number, parallelism=2)
+        sink.commit(sealed(sink, 3, [4 + number]))
+    assert numbers(topic) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_large_transaction_is_written_in_short_ones_and_continued_where_it_broke_off(
+    kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T10: the rows' second object cannot be read; what the first one held is there, in order, and comes once."""
+    monkeypatch.setattr(kafka_transactions, "_CHUNK_BYTES", 2_000)
+    sink = job.open(kafka_sink(kafka, topic, max_bytes_in_memory=100_000))
+    rows = 300
+    committable = sealed(sink, 1, range(rows))
+    keys = [info.key for info in job.store.list("") if "/staged/" in info.key]
+    assert len(keys) > 3
+    lost, data = keys[-1], job.store.get(keys[-1])
+    job.store.delete([lost])
+    with pytest.raises(Exception, match="no object"):
+        sink.commit(committable)
+    partly = numbers(topic)
+    assert 0 < len(partly) < rows
+    assert partly == list(range(len(partly)))
+    job.store.put(lost, data)
+    job.open(kafka_sink(kafka, topic), token=2, recover=[committable])
+    assert numbers(topic) == list(range(rows))
+
+
+def test_no_transaction_is_open_while_the_brokers_are_away_for_longer_than_any_may_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """T4: `transaction.max.timeout.ms` is 2 s, the outage 5 s: what was decided before it is written after it."""
+    monkeypatch.setattr(kafka_client, "ANSWER_S", 3.0)
+    with (
+        kafka_server(transaction_max_timeout_ms=2_000) as kafka,
+        new_topic(kafka) as topic,
+        new_job() as job,
+    ):
+        sink = job.open(kafka_sink(kafka, topic))
+        assert sink._delivery._limits.transaction_timeout_ms == 2_000
+        sink.commit(sealed(sink, 1, [1]))
+        decided = [sealed(sink, 2, [2])]
+        kafka.kill()
+        out = time.monotonic()
+        decided.append(sealed(sink, 3, [3]))  # checkpoints go on
+        with pytest.raises(Unavailable, match="it is tried again"):
+            sink.commit(decided[0])
+        while time.monotonic() < out + 5:
+            time.sleep(0.05)
+        kafka.start()
+        commit_until(sink, decided)
+        assert numbers(topic) == [1, 2, 3]
+
+
+def commit_until(sink: KafkaSink, committables: list[Any], patience_s: float = 60) -> None:
+    """As the runtime does: each again until it succeeds, oldest first."""
+    deadline = time.monotonic() + patience_s
+    for committable in committables:
+        while True:
+            try:
+                sink.commit(committable)
+                break
+            except Unavailable:
+                assert time.monotonic() < deadline
+
+
+def test_a_subtask_that_starts_while_the_brokers_are_away_goes_on_staging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4: it knows the topic's limits from its predecessor; the rows are written when the brokers are back."""
+    monkeypatch.setattr(kafka_client, "ANSWER_S", 3.0)
+    with kafka_server() as kafka, new_topic(kafka) as topic, new_job() as job:
+        sink = job.open(kafka_sink(kafka, topic))
+        decided = sealed(sink, 1, [1])
+        kafka.kill()
+        successor = kafka_sink(kafka, topic)
+        with pytest.raises(Unavailable):
+            job.open(successor, token=2, recover=[decided])  # opened; the recovery is what failed
+        later = sealed(successor, 2, [2])
+        kafka.start()
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                successor.recover([decided])
+                break
+            except Unavailable:
+                assert time.monotonic() < deadline
+        commit_until(successor, [later])
+        assert numbers(topic) == [1, 2]
+
+
+def test_a_marker_that_is_gone_stops_the_commit_until_a_person_has_looked(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    """T4: rows are neither dropped nor doubled on a guess; the person's word decides."""
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1])
+    sink.commit(committable)
+    sink.close()
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"nobody knows whether checkpoint 1 of subtask 0 is in topic .*lost_marker="):
+        job.open(kafka_sink(kafka, topic), token=2, recover=[committable])
+    told = job.open(kafka_sink(kafka, topic, lost_marker="written"), token=3, recover=[committable])
+    told.commit(sealed(told, 2, [2]))
+    assert numbers(topic) == [1, 2]
+
+
+def test_a_person_may_say_that_the_rows_are_not_there(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1])
+    sink.close()
+    delete_markers(kafka, job)
+    job.open(kafka_sink(kafka, topic, lost_marker="not_written"), token=2, recover=[committable])
+    assert numbers(topic) == [1]
+
+
+def test_a_marker_that_is_gone_is_no_trouble_when_nothing_was_pending(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    sink = job.open(kafka_sink(kafka, topic))
+    sink.commit(sealed(sink, 1, [1]))
+    sink.close()
+    delete_markers(kafka, job)
+    again = job.open(kafka_sink(kafka, topic), token=2)
+    again.commit(sealed(again, 2, [2]))
+    assert numbers(topic) == [1, 2]
+
+
+def test_a_marker_that_gets_old_is_written_again_without_rows(
+    kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that writes nothing for longer than offsets.retention.minutes keeps its marker."""
+    sink = job.open(kafka_sink(kafka, topic))
+    assert sealed(sink, 1, []) is None
+    monkeypatch.setattr(kafka_target, "_REFRESH_S", 0)
+    sink = job.open(kafka_sink(kafka, topic), token=2)
+    committable = sealed(sink, 2, [])
+    assert committable is not None
+    sink.commit(committable)
+    assert list(markers_of(kafka, job).values()) == [2]
+    assert topic.read() == []

@@ -1,0 +1,269 @@
+"""What the Kafka sink makes of rows and of settings: formats, sizes, order, and a clear refusal before anything is
+decided."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from barrier_runtime.sinks import kafka_client
+from barrier_runtime.sinks.kafka import KafkaSink
+from examples.servers import KafkaServer
+from examples.servers.base import free_port
+from state.errors import InvalidJob, Unavailable
+from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, sealed, written
+
+
+@pytest.fixture
+def topic(kafka: KafkaServer) -> Iterator[Topic]:
+    with new_topic(kafka) as topic:
+        yield topic
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    with new_job() as job:
+        yield job
+
+
+def records_of(topic: Topic, sink: Any, rows: list[dict[str, Any]]) -> list[Any]:
+    """The messages that these rows become, whatever is in their values."""
+    sink.commit(sink.pre_commit(written(sink, rows), 1))
+    topic.decode = lambda value: value
+    topic.read()
+    return [message for messages in topic.messages for message in messages]
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_rows_of_one_key_keep_their_order_over_transactions(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """T12: five keys, ten checkpoints, two partitions."""
+    sink = job.open(kafka_sink(kafka, topic, key="k"))
+    number = 0
+    for checkpoint in range(1, 11):
+        rows = [{"k": f"key-{each % 5}", "n": number + each} for each in range(20)]
+        number += 20
+        sink.commit(sink.pre_commit(written(sink, rows), checkpoint))
+    topic.read()
+    assert all(topic.messages), "both partitions have rows"
+    for messages in topic.messages:
+        by_key: dict[bytes, list[int]] = {}
+        for message in messages:
+            by_key.setdefault(message.key(), []).append(json.loads(message.value())["n"])
+        assert all(numbers == sorted(numbers) for numbers in by_key.values())
+        assert sum(map(len, by_key.values())) == len(messages)
+
+
+def test_key_headers_and_time_come_from_columns(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    sink = job.open(kafka_sink(kafka, topic, key="id", headers={"trace": "t", "kind": "k"}, timestamp="at"))
+    (message,) = records_of(topic, sink, [{"id": 7, "t": "abc", "k": None, "at": 1_700_000_000_123}])
+    assert message.key() == b"7"
+    assert message.headers() == [("trace", b"abc")]
+    assert message.timestamp()[1] == 1_700_000_000_123
+    assert json.loads(message.value()) == {"id": 7, "t": "abc", "k": None, "at": 1_700_000_000_123}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [("text", b"text"), (b"\x00\xff", b"\x00\xff"), (12, b"12"), (None, None)]
+)
+def test_the_value_may_be_one_column(kafka: KafkaServer, topic: Topic, job: Job, content: Any, expected: Any) -> None:
+    """None is a tombstone."""
+    sink = job.open(kafka_sink(kafka, topic, key="id", value="v"))
+    (message,) = records_of(topic, sink, [{"id": "a", "v": content}])
+    assert message.value() == expected
+
+
+def test_values_may_be_serialised_by_the_clients_own_avro(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    registry = SchemaRegistryClient({"url": "mock://registry"})
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]})
+    sink = job.open(kafka_sink(kafka, topic, value=lambda: AvroSerializer(registry, schema)))
+    (message,) = records_of(topic, sink, [{"n": 5}])
+    read = AvroDeserializer(registry, schema)
+    assert read(message.value(), SerializationContext(topic.name, MessageField.VALUE)) == {"n": 5}
+
+
+def test_a_row_that_the_serialiser_refuses_fails_the_checkpoint_and_is_shown(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    """After the decision it would have been tried for ever."""
+
+    def refuse(row: Any, context: Any) -> bytes:
+        raise ValueError("no such field")
+
+    sink = job.open(kafka_sink(kafka, topic, value=lambda: refuse))
+    with pytest.raises(
+        InvalidJob, match=r"serialiser of the value .* refused a row \(ValueError: no such field\).*'n': 5"
+    ):
+        sealed(sink, 1, [5])
+
+
+def test_a_row_that_is_too_large_for_the_topic_is_refused_before_the_decision(kafka: KafkaServer, job: Job) -> None:
+    with new_topic(kafka, max_message_bytes=20_000) as topic:
+        sink = job.open(kafka_sink(kafka, topic))
+        large = written(sink, [{"n": 1, "text": "x" * 25_000}])
+        with pytest.raises(InvalidJob, match=rf"a row takes 250\d\d bytes, topic '{topic.name}' allows about 19800"):
+            sink.pre_commit(large, 1)
+
+
+def test_rows_just_below_the_topics_limit_are_written(kafka: KafkaServer, job: Job) -> None:
+    """Also many of them, in one transaction: batches keep to the limit, too."""
+    with new_topic(kafka, max_message_bytes=20_000) as topic:
+        sink = job.open(kafka_sink(kafka, topic, value="text", key="n"))
+        rows = [{"n": number, "text": "x" * (19_700 - number * 97 % 19_000)} for number in range(300)]
+        assert len(records_of(topic, sink, rows)) == 300
+
+
+@pytest.mark.parametrize(
+    "settings", [{"key": "absent"}, {"value": "absent"}, {"headers": ["absent"]}, {"timestamp": "absent"}]
+)
+def test_a_missing_column_is_named_with_those_that_are_there(
+    kafka: KafkaServer, topic: Topic, job: Job, settings: dict[str, Any]
+) -> None:
+    sink = job.open(kafka_sink(kafka, topic, **settings))
+    with pytest.raises(InvalidJob, match=r"no column 'absent' for topic .* the rows have n"):
+        sealed(sink, 1, [1])
+
+
+def test_a_column_that_can_be_no_key_is_refused(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    sink = job.open(kafka_sink(kafka, topic, key="list"))
+    with pytest.raises(InvalidJob, match="column 'list' is list<item: int64>, which is no key, value or header"):
+        written(sink, [{"list": [1, 2]}])
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_a_missing_topic_is_named(kafka: KafkaServer, job: Job) -> None:
+    with pytest.raises(InvalidJob, match="topic 'nowhere' cannot be written: .*create it"):
+        job.open(KafkaSink(kafka.bootstrap, "nowhere"))
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_brokers_that_are_down_at_the_start_are_named(
+    job: Job, guarantee: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_client, "ANSWER_S", 1.0)
+    place = f"127.0.0.1:{free_port()}"
+    with pytest.raises(Unavailable, match=f"cannot reach Kafka at {place}.*are the brokers up"):
+        job.open(KafkaSink(place, "topic", guarantee=guarantee))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"no.such.setting": 1}, 'No such configuration property: "no.such.setting"'),
+        ({"linger.ms": "soon"}, "Invalid value for configuration property"),
+        ({"transaction.timeout.ms": 10_000_000}, r"transaction.timeout.ms=10000000 is above .*max.timeout.ms=900000"),
+        ({"message.max.bytes": 10_000_000}, r"message.max.bytes=10000000 is above .*\(max.message.bytes=1048588\)"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_when_the_sink_opens(
+    kafka: KafkaServer, topic: Topic, job: Job, config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidJob, match=message):
+        job.open(kafka_sink(kafka, topic, config=config))
+
+
+@pytest.mark.parametrize("name", ["transactional.id", "enable.idempotence", "acks", "group.id", "bootstrap.servers"])
+def test_settings_that_are_the_sinks_own_are_refused_when_it_is_made(name: str) -> None:
+    with pytest.raises(InvalidJob, match=rf"config=\{{'{name}'.*cannot be set"):
+        KafkaSink("host:9092", "topic", config={name: "x"})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bootstrap_servers": ""},
+        {"bootstrap_servers": "user:hunter2@host:9092"},
+        {"topic": ""},
+        {"guarantee": "at_most_once"},
+        {"lost_marker": "maybe"},
+    ],
+)
+def test_arguments_that_make_no_sink_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidJob, match="KafkaSink: ") as caught:
+        KafkaSink(**{"bootstrap_servers": "host:9092", "topic": "topic", **arguments})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_wrong_password_is_said_to_be_one_and_is_not_shown(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J6: against a broker that asks for one."""
+    monkeypatch.setattr(kafka_client, "ANSWER_S", 5.0)
+    with server_with_passwords() as (kafka, place), new_topic(kafka) as topic:
+        config = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "writer"}
+        right = KafkaSink(place, topic.name, config={**config, "sasl.password": "hunter2"})
+        sink = job.open(right)
+        committable = sealed(sink, 1, [1])
+        sink.commit(committable)
+        assert [row["n"] for row in topic.read()] == [1]
+        wrong = KafkaSink(place, topic.name, config={**config, "sasl.password": "hunter3"})
+        with pytest.raises(InvalidJob, match="Authentication failed") as caught:
+            job.open(wrong)
+        kept = [job.store.get(info.key) for info in job.store.list("")]
+        shown = f"{caught.value} {right!r} {right.settings()} {committable} {kept}"
+        assert "hunter" not in shown
+
+
+def server_with_passwords() -> Any:
+    import contextlib
+
+    from examples.servers.kafka import KafkaServer
+
+    @contextlib.contextmanager
+    def server() -> Iterator[tuple[KafkaServer, str]]:
+        kafka = KafkaServer({})
+        port = free_port()
+        login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        controller = kafka._controller_port
+        kafka.configure(
+            listeners=f"PLAINTEXT://{kafka.bootstrap},SASL://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+            advertised_listeners=f"PLAINTEXT://{kafka.bootstrap},SASL://127.0.0.1:{port}",
+            listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+            inter_broker_listener_name="PLAINTEXT",
+            sasl_enabled_mechanisms="PLAIN",
+            listener_name_sasl_plain_sasl_jaas_config=f'{login} required user_writer="hunter2";',
+        )
+        try:
+            kafka.start()
+            yield kafka, f"127.0.0.1:{port}"
+        finally:
+            kafka.close()
+
+    return server()
+
+
+# ---------------------------------------------------------------- at least once
+
+
+def test_at_least_once_a_checkpoint_waits_until_the_brokers_have_all_rows(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    sink = job.open(kafka_sink(kafka, topic, guarantee="at_least_once"))
+    assert sealed(sink, 1, range(1_000)) is None
+    assert sorted(row["n"] for row in topic.read()) == list(range(1_000))
+
+
+def test_at_least_once_rows_are_sent_before_the_checkpoint(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    sink = job.open(kafka_sink(kafka, topic, guarantee="at_least_once"))
+    written(sink, [{"n": number} for number in range(1_000)])
+    sink._delivery._producer.flush(10)
+    assert 0 < len(topic.read()) < 1_000
+
+
+def test_at_least_once_is_certified_as_such(kafka: KafkaServer, topic: Topic) -> None:
+    """R1: doubled rows are allowed, lost ones are not."""
+    from barrier_runtime.testing import certify
+
+    certificate = certify(
+        lambda: kafka_sink(kafka, topic, guarantee="at_least_once"),
+        topic.read,
+        scenarios=10,
+        seeds=range(2),
+        kill=lambda sink: sink.close(),
+    )
+    assert certificate.guarantee == "at least once"

@@ -1,0 +1,255 @@
+"""The Kafka source on a real broker: every committed record once, in order, from wherever it is told to begin."""
+
+import datetime
+import json
+import time
+
+import msgspec
+import pytest
+
+from barrier_runtime.sources.kafka_position import KafkaPosition
+from examples.servers import KafkaServer
+from state.errors import InvalidJob
+from tests.ends.kafka_world import Topic, all_rows, fetching_threads, reading, rows_from, source_of, wait_until
+
+
+def values(rows: list[dict]) -> list[str]:
+    return [row["value"].decode() for row in rows]
+
+
+def numbers(first: int, last: int) -> list[str]:
+    return [str(number) for number in range(first, last)]
+
+
+def test_a_position_leads_to_the_very_next_record_wherever_a_batch_was_cut(kafka: KafkaServer) -> None:
+    """U12: what was read after the position was taken is read again, nothing else is."""
+    topic = Topic(kafka)
+    topic.write(numbers(0, 500))
+    source = source_of(kafka, topic.name, until="latest")
+    (split,) = source.splits(1)
+    read, position = [], None
+    for count in (1, 7, 100, 392):
+        with reading(source, split, position) as reader:
+            read += values(rows_from(reader, count))
+            position = reader.position()
+            assert reader.finished == (len(read) == 500)
+    assert read == numbers(0, 500)
+    with reading(source, split, position) as reader:
+        assert reader.finished
+
+
+def test_rows_carry_key_value_and_what_the_broker_says_of_them(kafka: KafkaServer) -> None:
+    topic = Topic(kafka, partitions=2)
+    topic.write([b"a"], 1, key=b"k", headers=[("trace", b"\x01"), ("trace", None)], timestamp=1_700_000_000_123)
+    topic.write([None], 1, timestamp=1_700_000_000_456)
+    wanted = ("topic", "partition", "offset", "timestamp", "headers")
+    rows = all_rows(source_of(kafka, topic.name, until="latest", metadata=wanted, key="string"))
+    at = datetime.datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=datetime.timezone.utc)
+    place = {"topic": topic.name, "partition": 1}
+    headers = [{"key": "trace", "value": b"\x01"}, {"key": "trace", "value": None}]
+    assert rows == [
+        {"key": "k", "value": b"a", **place, "offset": 0, "timestamp": at, "headers": headers},
+        {
+            "key": None,
+            "value": None,
+            **place,
+            "offset": 1,
+            "timestamp": at.replace(microsecond=456_000),
+            "headers": [],
+        },
+    ]
+
+
+def test_transactions_that_were_given_up_are_not_read_and_do_not_stop_the_reader(kafka: KafkaServer) -> None:
+    """The last one leaves offsets without records at the end: the position goes beyond them, and the split ends."""
+    topic = Topic(kafka)
+    topic.write_transactions((numbers(0, 5), True), (["no"] * 5, False), (numbers(5, 10), True), (["no"] * 5, False))
+    source = source_of(kafka, topic.name, until="latest")
+    (split,) = source.splits(1)
+    with reading(source, split) as reader:
+        assert values(rows_from(reader)) == numbers(0, 10)
+        assert msgspec.json.decode(reader.position(), type=KafkaPosition).offset == 24  # 20 records, 4 markers
+
+    endless = source_of(kafka, topic.name)
+    with reading(endless, endless.splits(1)[0]) as reader:
+        assert values(rows_from(reader, 10)) == numbers(0, 10)
+
+        def beyond() -> bool:
+            assert reader.poll(100, time.time_ns()) is None
+            return msgspec.json.decode(reader.position(), type=KafkaPosition).offset == 24
+
+        wait_until(beyond, "the position is behind the transaction that was given up")
+        topic.write(["more"])
+        assert values(rows_from(reader, 1)) == ["more"]
+
+
+def test_each_start_begins_where_it_says(kafka: KafkaServer) -> None:
+    topic = Topic(kafka, partitions=2)
+    early, late = (datetime.datetime(2024, 1, day, tzinfo=datetime.timezone.utc) for day in (1, 2))
+    topic.write(numbers(0, 3), 0, timestamp=int(early.timestamp() * 1000))
+    topic.write(numbers(3, 6), 0, timestamp=int(late.timestamp() * 1000))
+    topic.write(numbers(6, 9), 1, timestamp=int(early.timestamp() * 1000))
+    topic.commit("group-in-use", 4, 0)
+
+    def read(**options: object) -> list[str]:
+        return values(all_rows(source_of(kafka, topic.name, until="latest", **options)))
+
+    assert read(start="earliest") == numbers(0, 9)
+    assert read(start="latest") == []
+    assert read(start="group", group="group-in-use") == numbers(4, 9)
+    assert read(start="group", group="group-never-used") == numbers(0, 9)
+    assert read(start=late) == numbers(3, 6)
+    assert read(start=early) == numbers(0, 9)
+    assert read(start=late + datetime.timedelta(days=1)) == []
+
+
+def test_latest_is_looked_up_once_and_kept_over_restarts(kafka: KafkaServer) -> None:
+    """The first snapshot holds it, although no record had come: later starts do not look again."""
+    topic = Topic(kafka)
+    topic.write(["before"])
+    source = source_of(kafka, topic.name, start="latest")
+    with reading(source, source.splits(1)[0]) as reader:
+        position = reader.position()
+    topic.write(["meanwhile"])
+    restarted = source_of(kafka, topic.name, start="latest")
+    with reading(restarted, restarted.splits(1)[0], position) as reader:
+        assert values(rows_from(reader, 1)) == ["meanwhile"]
+
+
+def test_offsets_are_committed_to_the_group_when_their_checkpoint_is_decided(kafka: KafkaServer) -> None:
+    topic = Topic(kafka)
+    topic.write(numbers(0, 10))
+    source = source_of(kafka, topic.name, group="watched-group")
+    with reading(source, source.splits(1)[0]) as reader:
+        rows_from(reader, 4)
+        reader.snapshotted(1)
+        rows_from(reader, 3)
+        reader.snapshotted(2)
+        assert topic.committed("watched-group") < 0
+        reader.completed(1)
+        wait_until(lambda: topic.committed("watched-group") == 4, "the offset of checkpoint 1 is committed")
+        rows_from(reader, 3)
+        reader.snapshotted(3)
+        reader.completed(2)
+        wait_until(lambda: topic.committed("watched-group") == 7, "the offset of checkpoint 2 is committed")
+        reader.completed(3)
+        reader.completed(3)
+    wait_until(lambda: topic.committed("watched-group") == 10, "the last one is committed though the reader is closed")
+
+
+def test_new_partitions_and_topics_are_found_and_begin_with_their_earliest_record(kafka: KafkaServer) -> None:
+    topic = Topic(kafka, name="found-orders-a")
+    source = source_of(kafka, pattern="found-orders-.*", start="latest", discover=datetime.timedelta(milliseconds=50))
+    known = {split.id for split in source.splits(1)}
+    assert known == {"found-orders-a-0"}
+    discovery = source.discovery(known)
+    assert discovery is not None
+    found: list = []
+
+    def more(count: int) -> bool:
+        found.extend(discovery.found())
+        return len(found) >= count
+
+    try:
+        topic.grow(2)
+        topic.write(["in a new partition"], 1)
+        wait_until(lambda: more(1), "the partition is found")
+        other = Topic(kafka, name="found-orders-b")
+        Topic(kafka, name="not-found-orders-c")
+        other.write(["in a new topic"])
+        wait_until(lambda: more(2), "the topic is found")
+    finally:
+        discovery.close()
+    assert [split.id for split in found] == ["found-orders-a-1", "found-orders-b-0"]
+    for split, text in zip(found, ("in a new partition", "in a new topic"), strict=True):
+        with reading(source, split) as reader:
+            assert values(rows_from(reader, 1)) == [text]
+
+
+def test_readers_of_one_source_share_a_consumer_and_leave_no_thread(kafka: KafkaServer) -> None:
+    topic = Topic(kafka, partitions=4)
+    for partition in range(4):
+        topic.write(numbers(0, 10), partition)
+    source = source_of(kafka, topic.name)
+    splits = source.splits(1)
+    readers = [source.reader(split) for split in splits]
+    for reader in readers:
+        reader.prepare()
+    assert [values(rows_from(reader, 10)) for reader in readers] == [numbers(0, 10)] * 4
+    assert len(fetching_threads()) == 1
+    again = source.reader(splits[0])  # as of a new generation, before the old one is closed
+    again.prepare()
+    assert values(rows_from(again, 10)) == numbers(0, 10)
+    assert len(fetching_threads()) == 2
+    for reader in [*readers, again]:
+        reader.close()
+    wait_until(lambda: not fetching_threads(), "the consumers are closed")
+
+
+def test_a_slow_reader_holds_back_its_partition_only_and_misses_nothing(kafka: KafkaServer) -> None:
+    """Small bounds, so that the partition is paused and resumed over and over."""
+    topic = Topic(kafka, partitions=2)
+    rows = 20_000
+    for partition in range(2):
+        topic.write((f"{number:0100}" for number in range(rows)), partition)
+    source = source_of(kafka, topic.name, until="latest", config={"queued.max.messages.kbytes": 64})
+    source.hold_at_most(200_000)
+    slow, quick = (source.reader(split) for split in source.splits(1))
+    try:
+        slow.prepare()
+        quick.prepare()
+        first = values(rows_from(slow, 10))
+        assert values(rows_from(quick)) == [f"{number:0100}" for number in range(rows)]
+        held = slow.held_bytes
+        assert 0 < held < 1_000_000
+        assert first + values(rows_from(slow, max_rows=333)) == [f"{number:0100}" for number in range(rows)]
+    finally:
+        slow.close()
+        quick.close()
+
+
+def test_reading_goes_on_when_the_broker_comes_back(kafka: KafkaServer) -> None:
+    topic = Topic(kafka)
+    topic.write(numbers(0, 10))
+    source = source_of(kafka, topic.name)
+    with reading(source, source.splits(1)[0]) as reader:
+        assert values(rows_from(reader, 5)) == numbers(0, 5)
+        kafka.kill()
+        try:
+            assert values(rows_from(reader, 5)) == numbers(5, 10)
+            assert reader.poll(10, time.time_ns()) is None
+        finally:
+            kafka.start()
+        topic.write(numbers(10, 20))
+        assert values(rows_from(reader, 10)) == numbers(10, 20)
+
+
+def test_json_becomes_typed_columns(kafka: KafkaServer) -> None:
+    topic = Topic(kafka)
+    topic.write([json.dumps({"shop": "a", "amount": 1.5, "more": [1]}), json.dumps({"shop": "b"}), None])
+    rows = all_rows(
+        source_of(
+            kafka,
+            topic.name,
+            until="latest",
+            value="json",
+            schema={"shop": str, "amount": float},
+            key=None,
+            metadata={"offset": "at"},
+        )
+    )
+    assert rows == [
+        {"shop": "a", "amount": 1.5, "at": 0},
+        {"shop": "b", "amount": None, "at": 1},
+        {"shop": None, "amount": None, "at": 2},
+    ]
+
+
+def test_a_record_that_cannot_be_decoded_stops_at_its_place_after_the_rows_before_it(kafka: KafkaServer) -> None:
+    topic = Topic(kafka)
+    topic.write(['{"n": 1}', '{"n": 2}', '{"n": "three"}', '{"n": 4}'])
+    source = source_of(kafka, topic.name, value="json", schema={"n": int})
+    with reading(source, source.splits(1)[0]) as reader:
+        assert [row["n"] for row in rows_from(reader, 2)] == [1, 2]
+        with pytest.raises(InvalidJob, match=rf"topic '{topic.name}', partition 0, offset 2: .*Expected `int"):
+            rows_from(reader, 1)

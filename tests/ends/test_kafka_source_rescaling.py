@@ -1,0 +1,123 @@
+"""Partitions of a topic over several subtasks: restored at another parallelism, with partitions made meanwhile."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from barrier_runtime.graph import SourceSpec
+from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.sources.source_operator import SourceDriver
+from examples.servers import KafkaServer
+from state.memory_store import MemoryStore
+from state.snapshot import OperatorSnapshot
+from tests.ends.kafka_world import Topic, fetching_threads, source_of, wait_until
+
+
+class Lane:
+    """Does the work at once."""
+
+    def submit(self, work: Any, done: Any) -> None:
+        done(work(), None)
+
+
+class Report:
+    def count(self, metric: str, amount: float = 1.0) -> None: ...
+
+
+class Subtasks:
+    """All subtasks of one source in one generation, each as a slot would have it."""
+
+    def __init__(
+        self, kafka: KafkaServer, topic: Topic, parallelism: int, restored: tuple[OperatorSnapshot, ...], folder: Path
+    ) -> None:
+        self._parallelism = parallelism
+        self.drivers: list[SourceDriver] = []
+        source = source_of(kafka, topic.name, start="latest", discover=None)
+        spec = SourceSpec("src", source, tuple(source.splits(parallelism)))
+        for subtask in range(parallelism):
+            driver = SourceDriver()
+            driver.open(self._context(subtask, restored, folder), spec)
+            self.drivers.append(driver)
+
+    def read(self, count: int) -> list[tuple[int, int]]:
+        """(partition, offset) of `count` rows."""
+        found: list[tuple[int, int]] = []
+
+        def enough() -> bool:
+            for driver in self.drivers:
+                batch = driver.poll(time.time_ns(), 7)
+                if batch is not None:
+                    found.extend((row["partition"], row["offset"]) for row in batch.rows.to_pylist())
+            return len(found) >= count
+
+        wait_until(enough, f"{count} rows came")
+        return found
+
+    def snapshots(self, checkpoint: int) -> tuple[OperatorSnapshot, ...]:
+        return tuple(
+            OperatorSnapshot(
+                operator="src",
+                subtask=subtask,
+                parallelism=self._parallelism,
+                values=driver.snapshot(checkpoint).values,
+            )
+            for subtask, driver in enumerate(self.drivers)
+        )
+
+    def close(self) -> None:
+        for driver in self.drivers:
+            driver.close()
+
+    def _context(self, subtask: int, restored: tuple[OperatorSnapshot, ...], folder: Path) -> OperatorContext:
+        def nothing(*_: Any) -> Any:
+            raise AssertionError("a source does not ask for this")
+
+        return OperatorContext(
+            job="job",
+            token=1,
+            operator="src",
+            subtask=subtask,
+            parallelism=self._parallelism,
+            max_parallelism=128,
+            restored=restored,
+            open_keyed=nothing,
+            lane=Lane(),
+            report=Report(),  # type: ignore[arg-type]
+            local_dir=folder,
+            make_store=nothing,
+            job_store=MemoryStore(),
+            call_later=nothing,
+        )
+
+
+def test_every_record_is_read_once_over_rescalings_with_new_partitions_and_a_read_that_does_not_count(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
+    """R1, R2: 2 → 3 → 1 subtasks. The job begins at the latest record; what is made later is read from its beginning,
+    although a restart lists it and would begin at the latest, too."""
+    topic = Topic(kafka, partitions=3)
+    for partition in range(3):
+        topic.write(["before the job"] * 5, partition)
+    counted: list[tuple[int, int]] = []
+    restored: tuple[OperatorSnapshot, ...] = ()
+    subtasks = Subtasks(kafka, topic, 2, restored, tmp_path)
+    written = 0
+    for partitions, parallelism in ((3, 2), (4, 3), (5, 1)):
+        for partition in range(partitions):
+            topic.write(["x"] * 20, partition)
+        written += 20 * partitions
+        if partitions > 3:
+            subtasks = Subtasks(kafka, topic, parallelism, restored, tmp_path)
+        counted += subtasks.read(written - len(counted) - 15)
+        restored = subtasks.snapshots(partitions)
+        subtasks.read(5)  # after the checkpoint: it will be read again
+        subtasks.close()
+        topic.grow(partitions + 1)
+    last = Subtasks(kafka, topic, 2, restored, tmp_path)
+    counted += last.read(written - len(counted))
+    last.close()
+    assert len(counted) == len(set(counted)) == written
+    expected = {(partition, offset) for partition in range(3) for offset in range(5, 65)}
+    expected |= {(3, offset) for offset in range(40)} | {(4, offset) for offset in range(20)}
+    assert set(counted) == expected
+    wait_until(lambda: not fetching_threads(), "all consumers are closed")

@@ -1,0 +1,203 @@
+"""The Redis upsert sink against a real server: certified where the declaration holds, and wrong where it is a lie."""
+
+import random
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis as client
+
+from barrier_runtime.dataflow import Dataflow
+from barrier_runtime.sinks.redis import RedisUpsertSink
+from barrier_runtime.testing import certify
+from examples.servers import RedisServer
+from state.errors import Fenced, InvalidJob, Unavailable
+from tests.ends.kafka_target import Job, new_job, written
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    with new_job() as job:
+        yield job
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"{uuid.uuid4().hex[:8]}:"
+
+
+@pytest.fixture
+def database(redis: RedisServer) -> Iterator[client.Redis]:
+    with client.Redis.from_url(redis.url, decode_responses=True) as database:
+        yield database
+
+
+def hashes(database: client.Redis, prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): database.hgetall(key) for key in database.scan_iter(f"{prefix}*")}
+
+
+def test_the_sink_holds_what_it_declares_wherever_it_crashes(
+    redis: RedisServer, database: client.Redis, prefix: str
+) -> None:
+    """T3, T8, T14, T15: see the scenarios of `certify`; rows may be seen early, none is lost or doubled in the end."""
+
+    def read() -> list[dict[str, Any]]:
+        rows = hashes(database, prefix).items()
+        return [{"id": int(key), "key": row["key"], "value": int(row["value"])} for key, row in rows]
+
+    certify(
+        lambda: RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True),
+        read,
+        scenarios=40,
+        seeds=range(5),
+        shows_early=True,
+        kill=lambda sink: sink.close(),
+        reset=lambda: [database.delete(key) for key in database.scan_iter(f"{prefix}*")],
+    )
+
+
+def replayed(redis: RedisServer, job: Job, prefix: str, compute: Any) -> None:
+    """Ten rows are computed and written, the process dies before their checkpoint is decided, a successor replays."""
+    for token in (1, 2):
+        sink = job.open(RedisUpsertSink(redis.url, key="key", prefix=prefix, deterministic=True), token=token)
+        sink.pre_commit(written(sink, [compute(number) for number in range(10)]), 1)
+
+
+def test_a_replay_of_deterministic_rows_leaves_what_one_run_would_leave(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job
+) -> None:
+    replayed(redis, job, prefix, lambda number: {"key": f"user-{number}", "score": number * 2})
+    assert hashes(database, prefix) == {f"user-{number}": {"score": str(number * 2)} for number in range(10)}
+
+
+def test_a_stale_row_stays_for_ever_when_the_declaration_is_a_lie(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job
+) -> None:
+    """The key comes from chance: the replay writes other keys, and nobody will ever overwrite the first ones. This is
+    the example of docs/upserts.md."""
+    replayed(redis, job, prefix, lambda number: {"key": f"user-{number}-{random.random()}", "score": number * 2})
+    found = hashes(database, prefix)
+    assert len(found) == 20
+    assert sum(int(row["score"]) for row in found.values()) == 2 * sum(number * 2 for number in range(10))
+
+
+def test_only_a_deterministic_sink_is_called_exactly_once() -> None:
+    assert RedisUpsertSink("redis://host", key="id").guarantee == "at_least_once"
+    assert RedisUpsertSink("redis://host", key="id", deterministic=True).guarantee == "exactly_once"
+
+
+@pytest.mark.parametrize(("deterministic", "refused"), [(False, False), (True, True)])
+def test_the_declaration_counts_when_the_job_is_checked(deterministic: bool, refused: bool) -> None:
+    """A source that cannot replay the same rows makes a deterministic sink impossible, and the job is refused."""
+    from barrier_runtime.compile import compile_flow
+
+    flow = Dataflow("upserts")
+    stream = flow.from_iterator("numbers", lambda index, of: [{"id": 1}], schema={"id": int}, replayable=False)
+    stream.sink("out", RedisUpsertSink("redis://host", key="id", deterministic=deterministic))
+    if refused:
+        with pytest.raises(InvalidJob, match="is exactly-once, but source 'numbers' has no stable positions"):
+            compile_flow(flow, 1)
+    else:
+        compile_flow(flow, 1)
+
+
+def test_a_zombie_cannot_overwrite_what_its_successor_has_written(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job
+) -> None:
+    """Z1: it is refused in the same atomic step in which it would have written."""
+
+    def sink() -> RedisUpsertSink:
+        return RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True)
+
+    zombie, successor = job.open(sink()), job.open(sink(), token=2)
+    successor.pre_commit(written(successor, [{"id": 1, "n": 7}]), 2)
+    with pytest.raises(Fenced, match="generation 2 writes to Redis"):
+        zombie.pre_commit(written(zombie, [{"id": 1, "n": 5}]), 1)
+    assert hashes(database, prefix) == {"1": {"n": "7"}}
+    with pytest.raises(Fenced):
+        job.open(sink(), token=1)
+
+
+def test_a_fence_that_is_gone_is_taken_again_by_the_next_generation(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job
+) -> None:
+    def sink() -> RedisUpsertSink:
+        return RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True)
+
+    first = job.open(sink())
+    database.delete(f"barrier-runtime:{job.name}:out:fence")
+    with pytest.raises(Unavailable, match=r"fence .* is gone"):
+        first.pre_commit(written(first, [{"id": 1, "n": 5}]), 1)
+    second = job.open(sink(), token=2)
+    second.pre_commit(written(second, [{"id": 1, "n": 5}]), 1)
+    assert hashes(database, prefix) == {"1": {"n": "5"}}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("hash", {"n": "5", "t": "x"}), ("json", '{"n":5,"t":"x","none":null}'), ("t", "x"), ("none", None)],
+)
+def test_values_are_hashes_or_json_or_one_column(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job, value: str, expected: Any
+) -> None:
+    sink = job.open(RedisUpsertSink(redis.url, key=["a", "b"], value=value, prefix=prefix))
+    sink.pre_commit(written(sink, [{"a": "u", "b": 3, "n": 5, "t": "x", "none": None}]), 1)
+    key = f"{prefix}u:3"
+    assert (database.hgetall(key) if value == "hash" else database.get(key)) == expected
+
+
+def test_a_server_that_stops_between_writes_is_waited_for(redis: RedisServer, prefix: str, job: Job) -> None:
+    """T4: the checkpoint fails until the server is back; then all rows are there."""
+    sink = job.open(RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True))
+    transaction = written(sink, [{"id": number, "n": number} for number in range(1000)])
+    redis.kill()
+    with pytest.raises(Unavailable, match="does not answer"):
+        sink.pre_commit(transaction, 1)
+    redis.start()
+    sink.pre_commit(transaction, 1)
+    with client.Redis.from_url(redis.url) as database:
+        assert sum(1 for _ in database.scan_iter(f"{prefix}*")) == 1000
+
+
+def test_a_server_that_is_down_at_the_start_is_named(job: Job) -> None:
+    with pytest.raises(Unavailable, match=r"Redis at redis://127.0.0.1:1 does not answer"):
+        job.open(RedisUpsertSink("redis://127.0.0.1:1", key="id"))
+
+
+def test_a_column_that_is_missing_is_named_with_those_that_are_there(redis: RedisServer, job: Job) -> None:
+    sink = job.open(RedisUpsertSink(redis.url, key="id"))
+    with pytest.raises(InvalidJob, match="there is no column 'id' for Redis: the rows have n, m"):
+        written(sink, [{"n": 1, "m": 2}])
+
+
+@pytest.mark.parametrize("url", ["http://host", "redis://", "redis://host?password=hunter2", "host:1", "redis://[::1"])
+def test_urls_that_name_no_server_are_refused_without_being_repeated(url: str) -> None:
+    with pytest.raises(InvalidJob, match="redis://host:port/database") as caught:
+        RedisUpsertSink(url, key="id")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_is_used_and_never_shown(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J6: in the URL, as an argument, or from the environment."""
+    address = redis.url.partition("://")[2]
+    database.acl_setuser("writer", enabled=True, passwords=["+hunter2"], keys=["*"], categories=["+@all"])
+    try:
+        sinks = [
+            RedisUpsertSink(f"redis://writer:hunter2@{address}", key="id", prefix=prefix),
+            RedisUpsertSink(redis.url, key="id", prefix=prefix, username="writer", password="hunter2"),
+        ]
+        for sink in sinks:
+            assert "hunter2" not in f"{sink!r} {sink.settings()} {sink.url}"
+            job.open(sink)
+        monkeypatch.setenv("REDIS_USERNAME", "writer")
+        monkeypatch.setenv("REDIS_PASSWORD", "hunter2")
+        job.open(RedisUpsertSink(redis.url, key="id", prefix=prefix))
+        monkeypatch.setenv("REDIS_PASSWORD", "hunter3")
+        with pytest.raises(InvalidJob, match="refuses user or password") as caught:
+            job.open(RedisUpsertSink(redis.url, key="id", prefix=prefix))
+        assert "hunter" not in str(caught.value)
+    finally:
+        database.acl_deluser("writer")

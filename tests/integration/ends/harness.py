@@ -1,0 +1,377 @@
+"""A job through one end, under kills of everything, watched all the time, judged at the end.
+
+    report = run_under_kills(
+        Path(__file__).with_name("kafka_job.py"),        # has `build(settings) -> Dataflow`
+        {"bootstrap": kafka.bootstrap, "rate": 2000},    # what `build` is given (JSON), "rows" too
+        folder=tmp_path,
+        open_reader=lambda: TopicReader(...).look,       # a fresh reader: called for the watch and for the last rescan
+        make_audit=lambda: Numbers(keys=50),             # judges one reader
+        server=kafka,
+        kills=20,
+        seed=7,
+        outage_s=8,                                      # one outage lasts so long; the others up to 1.5 s
+    )
+    assert report.clean, report
+
+A reader's `look` gives everything visible when it was called (or, as `Seen(whole=False)`, everything since its last
+look), not less, and raises when it cannot: looks may fail while the server is down.
+
+How a run ends, so that every row that has to be there is known:
+- A test that feeds a topic or queue by itself gives `drain`: called when the strikes are over, it stops the feeding and
+  returns how many rows there are in all. When they are visible the job is asked to stop.
+- Otherwise the job makes its rows with `flow.rate(…, settings["rate"], settings["rows"], keys=…)`. `rows` is None until
+  the strikes are over; then the job is stopped, and goes on with so many `rows` that it ends by itself a second later.
+
+A strike waits until the job gets on: a checkpoint begun since the one before is complete, and more rows are visible.
+See plan.py for what is struck, audit.py for what counts as right.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from examples.servers import Server
+from tests.integration.chaos.processes import family, send
+from tests.integration.chaos.supervisor import Supervisor
+from tests.integration.chaos.verdict import Figures
+from tests.integration.ends.audit import Audit
+from tests.integration.ends.plan import Action, Kind, plan
+from tests.integration.ends.program import JobSettings
+from tests.integration.ends.watch import Watch
+
+PATIENCE_S = 150.0  # for the job to get on after a strike, with the server running
+_TICK_S = 0.02
+_VICTIM_S = 5.0
+_LEAVE_S = 30.0
+_REPORTS = Path("build/ends")
+OPTIONS: dict[str, Any] = {
+    "master": "local[4,16]",
+    "parallelism": 2,
+    "checkpoint_interval": 0.2,
+    "checkpoint_timeout": 10.0,
+    "tolerable_failures": 3,
+    "retained": 2,
+    "slot_timeout": 4.0,
+    "restart_attempts": None,
+    "state_memory_mb": 64,
+    "spark_conf": {"spark.python.task.killTimeout": "1s", "spark.ui.enabled": "false"},
+}
+
+
+@dataclass(frozen=True)
+class Strike:
+    kind: Kind
+    hold_s: float  # of the server's outage
+    got_on_s: float | None  # from the strike (from the server's return) until the job got on; None: struck again before
+
+
+@dataclass
+class Report:
+    seed: int
+    strikes: list[Strike]
+    seconds: float
+    rows: int  # that the job read in all
+    looks: int
+    blind: int
+    observed: Figures  # while it ran
+    rescanned: Figures  # at the end, with a fresh reader
+    starts: int
+    unexpected: list[str]  # the program ended by itself although its server was there
+    left_processes: list[str]
+    why_not: list[str] = field(default_factory=list)
+
+    @property
+    def kills(self) -> int:
+        return len(self.strikes)
+
+    @property
+    def clean(self) -> bool:
+        return not self.why_not
+
+    def by_kind(self) -> dict[str, int]:
+        return {kind: sum(s.kind == kind for s in self.strikes) for kind in sorted({s.kind for s in self.strikes})}
+
+    def got_on_s(self) -> dict[str, list[float]]:
+        """Seconds until the job got on, ascending, by what was struck last."""
+        times: dict[str, list[float]] = {}
+        for strike in self.strikes:
+            if strike.got_on_s is not None:
+                times.setdefault(strike.kind, []).append(round(strike.got_on_s, 2))
+        return {kind: sorted(each) for kind, each in sorted(times.items())}
+
+    def __str__(self) -> str:
+        figures = "; ".join(
+            f"{title}: {f.rows} rows, lost {f.lost}, duplicated {f.duplicated}, out of order {f.out_of_order}, "
+            f"wrong state {f.wrong_state}, torn {f.torn}, wrong observations {f.wrong_observations} of {f.observations}"
+            for title, f in (("observed", self.observed), ("rescanned", self.rescanned))
+        )
+        why = "".join(f"\n  {line}" for line in self.why_not)
+        return (
+            f"seed {self.seed}: {self.kills} strikes {self.by_kind()} in {self.seconds:.0f} s, {self.rows} rows, "
+            f"{self.looks} looks ({self.blind} failed), {self.starts} starts of the program\n"
+            f"  got on after (s): {self.got_on_s()}\n  {figures}{why}"
+        )
+
+
+class StuckJob(Exception):
+    """The job did not get on in time although nothing kept it from that."""
+
+
+def run_under_kills(
+    program: Path,
+    settings: dict[str, Any],
+    *,
+    folder: Path,
+    open_reader: Callable[[], Callable[[], Any]],
+    make_audit: Callable[[], Audit],
+    server: Server | None = None,
+    kills: int = 20,
+    seed: int = 1,
+    outage_s: float = 5.0,
+    drain: Callable[[], int] | None = None,
+    options: dict[str, Any] | None = None,
+    say: Callable[[str], None] = print,
+) -> Report:
+    """`options`: of `flow.start`, over OPTIONS. Raises `StuckJob`, with the end of the program's log, or what a reader
+    raised. Writes the report to build/ends/<program>-<seed>.json too."""
+    run = _Run(program, settings, folder, open_reader, make_audit, server, seed, {**OPTIONS, **(options or {})}, say)
+    with run.ended_at_last():
+        report = run.to_the_end(plan(seed, kills, server is not None, outage_s), kills, drain)
+    _REPORTS.mkdir(parents=True, exist_ok=True)
+    (_REPORTS / f"{program.stem}-{seed}.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    say(str(report))
+    return report
+
+
+class _Run:
+    def __init__(
+        self,
+        program: Path,
+        settings: dict[str, Any],
+        folder: Path,
+        open_reader: Callable[[], Callable[[], Any]],
+        make_audit: Callable[[], Audit],
+        server: Server | None,
+        seed: int,
+        options: dict[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
+        for name in ("logs", "tmp", "local"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._open_reader = open_reader
+        self._make_audit = make_audit
+        self._server = server
+        self._seed = seed
+        self._rate = settings.get("rate", 0)
+        self._say = say
+        self._name = f"{program.stem}-{os.getpid()}-{time.monotonic_ns()}"
+        self._draw = random.Random(seed)
+        self._began = time.monotonic()
+        self._outages: list[tuple[float, float]] = []  # wall clock
+        self._strikes: list[Strike] = []
+        self._audit = make_audit()
+        self._watch = Watch(open_reader(), self._audit, server)
+        environment = {"TMPDIR": str(folder / "tmp"), "SPARK_LOCAL_DIRS": str(folder / "local")}
+
+        self._rows: int | None = None
+
+        def numbered(number: int) -> JobSettings:
+            return JobSettings(
+                program=str(program),
+                job={"rows": self._rows, **settings},
+                options=options,
+                checkpoints=str(folder / "checkpoints"),
+                status_file=str(folder / f"status-{number}.json"),
+                stop_file=str(folder / f"stop-{number}"),
+            )
+
+        self._supervisor = Supervisor(self._name, folder, environment, numbered, "tests.integration.ends.program")
+
+    @contextlib.contextmanager
+    def ended_at_last(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._watch.stop()
+            for process in family(self._name):
+                send(process, signal.SIGKILL)
+            for start in self._supervisor.starts:
+                start.process.wait()
+
+    def to_the_end(self, actions: list[Action], kills: int, drain: Callable[[], int] | None) -> Report:
+        self._watch.start()
+        self._supervisor.start()
+        self._get_on(0.0, 0)
+        self._tell("the job runs")
+        for action in actions:
+            self._carry_out(action)
+        while len(self._strikes) < kills:  # some found nobody to strike
+            self._carry_out(Action("slot", self._draw.uniform(0.0, 0.4)))
+        if drain is not None:
+            rows = drain()
+            self._wait(lambda: self._audit.rows >= rows, f"all {rows} rows were visible")
+            self._stop_program()
+        else:
+            self._stop_program()
+            rows = self._rows = self._audit.rows + round(self._rate)
+            self._supervisor.ended = False
+            self._supervisor.start()
+            self._wait(lambda: self._supervisor.ended, f"the job had ended with all {rows} rows")
+            self._look_twice()
+        self._watch.stop()
+        return self._judged(rows)
+
+    def _stop_program(self) -> None:
+        """After a last checkpoint; whatever is visible then has been seen."""
+        self._supervisor.ending = True
+        self._supervisor.stop()
+        self._wait(lambda: self._supervisor.ended, "the program had stopped as asked")
+        self._look_twice()
+
+    def _look_twice(self) -> None:
+        looks = self._watch.looks
+        self._wait(lambda: self._watch.looks >= looks + 2, "there were two looks more")
+
+    # ------------------------------------------------------------ strikes
+
+    def _carry_out(self, action: Action) -> None:
+        self._pause(action.gap_s)
+        rows = self._audit.rows
+        if not self._strike(action.kind):
+            return
+        away = action.kind.startswith("server")
+        left, hold_s = time.time(), time.monotonic() + action.hold_s
+        last = action.kind
+        if action.then is not None:
+            self._pause(action.then_gap_s)
+            rows = self._audit.rows
+            if self._strike(action.then):
+                self._strikes.append(Strike(last, action.hold_s, None))
+                last = action.then
+        if away:
+            assert self._server is not None
+            self._pause(hold_s - time.monotonic())
+            rows = self._audit.rows
+            self._server.start()
+            self._outages.append((left, time.time()))
+        since = time.time()
+        self._get_on(since, rows)
+        got_on_s = time.time() - since
+        self._strikes.append(Strike(last, action.hold_s, got_on_s))
+        doubled = f", then {action.then}" if action.then else ""
+        held = f" for {action.hold_s:.1f} s" if away else ""
+        self._tell(f"{action.kind}{held}{doubled}: on again after {got_on_s:.1f} s")
+
+    def _strike(self, kind: Kind) -> bool:
+        """False when there was nobody to strike."""
+        if kind == "server kill":
+            assert self._server is not None
+            self._server.kill()
+        elif kind == "server stop":
+            assert self._server is not None
+            self._server.stop()
+        elif kind == "program":
+            self._supervisor.current.killed = True
+            for process in family(self._name):
+                send(process, signal.SIGKILL)
+        else:
+            return self._kill_one(kind)
+        return True
+
+    def _kill_one(self, role: str) -> bool:
+        """One process of the current run; a moment is allowed for one to be there."""
+        deadline = time.monotonic() + _VICTIM_S
+        while True:
+            found = [each for each in family(self._name, self._supervisor.current.number) if each.role == role]
+            if found and send(self._draw.choice(found), signal.SIGKILL):
+                return True
+            if time.monotonic() > deadline:
+                self._tell(f"there is no {role} to kill")
+                return False
+            self._tick()
+
+    # ------------------------------------------------------------ waiting
+
+    def _get_on(self, since: float, rows: int) -> None:
+        """Until a checkpoint begun after `since` (wall clock) is complete and more than `rows` rows are visible."""
+
+        def gets_on() -> bool:
+            status = self._supervisor.status()
+            last = None if status is None else status.checkpoints.last_completed
+            return last is not None and last.triggered_ms > since * 1000 and self._audit.rows > rows
+
+        self._wait(gets_on, "the job got on")
+
+    def _wait(self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + patience_s
+        while not condition():
+            self._tick()
+            if time.monotonic() > deadline:
+                start = self._supervisor.current
+                status = self._supervisor.status()
+                known = "" if status is None else f"phase {status.phase}: {status.reason or status.error}\n"
+                troubles = "" if status is None else "\n".join(str(each) for each in status.commits.troubles)
+                tail = start.log.read_text(errors="replace")[-3000:]
+                raise StuckJob(f"gave up waiting until {what}, {patience_s:.0f} s\n{known}{troubles}\n{tail}")
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._tick()
+
+    def _tick(self) -> None:
+        self._supervisor.tick()
+        if self._watch.error is not None:
+            raise self._watch.error
+        if not self._audit.figures.right:
+            raise AssertionError(f"wrong, {self._tell('')}: {self._audit.figures.examples[:5]}")
+        time.sleep(_TICK_S)
+
+    def _tell(self, text: str) -> str:
+        elapsed = time.monotonic() - self._began
+        line = f"{elapsed:6.1f} s  {len(self._strikes):3} strikes  {self._audit.rows:7} rows  {text}"
+        self._say(line)
+        return line
+
+    # ------------------------------------------------------------ the end
+
+    def _judged(self, rows: int) -> Report:
+        again = self._make_audit()
+        again.observe("rescan", self._open_reader()())
+        deadline = time.monotonic() + _LEAVE_S
+        while (left := family(self._name)) and time.monotonic() < deadline:
+            time.sleep(_TICK_S)
+        report = Report(
+            seed=self._seed,
+            strikes=self._strikes,
+            seconds=time.monotonic() - self._began,
+            rows=rows,
+            looks=self._watch.looks,
+            blind=self._watch.blind,
+            observed=self._audit.figures,
+            rescanned=again.figures,
+            starts=len(self._supervisor.starts),
+            unexpected=[
+                f"start {end.start} ended with {end.code}: {end.tail[-1500:]}"
+                for end in self._supervisor.unexpected
+                if not any(left <= end.at <= back + 5.0 for left, back in self._outages)
+            ],
+            left_processes=[f"{each.pid} {each.role}" for each in left],
+        )
+        for title, audit in (("observed", self._audit), ("rescanned", again)):
+            if not audit.figures.right:
+                report.why_not.append(f"{title}: {audit.figures.examples[:5]}")
+            if audit.rows != rows:
+                report.why_not.append(f"{title}: the job read {rows} rows, {audit.rows} are visible")
+        report.why_not += [f"the program ended by itself: {each}" for each in report.unexpected]
+        report.why_not += [f"left behind: process {each}" for each in report.left_processes]
+        return report

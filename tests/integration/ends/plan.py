@@ -1,0 +1,46 @@
+"""What happens to a job and its server, in which order: drawn from a seed alone. Pure."""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["slot", "coordinator", "program", "server kill", "server stop"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """A strike once the job gets on; `then` is a second one, which does not wait for that."""
+
+    kind: Kind
+    gap_s: float  # from the moment the job got on
+    hold_s: float = 0.0  # how long the server stays away
+    then: Kind | None = None
+    then_gap_s: float = 0.0
+
+
+def plan(seed: int, kills: int, server: bool, outage_s: float) -> list[Action]:
+    """Strikes, `then` included, sum up to `kills` at least. Every kind that is possible comes twice or more.
+
+    With a server one outage lasts `outage_s`, and during half of them something else is struck too.
+    """
+    draw = random.Random(seed)
+    firsts: list[Kind] = ["program"] * max(2, kills // 10) + ["coordinator"] * max(2, kills // 5)
+    if server:
+        firsts += ["server kill", "server stop"] * max(1, kills // 10)
+    seconds = max(1, kills // 7) + (2 if server else 0)
+    firsts += ["slot"] * max(2, kills - seconds - len(firsts))
+    draw.shuffle(firsts)
+    outages = [at for at, kind in enumerate(firsts) if kind.startswith("server")]
+    others = [at for at in range(len(firsts)) if at not in outages]
+    longest = draw.choice(outages) if outages else None
+    doubled = set(draw.sample(outages, len(outages) // 2)) if outages else set()
+    doubled |= set(draw.sample(others, seconds - len(doubled)))
+    actions = []
+    for at, kind in enumerate(firsts):
+        hold_s = 0.0
+        if at in outages:
+            hold_s = outage_s if at == longest else draw.uniform(0.1, 1.5)
+        seconds_at: list[Kind] = ["slot", "coordinator", "program"] if at in outages else ["slot", "coordinator"]
+        then: Kind | None = draw.choice(seconds_at) if at in doubled else None
+        actions.append(Action(kind, draw.uniform(0.0, 0.4), hold_s, then, draw.uniform(0.0, min(hold_s, 1.0) or 0.8)))
+    return actions

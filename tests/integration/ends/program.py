@@ -1,0 +1,38 @@
+"""A job program under fire, one run of it: any file with `build(settings) -> Dataflow`, on real Spark.
+
+    python -m tests.integration.ends.program <settings.json>
+
+Run again after whatever ended it, it goes on from the latest checkpoint. Ends when the job does, or when a file asks
+for a last checkpoint. Exit codes: 0 ended well, 1 anything else (its traceback is on standard error).
+"""
+
+import runpy
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.integration.chaos.program import Settings, accompany, publish
+
+
+class JobSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    program: str  # path
+    job: dict[str, Any]  # what `build` is given
+    options: dict[str, Any]  # of `flow.start`
+
+
+def main() -> int:
+    settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=JobSettings)
+    flow = runpy.run_path(settings.program)["build"](settings.job)
+    with flow.start(**settings.options, checkpoints=settings.checkpoints) as handle:
+        threading.Thread(target=accompany, args=(handle, settings), daemon=True).start()
+        result = handle.wait()
+    publish(result.status, settings)
+    print(result, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

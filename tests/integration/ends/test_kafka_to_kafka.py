@@ -1,0 +1,91 @@
+"""From topic to topic under kills of everything, the broker too, which ends transactions after three seconds."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka._model import IsolationLevel
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from examples.servers import kafka_server
+from tests.integration.ends import kafka_to_kafka
+from tests.integration.ends.audit import Numbers, Seen
+from tests.integration.ends.harness import run_under_kills
+from tests.integration.ends.test_kafka_to_files import KEYS, PARTITIONS, Feed
+
+_ANSWER_S = 2.0
+
+
+class CommittedRecords:
+    """Reads what is committed and new. Raises when the broker does not answer."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._places = [TopicPartition(topic, number, 0) for number in range(PARTITIONS)]
+        self._ends = dict.fromkeys(range(PARTITIONS), 0)
+        client = {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 500, "log_level": 0}
+        self._admin = AdminClient(client)
+        self._consumer = Consumer(
+            {
+                **client,
+                "group.id": "watch",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 20,
+            }
+        )
+        self._consumer.assign(self._places)
+
+    def look(self) -> Seen:
+        stable = self.ends(IsolationLevel.READ_COMMITTED)
+        rows = []
+        deadline = time.monotonic() + 10
+        while any(self._ends[number] < stable[number] for number in stable):
+            if time.monotonic() > deadline:
+                break  # what came must not be lost; the rest comes with the next look
+            for message in self._consumer.consume(1_000, timeout=0.1):
+                if message.error() is None:
+                    rows.append(json.loads(message.value()))
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    self._ends[message.partition()] = message.offset()
+        return Seen([row["value"] for row in rows], [row["n"] for row in rows], whole=False)
+
+    def ends(self, level: IsolationLevel) -> dict[int, int]:
+        wanted = {TopicPartition(place.topic, place.partition): OffsetSpec.latest() for place in self._places}
+        found = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=_ANSWER_S)
+        return {place.partition: future.result().offset for place, future in found.items()}
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_a_topic_reaches_another_through_twenty_kills_with_nothing_lost_doubled_or_swapped(tmp_path: Path) -> None:
+    """R1, R3, T3, T4, T12: one outage lasts longer than the broker lets any transaction last; none lingers at the
+    end."""
+    with kafka_server(transaction_max_timeout_ms=3_000) as kafka:
+        kafka.create_topic("numbers", PARTITIONS)
+        kafka.create_topic("counted", PARTITIONS)
+        feed = Feed(kafka, "numbers")
+        try:
+            report = run_under_kills(
+                Path(kafka_to_kafka.__file__),
+                {"bootstrap": kafka.bootstrap, "source": "numbers", "target": "counted"},
+                folder=tmp_path,
+                open_reader=lambda: CommittedRecords(kafka.bootstrap, "counted").look,
+                make_audit=lambda: Numbers(KEYS),
+                server=kafka,
+                kills=20,
+                seed=21,
+                outage_s=8.0,
+                drain=feed.drain,
+            )
+        finally:
+            feed.stop()
+        assert report.clean, str(report)
+        assert report.kills >= 20
+        assert report.looks > 50
+        reader = CommittedRecords(kafka.bootstrap, "counted")
+        assert reader.ends(IsolationLevel.READ_COMMITTED) == reader.ends(IsolationLevel.READ_UNCOMMITTED)
+    staged = list((tmp_path / "checkpoints").glob("*/write-ahead/*/staged/*/*"))
+    assert staged == []

@@ -1,0 +1,55 @@
+"""A thread that looks at the target all through the run, as its users do, and has every look judged."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from examples.servers import Server
+from tests.integration.ends.audit import Audit
+
+_POLL_S = 0.1
+_BLIND_S = 20.0  # how long a reader may take to find its way back to a server that runs
+
+
+class Watch:
+    """`error` is what ended it before its time: a reader that cannot look although its server runs."""
+
+    def __init__(self, look: Callable[[], Any], audit: Audit, server: Server | None) -> None:
+        self._look = look
+        self._audit = audit
+        self._server = server
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._sighted = time.monotonic()
+        self.looks = 0
+        self.blind = 0  # looks that failed
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(_POLL_S):
+                self._once()
+        except BaseException as error:
+            self.error = error
+
+    def _once(self) -> None:
+        try:
+            seen = self._look()
+        except Exception:
+            self.blind += 1
+            if self._server is not None and not self._server.running:
+                self._sighted = time.monotonic()
+            if time.monotonic() - self._sighted > _BLIND_S:
+                raise
+            return
+        self._sighted = time.monotonic()
+        self.looks += 1
+        self._audit.observe(f"look {self.looks}", seen)
