@@ -11,10 +11,11 @@ STAMP := $(VENV)/.installed
 UNIT_TESTS := tests/test_house.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 
-.PHONY: help run test check format behaviours bench sim sim-canaries chaos java clean
+.PHONY: help run test check format behaviours bench sim sim-canaries chaos java servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
+	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres or rabbitmq_to_delta, on real servers, with kills"
 	@echo "make test                   every test"
 	@echo "make check                  style, types, house rules, unit tests (under 2 minutes, no Java)"
 	@echo "make format                 let ruff put the style right"
@@ -36,13 +37,17 @@ $(STAMP): pyproject.toml
 java:
 	@.ci/java
 
-run: $(STAMP) java
-	$(BIN)/python -m examples.run_main --storage $(STORAGE)
+servers:
+	@.ci/servers
 
-test: $(STAMP) java
+run: $(STAMP) java $(if $(EXAMPLE),servers)
+	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
+
+test: $(STAMP) java servers
 	$(BIN)/python -m pytest -q -n 2 $(UNIT_TESTS)
 	$(BIN)/python -m pytest -q -n 2 tests/simulation
 	$(BIN)/python tests/simulation/simulate.py --seeds 500
+	$(BIN)/python -m pytest -q tests/ends
 	$(BIN)/python -m pytest tests/integration
 
 check: $(STAMP)

@@ -7,50 +7,19 @@ decided once a newer one is there. After every step that may change the target, 
 
 import random
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
-from barrier_runtime.certify_judge import Broken, Judge, Promise, Rule, Written
+from barrier_runtime.certify_judge import Broken, Judge, Rule, Written
 from barrier_runtime.certify_lines import Crash, Lines
 from barrier_runtime.certify_process import Moments, Place, Process
-from barrier_runtime.sinks.base import TwoPhaseCommitSink
-from state.object_store import ObjectStore
+from barrier_runtime.certify_target import Decision, Round, Target
 from state.snapshot import OperatorSnapshot
 
-# commit: rows, a decided checkpoint, commits; late: the same, but commits wait for a later one; expire: the checkpoint
-# is given up and the next one covers its rows; half: only subtask 0 has rows; empty: nobody has.
-Round = Literal["commit", "late", "expire", "half", "empty"]
 T = TypeVar("T")
 _ATTEMPTS = 6  # of an open or pre-commit that raises
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is certified, and how to look at it."""
-
-    make_sink: Callable[[], TwoPhaseCommitSink]
-    read: Callable[[int], Iterable[Mapping[str, Any]]]  # rows with this id or a higher one; others do no harm
-    make_row: Callable[[int], dict[str, Any]]
-    schema: pa.Schema
-    promise: Promise
-    make_store: Callable[[str], ObjectStore]
-    job_store: ObjectStore
-    parallelism: int
-    rows: int  # a subtask's of one checkpoint
-    files: frozenset[str]  # of the sink, whose lines are counted; none: no process dies inside a call
-    kill: Callable[[TwoPhaseCommitSink], None] | None
-    leftovers: Callable[[], Collection[object]] | None
-
-
-@dataclass(frozen=True)
-class Decision:
-    checkpoint: int
-    manifest: tuple[OperatorSnapshot, ...]
-    position: int  # rows before it
-    rounds: int  # of the plan that are done
 
 
 class _Denied(Exception):
@@ -110,9 +79,9 @@ class World:
         self.lineages += 1
         self.lineage = f"{self.job}-lineage-{self.lineages}"
         self.floor = 0
-        self.decisions = [] if keep is None else [keep]
-        if keep is not None:  # its rows are there; what came after it is not written again here, but goes on
-            self.decisions = [Decision(keep.checkpoint, keep.manifest, self._started_at, self._rounds_before)]
+        self.decisions = []
+        if keep is not None:  # the plan goes on: here nothing that came after it is written again
+            self.decisions.append(Decision(keep.checkpoint, keep.manifest, self._started_at, self._rounds_before))
         if token is not None:
             self._token = token
         self.steps.append(f"the job is started anew: {self.lineage}, tokens from {self._token + 1}")

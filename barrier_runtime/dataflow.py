@@ -337,7 +337,8 @@ class Dataflow:
         `prefetch`: messages a consumer may hold without acknowledgement (at most 65,535). The stream waits for the
         next checkpoint when it has read so many, so it should cover what comes between two completed checkpoints;
         `prefetch` messages should fit in a slot's memory. Between checkpoints must be less time than the broker's
-        consumer_timeout (30 minutes), or it takes the messages back and gives them again.
+        consumer_timeout (30 minutes), or it takes the messages back and gives them again. A quorum queue gives up on
+        messages that came back too often: its delivery-limit must outlast the restarts of a job.
 
         `bad_records`: "fail" stops the job at a message without id or whose body does not fit; "reject" hands it to
         the queue's dead-letter exchange (a queue without one loses it). `until_idle`: end when the queue gave nothing

@@ -37,7 +37,8 @@ from barrier_runtime.certify_scenarios import (
     walk,
 )
 from barrier_runtime.certify_scenarios import inside as inside_call
-from barrier_runtime.certify_world import Target, World
+from barrier_runtime.certify_target import Target
+from barrier_runtime.certify_world import World
 from barrier_runtime.sinks.base import TwoPhaseCommitSink
 from state.memory_store import MemoryStore
 from state.object_store import ObjectStore
@@ -123,8 +124,8 @@ def certify(
     `make_row`, `schema`, `id_column`, `key_column`: rows to write; `make_row(n)[id_column]` must be n.
     `scenarios`: how many of the enumerated crashes and stalls, evenly drawn; None: all (some thousand). Single stories
     are always run, as is one random walk for each of `seeds`.
-    `inside`: how many times a process dies inside a call, between two lines of the sink's own files (and its package's);
-    None: at every line. An in-memory stand-in of a target must be in a file of its own then.
+    `inside`: how many times a process dies inside a call, between two lines of the sink's own files (and its
+    package's); None: at every line. An in-memory stand-in of a target must be in a file of its own then.
     `rows`: that a subtask writes per checkpoint. `ordered`: one subtask's rows of one key come out of `read` in the
     order in which readers get them, and that must be the order in which they were written.
     `shows_early`: for upserts that rely on a deterministic replay: undecided rows may be seen.

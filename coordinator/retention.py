@@ -149,15 +149,11 @@ def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retaine
 
 
 def discarded(paths: Paths, objects: Iterable[ObjectInfo], token: int) -> SweepPlan:
-    """All checkpoints, snapshot files and rows of write-ahead sinks up to generation `token`, whose user dropped them. A
-    later run's stay: it may have begun before the deleting did."""
+    """All checkpoints, snapshot files and rows of write-ahead sinks up to generation `token`, whose user dropped them.
+    A later run's stay: it may have begun before the deleting did."""
     keys = [found.key for found in objects]
-    owners = (
-        _owner_of_rows(paths, key) if key.startswith(paths.write_ahead_prefix) else _owner(paths, key) for key in keys
-    )
-    return _in_order(
-        paths, (key for key, owner in zip(keys, owners, strict=True) if owner is not None and owner <= token)
-    )
+    owned = [(key, _owner(paths, key)) for key in keys] + [(key, _owner_of_rows(paths, key)) for key in keys]
+    return _in_order(paths, (key for key, owner in owned if owner is not None and owner <= token))
 
 
 def _owner(paths: Paths, key: str) -> int | None:

@@ -32,8 +32,7 @@ from barrier_runtime.sinks.file_committable import FileNames
 from barrier_runtime.sinks.row_buffer import RowBuffer
 from barrier_runtime.sinks.staging import Staging
 from state.errors import InvalidJob
-from state.object_store import ObjectStore
-from state.store_probe import probe_conditional_put
+from state.object_store import ObjectStore, PutOutcome
 from state.urls import shown, without_credentials
 
 Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
@@ -41,7 +40,8 @@ Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
 
 class DeltaSink(TwoPhaseCommitSink):
     """`url`: the table's folder, a local one, `file://…` or `s3://bucket/prefix`. The table is created with the columns
-    of the first rows when there is none; an existing one must have them with the same types.
+    of the first rows when there is none; an existing one must have them with the same types. Times are kept to the
+    microsecond.
 
     `partition_by`: columns of text, whole numbers, booleans or dates; default: as the table has it, or none. Empty text
     there is read back as null, as the format has it.
@@ -88,9 +88,13 @@ class DeltaSink(TwoPhaseCommitSink):
         try:
             store = context.make_store(self.url)
             store.put(self._names.probe(), b"")
+            again = store.put_if_absent(self._names.probe(), b"")
             store.delete([self._names.probe()])
-            if context.subtask == 0:  # the one who commits
-                probe_conditional_put(store, self._names.probe(), writers=1, new_id=context.new_id)
+            if again is PutOutcome.LANDED:
+                raise InvalidJob(
+                    "it overwrote an object that was to be created only if absent (it ignores If-None-Match), so two "
+                    "writers of the table could both commit: use AWS S3, a recent MinIO, Ceph or R2, or a local folder"
+                )
         except InvalidJob as error:
             raise InvalidJob(
                 f"{self._where}: cannot write to {shown(self.url)}: {error}. Give DeltaSink a folder or bucket that "

@@ -27,7 +27,7 @@ def partitions(
 
     `required`: columns that must not be null."""
     try:
-        rows = pa.Table.from_batches(batches).combine_chunks().cast(stored)
+        rows = _as_stored(pa.Table.from_batches(batches).combine_chunks(), stored)
     except pa.ArrowInvalid as error:
         raise InvalidJob(f"{where}: rows cannot be kept as {stored}: {error}") from error
     for name in required:
@@ -41,6 +41,15 @@ def partitions(
     for group in groups.to_pylist():
         values = {name: partition_value(group[name]) for name in partition_by}
         yield values, rows.take(pa.array(group["_list"], pa.int64())).drop_columns(list(partition_by))
+
+
+def _as_stored(rows: pa.Table, stored: pa.Schema) -> pa.Table:
+    """Only nanoseconds may lose digits."""
+    columns = [
+        column.cast(field.type, safe="[ns" not in str(column.type))
+        for column, field in zip(rows.columns, stored, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=stored)
 
 
 def partition_value(value: Any) -> str | None:

@@ -1,7 +1,8 @@
 """Which Delta type a column of a stream becomes, and whether an existing table can take it. Pure.
 
 Delta keeps whole numbers of 1 to 8 bytes with a sign, times in microseconds, and nothing for durations or times of day.
-What it cannot keep unchanged is refused, before any row of it is staged.
+What it cannot hold is refused, before any row of it is staged. Only nanoseconds, which many sources have, are cut to
+microseconds, as every writer of Delta tables does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ def _typed(arrow: pa.DataType, where: str, column: str) -> tuple[DeltaType, pa.D
     for fits, delta, stored in _PRIMITIVES:
         if fits(arrow):
             return delta, stored
-    if pa.types.is_timestamp(arrow) and arrow.unit != "ns":
+    if pa.types.is_timestamp(arrow):
         zone = "UTC" if arrow.tz is not None else None
         return "timestamp" if zone else "timestamp_ntz", pa.timestamp("us", zone)
     if pa.types.is_decimal128(arrow):
@@ -69,8 +70,9 @@ def _typed(arrow: pa.DataType, where: str, column: str) -> tuple[DeltaType, pa.D
         inner = {arrow.field(at).name: _typed(arrow.field(at).type, where, column) for at in range(arrow.num_fields)}
         fields = [_field(name, delta) for name, (delta, _) in inner.items()]
         return {"type": "struct", "fields": fields}, pa.struct([(name, stored) for name, (_, stored) in inner.items()])
-    remedy = "cast it to microseconds" if pa.types.is_timestamp(arrow) else "cast or drop it with select()"
-    raise InvalidJob(f"{where}: column {column!r} is {arrow}, which Delta Lake cannot hold unchanged: {remedy}")
+    raise InvalidJob(
+        f"{where}: column {column!r} is {arrow}, which Delta Lake cannot hold: cast it or leave it out with select()"
+    )
 
 
 def check_partition_columns(fields: Mapping[str, DeltaType], partition_by: Sequence[str], where: str) -> None:

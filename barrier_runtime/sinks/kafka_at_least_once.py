@@ -5,6 +5,7 @@ restart. A row that the brokers refuse for good breaks this instance: the job st
 all that was sent since is sent anew.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         limits = read_limits(self._cluster, self._topic, config)
         self._format.open(where, limits.row_max_bytes)
         self._schema_checked = False
+        self._sending = threading.Lock()  # rows of the next checkpoint wait while this one's are flushed
         self._refused: InvalidJob | Unavailable | None = None
         self._producer = self._cluster.producer(
             {
@@ -76,7 +78,8 @@ class KafkaDirect(TwoPhaseCommitSink):
         """Every row up to here is on the brokers, or this raises."""
         transaction.close_lot()
         transaction.work_off(self._send)
-        waiting = self._producer.flush(_FLUSH_S)
+        with self._sending:
+            waiting = self._producer.flush(_FLUSH_S)
         if self._refused is not None:
             raise self._refused
         if waiting:
@@ -99,11 +102,12 @@ class KafkaDirect(TwoPhaseCommitSink):
     def _send(self, batches: Sequence[pa.RecordBatch]) -> int:
         sent = 0
         for records in self._format.records(batches):
-            for messages in produced(records):
-                for message in messages:
-                    self._produce(message)
-                sent += len(messages)
-                self._producer.poll(0)
+            with self._sending:
+                for messages in produced(records):
+                    for message in messages:
+                        self._produce(message)
+                    sent += len(messages)
+                    self._producer.poll(0)
         return sent
 
     def _produce(self, message: dict[str, Any]) -> None:

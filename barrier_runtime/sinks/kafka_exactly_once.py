@@ -64,6 +64,7 @@ class KafkaWriteAhead(WriteAheadSink):
 
     def close(self) -> None:
         if hasattr(self, "_producers"):
+            self._fenced = Fenced(f"{self._where}: closed")  # a commit may still be waiting for its turn
             self.look_again()
 
     # ------------------------------------------------------------ staging
@@ -91,11 +92,20 @@ class KafkaWriteAhead(WriteAheadSink):
         return marker.checkpoint > token.checkpoint or (marker.checkpoint == token.checkpoint and marker.rows >= rows)
 
     def look_again(self) -> None:
-        for producer in self._producers.values():
+        for producer in list(self._producers.values()):
             producer.close()
 
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
         producer = self._connected(token.lineage, token.subtask, token)
+        try:
+            self._write(producer, token, batches)
+        except BaseException:
+            producer.abandon()
+            raise
+        if (token.lineage, token.subtask) == self._own:
+            self._marked_at = time.monotonic()
+
+    def _write(self, producer: MarkedProducer, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
         marker = producer.marker
         assert marker is not None, "connected without a marker"
         written = marker.rows if marker.checkpoint == token.checkpoint else 0
@@ -110,8 +120,6 @@ class KafkaWriteAhead(WriteAheadSink):
                     producer.commit(self._marker(token, position))
                     producer.begin()
         producer.commit(self._marker(token, position))
-        if (token.lineage, token.subtask) == self._own:
-            self._marked_at = time.monotonic()
 
     def recover(self, decided: Sequence[bytes]) -> None:
         super().recover(decided)

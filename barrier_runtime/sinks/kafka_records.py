@@ -63,8 +63,8 @@ class RecordFormat:
         for name in plain:
             if isinstance(name, str) and pa.types.is_nested(schema.field(name).type):
                 raise InvalidJob(
-                    f"{self._where}: column {name!r} is {schema.field(name).type}, which is no key, value or header: use "
-                    'value="json", or a text or binary column'
+                    f"{self._where}: column {name!r} is {schema.field(name).type}, which is no key, value or header: "
+                    'use value="json", or a text or binary column'
                 )
         if self._timestamp is not None:
             kind = schema.field(self._timestamp).type
@@ -97,15 +97,17 @@ class RecordFormat:
 
     def _serialised(self, part: str, batch: pa.RecordBatch) -> list[bytes | None]:
         library()
-        from confluent_kafka.serialization import MessageField, SerializationContext
+        from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
+        # Anything else, such as a registry that does not answer, may pass.
+        refusals = (SerializationError, ValueError, TypeError, LookupError, AttributeError)
         context = SerializationContext(self._topic, getattr(MessageField, part))
         serialise = self._serialisers[part]
         done: list[bytes | None] = []
         for number, row in enumerate(rows_of(batch)):
             try:
                 done.append(serialise(row, context))
-            except Exception as error:
+            except refusals as error:
                 raise InvalidJob(
                     f"{self._where}: the serialiser of the {part.lower()} for topic {self._topic!r} refused a row "
                     f"({type(error).__name__}: {error}): {preview(batch, number)}; correct the row or the schema"
@@ -124,7 +126,8 @@ class RecordFormat:
             row = pc.index(sizes, largest).as_py()
             raise InvalidJob(
                 f"{self._where}: a row takes {largest} bytes, topic {self._topic!r} allows about "
-                f"{self._row_max_bytes}: raise max.message.bytes of the topic, or make the row smaller: {preview(batch, row)}"
+                f"{self._row_max_bytes}: raise max.message.bytes of the topic, or make the row smaller: "
+                f"{preview(batch, row)}"
             )
         return records
 

@@ -13,6 +13,7 @@ A zombie may take the producer from its successor in the same way, which costs t
 generation has moved the marker, and stops for good.
 """
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -112,10 +113,7 @@ class MarkedProducer:
 
     def send(self, records: Any) -> None:
         """Queue records (see `kafka_records`) for the open transaction."""
-        for messages in produced(records):
-            for message in messages:
-                self._do(lambda message=message: self._produce(message), "write rows to")
-            time.sleep(0)  # another thread gets the interpreter
+        self._do(lambda: self._send(records), "write rows to")
         self._bytes += records.nbytes
 
     @property
@@ -127,6 +125,13 @@ class MarkedProducer:
         """Rows and marker become visible together. After an error nobody knows: `connect` again, and look."""
         self._do(lambda: self._commit(marker), "commit a transaction at")
         self.marker = marker
+
+    def abandon(self) -> None:
+        """End the open transaction without its rows, so that readers need not wait until it times out; and close."""
+        if self._producer is not None:
+            with contextlib.suppress(library().KafkaException):
+                self._producer.abort_transaction(self._timeout_s)
+        self.close()
 
     def close(self) -> None:
         """Drops what is not committed; the next producer of this origin ends it at the broker."""
@@ -147,7 +152,17 @@ class MarkedProducer:
             self.close()
             raise
 
-    def _produce(self, message: dict[str, Any]) -> None:
+    def _send(self, records: Any) -> None:
+        produce, topic = self._producer.produce, self._topic
+        for messages in produced(records):
+            for message in messages:
+                try:
+                    produce(topic, **message)
+                except BufferError:
+                    self._send_patiently(message)
+            time.sleep(0)  # another thread gets the interpreter
+
+    def _send_patiently(self, message: dict[str, Any]) -> None:
         while True:
             try:
                 self._producer.produce(self._topic, **message)

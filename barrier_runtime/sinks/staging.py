@@ -115,7 +115,13 @@ class MultipartStaging(Staging):
     def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
         owned = dataclasses.replace(names, incarnation=owner_tag(names.job, names.sink) + names.incarnation)
         super().__init__(store, owned, where)
-        rule = self._uploads().expiry_rule(owned.finals)
+        try:
+            rule = self._uploads().expiry_rule(owned.finals)
+        except InvalidJob as error:
+            raise InvalidJob(
+                f"{where}: {error}. staging='multipart' needs also: s3:GetLifecycleConfiguration (does the bucket drop "
+                "old uploads?), s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
+            ) from error
         if rule is not None:
             raise InvalidJob(
                 f"{where}: staging='multipart' cannot be exactly-once in {store.url}: {rule}, also those that "

@@ -20,10 +20,10 @@ Who may need the staged objects of a decided transaction, and what becomes of th
 | after the note, before deleting   | the same; then deletes                                                   |
 | after deleting some or all        | learns from target or note that it was delivered; reads nothing          |
 
-The *note* is for targets that do not remember: an object that says "everything of this origin subtask up to checkpoint n
-was delivered in this lineage". It is written before anything is deleted, so a missing object without a note is damage.
-Notes are never overwritten, so a zombie's late one takes nothing back. The first object of a transaction goes first:
-while it is there, all are. A retained older checkpoint lists objects that are gone: going back to it needs
+The *note* is for targets that do not remember: an object that says "everything of this origin subtask up to checkpoint
+n was delivered in this lineage". It is written before anything is deleted, so a missing object without a note is
+damage. Notes are never overwritten, so a zombie's late one takes nothing back. The first object of a transaction goes
+first: while it is there, all are. A retained older checkpoint lists objects that are gone: going back to it needs
 `allow_replay`, and its transactions are known as delivered.
 """
 

@@ -4,8 +4,9 @@ import contextlib
 import fnmatch
 import glob
 import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -90,22 +91,28 @@ def _local(path: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
     if path.startswith("file://"):
         path = urlsplit(path).path
     if os.path.isdir(path):
-        root = Path(path)
-        names = sorted(str(file.relative_to(root)) for file in root.rglob("*") if file.is_file())
-        return _local_files((name, root / name) for name in names if _counts(name, suffixes))
+        root = os.path.join(os.path.abspath(path), "")
+        return _local_files((file[len(root) :], file) for file in _below(root, suffixes))
     if os.path.isfile(path):
-        return _local_files([(Path(path).name, Path(path))])
+        return _local_files([(os.path.basename(path), os.path.abspath(path))])
     if glob.has_magic(path):
-        return _local_files((Path(hit).name, Path(hit)) for hit in sorted(glob.glob(path)) if os.path.isfile(hit))
+        return _local_files((os.path.basename(hit), hit) for hit in glob.glob(os.path.abspath(path)))
     raise Unavailable(f"{where}: there is no file or folder {path}: check the path")
 
 
-def _local_files(named: Iterable[tuple[str, Path]]) -> list[FoundFile]:
+def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _hidden(name)]
+        yield from (os.path.join(parent, name) for name in names if _counts(name, suffixes))
+
+
+def _local_files(named: Iterable[tuple[str, str]]) -> list[FoundFile]:
     files = []
     for id, path in named:
         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-            about = path.stat()
-            files.append(FoundFile(id, str(path.absolute()), about.st_size, about.st_mtime_ns))
+            about = os.stat(path)
+            if stat.S_ISREG(about.st_mode):
+                files.append(FoundFile(id, path, about.st_size, about.st_mtime_ns))
     return files
 
 
@@ -114,7 +121,7 @@ def _counts(name: str, suffixes: tuple[str, ...]) -> bool:
 
 
 def _hidden(name: str) -> bool:
-    return any(part.startswith((".", "_")) for part in PurePosixPath(name).parts)
+    return name.startswith((".", "_")) or "/." in name or "/_" in name
 
 
 def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:

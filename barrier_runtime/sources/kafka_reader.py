@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from barrier_runtime.sources.kafka_fetcher import Fetcher, FetcherPool
 
 _LOOK_AGAIN_NS = 2_000_000  # at an empty feed
-_ROWS_PER_POLL = 16_384  # a slice of what is there already; what follows in the chain bounds the turn
 
 
 class KafkaReader:
@@ -55,7 +54,7 @@ class KafkaReader:
         if self.finished:
             return None
         assert self._feed is not None
-        fetched = self._feed.take(min(max_rows, _ROWS_PER_POLL))
+        fetched = self._feed.take(max_rows)
         if fetched is None:
             return None
         position = self._position

@@ -66,6 +66,7 @@ class RetentionWatch:
                 log.warning("%s", what_to_do(error.args[0], "the retained offsets", self._kafka))
             return _LOOK_AGAIN_S
         by_partition = {(answer.topic, answer.partition): answer for answer in answers}
+        self._missing = {partition: since for partition, since in self._missing.items() if partition in by_partition}
         for feed in feeds:
             self._judge(consumer, feed, by_partition[(feed.topic, feed.partition)])
         return _LOOK_AT_MISSING_S if self._missing else _LOOK_AGAIN_S
@@ -79,8 +80,8 @@ class RetentionWatch:
                 found[what] = consumer.offsets_for_times([place], timeout=_ANSWER_S)[0].offset
             except self._kafka.KafkaException:
                 return InvalidJob(
-                    f"{feed.where}: offset {feed.next_offset} is no longer there, or not any more: start without "
-                    "state (restore='none') if you accept the gap"
+                    f"{feed.where}: offset {feed.next_offset} is not in the log: start without state (restore='none') "
+                    "if you accept the gap"
                 )
         return lost(feed, feed.next_offset, found[EARLIEST], found[LATEST])
 

@@ -291,7 +291,7 @@ class SourceDriver:
         def make() -> None:
             reader = self._spec.source.reader(split)
             self._made[split.id] = reader
-            if isinstance(reader, Preparable):
+            if isinstance(reader, Preparable) and len(self._active) < _PREPARED_AHEAD:
                 reader.prepare()
 
         def made(_: None, error: BaseException | None) -> None:

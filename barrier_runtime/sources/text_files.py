@@ -13,7 +13,7 @@ from state.errors import InvalidJob, Unavailable
 
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _DAMAGED = ("inflate failed", "decompress failed", "Truncated compressed stream")  # as Arrow says it
-_STEP_BYTES = 4 << 20  # some milliseconds of the loop's time to uncompress
+_STEP_BYTES = 1 << 20  # milliseconds of the loop's time to uncompress; of bz2 some tens
 _PIECE_BYTES = 256 << 10
 
 

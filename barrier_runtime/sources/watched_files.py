@@ -4,6 +4,9 @@ Files must be complete when they appear: write them under a name that begins wit
 file system) and rename them into place. A file whose size changes after it was seen fails the job. Which file is read
 first is decided by time of change and name, but this is no promise: several are read at once, by several subtasks.
 
+With event times, a file may bring rows that are older than what was read before it by at most `max_out_of_orderness`;
+older ones are late.
+
 Every subtask lists the folder and reads the files that are its own by name. The names of all files that were ever read
 stay in the checkpoints, some 30 to 100 bytes each, also after a file was removed, so that none is read twice: begin a
 folder (and a job) anew before they are millions.

@@ -1,11 +1,13 @@
 """A Kafka broker of this run's own: the real one, broker and controller in one process (KRaft), from Maven Central."""
 
+import base64
 import contextlib
 import functools
 import os
 import re
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,14 +100,19 @@ class KafkaServer(Server):
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         named = {name.replace("_", "."): str(value) for name, value in config.items()}
         admin.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result()
-        while (
-            any(part.leader < 0 for part in admin.list_topics(topic, timeout=10).topics[topic].partitions.values())
-            or not admin.list_topics(topic, timeout=10).topics[topic].partitions
-        ):
-            pass
+        deadline = time.monotonic() + self.start_s
+        while True:
+            known = admin.list_topics(topic, timeout=10).topics[topic].partitions
+            if len(known) == partitions and all(part.leader >= 0 for part in known.values()):
+                return
+            if time.monotonic() > deadline:
+                raise ServerError(f"topic {topic} has no leaders after {self.start_s:.0f} s")
+            time.sleep(0.02)
 
     def _java(self, main: str) -> list[str]:
-        return [find_program("java", "openjdk-17-jre-headless"), *_JVM, "-cp", self._classpath, main]
+        home = os.environ.get("JAVA_HOME")
+        java = f"{home}/bin/java" if home else find_program("java", "openjdk-17-jre-headless")
+        return [java, *_JVM, "-cp", self._classpath, main]
 
 
 @contextlib.contextmanager
@@ -140,6 +147,4 @@ def jars() -> Path:
 
 
 def _cluster_id() -> str:
-    import base64
-
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

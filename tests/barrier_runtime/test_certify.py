@@ -31,6 +31,7 @@ class Shelf:
         self.staged: dict[str, Rows] = {}
         self.shown: dict[str, Rows] = {}
         self.extra: list[Rows] = []  # shown without a name
+        self.done: set[str] = set()
 
     def show(self, name: str) -> None:
         self.shown[name] = self.staged.pop(name)
@@ -118,6 +119,22 @@ class CommitsInPreCommit(RightSink):
 class AppendsOnCommit(RightSink):
     def commit(self, committable: bytes) -> None:
         self.shelf.extra.append(self.shelf.staged[self.named(committable).name])
+
+
+class ShowsAndRemembersInTwoSteps(RightSink):
+    def commit(self, committable: bytes) -> None:
+        name = self.named(committable).name
+        if name not in self.shelf.done:
+            self.shelf.extra.append(self.shelf.staged[name])
+            self.shelf.done.add(name)
+
+    def abort(self, committable: bytes) -> None:
+        name = self.named(committable).name
+        if name not in self.shelf.done:
+            self.shelf.staged.pop(name, None)
+
+    def is_leftover(self, name: str) -> bool:
+        return False
 
 
 class KeepsRowsInItsMemory(RightSink):
@@ -301,6 +318,35 @@ def test_a_wrong_sink_fails_with_the_rule_it_breaks(sink: type[RightSink], rule:
     assert (alone.value.rule, len(alone.value.steps)) == (rule, len(failed.value.steps)), "the same every time"
 
 
+def test_a_crash_inside_a_call_finds_what_should_be_one_step_and_is_two() -> None:
+    shelf = Shelf()
+    reset = shelf.__init__  # type: ignore[misc]
+    assert certify(lambda: ShowsAndRemembersInTwoSteps(shelf), shelf.read, reset=reset).scenarios > 200
+    with pytest.raises(NotCertified) as failed:
+        certify(lambda: ShowsAndRemembersInTwoSteps(shelf), shelf.read, reset=reset, inside=None)
+    assert failed.value.rule == "doubled"
+    assert failed.value.scenario.startswith("inside ")
+    assert any(step.startswith("inside that call, before test_certify.py, line") for step in failed.value.steps)
+    with pytest.raises(NotCertified) as alone:
+        certify(lambda: ShowsAndRemembersInTwoSteps(shelf), shelf.read, reset=reset, only=failed.value.scenario)
+    assert alone.value.rule == "doubled"
+
+
+def test_a_right_sink_passes_a_crash_before_every_line() -> None:
+    shelf = Shelf()
+    reset = shelf.__init__  # type: ignore[misc]
+    certificate = certify(
+        lambda: RightSink(shelf),
+        shelf.read,
+        reset=reset,
+        leftovers=lambda: list(shelf.staged),
+        scenarios=0,
+        seeds=(),
+        inside=None,
+    )
+    assert certificate.scenarios > 100
+
+
 def test_a_failure_tells_the_scenario_the_steps_and_what_was_seen() -> None:
     with pytest.raises(NotCertified) as failed:
         certified(AppendsOnCommit)
@@ -352,7 +398,17 @@ def test_a_reader_may_ask_for_the_rows_of_the_scenario_only() -> None:
 
 
 def test_a_scenario_that_does_not_exist_is_refused() -> None:
-    for name in ("", "crash", "crash plain", "stall plain 1", "walk", "straight nowhere", "crash plain one"):
+    for name in (
+        "",
+        "crash",
+        "crash plain",
+        "stall plain 1",
+        "walk",
+        "straight nowhere",
+        "crash plain one",
+        "inside plain",
+        "inside nowhere 1",
+    ):
         with pytest.raises(ValueError, match=r"scenario|invalid literal"):
             certified(RightSink, only=name)
 
@@ -395,6 +451,7 @@ def test_jsonl_sink_is_certified_on_a_store_in_memory() -> None:
         reset=lambda: stores.append(MemoryStore()),
         leftovers=lambda: list(stores[-1].list("_staging/")),
         ordered=True,
+        inside=100,
     )
     assert certificate.guarantee == "exactly once"
 

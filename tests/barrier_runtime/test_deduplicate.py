@@ -237,14 +237,16 @@ def test_a_duplicate_does_not_lengthen_the_memory_of_its_id() -> None:
     assert passed(driven) == [1, 3]
 
 
-def test_ids_seen_before_the_first_watermark_are_remembered_from_there_on() -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_ids_seen_before_the_first_watermark_are_remembered_from_there_on(restart: bool) -> None:
     """Else the first watermark, decades after the beginning of time, would make all of them forgotten."""
     world = World()
     driven = Driven(operator(100), world, name="d")
     driven.feed([row("a", 1)], SCHEMA)
+    assert passed(driven) == [1]
     driven.watermark(1_700_000_000_000)
-    snapshot = driven.snapshot(1)
-    driven = Driven(operator(100), world, (snapshot,), name="d")
+    if restart:
+        driven = Driven(operator(100), world, (driven.snapshot(1),), name="d")
     driven.watermark(1_700_000_000_099)
     driven.feed([row("a", 2)], SCHEMA)
     driven.watermark(1_700_000_000_100)

@@ -1,12 +1,14 @@
 """File sinks that stage by multipart upload, on moto's S3: crashed at every request, and answered wrongly."""
 
 import hashlib
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
+from botocore.awsrequest import AWSResponse, HeadersDict
 from sink_harness import (
     SCHEMA,
     Crash,
@@ -73,6 +75,13 @@ class CrashingS3(CrashingStore):
         answer = call()
         self._moment()
         return answer
+
+
+class Answer(io.BytesIO):
+    """A body as botocore reads it."""
+
+    def stream(self, **_: Any) -> Iterator[bytes]:
+        yield self.read()
 
 
 def uploads_in(store: S3Store) -> list[str]:
@@ -403,6 +412,27 @@ def test_a_bucket_that_aborts_old_uploads_is_refused_with_the_name_of_the_rule(
         with pytest.raises(InvalidJob, match=r"rule 'tidy-up' .* after 7 days.*Use staging='object'"):
             opened(jsonl(), store)
         opened(JsonlSink("s3://bucket/target"), store)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "says"),
+    [
+        (403, {}, r"is not allowed \(AccessDenied\).*also: s3:GetLifecycleConfiguration"),
+        (200, {"Server": "MinIO"}, r"MinIO aborts uploads after api\.stale_uploads_expiry.*Use staging='object'"),
+    ],
+)
+def test_a_store_whose_rules_cannot_be_known_is_refused(
+    make_store: Callable[[], S3Store], status: int, headers: dict[str, str], says: str
+) -> None:
+    store = make_store()
+    body = b"<LifecycleConfiguration/>" if status == 200 else b"<Error><Code>AccessDenied</Code></Error>"
+
+    def answer(request: Any, **_: Any) -> AWSResponse:
+        return AWSResponse(request.url, status, HeadersDict(headers), Answer(body))
+
+    store._client.meta.events.register("before-send.s3.GetBucketLifecycleConfiguration", answer)
+    with pytest.raises(InvalidJob, match=says):
+        opened(jsonl(), store)
 
 
 def test_an_upload_that_a_new_rule_aborted_stops_the_restart_and_says_what_to_do(

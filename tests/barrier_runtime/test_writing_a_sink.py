@@ -29,7 +29,10 @@ def test_the_example_is_certified(tmp_path: Path) -> None:
 
 def test_without_the_memory_of_what_was_committed_it_fails_as_the_document_says(tmp_path: Path) -> None:
     files = examples()
-    remembers = '            if db.execute("select 1 from committed where batch = ?", batch).fetchone():\n                return\n'
+    remembers = """\
+            if db.execute("select 1 from committed where batch = ?", batch).fetchone():
+                return
+"""
     assert remembers in files["sqlite_sink.py"]
     files["sqlite_sink.py"] = files["sqlite_sink.py"].replace(remembers, "")
     done = certified(tmp_path, files)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka._model import IsolationLevel
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -67,10 +67,17 @@ class Topic:
         return [self.decode(message.value()) for messages in self.messages for message in messages]
 
     def _ends_for(self, level: IsolationLevel) -> list[int]:
+        """A broker under load may not know for a moment whom it leads."""
         wanted = {TopicPartition(self.name, place.partition): OffsetSpec.latest() for place in self._places}
-        found = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=10)
-        by_number = {place.partition: future.result().offset for place, future in found.items()}
-        return [by_number[place.partition] for place in self._places]
+        deadline = time.monotonic() + 30
+        while True:
+            found = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=10)
+            try:
+                by_number = {place.partition: future.result().offset for place, future in found.items()}
+                return [by_number[place.partition] for place in self._places]
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
 
     def close(self) -> None:
         self._consumer.close()

@@ -26,7 +26,7 @@ class Topic:
         self.name = name or f"topic-{uuid.uuid4().hex[:10]}"
         self.kafka = kafka
         self.admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-        kafka.create_topic(self.name, partitions, **config)
+        kafka.create_topic(self.name, partitions, **{"retention_ms": -1, **config})  # old timestamps stay
         self._producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 5})
 
     def write(self, values: Iterable[bytes | str | None], partition: int = 0, **options: Any) -> None:

@@ -2,11 +2,12 @@
 decided."""
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import SchemaRegistryError
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
@@ -16,6 +17,7 @@ from examples.servers import KafkaServer
 from examples.servers.base import free_port
 from state.errors import InvalidJob, Unavailable
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, sealed, written
+from tests.ends.test_kafka_source_registry import Registry, client
 
 
 @pytest.fixture
@@ -28,6 +30,17 @@ def topic(kafka: KafkaServer) -> Iterator[Topic]:
 def job() -> Iterator[Job]:
     with new_job() as job:
         yield job
+
+
+@pytest.fixture
+def schemas() -> Iterator[Registry]:
+    registry = Registry()
+    thread = threading.Thread(target=registry.server.serve_forever)
+    thread.start()
+    yield registry
+    registry.server.shutdown()
+    thread.join()
+    registry.server.server_close()
 
 
 def records_of(topic: Topic, sink: Any, rows: list[dict[str, Any]]) -> list[Any]:
@@ -78,13 +91,29 @@ def test_the_value_may_be_one_column(kafka: KafkaServer, topic: Topic, job: Job,
     assert message.value() == expected
 
 
-def test_values_may_be_serialised_by_the_clients_own_avro(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    registry = SchemaRegistryClient({"url": "mock://registry"})
+def test_values_may_be_serialised_by_the_clients_own_avro(
+    kafka: KafkaServer, topic: Topic, job: Job, schemas: Registry
+) -> None:
     schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]})
-    sink = job.open(kafka_sink(kafka, topic, value=lambda: AvroSerializer(registry, schema)))
+    sink = job.open(kafka_sink(kafka, topic, value=lambda: AvroSerializer(client(schemas), schema)))
     (message,) = records_of(topic, sink, [{"n": 5}])
-    read = AvroDeserializer(registry, schema)
+    read = AvroDeserializer(client(schemas), schema)
     assert read(message.value(), SerializationContext(topic.name, MessageField.VALUE)) == {"n": 5}
+
+
+def test_a_registry_that_is_down_fails_the_checkpoint_until_it_answers(
+    kafka: KafkaServer, topic: Topic, job: Job, schemas: Registry
+) -> None:
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]})
+    sink = job.open(kafka_sink(kafka, topic, value=lambda: AvroSerializer(client(schemas), schema)))
+    transaction = written(sink, [{"n": 5}])
+    schemas.down = True
+    with pytest.raises(SchemaRegistryError):
+        sink.pre_commit(transaction, 1)
+    schemas.down = False
+    sink.commit(sink.pre_commit(transaction, 1))
+    topic.decode = lambda value: value
+    assert len(topic.read()) == 1
 
 
 def test_a_row_that_the_serialiser_refuses_fails_the_checkpoint_and_is_shown(
@@ -139,7 +168,7 @@ def test_a_column_that_can_be_no_key_is_refused(kafka: KafkaServer, topic: Topic
 
 
 def test_a_missing_topic_is_named(kafka: KafkaServer, job: Job) -> None:
-    with pytest.raises(InvalidJob, match="topic 'nowhere' cannot be written: .*create it"):
+    with pytest.raises(InvalidJob, match=r"topic 'nowhere' cannot be written: .*create it"):
         job.open(KafkaSink(kafka.bootstrap, "nowhere"))
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import random
 import time
 
 import msgspec
@@ -206,6 +207,31 @@ def test_a_slow_reader_holds_back_its_partition_only_and_misses_nothing(kafka: K
     finally:
         slow.close()
         quick.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_wherever_readers_are_stopped_the_committed_records_come_once_and_in_order(
+    kafka: KafkaServer, seed: int
+) -> None:
+    """U12: random transactions, some of them given up; random stops; some positions lost, as without a checkpoint."""
+    draw = random.Random(seed)
+    topic = Topic(kafka)
+    transactions = [([""] * draw.randint(1, 300), draw.random() < 0.7) for _ in range(15)]
+    numbered = iter(range(10**6))
+    transactions = [([str(next(numbered)) for _ in part], committed) for part, committed in transactions]
+    topic.write_transactions(*transactions)
+    expected = [value for part, committed in transactions if committed for value in part]
+    source = source_of(kafka, topic.name, until="latest", config={"queued.max.messages.kbytes": 1})
+    source.hold_at_most(2_000)
+    read: list[str] = []
+    position = None
+    while len(read) < len(expected):
+        with reading(source, source.splits(1)[0], position) as reader:
+            count = min(draw.randint(1, 400), len(expected) - len(read))
+            rows = values(rows_from(reader, count, max_rows=draw.randint(1, 100)))
+            if draw.random() < 0.8:
+                read, position = read + rows, reader.position()
+    assert read == expected
 
 
 def test_reading_goes_on_when_the_broker_comes_back(kafka: KafkaServer) -> None:

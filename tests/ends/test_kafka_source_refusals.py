@@ -113,6 +113,28 @@ def test_a_topic_that_is_made_again_while_it_is_read_ends_the_job(kafka: KafkaSe
         discovery.close()
 
 
+def test_a_topic_that_is_deleted_while_it_is_read_ends_the_job(
+    kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once: brokers that have just started may not know their topics yet. Other topics are read on."""
+    monkeypatch.setattr("barrier_runtime.sources.kafka_retention._LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr("barrier_runtime.sources.kafka_retention._LOOK_AT_MISSING_S", 0.1)
+    monkeypatch.setattr("barrier_runtime.sources.kafka_retention._MISSING_S", 1.0)
+    topics = sorted((Topic(kafka), Topic(kafka)), key=lambda topic: topic.name)
+    for topic in topics:
+        topic.write(["a"])
+    source = source_of(kafka, [topic.name for topic in topics])
+    gone, other = source.splits(1)
+    with reading(source, gone) as reader, reading(source, other) as other_reader:
+        rows_from(reader, 1)
+        rows_from(other_reader, 1)
+        topics[0].delete()
+        with pytest.raises(InvalidJob, match=rf"topic '{topics[0].name}', partition 0: it is not there"):
+            rows_from(reader, 1)
+        topics[1].write(["b"])
+        assert [row["value"] for row in rows_from(other_reader, 1)] == [b"b"]
+
+
 def test_a_group_whose_offset_is_no_longer_retained_is_refused_at_the_start(kafka: KafkaServer) -> None:
     topic = Topic(kafka)
     topic.write(map(str, range(10)))

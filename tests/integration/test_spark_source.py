@@ -89,12 +89,15 @@ def test_a_fresh_start_runs_the_query_again_and_other_columns_are_refused_withou
 ) -> None:
     staging = str(tmp_path / "staging")
     options: dict[str, Any] = {"checkpoints": str(tmp_path / "checkpoints"), "parallelism": 1}
-    few = spark.range(0, 10, 1, 2).selectExpr("id", "uuid() as token")
-    flow_of(few, tmp_path / "out-1", staging).run_local(**options)
+
+    def few() -> Any:
+        return spark.range(0, 10, 1, 2).selectExpr("id", "uuid() as token")  # a plan of its own has a seed of its own
+
+    flow_of(few(), tmp_path / "out-1", staging).run_local(**options)
     other = spark.range(0, 10, 1, 2).selectExpr("id", "cast(id as string) as name")
     with pytest.raises(InvalidJob, match="the DataFrame has other columns than the rows that job 'from-spark' staged"):
         flow_of(other, tmp_path / "out-2", staging).run_local(**options)
-    flow_of(few, tmp_path / "out-3", staging).run_local(**options, restore="none", allow_replay=True)
+    flow_of(few(), tmp_path / "out-3", staging).run_local(**options, restore="none", allow_replay=True)
     first, second = visible(tmp_path / "out-1"), visible(tmp_path / "out-3")
     assert [id for id, _ in first] == [id for id, _ in second] == list(range(10))
     assert not {token for _, token in first} & {token for _, token in second}

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from barrier_runtime import Dataflow, count
-from barrier_runtime.sinks.delta import DeltaSink
+from barrier_runtime import Dataflow, DeltaSink, count
 
 NAME, SINK = "delta-numbers", "out"
 

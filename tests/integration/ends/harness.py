@@ -51,6 +51,7 @@ PATIENCE_S = 150.0  # for the job to get on after a strike, with the server runn
 _TICK_S = 0.02
 _VICTIM_S = 5.0
 _LEAVE_S = 30.0
+_EXCUSED_S = 15.0  # after an outage: a program that was started during it may end for that
 _REPORTS = Path("build/ends")
 OPTIONS: dict[str, Any] = {
     "master": "local[4,16]",
@@ -363,7 +364,7 @@ class _Run:
             unexpected=[
                 f"start {end.start} ended with {end.code}: {end.tail[-1500:]}"
                 for end in self._supervisor.unexpected
-                if not any(left <= end.at <= back + 5.0 for left, back in self._outages)
+                if not any(left <= end.at <= back + _EXCUSED_S for left, back in self._outages)
             ],
             left_processes=[f"{each.pid} {each.role}" for each in left],
         )

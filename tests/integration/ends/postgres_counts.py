@@ -28,7 +28,7 @@ def build(settings: dict[str, Any]) -> Dataflow:
             discover=datetime.timedelta(seconds=1),
         )
     else:
-        numbers = flow.rate("numbers", settings["rate"], keys=KEYS)
+        numbers = flow.rate("numbers", settings["rate"], settings["rows"], keys=KEYS)
     counted = numbers.key_by("key").aggregate("count", n=count()).select(["value", "key", "n"])
     counted.sink("out", PostgresSink(settings["url"], TABLE, **settings["sink"]))
     return flow

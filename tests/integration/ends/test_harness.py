@@ -136,7 +136,7 @@ class CommittedRows:
 
 @pytest.mark.spark
 def test_a_job_goes_through_twenty_kills_with_nothing_lost_or_doubled(tmp_path: Path) -> None:
-    """R1, R3: slots, coordinators and the whole program are killed; every look at the commit log is checked."""
+    """R3, T12: slots, coordinators and the whole program are killed; every look at the commit log is checked."""
     folder = tmp_path / "out"
     report = run_under_kills(
         Path(jsonl_numbers.__file__),

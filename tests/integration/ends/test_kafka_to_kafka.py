@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka._model import IsolationLevel
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -24,11 +24,11 @@ class CommittedRecords:
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._places = [TopicPartition(topic, number, 0) for number in range(PARTITIONS)]
         self._ends = dict.fromkeys(range(PARTITIONS), 0)
-        client = {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 500, "log_level": 0}
-        self._admin = AdminClient(client)
+        self._client = {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 500, "log_level": 0}
+        self._admin = AdminClient(self._client)
         self._consumer = Consumer(
             {
-                **client,
+                **self._client,
                 "group.id": "watch",
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
@@ -39,8 +39,8 @@ class CommittedRecords:
         self._consumer.assign(self._places)
 
     def look(self) -> Seen:
+        rows: list[dict[str, int]] = []
         stable = self.ends(IsolationLevel.READ_COMMITTED)
-        rows = []
         deadline = time.monotonic() + 10
         while any(self._ends[number] < stable[number] for number in stable):
             if time.monotonic() > deadline:
@@ -55,7 +55,11 @@ class CommittedRecords:
     def ends(self, level: IsolationLevel) -> dict[int, int]:
         wanted = {TopicPartition(place.topic, place.partition): OffsetSpec.latest() for place in self._places}
         found = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=_ANSWER_S)
-        return {place.partition: future.result().offset for place, future in found.items()}
+        try:
+            return {place.partition: future.result().offset for place, future in found.items()}
+        except KafkaException:
+            self._admin = AdminClient(self._client)  # one keeps the leaders' epochs from before the broker's restart
+            raise
 
 
 @pytest.mark.spark

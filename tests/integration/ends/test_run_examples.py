@@ -1,0 +1,41 @@
+"""`make run EXAMPLE=…`: each example between real servers, with its kills, as a user starts it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.run_stages import STAGES
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("example", sorted(STAGES))
+def test_an_example_survives_its_kills_and_gives_the_right_result(example: str, tmp_path: Path) -> None:
+    """R3, T10: slot, coordinator and every server are killed; each row of the result is compared with the truth."""
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.run_example", example, "--seconds", "12"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    summary = json.loads((tmp_path / "build" / "run" / "summary.json").read_text())
+    assert (summary["lost"], summary["duplicated"], summary["mismatched"]) == (0, 0, 0)
+    assert summary["matches_batch"]
+    assert summary["windows"] > 10_000
+    assert summary["slot_kills"] == summary["coordinator_kills"] == 1
+    assert summary["server_kills"] == (2 if example == "kafka_to_postgres" else 1)
+    assert summary["visible_latency_ms"]["p50"] > 0
+
+
+@pytest.mark.parametrize("example", sorted(STAGES))
+def test_an_example_is_short(example: str) -> None:
+    assert len((ROOT / "examples" / f"{example}.py").read_text().splitlines()) <= 50
