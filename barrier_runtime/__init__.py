@@ -30,6 +30,9 @@ _HOME = {
     "KafkaSink": "barrier_runtime.sinks.kafka",
     "PostgresSink": "barrier_runtime.sinks.postgres",
     "DeltaSink": "barrier_runtime.sinks.delta",
+    "RedisUpsertSink": "barrier_runtime.sinks.redis",
+    "UpsertSink": "barrier_runtime.sinks.upsert",
+    "WriteAheadSink": "barrier_runtime.sinks.write_ahead",
     "CollectSink": "barrier_runtime.sinks.collect",
     "CallableSink": "barrier_runtime.sinks.callable_sink",
     "committed_files": "barrier_runtime.sinks.commit_log",
@@ -59,6 +62,12 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
     from barrier_runtime.sinks.base import TwoPhaseCommitSink as TwoPhaseCommitSink
     from barrier_runtime.sinks.commit_log import committed_files as committed_files
+    from barrier_runtime.sinks.delta import DeltaSink as DeltaSink
+    from barrier_runtime.sinks.kafka import KafkaSink as KafkaSink
+    from barrier_runtime.sinks.postgres import PostgresSink as PostgresSink
+    from barrier_runtime.sinks.redis import RedisUpsertSink as RedisUpsertSink
+    from barrier_runtime.sinks.upsert import UpsertSink as UpsertSink
+    from barrier_runtime.sinks.write_ahead import WriteAheadSink as WriteAheadSink
     from barrier_runtime.windows import Tumbling as Tumbling
     from state.errors import BarrierRuntimeError as BarrierRuntimeError
     from state.errors import Corrupt as Corrupt

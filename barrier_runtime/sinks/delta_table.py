@@ -65,7 +65,7 @@ class DeltaLog:
             if table is None:
                 self._create(pending[-1])
                 continue
-            new = [each for each in pending if each.checkpoint > (table.transaction_version(each.application) or 0)]
+            new = [each for each in pending if each.checkpoint > self._committed(table, each.application)]
             if not new:
                 self._sync(table.version())
                 return
@@ -94,10 +94,21 @@ class DeltaLog:
             self._table = None
         except Exception as error:
             self._table = None
-            raise Unavailable(
-                f"{self._where}: the table {self._store.url} could not be read ({_brief(error)}); it is tried again"
-            ) from error
+            raise self._unreadable(error) from error
         return self._table
+
+    def _committed(self, table: Any, application: str) -> int:
+        """The highest checkpoint of this application that the table has; 0 when it has none. May read the log."""
+        try:
+            return table.transaction_version(application) or 0
+        except Exception as error:
+            self._table = None
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> Unavailable:
+        return Unavailable(
+            f"{self._where}: the table {self._store.url} could not be read ({_brief(error)}); it is tried again"
+        )
 
     def _facts(self, table: Any) -> "DeltaTableFacts":
         metadata = table.metadata()

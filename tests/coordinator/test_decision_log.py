@@ -242,8 +242,8 @@ def test_the_head_is_found_in_few_reads(length):
 
 
 def test_who_reads_again_asks_only_for_what_is_new():
-    """Found by the simulation: who wants to take over a job with short checkpoint intervals lost a hundred races for the
-    log's head, because it read the whole way to it again after each."""
+    """Found by the simulation: who wanted to take over a job with short checkpoint intervals lost a hundred races for
+    the log's head, because it read the whole way to it again after each."""
     store = MemoryStore()
     log = opened(store)
     for run in range(20):
