@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
-from barrier_runtime.sinks.buffered_rows import BufferedRows
 from barrier_runtime.sinks.kafka_client import KafkaCluster, library
 from barrier_runtime.sinks.kafka_records import RecordFormat, produced
 from barrier_runtime.sinks.kafka_target import read_limits
+from barrier_runtime.sinks.row_buffer import RowBuffer
 from state.errors import InvalidJob, Unavailable
 
 _LOT_BYTES = 256 << 10
@@ -53,31 +53,31 @@ class KafkaDirect(TwoPhaseCommitSink):
             }
         )
 
-    def begin_transaction(self) -> BufferedRows[int]:
-        return BufferedRows()
+    def begin_transaction(self) -> RowBuffer[int]:
+        return RowBuffer()
 
-    def write(self, transaction: BufferedRows[int], rows: pa.RecordBatch) -> None:
+    def write(self, transaction: RowBuffer[int], rows: pa.RecordBatch) -> None:
         if self._refused is not None:
             raise self._refused
         if not self._schema_checked:
             self._format.check_schema(rows.schema)
             self._schema_checked = True
-        transaction.add(rows)
+        transaction.write(rows)
 
-    def stage_early(self, transaction: BufferedRows[int]) -> Callable[[], None] | None:
-        if transaction.open_bytes < _LOT_BYTES:
+    def stage_early(self, transaction: RowBuffer[int]) -> Callable[[], None] | None:
+        if transaction.bytes_in_current < _LOT_BYTES:
             return None
-        transaction.close_lot()
+        transaction.fill_up()
 
         def send() -> None:
-            transaction.work_off(self._send)
+            transaction.stage(self._send)
 
         return send
 
-    def pre_commit(self, transaction: BufferedRows[int], checkpoint: int) -> None:
+    def pre_commit(self, transaction: RowBuffer[int], checkpoint: int) -> None:
         """Every row up to here is on the brokers, or this raises."""
-        transaction.close_lot()
-        transaction.work_off(self._send)
+        transaction.fill_up()
+        transaction.stage(self._send)
         with self._sending:
             waiting = self._producer.flush(_FLUSH_S)
         if self._refused is not None:

@@ -13,9 +13,9 @@ from typing import ClassVar
 import pyarrow as pa
 
 from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
-from barrier_runtime.sinks.buffered_rows import BufferedRows
+from barrier_runtime.sinks.row_buffer import RowBuffer
 
-Upserts = BufferedRows[bool]
+Upserts = RowBuffer[bool]
 
 
 class UpsertSink(TwoPhaseCommitSink):
@@ -42,27 +42,27 @@ class UpsertSink(TwoPhaseCommitSink):
         self._schema_checked = False
 
     def begin_transaction(self) -> Upserts:
-        return BufferedRows()
+        return RowBuffer()
 
     def write(self, transaction: Upserts, rows: pa.RecordBatch) -> None:
         if not self._schema_checked:
             self.check_schema(rows.schema)
             self._schema_checked = True
-        transaction.add(rows)
+        transaction.write(rows)
 
     def stage_early(self, transaction: Upserts) -> Callable[[], None] | None:
-        if transaction.open_bytes < self.lot_bytes:
+        if transaction.bytes_in_current < self.lot_bytes:
             return None
-        transaction.close_lot()
+        transaction.fill_up()
 
         def write() -> None:
-            transaction.work_off(self._upsert)
+            transaction.stage(self._upsert)
 
         return write
 
     def pre_commit(self, transaction: Upserts, checkpoint: int) -> None:
-        transaction.close_lot()
-        transaction.work_off(self._upsert)
+        transaction.fill_up()
+        transaction.stage(self._upsert)
 
     def commit(self, committable: bytes) -> None:
         """Never called: pre-commit has nothing to hand over."""

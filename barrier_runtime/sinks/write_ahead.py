@@ -36,7 +36,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
-from barrier_runtime.sinks.buffered_rows import BufferedRows
+from barrier_runtime.sinks.row_buffer import RowBuffer
 from barrier_runtime.sinks.write_ahead_committable import (
     DeliveryToken,
     StagedRows,
@@ -50,7 +50,7 @@ from state.paths import Paths
 
 _COMPRESSION = "zstd"
 
-StagedTransaction: TypeAlias = BufferedRows[StagedRows]
+StagedTransaction: TypeAlias = RowBuffer[StagedRows]
 
 
 class WriteAheadSink(TwoPhaseCommitSink):
@@ -96,27 +96,27 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._notes: dict[tuple[str, int], str] = {}  # newest note of each (lineage, origin subtask)
 
     def begin_transaction(self) -> StagedTransaction:
-        return BufferedRows()
+        return RowBuffer()
 
     def write(self, transaction: StagedTransaction, rows: pa.RecordBatch) -> None:
         if not self._schema_checked:
             self.check_schema(rows.schema)
             self._schema_checked = True
-        transaction.add(rows)
+        transaction.write(rows)
 
     def stage_early(self, transaction: StagedTransaction) -> Callable[[], None] | None:
-        if transaction.open_bytes < self.max_bytes_in_memory:
+        if transaction.bytes_in_current < self.max_bytes_in_memory:
             return None
-        transaction.close_lot()
+        transaction.fill_up()
 
         def stage() -> None:
-            transaction.work_off(self._stage)
+            transaction.stage(self._stage)
 
         return stage
 
     def pre_commit(self, transaction: StagedTransaction, checkpoint: int) -> bytes | None:
-        transaction.close_lot()
-        objects = tuple(transaction.work_off(self._stage))
+        transaction.fill_up()
+        objects = tuple(transaction.stage(self._stage))
         if not objects and not self.must_deliver_nothing():
             return None
         context = self._context

@@ -1,13 +1,10 @@
 """A topic read under kills of everything, the broker too: each record is counted once, in the order of its key."""
 
 import json
-import threading
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from confluent_kafka import Producer
 
 from barrier_runtime.sinks.commit_log import committed_files
 from examples.servers import KafkaServer
@@ -15,62 +12,7 @@ from state.errors import InvalidJob
 from tests.integration.ends import kafka_counts
 from tests.integration.ends.audit import Numbers, Seen
 from tests.integration.ends.harness import run_under_kills
-
-KEYS, PARTITIONS, RATE = 50, 2, 2_000
-
-
-class Feed:
-    """Writes row i = 0, 1, 2, … to partition i % PARTITIONS, once each, whatever happens to the broker."""
-
-    def __init__(self, kafka: KafkaServer, topic: str) -> None:
-        self._producer = Producer(
-            {
-                "bootstrap.servers": kafka.bootstrap,
-                "enable.idempotence": True,
-                "message.timeout.ms": 0,  # never given up
-                "linger.ms": 5,
-                "reconnect.backoff.max.ms": 500,
-            }
-        )
-        self._topic = topic
-        self._failed: list[object] = []
-        self._rows = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feed")
-        self._thread.start()
-
-    def drain(self) -> int:
-        self._stop.set()
-        self._thread.join()
-        assert self._producer.flush(60) == 0
-        assert self._failed == []
-        return self._rows
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._producer.purge()
-
-    def _run(self) -> None:
-        began = time.monotonic()
-        while not self._stop.wait(0.01):
-            due = int((time.monotonic() - began) * RATE)
-            for number in range(self._rows, due):
-                row = json.dumps({"value": number, "key": number % KEYS})
-                while True:
-                    try:
-                        self._producer.produce(
-                            self._topic, row, partition=number % PARTITIONS, on_delivery=self._delivered
-                        )
-                        break
-                    except BufferError:  # while the broker is away
-                        self._producer.poll(0.1)
-            self._rows = max(self._rows, due)
-            self._producer.poll(0)
-
-    def _delivered(self, error: object, message: object) -> None:
-        if error is not None:
-            self._failed.append(error)
+from tests.integration.ends.kafka_feed import KEYS, PARTITIONS, Feed
 
 
 class CommittedRows:

@@ -13,7 +13,7 @@ from examples.servers import kafka_server
 from tests.integration.ends import kafka_to_kafka
 from tests.integration.ends.audit import Numbers, Seen
 from tests.integration.ends.harness import run_under_kills
-from tests.integration.ends.test_kafka_to_files import KEYS, PARTITIONS, Feed
+from tests.integration.ends.kafka_feed import KEYS, PARTITIONS, Feed
 
 _ANSWER_S = 2.0
 

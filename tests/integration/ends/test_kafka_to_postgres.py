@@ -8,8 +8,8 @@ from examples.servers import KafkaServer, PostgresServer
 from tests.integration.ends import postgres_counts
 from tests.integration.ends.audit import Latest, Numbers
 from tests.integration.ends.harness import run_under_kills
+from tests.integration.ends.kafka_feed import PARTITIONS, Feed
 from tests.integration.ends.postgres_counts import KEYS, Reader, left_over, make_table
-from tests.integration.ends.test_kafka_to_files import PARTITIONS, Feed
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
