@@ -17,7 +17,7 @@ help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
 	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres or rabbitmq_to_delta, on real servers, with kills"
 	@echo "make test                   every test"
-	@echo "make check                  style, types, house rules, unit tests (under 2 minutes, no Java)"
+	@echo "make check                  style, types, house rules, unit tests but the slow ones (under 2 minutes, no Java)"
 	@echo "make format                 let ruff put the style right"
 	@echo "make behaviours             docs/behaviours.md anew from the tests"
 	@echo "make bench                  the figures of benchmarks/README.md"
@@ -47,14 +47,14 @@ test: $(STAMP) java servers
 	$(BIN)/python -m pytest -q -n 2 $(UNIT_TESTS)
 	$(BIN)/python -m pytest -q -n 2 tests/simulation
 	$(BIN)/python tests/simulation/simulate.py --seeds 500
-	$(BIN)/python -m pytest -q tests/ends
+	$(BIN)/python -m pytest -q -n 2 tests/ends
 	$(BIN)/python -m pytest tests/integration
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 -m "not spark" $(UNIT_TESTS)
+	$(BIN)/python -m pytest -q -n 2 -m "not spark and not slow" $(UNIT_TESTS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -21,6 +21,8 @@ from barrier_runtime.testing import NotCertified, certify
 from state.memory_store import MemoryStore
 from state.open_store import open_store
 
+pytestmark = pytest.mark.slow
+
 Rows = list[dict[str, Any]]
 
 

@@ -125,6 +125,7 @@ def test_each_id_passes_exactly_once_within_its_horizon_over_restarts_and_other_
     slots.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 def test_many_ids_equal_the_model_through_sweeps_snapshots_and_rescaling(kind: Kind) -> None:
     """Larger than a filter, a sweep's slice and a scan's chunk; snapshots fall into sweeps."""
@@ -156,6 +157,7 @@ def ids(first: int, last: int) -> pa.RecordBatch:
     )
 
 
+@pytest.mark.slow
 def test_state_holds_little_more_than_two_horizons_of_ids() -> None:
     """A stream of new ids that never ends needs bounded state and filters."""
     driven = Driven(operator(within_ms=100), name="d")

@@ -373,6 +373,7 @@ def test_without_the_snapshots_of_all_subtasks_nothing_is_restored() -> None:
         started(Shelf(), world, (snapshot,))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_every_row_of_every_split_is_read_once_over_crashes_and_rescaling(seed: int) -> None:

@@ -47,6 +47,7 @@ def test_a_killed_coordinator_is_waited_for(coordinator):
     wait_for("its successor to know the run", lambda: coordinator.pid != pid and coordinator.status())
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_can_not_be_started_again_ends_the_waiting_with_its_words(coordinator):
     coordinator._embedded._token_file.unlink()
     os.kill(coordinator.pid, signal.SIGKILL)

@@ -90,6 +90,7 @@ def job(strikes, parallelism):
     return flow, sink
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 5])
 def test_failures_in_operator_snapshot_recovery_and_at_the_end_lose_double_and_reorder_nothing(parallelism):
     """U10, T3, C18."""

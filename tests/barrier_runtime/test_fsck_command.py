@@ -90,6 +90,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return s3_url("some/checkpoints")
 
 
+@pytest.mark.slow
 def test_a_killed_job_is_whole_and_its_orphans_go_when_asked(tmp_path: Path, url: str) -> None:
     """I1, I2, S9: then one byte of a snapshot file is changed, and the exit code says so."""
     for _ in range(2):

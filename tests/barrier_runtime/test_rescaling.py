@@ -55,6 +55,7 @@ def visible(out: Path) -> list[dict[str, int]]:
     return [json.loads(line) for path in files for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_what_is_visible_is_what_was_checkpointed_over_crashes_and_every_change_of_parallelism(tmp_path: Path) -> None:
     """R2, T8: 1→2→3→5→6→5→2→5→3→2→1, a crash in the asynchronous phase of a snapshot each time."""
     url = f"memory://{uuid.uuid4().hex}"

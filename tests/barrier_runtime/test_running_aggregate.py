@@ -70,6 +70,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.lists(ROW, min_size=1, max_size=80), max_size=5), st.sampled_from([["k"], ["g"], ["g", "k"]]), st.data()

@@ -55,6 +55,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
 # ---------------------------------------------------------------- crashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late_commits", [False, True])
 def test_a_crash_before_or_after_any_write_loses_and_doubles_nothing(make_store: MakeStore, late_commits: bool) -> None:
     """T3, T10: every put, publish and delete of the run is a place to die, before and after it."""

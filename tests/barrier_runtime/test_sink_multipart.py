@@ -108,6 +108,7 @@ def pre_committed(sink: FileSink, checkpoint: int, *numbers: int) -> bytes:
 # ---------------------------------------------------------------- crashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late_commits", [False, True])
 def test_a_crash_at_any_request_loses_and_doubles_nothing_and_leaves_no_upload(
     make_store: Callable[[], S3Store], late_commits: bool

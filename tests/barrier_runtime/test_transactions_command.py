@@ -24,6 +24,8 @@ from state.errors import InvalidJob
 from state.open_store import open_existing_store, open_store
 from state.paths import Paths
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
 ROWS = 10_000
 APP = """

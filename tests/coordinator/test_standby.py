@@ -172,6 +172,7 @@ def stopped_by_the_log(daemon, times=1):
     return said[-1] if len(said) >= times else None
 
 
+@pytest.mark.slow
 def test_a_job_goes_back_and_forth_between_daemons(daemons, tmp_path):
     """F6: a daemon that was replaced once can lead the same run again."""
     slots = running_slots(daemons[0])

@@ -70,6 +70,7 @@ def a_slot_comes_and_is_served(daemon: Daemon) -> None:
 # ---------------------------------------------------------------- control connections
 
 
+@pytest.mark.slow
 def test_a_crowd_of_strangers_costs_the_coordinator_little_and_goes_in_time(tmp_path: Path) -> None:
     """H3: more connections than there are places, some silent, some mid-handshake, some pouring."""
     with living_daemon(tmp_path, "--handshake-timeout", "2") as daemon:
@@ -126,6 +127,7 @@ def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) ->
 # ---------------------------------------------------------------- REST
 
 
+@pytest.mark.slow
 def test_http_connections_without_a_request_are_closed_in_time(tmp_path: Path) -> None:
     """G5, H3: silent ones, slow heads and slow bodies."""
     with living_daemon(tmp_path, "--handshake-timeout", "1") as daemon:

@@ -244,6 +244,7 @@ def run_with_planted_secrets(folder: Path, endpoint: str, checkpoints: str, out:
     return "\n".join([done.stdout, done.stderr, *left])
 
 
+@pytest.mark.slow
 def test_a_run_on_s3_that_fails_and_one_that_succeeds_tell_nobody_the_credentials(
     tmp_path: Path, s3_endpoint: str, s3_url: Callable[[str], str], refusing_s3: str
 ) -> None:
