@@ -53,6 +53,7 @@ def test_a_job_goes_through_twenty_kills_with_one_table_commit_per_checkpoint(s3
         kills=20,
         seed=5,
         outage_s=8,
+        options={"checkpoint_interval": 1.0},  # the S3 server of the tests takes 5 to 20 ms for a request
     )
     assert report.clean, str(report)
     assert report.kills >= 20

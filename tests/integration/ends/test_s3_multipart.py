@@ -56,6 +56,7 @@ def test_a_job_goes_through_twenty_kills_and_leaves_no_upload(s3: S3Server, tmp_
         kills=20,
         seed=3,
         outage_s=8,
+        options={"checkpoint_interval": 1.0},  # the S3 server of the tests takes 5 to 20 ms for a request
     )
     assert report.clean, str(report)
     assert report.kills >= 20
