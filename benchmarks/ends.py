@@ -1,0 +1,154 @@
+"""Throughput and visible latency of each target at short checkpoints, against real servers on this machine.
+
+    python -m benchmarks.ends [SINK …] [--rows 1000000] [--rate 2000] [--seconds 15]
+
+Per target two jobs on Spark, parallelism 2, a checkpoint every 500 ms to a local folder: one that writes rows (three
+columns) as fast as it can, from its first row until all are visible; one at an even pace, whose visible latency is per
+row, from its intended emission to the moment the commit of its checkpoint was confirmed.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from barrier_runtime import (
+    Dataflow,
+    DeltaSink,
+    JsonlSink,
+    KafkaSink,
+    ParquetSink,
+    PostgresSink,
+    RedisUpsertSink,
+    TwoPhaseCommitSink,
+)
+from benchmarks.machine import describe
+from coordinator.status import JobStatus
+from examples.servers import kafka_server, postgres_server, redis_server, s3_server
+
+FOLDER = Path("build/bench/ends")
+INTERVAL_S = 0.5
+
+NewSink: TypeAlias = Callable[[], TwoPhaseCommitSink]
+
+
+def folder(name: str) -> str:
+    return str((FOLDER / "out" / name).resolve())
+
+
+@contextlib.contextmanager
+def kafka(guarantee: str) -> Iterator[NewSink]:
+    with kafka_server() as server:
+
+        def new() -> TwoPhaseCommitSink:
+            topic = f"rows-{time.monotonic_ns()}"
+            server.create_topic(topic, 2)
+            return KafkaSink(server.bootstrap, topic, key="key", guarantee=guarantee)  # type: ignore[arg-type]
+
+        yield new
+
+
+@contextlib.contextmanager
+def postgres(**options: object) -> Iterator[NewSink]:
+    import psycopg
+
+    with postgres_server(max_prepared_transactions=64) as server:
+
+        def new() -> TwoPhaseCommitSink:
+            table = f"rows_{time.monotonic_ns()}"
+            unique = ", unique (key)" if "key" in options else ""
+            with psycopg.connect(server.url) as connection:
+                connection.execute(f"create table {table} (value bigint, key bigint, price double precision{unique})")
+            return PostgresSink(server.url, table, **options)  # type: ignore[arg-type]
+
+        yield new
+
+
+@contextlib.contextmanager
+def redis() -> Iterator[NewSink]:
+    with redis_server() as server:
+        yield lambda: RedisUpsertSink(server.url, key="key", deterministic=True)
+
+
+@contextlib.contextmanager
+def s3(sink: Callable[[str], TwoPhaseCommitSink]) -> Iterator[NewSink]:
+    with s3_server() as server:
+        yield lambda: sink(f"{server.url}/{time.monotonic_ns()}")
+
+
+def local(sink: Callable[[str], TwoPhaseCommitSink]) -> contextlib.AbstractContextManager[NewSink]:
+    return contextlib.nullcontext(lambda: sink(folder(str(time.monotonic_ns()))))
+
+
+TARGETS: dict[str, Callable[[], contextlib.AbstractContextManager[NewSink]]] = {
+    "parquet-folder": lambda: local(ParquetSink),
+    "jsonl-folder": lambda: local(JsonlSink),
+    "delta-folder": lambda: local(DeltaSink),
+    "kafka": lambda: kafka("exactly_once"),
+    "kafka-at-least-once": lambda: kafka("at_least_once"),
+    "postgres": lambda: postgres(),
+    "postgres-upsert": lambda: postgres(mode="upsert", key=["key"]),
+    "postgres-prepared": lambda: postgres(transactions="prepared"),
+    "redis-upsert": redis,
+    "s3-parquet": lambda: s3(ParquetSink),
+    "s3-parquet-multipart": lambda: s3(lambda url: ParquetSink(url, staging="multipart")),
+    "s3-delta": lambda: s3(DeltaSink),
+}
+
+
+def flow_into(sink: TwoPhaseCommitSink, rate: float, rows: int) -> Dataflow:
+    flow = Dataflow(f"ends-{time.monotonic_ns()}")
+    numbers = flow.rate("numbers", rate, rows, keys=10_000)
+    columns = {"value": "value", "key": "key", "price": pc.multiply(pc.field("value"), 0.25)}
+    numbers.select(columns).sink("out", sink)
+    return flow
+
+
+def measured(spark: SparkSession, sink: TwoPhaseCommitSink, rate: float, rows: int) -> tuple[float, JobStatus]:
+    """Rows per second until all are visible, and the job's last status."""
+    flow = flow_into(sink, rate, rows)
+    checkpoints = str((FOLDER / "checkpoints" / flow.name).resolve())
+    with flow.start(spark=spark, parallelism=2, checkpoints=checkpoints, checkpoint_interval=INTERVAL_S) as handle:
+        while handle.status().records == 0:
+            time.sleep(0.01)
+        began = time.monotonic()
+        status = handle.wait(timeout=600).status
+        took = time.monotonic() - began
+    return rows / took, status
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sinks", nargs="*", default=list(TARGETS), metavar="SINK", help=", ".join(TARGETS))
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the job that goes as fast as it can")
+    parser.add_argument("--rate", type=float, default=2_000, help="rows per second of the paced job")
+    parser.add_argument("--seconds", type=float, default=15, help="length of the paced job")
+    chosen = parser.parse_args()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    print(describe())
+    print("| target | rows/s | visible p50 ms | p99 ms |\n|---|---|---|---|", flush=True)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        for name in chosen.sinks:
+            with TARGETS[name]() as new:
+                fast, _ = measured(spark, new(), 1e9, chosen.rows)
+                _, status = measured(spark, new(), chosen.rate, int(chosen.rate * chosen.seconds))
+            visible = status.latency["out:visible"]
+            print(f"| {name} | {fast:,.0f} | {visible.p50:.0f} | {visible.p99:.0f} |", flush=True)
+    finally:
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
