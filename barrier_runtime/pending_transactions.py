@@ -27,7 +27,7 @@ from state.open_store import open_store
 from state.paths import Paths
 
 _LOOK_EVERY_S = 0.1
-_WATCH_S = 2.0, 60.0  # at least and at most, for a run without a lease: two checkpoints should be in its log by then
+_WATCH_S = 2.0  # at least, for a run without a lease: two checkpoints should be in its log by then
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,7 @@ def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], No
         return ""
     paths = Paths(pending.job)
     first = get_or_none(store, paths.lease)
-    least, most = _WATCH_S
-    watch_s, leader = min(most, max(least, 2 * pending.interval_s)), "a coordinator"
+    watch_s, leader = max(_WATCH_S, 2 * pending.interval_s), "a coordinator"
     if first is not None:
         try:
             lease = decode_lease(paths.lease, first)

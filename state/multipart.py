@@ -31,6 +31,7 @@ class Upload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str
     parts: tuple[str, ...]  # ETags, in order
+    checksums: tuple[str, ...]  # sha256 of each part, base64: S3 asks for them again when the upload is completed
 
 
 class S3Access(Protocol):
@@ -69,16 +70,17 @@ class MultipartUploads:
         view = memoryview(data)
         try:
             chunks = [bytes(view[start : start + size]) for start in range(0, max(1, len(data)), size)]
-            tags = tuple(self._upload_part(key, upload_id, number, chunk) for number, chunk in enumerate(chunks, 1))
+            parts = [self._upload_part(key, upload_id, number, chunk) for number, chunk in enumerate(chunks, 1)]
         except BarrierRuntimeError:
             with contextlib.suppress(BarrierRuntimeError):
                 self._access.request("abort", key, _abort(upload_id))
             raise
-        return Upload(upload_id, tags)
+        return Upload(upload_id, tuple(tag for tag, _ in parts), tuple(checksum for _, checksum in parts))
 
     def complete(self, key: str, upload: Upload, sha256: str, size: int) -> None:
         """Make the object appear. Idempotent: success also when it is there already with this content."""
-        parts = {"Parts": [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(upload.parts, 1)]}
+        tagged = enumerate(zip(upload.parts, upload.checksums, strict=True), 1)
+        parts = {"Parts": [{"PartNumber": number, "ETag": tag, "ChecksumSHA256": sum} for number, (tag, sum) in tagged]}
         try:
             self._access.request(
                 "complete",
@@ -163,7 +165,8 @@ class MultipartUploads:
 
         return self._access.retrying("begin an upload", key, send)
 
-    def _upload_part(self, key: str, upload_id: str, number: int, chunk: bytes) -> str:
+    def _upload_part(self, key: str, upload_id: str, number: int, chunk: bytes) -> tuple[str, str]:
+        """(ETag, checksum)"""
         checksum = base64.b64encode(hashlib.sha256(chunk).digest()).decode("ascii")
 
         def send(client: Any, bucket: str, name: str) -> str:
@@ -173,7 +176,7 @@ class MultipartUploads:
             return str(part["ETag"])
 
         try:
-            return self._access.retrying("upload a part", key, send)
+            return self._access.retrying("upload a part", key, send), checksum
         except ObjectNotFound as error:
             raise Unavailable(
                 f"upload {upload_id} of {self._access.url}/{key} was aborted while its parts came: by a newer "

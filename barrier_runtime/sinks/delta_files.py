@@ -38,7 +38,13 @@ def partitions(
         return
     keys = rows.select(list(partition_by)).append_column("", pa.array(range(rows.num_rows), pa.int64()))
     groups = keys.group_by(list(partition_by), use_threads=False).aggregate([("", "list")])
-    for group in groups.to_pylist():
+    try:
+        found = groups.to_pylist()
+    except (OverflowError, ValueError) as error:
+        raise InvalidJob(
+            f"{where}: a value of the partition columns {', '.join(partition_by)} is out of range ({error}): filter it"
+        ) from error
+    for group in found:
         values = {name: partition_value(group[name]) for name in partition_by}
         yield values, rows.take(pa.array(group["_list"], pa.int64())).drop_columns(list(partition_by))
 
@@ -84,7 +90,10 @@ def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | Non
         return None
     if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
         return None  # a NaN is greater than all for some readers, and nothing for others
-    ends = pc.min_max(column).as_py()
+    try:
+        ends = pc.min_max(column).as_py()
+    except (OverflowError, ValueError):  # a time that Python has no value for: the file is always read, not skipped
+        return None
     bounds = _plain(ends["min"]), _plain(ends["max"])
     return None if None in bounds else bounds
 

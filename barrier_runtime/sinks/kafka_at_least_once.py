@@ -15,7 +15,7 @@ from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.sinks.kafka_client import KafkaCluster, library
 from barrier_runtime.sinks.kafka_records import RecordFormat, produced
 from barrier_runtime.sinks.kafka_target import read_limits
-from barrier_runtime.sinks.row_buffer import RowBuffer
+from barrier_runtime.sinks.row_buffer import InOrder, RowBuffer
 from state.errors import InvalidJob, Unavailable
 
 _LOT_BYTES = 256 << 10
@@ -39,6 +39,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         limits = read_limits(self._cluster, self._topic, config)
         self._format.open(where, limits.row_max_bytes)
         self._schema_checked = False
+        self._buffers: InOrder[int] = InOrder()
         self._sending = threading.Lock()  # rows of the next checkpoint wait while this one's are flushed
         self._refused: InvalidJob | Unavailable | None = None
         self._producer = self._cluster.producer(
@@ -54,7 +55,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         )
 
     def begin_transaction(self) -> RowBuffer[int]:
-        return RowBuffer()
+        return self._buffers.begin()
 
     def write(self, transaction: RowBuffer[int], rows: pa.RecordBatch) -> None:
         if self._refused is not None:
@@ -70,14 +71,13 @@ class KafkaDirect(TwoPhaseCommitSink):
         transaction.fill_up()
 
         def send() -> None:
-            transaction.stage(self._send)
+            self._buffers.stage(transaction, self._send, closed=False)
 
         return send
 
     def pre_commit(self, transaction: RowBuffer[int], checkpoint: int) -> None:
         """Every row up to here is on the brokers, or this raises."""
-        transaction.fill_up()
-        transaction.stage(self._send)
+        self._buffers.stage(transaction, self._send, closed=True)
         with self._sending:
             waiting = self._producer.flush(_FLUSH_S)
         if self._refused is not None:

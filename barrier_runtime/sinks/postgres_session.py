@@ -53,14 +53,18 @@ def load_psycopg() -> Any:
 def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
     """(what may be shown, secrets) of a `postgresql://` URL or a `key=value` connection string."""
     psycopg = load_psycopg()
+    unreadable = InvalidJob(
+        "the url of PostgresSink cannot be read (it is not repeated here, as it may hold a password): give "
+        "postgresql://user@host:port/database with special characters percent-encoded, or host=… dbname=… user=…"
+    )
     try:
         given = psycopg.conninfo.conninfo_to_dict(url)
     except (psycopg.ProgrammingError, TypeError, AttributeError):
-        raise InvalidJob(
-            "the url of PostgresSink cannot be read (it is not repeated here, as it may hold a password): give "
-            "postgresql://user@host:port/database with special characters percent-encoded, or host=… dbname=… user=…"
-        ) from None
+        raise unreadable from None
     texts = {name: str(value) for name, value in given.items()}
+    ports = texts.get("port", "").split(",")
+    if "://" in url and ("@" in texts.get("dbname", "") or any(port and not port.isdigit() for port in ports)):
+        raise unreadable  # an unescaped slash in a password makes its end part of the database's name
     return (
         {name: value for name, value in texts.items() if name not in SECRETS},
         {name: value for name, value in texts.items() if name in SECRETS},

@@ -183,13 +183,19 @@ class RedisUpsertSink(UpsertSink):
 
 def _apart(url: str) -> tuple[str, tuple[str | None, str | None]]:
     """(the URL without credentials, (user, password))"""
-    form = "RedisUpsertSink: the URL is redis://host:port/database or rediss://…, without a query"
+    form = (
+        "RedisUpsertSink: the URL is redis://host:port/database or rediss://…, without a query; special characters of "
+        "a password are percent-encoded, or it comes from REDIS_PASSWORD"
+    )
     try:
         parts = urlsplit(url)
         credentials = tuple(unquote(part) if part else None for part in (parts.username, parts.password))
+        _ = parts.port  # raises for what is none
     except ValueError:
         raise InvalidJob(form) from None
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query:
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query or parts.fragment:
+        raise InvalidJob(form)
+    if "@" in parts.path:  # the end of a password with an unescaped slash
         raise InvalidJob(form)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}", (credentials[0], credentials[1])
 

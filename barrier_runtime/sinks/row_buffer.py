@@ -4,6 +4,7 @@ Written on the loop, staged off it. `staging` guards every part but the last, wh
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -71,3 +72,36 @@ class RowBuffer(Generic[_Staged]):
                     part.batches = []
                 staged.append(part.staged)
             return staged
+
+
+class InOrder(Generic[_Staged]):
+    """Buffers of a sink that writes to its target before commit: rows go out in the order in which they came.
+
+    Early staging of a newer transaction and the pre-commit of an older one run on threads of their own, and a
+    pre-commit may be late or, when its checkpoint is given up, not come at all. So whoever stages stages everything
+    older first."""
+
+    def __init__(self) -> None:
+        self._going_out = threading.Lock()
+        self._begun: deque[RowBuffer[_Staged]] = deque()  # oldest first; the last one is still written to
+
+    def begin(self) -> RowBuffer[_Staged]:
+        buffer: RowBuffer[_Staged] = RowBuffer()
+        self._begun.append(buffer)
+        return buffer
+
+    def stage(
+        self, until: RowBuffer[_Staged], make: Callable[[Sequence[pa.RecordBatch]], _Staged], *, closed: bool
+    ) -> None:
+        """Stage every older buffer whole, then what is full of `until`; all of it if it is `closed`, that is, if nobody
+        writes to it any more. May be called again after it raised."""
+        with self._going_out:
+            while until in self._begun:
+                oldest = self._begun[0]
+                whole = closed or oldest is not until
+                if whole:
+                    oldest.fill_up()
+                oldest.stage(make)
+                if not whole:
+                    return
+                self._begun.popleft()

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
-from barrier_runtime.sinks.row_buffer import RowBuffer
+from barrier_runtime.sinks.row_buffer import InOrder, RowBuffer
 
 Upserts = RowBuffer[bool]
 
@@ -40,9 +40,10 @@ class UpsertSink(TwoPhaseCommitSink):
         self._context = context
         self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
         self._schema_checked = False
+        self._buffers: InOrder[bool] = InOrder()
 
     def begin_transaction(self) -> Upserts:
-        return RowBuffer()
+        return self._buffers.begin()
 
     def write(self, transaction: Upserts, rows: pa.RecordBatch) -> None:
         if not self._schema_checked:
@@ -56,13 +57,12 @@ class UpsertSink(TwoPhaseCommitSink):
         transaction.fill_up()
 
         def write() -> None:
-            transaction.stage(self._upsert)
+            self._buffers.stage(transaction, self._upsert, closed=False)
 
         return write
 
     def pre_commit(self, transaction: Upserts, checkpoint: int) -> None:
-        transaction.fill_up()
-        transaction.stage(self._upsert)
+        self._buffers.stage(transaction, self._upsert, closed=True)
 
     def commit(self, committable: bytes) -> None:
         """Never called: pre-commit has nothing to hand over."""

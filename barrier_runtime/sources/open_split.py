@@ -9,7 +9,7 @@ from barrier_runtime.sources.source_progress import NO_POSITION, SplitProgress
 
 class OpenSplit:
     __slots__ = (
-        "active_ns",
+        "asked_ns",
         "ended_in",
         "finished",
         "greatest_ms",
@@ -19,6 +19,7 @@ class OpenSplit:
         "polled",
         "reader",
         "rows",
+        "silent_ns",
     )
 
     def __init__(self, split: Split, reader: SplitReader | None, progress: SplitProgress | None) -> None:
@@ -30,8 +31,19 @@ class OpenSplit:
         self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
         self.finished = reader is None
         self.polled = 0  # turn of the last poll
-        self.active_ns: int | None = None  # when it last gave rows (or was first looked at)
+        self.silent_ns: int | None = None  # since when it was asked and had nothing …
+        self.asked_ns = 0  # … and when it was asked last
         self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader listens
+
+    def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
+        """It was asked for rows in vain. Who was not asked for as long as the timeout may have had some meanwhile."""
+        if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
+            self.silent_ns = now_ns
+        self.asked_ns = now_ns
+
+    def silent_for_ns(self) -> int:
+        """As far as is known by asking."""
+        return 0 if self.silent_ns is None else self.asked_ns - self.silent_ns
 
     @property
     def order(self) -> tuple[int, int]:

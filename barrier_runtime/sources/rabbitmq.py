@@ -132,7 +132,10 @@ class RabbitReader:
             if not self._reject_bad:
                 raise self._bad(message, wrong)
             self._consumer.reject(message.delivery)
-        self._handed = messages[-1].delivery
+        rejected = {message.delivery for message, _ in bad}
+        kept = [message.delivery for message in messages if message.delivery not in rejected]
+        if kept:  # a rejected delivery is unknown to the broker: acknowledging it would close the channel
+            self._handed = kept[-1]
         return Polled(rows, now_ns) if rows.num_rows else None
 
     def next_due_ns(self) -> int | None:

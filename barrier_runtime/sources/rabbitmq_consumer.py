@@ -146,8 +146,9 @@ class Consumer:
             self._pika = pika_connection
             self.connection, self.connected = number, True
             while True:
+                closing = self._closing.is_set()  # looked at first: what was ordered before it is still carried out
                 self._carry_out(channel, number)
-                if self._closing.is_set():
+                if closing:
                     return
                 if cancelled.is_set():
                     raise Unavailable(f"{self._where}: {self._broker} stopped giving out queue {self._queue!r}")

@@ -115,17 +115,18 @@ class SourceDriver:
         for split in candidates:
             reader = split.reader
             assert reader is not None
-            if split.active_ns is None:
-                split.active_ns = now_ns
             due_ns = reader.next_due_ns()
             if due_ns is not None and due_ns > now_ns:
+                split.had_nothing(now_ns, self._timeout_ns)
                 continue
             self._latest = None
             polled = reader.poll(limit, now_ns)
-            if polled is not None and polled.rows.num_rows:
+            if polled is None or not polled.rows.num_rows:
+                split.had_nothing(now_ns, self._timeout_ns)
+            else:
                 self._turn += 1
                 split.polled = self._turn
-                split.active_ns = now_ns
+                split.silent_ns = None
                 split.rows += polled.rows.num_rows
                 self._latest = split, polled.rows.num_rows
                 self._observe(split, polled.rows)
@@ -159,6 +160,8 @@ class SourceDriver:
             due_ns = split.reader.next_due_ns()
             if due_ns is None:
                 return None
+            if split.silent_ns is not None and split.silent_for_ns() <= self._timeout_ns and self._timeout_ns:
+                due_ns = min(due_ns, split.asked_ns + self._timeout_ns // 2)  # to notice in time that it is idle
             earliest = due_ns if earliest is None else min(earliest, due_ns)
         return earliest
 
@@ -222,16 +225,15 @@ class SourceDriver:
     # ------------------------------------------------------------ inside
 
     def _counted(self) -> list[OpenSplit]:
-        """Unfinished splits that may hold the watermark back."""
-        timeout_ms = self._spec.idle_timeout_ms
-        if timeout_ms is None:
+        """Unfinished splits that may hold the watermark back: all but those that were asked and had nothing for longer
+        than the idle timeout. One that was not asked, because others come first or nothing is read at all, counts."""
+        if self._spec.idle_timeout_ms is None:
             return self._active
-        latest_ns = max((split.active_ns or 0 for split in self._active), default=0)
-        return [
-            split
-            for split in self._active
-            if split.active_ns is None or latest_ns - split.active_ns <= timeout_ms * 1_000_000
-        ]
+        return [split for split in self._active if split.silent_for_ns() <= self._timeout_ns]
+
+    @property
+    def _timeout_ns(self) -> int:
+        return (self._spec.idle_timeout_ms or 0) * 1_000_000
 
     def _observe(self, split: OpenSplit, rows: pa.RecordBatch) -> None:
         if self._spec.event_time is None:

@@ -11,6 +11,7 @@ from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.elements import WATERMARK_MAX
+from barrier_runtime.sources.base import Polled, Split
 from barrier_runtime.sources.iterator import IteratorSource
 from barrier_runtime.sources.rate import RateSource
 from barrier_runtime.sources.schedule import Schedule
@@ -285,3 +286,78 @@ def test_after_an_outage_the_schedule_goes_on_and_the_backlog_keeps_its_intended
 def test_a_rate_of_nothing_is_refused(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidJob, match="give a number above 0"):
         RateSource("src", *arguments, None)
+
+
+class Backlog:
+    """A source of two splits whose rows (event times in ms) are put there by the test."""
+
+    exactly_once = True
+    schema = pa.schema({"t": pa.int64()})
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[list[int]]] = {"a": [], "b": []}
+
+    def splits(self, parallelism: int) -> list[Split]:
+        return [Split(name) for name in self.waiting]
+
+    def reader(self, split: Split) -> "BacklogReader":
+        return BacklogReader(self.waiting[split.id])
+
+
+class BacklogReader:
+    finished = False
+
+    def __init__(self, waiting: list[list[int]]) -> None:
+        self._waiting = waiting
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        if not self._waiting:
+            return None
+        return Polled(pa.RecordBatch.from_pydict({"t": self._waiting.pop(0)}, schema=Backlog.schema), now_ns)
+
+    def next_due_ns(self) -> None:
+        return None
+
+    def position(self) -> bytes:
+        return b"0"
+
+    def seek(self, position: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_a_split_whose_rows_wait_for_their_turn_is_not_idle() -> None:
+    """The other one is behind in event time and goes first for longer than the timeout."""
+    source = Backlog()
+    driver = opened(spec_of(source, 2, event_time="t", idle_timeout_ms=1_000), World())
+    source.waiting["a"] += [[10_000], [10_001]]
+    source.waiting["b"] += [[8_000 + 100 * step] for step in range(19)] + [[9_990, 15_000]]
+    for step in range(21):
+        driver.poll(step * 150_000_000)
+    assert source.waiting == {"a": [[10_001]], "b": []}
+    assert driver.watermark() == 9_999
+
+
+def test_a_source_whose_splits_are_all_silent_is_idle_until_rows_come() -> None:
+    source = Backlog()
+    driver = opened(spec_of(source, 2, event_time="t", idle_timeout_ms=1_000), World())
+    source.waiting["a"] += [[10]]
+    source.waiting["b"] += [[20]]
+    for step in range(4):
+        driver.poll(step * 400_000_000)
+    assert not driver.idle
+    for step in range(4, 8):
+        driver.poll(step * 400_000_000)
+    assert driver.idle
+    assert driver.watermark() is None
+    source.waiting["b"] += [[30]]
+    driver.poll(3_300_000_000)
+    assert not driver.idle
+
+
+def test_what_was_not_asked_for_long_has_not_been_silent_for_long() -> None:
+    """Back-pressure, or a stalled process: the first answer after it says nothing of the time between."""
+    source = Backlog()
+    driver = opened(spec_of(source, 2, event_time="t", idle_timeout_ms=1_000), World())
+    for now_ns in (0, 400_000_000, 60_000_000_000):
+        driver.poll(now_ns)
+    assert not driver.idle

@@ -44,7 +44,11 @@ def test_arguments_that_cannot_be_are_refused_at_once(arguments: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    "url", ["hunter2", "postgresql://u:hunter2 x@h/d", "host=h hunter2", "postgresql://h/?x=hunter2", 5]
+    "url",
+    [
+        *("hunter2", "postgresql://u:hunter2 x@h/d", "host=h hunter2", "postgresql://h/?x=hunter2", 5),
+        *("postgresql://u:12/hunter2@h/d", "postgresql://u:hunter2/12@h/d"),
+    ],
 )
 def test_a_url_that_cannot_be_read_is_not_repeated(url: Any) -> None:
     with pytest.raises(InvalidJob, match="the url of PostgresSink cannot be read") as caught:

@@ -171,7 +171,19 @@ def test_a_column_that_is_missing_is_named_with_those_that_are_there(redis: Redi
         written(sink, [{"n": 1, "m": 2}])
 
 
-@pytest.mark.parametrize("url", ["http://host", "redis://", "redis://host?password=hunter2", "host:1", "redis://[::1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host",
+        "redis://",
+        "redis://host?password=hunter2",
+        "redis://a:hun/ter2@host",
+        "redis://a:1/hunter2@host",
+        "redis://a:1#hunter2@host",
+        "host:1",
+        "redis://[::1",
+    ],
+)
 def test_urls_that_name_no_server_are_refused_without_being_repeated(url: str) -> None:
     with pytest.raises(InvalidJob, match="redis://host:port/database") as caught:
         RedisUpsertSink(url, key="id")

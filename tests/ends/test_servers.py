@@ -136,7 +136,10 @@ def test_a_server_keeps_its_data_and_its_place_when_it_is_stopped_and_when_it_is
     with make() as server:
         directory, port = server.directory, server.port
         write(server, "first")
-        for end, value in ((server.kill, "second"), (server.stop, "third")):
+        for end, value in (
+            (server.stop, "second"),
+            (server.kill, "third"),
+        ):  # RabbitMQ takes a while to note a new queue
             pids = server.pids
             assert server.running
             assert pids
