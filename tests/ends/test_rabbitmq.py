@@ -293,6 +293,24 @@ def test_bad_messages_are_handed_to_the_dead_letter_exchange_and_the_others_pass
         wait_until(lambda: dead.left() == len(BAD), "all bad messages were in the other queue")
 
 
+def test_a_checkpoint_right_after_a_rejected_message_acknowledges_those_before_it(rabbitmq: RabbitServer) -> None:
+    """The broker does not know a rejected delivery any more, and would close the channel."""
+    with queue_of(rabbitmq) as dead, queue_of(rabbitmq, dead_letters=dead.name) as queue:
+        queue.publish_numbers(0, 3)
+        body, properties = BAD["no JSON"]
+        queue.publish(body, **properties)
+        with reading(address(rabbitmq), queue.name, reject_bad=True) as reader:
+            assert values(rows_from(reader, 3)) == [0, 1, 2]
+
+            def rejected() -> bool:
+                assert reader.poll(10, time.time_ns()) is None
+                return dead.left() == 1
+
+            wait_until(rejected, "the bad message was in the other queue")
+            complete(reader, 1)
+        assert queue.left() == 0
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
