@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,10 @@ ROWS, PARTITIONS = 12_000, 12
 
 
 @pytest.fixture(scope="module", autouse=True)
-def credentials(s3_endpoint: str) -> None:
-    """In the environment before Spark starts: its workers write to S3."""
+def credentials(s3_endpoint: str, spark: Any) -> None:
+    """Spark's Python workers write to S3. They inherit the JVM's environment, which may be older than the server."""
+    names = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"
+    spark.sparkContext.environment.update({name: os.environ[name] for name in names})
 
 
 def random_rows(spark: Any) -> Any:
