@@ -48,7 +48,8 @@ test: $(STAMP) java servers
 	$(BIN)/python -m pytest -q -n 2 tests/simulation
 	$(BIN)/python tests/simulation/simulate.py --seeds 500
 	$(BIN)/python -m pytest -q -n 2 tests/ends
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest -n 2 tests/integration/ends
+	$(BIN)/python -m pytest tests/integration --ignore tests/integration/ends
 
 check: $(STAMP)
 	$(BIN)/ruff check .
