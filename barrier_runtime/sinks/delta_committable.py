@@ -6,9 +6,10 @@ sink, token and subtask are in the names of the files; see `file_committable`.
 
 import msgspec
 
+from barrier_runtime.sinks.committable import decode_versioned
 from barrier_runtime.sinks.delta_schema import DeltaType
 from barrier_runtime.sinks.file_committable import StagedFile, is_name_of
-from state.errors import UNREADABLE, Corrupt, InvalidJob
+from state.errors import Corrupt
 
 DELTA_COMMITTABLE_VERSION = 1
 
@@ -36,29 +37,13 @@ class DeltaCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.job}/{self.sink}/{self.lineage}"
 
 
-class _Version(msgspec.Struct, frozen=True):
-    version: int
-
-
 def encode_delta_committable(committable: DeltaCommittable) -> bytes:
     return msgspec.json.encode(committable)
 
 
 def decode_delta_committable(data: bytes, job: str, sink: str, where: str) -> DeltaCommittable:
     """Raises `InvalidJob` for another version, and `Corrupt` for whatever this sink of this job cannot have written."""
-    try:
-        version = msgspec.json.decode(data, type=_Version).version
-        if version != DELTA_COMMITTABLE_VERSION:
-            raise InvalidJob(
-                f"{where}: a committable of version {version}, this release reads {DELTA_COMMITTABLE_VERSION}: "
-                "restore with the release that wrote the checkpoint"
-            )
-        committable = msgspec.json.decode(data, type=DeltaCommittable)
-    except UNREADABLE as error:
-        raise Corrupt(
-            f"{where}: a committable is not readable ({error}): nothing was committed or deleted; "
-            "restore an intact copy of the checkpoint"
-        ) from error
+    committable = decode_versioned(data, DeltaCommittable, DELTA_COMMITTABLE_VERSION, where)
     strange = [each.file.final for each in committable.files if not is_name_of(each.file, job, sink)]
     if (committable.job, committable.sink) != (job, sink) or strange:
         raise Corrupt(

@@ -15,7 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from state.errors import UNREADABLE, Corrupt, InvalidJob
+from barrier_runtime.sinks.committable import decode_versioned
+from state.errors import Corrupt, InvalidJob
 
 COMMITTABLE_VERSION = 1
 Transactions = Literal["staged", "prepared"]
@@ -40,10 +41,6 @@ class PostgresCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     name: str  # of the batch, or the gid
     sizes: tuple[int, ...]  # bytes of its parts, in the order of their rows
     rows: int
-
-
-class _Version(msgspec.Struct, frozen=True):
-    version: int
 
 
 @dataclass(frozen=True)
@@ -101,19 +98,7 @@ def decode_committable(
     data: bytes, job: str, sink: str, transactions: Transactions, target: str, where: str
 ) -> PostgresCommittable:
     """Decode what `encode_committable` made for this job, sink and target; anything else is refused."""
-    try:
-        version = msgspec.json.decode(data, type=_Version).version
-        if version != COMMITTABLE_VERSION:
-            raise InvalidJob(
-                f"{where}: a committable of version {version}, this release reads {COMMITTABLE_VERSION}: "
-                "restore with the release that wrote the checkpoint"
-            )
-        committable = msgspec.json.decode(data, type=PostgresCommittable)
-    except UNREADABLE as error:
-        raise Corrupt(
-            f"{where}: a committable is not readable ({error}): nothing was committed or deleted; "
-            "restore an intact copy of the checkpoint"
-        ) from error
+    committable = decode_versioned(data, PostgresCommittable, COMMITTABLE_VERSION, where)
     if (committable.job, committable.sink) != (job, sink) or not _is_ours(committable):
         raise Corrupt(
             f"{where}: a committable names {committable.name[:200]!r} of job {committable.job[:64]!r}, sink "

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from state.errors import UNREADABLE, Corrupt, InvalidJob
+from barrier_runtime.sinks.committable import decode_versioned
+from state.errors import Corrupt
 from state.paths import Paths
 
 COMMITTABLE_VERSION = 1
@@ -60,10 +61,6 @@ class WriteAheadCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return DeliveryToken(self.job, self.sink, self.lineage, self.subtask, self.checkpoint, self.token)
 
 
-class _Version(msgspec.Struct, frozen=True):
-    version: int
-
-
 def encode_committable(delivery: DeliveryToken, objects: tuple[StagedRows, ...]) -> bytes:
     return msgspec.json.encode(
         WriteAheadCommittable(
@@ -81,19 +78,7 @@ def encode_committable(delivery: DeliveryToken, objects: tuple[StagedRows, ...])
 
 def decode_committable(data: bytes, job: str, sink: str, where: str) -> WriteAheadCommittable:
     """Decode what `encode_committable` made for this sink of this job; anything else is refused."""
-    try:
-        version = msgspec.json.decode(data, type=_Version).version
-        if version != COMMITTABLE_VERSION:
-            raise InvalidJob(
-                f"{where}: a committable of version {version}, this release reads {COMMITTABLE_VERSION}: "
-                "restore with the release that wrote the checkpoint"
-            )
-        committable = msgspec.json.decode(data, type=WriteAheadCommittable)
-    except UNREADABLE as error:
-        raise Corrupt(
-            f"{where}: a committable is not readable ({error}): nothing was delivered or deleted; "
-            "restore an intact copy of the checkpoint"
-        ) from error
+    committable = decode_versioned(data, WriteAheadCommittable, COMMITTABLE_VERSION, where, "delivered")
     if (committable.job, committable.sink) != (job, sink):
         raise Corrupt(
             f"{where}: a committable is of job {committable.job[:100]!r}, sink {committable.sink[:100]!r}: nothing was "

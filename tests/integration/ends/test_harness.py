@@ -1,16 +1,13 @@
 """The harness itself: its audits see every kind of wrong, its plans are reproducible, and a job goes through it."""
 
 import collections
-import json
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
-from barrier_runtime.sinks.commit_log import committed_files
-from state.errors import InvalidJob
 from tests.integration.ends import jsonl_numbers
 from tests.integration.ends.audit import Latest, Numbers, Seen
+from tests.integration.ends.committed_rows import CommittedRows
 from tests.integration.ends.harness import run_under_kills
 from tests.integration.ends.plan import plan
 
@@ -112,28 +109,6 @@ def test_a_plan_comes_from_its_seed_and_strikes_everything(seed: int) -> None:
     assert sum(1 + (each.then is not None) for each in without) >= 20
 
 
-class CommittedRows:
-    """Reads each file that the commit log names once, when it is new."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: set[str] = set()
-
-    def look(self) -> Seen:
-        rows = []
-        for url in self._names():
-            if url not in self._read:
-                self._read.add(url)
-                rows += [json.loads(line) for line in Path(urlsplit(url).path).read_text().splitlines()]
-        return Seen([row["value"] for row in rows], [row["n"] for row in rows], whole=False)
-
-    def _names(self) -> tuple[str, ...]:
-        try:
-            return committed_files(str(self._folder), jsonl_numbers.NAME, jsonl_numbers.SINK)
-        except InvalidJob:  # nothing is committed yet
-            return ()
-
-
 @pytest.mark.spark
 def test_a_job_goes_through_its_kills_with_nothing_lost_or_doubled(tmp_path: Path) -> None:
     """R3, T12: slots, coordinators and the whole program are killed; every look at the commit log is checked."""
@@ -142,7 +117,7 @@ def test_a_job_goes_through_its_kills_with_nothing_lost_or_doubled(tmp_path: Pat
         Path(jsonl_numbers.__file__),
         {"rate": 2_000, "keys": 50, "folder": str(folder)},
         folder=tmp_path,
-        open_reader=lambda: CommittedRows(folder).look,
+        open_reader=lambda: CommittedRows(folder, jsonl_numbers.NAME, jsonl_numbers.SINK).look,
         make_audit=lambda: Numbers(50, together=True),
         kills=6,
         seed=1,
