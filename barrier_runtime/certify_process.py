@@ -165,11 +165,13 @@ class Process:
                 restored=restored,
                 open_keyed=_no_keyed_state,
                 lane=hand.lane,
+                snapshot_lane=hand.lane,
                 report=hand.report,
                 local_dir=Path("/nowhere"),
                 make_store=self.place.make_store,
                 job_store=self.place.job_store,
                 call_later=lambda seconds, call: hand.later.append((seconds, call)),
+                wake=lambda: None,
                 lineage=self.place.lineage,
             )
         )

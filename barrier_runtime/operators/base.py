@@ -53,12 +53,14 @@ class OperatorContext:
     open_keyed: Callable[
         [], KeyedBackend
     ]  # opens (and restores) this subtask's keyed state; call at most once, in open()
-    lane: Lane
+    lane: Lane  # for what may take as long as it likes, as a commit
+    snapshot_lane: Lane  # shared with the blocking parts of this operator's snapshots: what they would wait for
     report: Reporter
     local_dir: Path  # private to this incarnation of the subtask
     make_store: Callable[[str], ObjectStore]  # URL -> object store, for sinks and sources
     job_store: ObjectStore  # where the job's checkpoints are
     call_later: Callable[[float, Callable[[], None]], None]  # seconds, on the loop
+    wake: Callable[[], None]  # the operator has room again
     now_s: Callable[[], float] = time.monotonic  # any steady clock
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
     lineage: str = ""  # the same for all generations whose state grew from one start
@@ -80,6 +82,12 @@ class Operator:
         """Take what is needed from `context`; restore. May block."""
 
     forwards_watermarks: bool = True  # False: a watermark assigner; what comes from upstream ends here
+
+    @property
+    def has_room(self) -> bool:
+        """False: hand over nothing more now; the operator wakes its slot when it has room. Barriers wait with the rows,
+        a source injects them all the same."""
+        return True
 
     def own_watermark(self) -> int | None:
         """Watermark assigners only: the watermark (ms) reached so far by what was processed; asked after each batch."""

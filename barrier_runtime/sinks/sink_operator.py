@@ -1,8 +1,9 @@
 """The operator around a `TwoPhaseCommitSink`: carries the effects of `SinkDriver` out.
 
-Three places of work: `write` on the loop; `pre_commit` in the blocking part of the snapshot; `commit` and early staging
-on the operator's lane, so that a slow commit delays neither barriers nor the next pre-commit. The sink is thus used by
-two threads at a time: a commit of the past beside a pre-commit of the present.
+Three places of work: `write` on the loop; early staging and `pre_commit` on the snapshot lane; `commit` on a lane of
+its own, so that a slow commit delays neither barriers nor the next pre-commit. The sink is thus used by two threads at
+a time: a commit of the past beside a pre-commit of the present. When rows come faster than they can be staged, the
+operator has no room until they are: memory stays bounded, and the stream waits.
 
 A pre-commit that failed, or never ran because its checkpoint was given up, loses nothing: the blocking part of the next
 snapshot first makes up for every older transaction that is not durable yet.
@@ -45,10 +46,11 @@ from barrier_runtime.sinks.sink_driver import (
     Transaction,
     Visible,
 )
-from state.errors import PERMANENT
+from state.errors import PERMANENT, Unavailable
 from state.snapshot import OperatorSnapshot
 
 _LOOK_AGAIN_SECONDS = 0.005
+_MOST_STAGINGS = 2  # one on its way and one that waits, beside what fills up meanwhile
 
 
 class _Staged:
@@ -74,7 +76,9 @@ class SinkOperator(Operator):
 
     def open(self, context: OperatorContext) -> None:
         """Check the target, then finish what the restored checkpoint decided. A target that is only out of reach does
-        not stop the job here: commits go on being tried, in order, before anything newer is committed."""
+        not stop the job here: commits go on being tried, in order, before anything newer is committed. Except after
+        rescaling: what another subtask has to finish may be older rows of a key that is ours now, so the generation
+        begins when all of it is committed."""
         where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
         self._context = context
         self._where = where
@@ -95,13 +99,15 @@ class SinkOperator(Operator):
         )
         self._driver = SinkDriver(where, context.subtask, part_of_whole=self._sink.global_committer)
         self._global = GlobalCommitDriver()
+        self._stagings = 0  # early ones that have not ended
         self._staged: dict[int, _Staged] = {}  # by transaction number; the open one included
         self._sealing = threading.Lock()
         self._recovered: tuple[int, BaseException | None] | None = None  # outcome, until the loop has heard of it
         self._begin()
         sets = self._pending_sets(context.restored)
         entries = entries_of_subtask(sets, context.subtask, context.parallelism)
-        self._recover_now(self._driver.recover(max((each.checkpoint for each in sets), default=0), entries))
+        rescaled = any(each.parallelism != context.parallelism for each in context.restored)
+        self._recover_now(self._driver.recover(max((each.checkpoint for each in sets), default=0), entries), rescaled)
 
     @property
     def has_global_committer(self) -> bool:
@@ -117,7 +123,12 @@ class SinkOperator(Operator):
         self._context.report.processed_latency(batch.emit_ns, rows)
         early = self._sink.stage_early(staged.transaction)
         if early is not None:
-            self._context.lane.submit(early, self._staged_early)
+            self._stagings += 1
+            self._context.snapshot_lane.submit(early, self._staged_early)
+
+    @property
+    def has_room(self) -> bool:
+        return self._stagings < _MOST_STAGINGS
 
     def snapshot(self, checkpoint: int) -> Capture:
         self._catch_up()
@@ -239,6 +250,8 @@ class SinkOperator(Operator):
 
     def _staged_early(self, _: Any, error: BaseException | None) -> None:
         """A failure here is no news: pre-commit stages again whatever is not staged, and reports."""
+        self._stagings -= 1
+        self._context.wake()
         if error is not None and not self._closed:
             self._context.report.count("early_staging_failed")
 
@@ -282,7 +295,7 @@ class SinkOperator(Operator):
             if PENDING_VALUE in snapshot.values
         ]
 
-    def _recover_now(self, effects: list[Effect]) -> None:
+    def _recover_now(self, effects: list[Effect], rescaled: bool) -> None:
         """First attempt, in `open`, which may block but is not on the loop: the loop hears of the outcome with the next
         element. The usual case takes one look per decided file."""
         for effect in effects:
@@ -292,6 +305,12 @@ class SinkOperator(Operator):
             except PERMANENT:
                 raise
             except Exception as error:  # whatever the target's library raises when it is out of reach
+                if rescaled and effect.committables and not self._sink.global_committer:
+                    raise Unavailable(
+                        f"{self._where}: the job was rescaled, and what checkpoint {effect.checkpoint} decided must be "
+                        f"committed before it goes on ({_text(error)}): is the target running? It is tried again when "
+                        "the job restarts"
+                    ) from error
                 self._recovered = (effect.checkpoint, error)
             else:
                 self._recovered = (effect.checkpoint, None)

@@ -202,8 +202,7 @@ class Execution:
                 thresholds=settings.thresholds,
             )
 
-        lane = self._new_lane()
-        self._snapshot_lanes[(chain.id, name)] = self._new_lane()
+        snapshot_lane = self._snapshot_lanes[(chain.id, name)] = self._new_lane()
         return OperatorContext(
             job=self._graph.name,
             token=self.token,
@@ -213,12 +212,14 @@ class Execution:
             max_parallelism=self._graph.max_parallelism,
             restored=restored,
             open_keyed=open_keyed,
-            lane=lane,
+            lane=self._new_lane(),
+            snapshot_lane=snapshot_lane,
             report=_Reporter(self, name),
             local_dir=directory,
             make_store=self._res.make_store,
             job_store=self._res.store,
             call_later=self._call_later,
+            wake=self.scheduler.wake,
             now_s=self._res.clock.monotonic_s,
             new_id=self._res.new_uuid,
             lineage=self._deploy.lineage,

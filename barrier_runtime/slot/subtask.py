@@ -74,6 +74,7 @@ class Subtask:
         self._said_idle = False
         self._next_input = 0
         self._host = host
+        self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         self._assigned = dict.fromkeys(self._assigners, WATERMARK_MIN)
@@ -82,7 +83,11 @@ class Subtask:
 
     @property
     def writable(self) -> bool:
-        return all(output.writable for output in self.outputs)
+        """There is room for what a step may bring forth."""
+        for output in self.outputs:
+            if not output.writable:
+                return False
+        return all(operator.has_room for operator in self._bounded)
 
     def step(self) -> bool:
         """Do a bounded piece of work. True when something was done."""

@@ -98,11 +98,13 @@ class World:
             restored=restored,
             open_keyed=open_keyed,
             lane=InlineLane(),
+            snapshot_lane=InlineLane(),
             report=self.reporter,
             local_dir=directory,
             make_store=lambda url: self.store,
             job_store=self.store,
             call_later=lambda seconds, callback: callback(),
+            wake=lambda: None,
         )
 
     def finish(self, operator: str, checkpoint: int, capture: Capture) -> OperatorSnapshot:

@@ -157,6 +157,8 @@ class Subtask:
         parallelism: int = 1,
     ) -> None:
         self.lane = HandLane()
+        self.snapshot_lane = HandLane()
+        self.woken = 0
         self.report = Report()
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.manifests: dict[int, OperatorSnapshot] = {}
@@ -174,12 +176,14 @@ class Subtask:
                 restored=restored,
                 open_keyed=no_keyed_state,
                 lane=self.lane,
+                snapshot_lane=self.snapshot_lane,
                 report=self.report,
                 local_dir=Path("/nowhere"),
                 make_store=lambda url: store,
                 job_store=store,
                 lineage="lineage",
                 call_later=lambda seconds, call: self.later.append((seconds, call)),
+                wake=self._wake,
             )
         )
 
@@ -194,6 +198,7 @@ class Subtask:
 
         def finish() -> OperatorSnapshot:
             assert capture.blocking is not None
+            self.snapshot_lane.run()
             values = {**capture.values, **capture.blocking()}
             self.manifests[checkpoint] = OperatorSnapshot("out", self.subtask, self.parallelism, values)
             return self.manifests[checkpoint]
@@ -210,6 +215,9 @@ class Subtask:
             if self._visible() < through:
                 return  # it failed, and is tried again when time has passed
             self.operator.on_visible(through)
+
+    def _wake(self) -> None:
+        self.woken += 1
 
     def _committed(self) -> int:
         return max((each for each in self.report.committed_checkpoints if each in self.manifests), default=0)

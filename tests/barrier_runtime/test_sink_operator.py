@@ -89,6 +89,46 @@ def test_a_recovered_commit_is_reported_with_the_first_element() -> None:
     assert second.report.committed_checkpoints == [4]
 
 
+def test_rows_that_come_faster_than_they_are_staged_make_the_stream_wait() -> None:
+    store = MemoryStore()
+    subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=1), store)
+    subtask.write([1])
+    assert subtask.operator.has_room, "one is on its way"
+    subtask.write([2])
+    assert not subtask.operator.has_room
+    subtask.barrier(1)()
+    assert subtask.operator.has_room
+    assert subtask.woken == 2
+    subtask.complete(1)
+    assert numbers_in(store) == [1, 2]
+
+
+def test_staging_that_fails_makes_room_too_and_loses_nothing() -> None:
+    store = MemoryStore()
+    subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=1), store)
+    store.inject(Fault.FAIL_BEFORE, "put")
+    subtask.write([1])
+    subtask.write([2])
+    subtask.snapshot_lane.run()
+    assert subtask.operator.has_room
+    assert subtask.report.counts == {"early_staging_failed": 1}
+    subtask.barrier(1)()
+    subtask.complete(1)
+    assert numbers_in(store) == [1, 2]
+
+
+def test_a_commit_that_hangs_does_not_hold_staging_up() -> None:
+    subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=1), MemoryStore())
+    subtask.write([1])
+    subtask.barrier(1)()
+    subtask.operator.on_complete(1)  # its commit stays in the lane
+    subtask.write([2])
+    subtask.write([3])
+    assert not subtask.operator.has_room
+    subtask.snapshot_lane.run()
+    assert subtask.operator.has_room
+
+
 def test_nothing_is_tried_any_more_after_close() -> None:
     store = MemoryStore()
     subtask = Subtask(jsonl, store)

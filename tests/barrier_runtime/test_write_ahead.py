@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from sink_harness import Subtask
 
 from barrier_runtime.sinks.base import SinkContext
 from barrier_runtime.sinks.write_ahead import WriteAheadSink
@@ -263,4 +264,20 @@ def test_a_target_out_of_reach_keeps_the_rows_until_it_is_back() -> None:
     assert len(staged_in(store)) == 1
     mailbox.closed = False
     sink.commit(committable)
+    assert mailbox.read() == [{"n": 1}]
+
+
+def test_after_rescaling_nothing_begins_before_everything_decided_is_delivered() -> None:
+    """R2: the older rows of a key may be another subtask's to deliver."""
+    store, mailbox = MemoryStore(), Mailbox()
+    before = Subtask(lambda: MailboxSink(mailbox), store)
+    before.write([1])
+    decided = before.barrier(4)()
+    mailbox.closed = True
+    Subtask(lambda: MailboxSink(mailbox), store, token=2, restored=(decided,))  # as it was: delivers later
+    Subtask(lambda: MailboxSink(mailbox), store, token=3, restored=(decided,), subtask=1, parallelism=2)
+    with pytest.raises(Unavailable, match="the job was rescaled, and what checkpoint 4 decided must be"):
+        Subtask(lambda: MailboxSink(mailbox), store, token=3, restored=(decided,), parallelism=2)
+    mailbox.closed = False
+    Subtask(lambda: MailboxSink(mailbox), store, token=4, restored=(decided,), parallelism=2)
     assert mailbox.read() == [{"n": 1}]

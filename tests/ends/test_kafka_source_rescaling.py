@@ -82,11 +82,13 @@ class Subtasks:
             restored=restored,
             open_keyed=nothing,
             lane=Lane(),
+            snapshot_lane=Lane(),
             report=Report(),  # type: ignore[arg-type]
             local_dir=folder,
             make_store=nothing,
             job_store=MemoryStore(),
             call_later=nothing,
+            wake=nothing,
         )
 
 

@@ -503,7 +503,7 @@ def test_a_job_that_ended_when_its_queue_was_idle_reads_what_came_since_and_know
 
 def test_a_job_reads_on_through_a_restart_of_the_broker(rabbitmq: RabbitServer, queue: Queue, tmp_path: Path) -> None:
     """No slot fails for that."""
-    rabbitmq.stop()  # its log of definitions is written out with seconds of delay: a SIGKILL would lose the queue itself
+    rabbitmq.stop()  # definitions reach its disk seconds later: a SIGKILL would lose the queue itself
     rabbitmq.start()
     queue.publish_numbers(0, 300)
     struck = []
