@@ -351,14 +351,14 @@ def test_a_large_transaction_is_uploaded_early_as_several_files_in_the_order_of_
     first = Subtask(make, store)
     for start in range(0, 1_000, 10):
         first.write(range(start, start + 10))
-    first.lane.run()
+    first.snapshot_lane.run()
     assert len(uploads_in(store)) == 4, "before any barrier"
     assert visible_in(store) == []
     decided = first.barrier(7)()
     second = Subtask(make, store, token=2, restored=(decided,))
     for start in range(1_000, 2_000, 10):
         second.write(range(start, start + 10))
-    second.lane.run()
+    second.snapshot_lane.run()
     second.barrier(8)()
     second.complete(8)
     assert numbers_in(store) == numbers_in_commit_log(store) == list(range(2_000)), "also by name"
