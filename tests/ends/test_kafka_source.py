@@ -168,6 +168,7 @@ def test_new_partitions_and_topics_are_found_and_begin_with_their_earliest_recor
 
 
 def test_readers_of_one_source_share_a_consumer_and_leave_no_thread(kafka: KafkaServer) -> None:
+    wait_until(lambda: not fetching_threads(), "the consumers of earlier tests are closed")
     topic = Topic(kafka, partitions=4)
     for partition in range(4):
         topic.write(numbers(0, 10), partition)
