@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from barrier_runtime.sources.base import Discovery, Split
 from barrier_runtime.sources.kafka_client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
-from barrier_runtime.sources.kafka_fetcher import FetcherPool
+from barrier_runtime.sources.kafka_fetcher_pool import FetcherPool
 from barrier_runtime.sources.kafka_position import KafkaSplit, owner, split_id, where_of
 from barrier_runtime.sources.kafka_reader import KafkaReader
 from barrier_runtime.sources.kafka_records import RecordColumns, RecordConverter

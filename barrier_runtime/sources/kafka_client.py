@@ -30,6 +30,7 @@ _OURS = {
     "enable.partition.eof": "the source needs it",
     "auto.offset.reset": "pass start=; what is no longer retained is never skipped",
     "isolation.level": "only committed records are read",
+    "fetch.error.backoff.ms": "a topic that is made again is noticed in this time",
     "group.instance.id": "the source joins no group",
     "partition.assignment.strategy": "the source joins no group",
 }
@@ -39,6 +40,7 @@ _READING = {
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
+    "fetch.error.backoff.ms": 500,
     "fetch.queue.backoff.ms": 5,  # the client's second is a pause whenever its queue is full
     "queued.max.messages.kbytes": 16_384,  # what is waiting in the client; the feeds have bounds of their own
 }
@@ -126,7 +128,7 @@ class Cluster:
         return [(topic, number) for topic in wanted for number in sorted(found[topic].partitions)]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """What tells a topic from another that had its name before. Brokers before 2.8 have none: then empty."""
+        """What tells a topic from another that had its name before. Brokers before 2.8 have none: then empty texts."""
         wanted = sorted(set(topics))
         if not wanted:
             return {}
@@ -136,7 +138,7 @@ class Cluster:
         def ask(left: float) -> dict[str, str]:
             futures = self._admin.describe_topics(self._kafka.TopicCollection(wanted), request_timeout=left)
             described = {topic: future.result() for topic, future in futures.items()}
-            return {topic: str(found.topic_id) for topic, found in described.items()}
+            return {topic: known_id(found.topic_id) for topic, found in described.items()}
 
         found: dict[str, str] = self._patiently(ask)
         return found
@@ -189,6 +191,11 @@ class Cluster:
         if not self._must_exist and error.code() in missing(self._kafka):
             return Unavailable(f"{where}: it is going or coming ({error.str()}): it is looked for again")
         return what_to_do(error, where, self._kafka)
+
+
+def known_id(id: Any) -> str:
+    """A topic's id as text; empty for none."""
+    return str(id) if id.get_most_significant_bits() or id.get_least_significant_bits() else ""
 
 
 def transient(kafka: Any) -> frozenset[int]:

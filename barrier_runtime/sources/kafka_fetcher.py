@@ -3,7 +3,7 @@
 The thread waits in the client, converts what comes, and fills the feeds; a feed that is full has its partition paused.
 Nothing here touches the slot's loop: orders come through a queue, rows and trouble leave through the feeds. Partitions
 are assigned, never subscribed to. A partition is read once by a fetcher: a second reader of it, as after a failure,
-gets another fetcher (`FetcherPool`), so that no record fetched for the first can pass for one of the second's.
+gets another fetcher (`kafka_fetcher_pool`), so that no record fetched for the first can pass for one of the second's.
 
     broker ──► librdkafka's queue ──► convert ──► feed per partition ──► reader.poll
                 (bounded)                          (bounded: pause)
@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from barrier_runtime.sources.kafka_client import (
@@ -28,6 +27,7 @@ from barrier_runtime.sources.kafka_client import (
 from barrier_runtime.sources.kafka_feed import Feed, Fetched
 from barrier_runtime.sources.kafka_records import RecordConverter
 from barrier_runtime.sources.kafka_retention import RetentionWatch
+from barrier_runtime.sources.kafka_topic_ids import TopicIds
 from state.errors import InvalidJob, Unavailable
 
 _AT_ONCE = 2_000  # messages: some milliseconds of the interpreter's time
@@ -60,6 +60,7 @@ class Fetcher:
         self._over: set[Partition] = set()  # paused for good
         self._look_at_s = 0.0
         self._watch = RetentionWatch(self._kafka)
+        self._ids = TopicIds(client, self._kafka)
         self._complained_s = float("-inf")
         self._refused_s: float | None = None
         self._stop = threading.Event()
@@ -128,6 +129,7 @@ class Fetcher:
 
     def _add(self, consumer: Any, feed: Feed) -> None:
         self._feeds[(feed.topic, feed.partition)] = feed
+        self._ids.forget(feed.topic)
         epoch = {} if feed.start.epoch is None else {"leader_epoch": feed.start.epoch}
         consumer.incremental_assign([self._kafka.TopicPartition(feed.topic, feed.partition, feed.next_offset, **epoch)])
         self._look_at_s = 0.0
@@ -181,12 +183,31 @@ class Fetcher:
                 records.setdefault((message.topic(), message.partition()), []).append(message)
             else:
                 events.append(message)
+        again = self._not_sure_of(consumer, [*records, *self._ended(events)])
         for partition, found in records.items():
             feed = self._feeds.get(partition)
-            if feed is not None and not feed.over:
+            if feed is not None and not feed.over and partition not in again:
                 self._fill(converter, feed, found, at_ns)
         for event in events:
-            self._on_event(consumer, event, at_ns)
+            if (event.topic(), event.partition()) not in again:
+                self._on_event(consumer, event, at_ns)
+
+    def _ended(self, events: Sequence[Any]) -> list[Partition]:
+        ended = self._kafka.KafkaError._PARTITION_EOF
+        return [(event.topic(), event.partition()) for event in events if event.error().code() == ended]
+
+    def _not_sure_of(self, consumer: Any, partitions: Sequence[Partition]) -> set[Partition]:
+        """Those whose topic may be another by now: what came of them is dropped, and fetched again."""
+        feeds = {self._feeds[partition] for partition in partitions if partition in self._feeds}
+        doubtful = self._ids.judge([feed for feed in feeds if not feed.over])
+        for feed in doubtful:
+            self._look_at_s = 0.0
+            try:
+                consumer.seek(self._kafka.TopicPartition(feed.topic, feed.partition, feed.next_offset))
+            except self._kafka.KafkaException as error:
+                reason = error.args[0].str()
+                raise Unavailable(f"{feed.where}: Kafka cannot read it again ({reason}): it is started again") from error
+        return {(feed.topic, feed.partition) for feed in doubtful}
 
     def _fill(self, converter: RecordConverter, feed: Feed, found: Sequence[Any], at_ns: int) -> None:
         offsets = [message.offset() for message in found]
@@ -268,41 +289,3 @@ class Fetcher:
         if now - self._complained_s > _COMPLAIN_S:
             self._complained_s = now
             log.warning("%s %s", self._where, reason)
-
-
-class FetcherPool:
-    """The fetchers of one source in one process. `join` and `leave` do not block."""
-
-    def __init__(
-        self,
-        where: str,
-        client: KafkaClient,
-        make_converter: Callable[[], RecordConverter],
-        limit_bytes: int,
-    ) -> None:
-        self._make = partial(Fetcher, where, client, make_converter, limit_bytes)
-        self._lock = threading.Lock()
-        self._current: Fetcher | None = None
-        self._used: set[Partition] = set()  # by readers of the current fetcher, also those that left
-        self._readers: dict[Fetcher, int] = {}
-
-    def join(self, feed: Feed) -> Fetcher:
-        with self._lock:
-            partition = (feed.topic, feed.partition)
-            if self._current is None or self._current.failed or partition in self._used:
-                self._current, self._used = self._make(), set()
-                self._readers[self._current] = 0
-            self._used.add(partition)
-            self._readers[self._current] += 1
-            self._current.add(feed)
-            return self._current
-
-    def leave(self, fetcher: Fetcher, feed: Feed) -> None:
-        with self._lock:
-            fetcher.remove(feed)
-            self._readers[fetcher] -= 1
-            if not self._readers[fetcher]:
-                del self._readers[fetcher]
-                fetcher.stop()
-                if self._current is fetcher:
-                    self._current = None

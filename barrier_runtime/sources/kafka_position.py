@@ -45,13 +45,18 @@ def begin(split: KafkaSplit) -> KafkaPosition:
 
 
 def resumed(split: KafkaSplit, position: KafkaPosition, where: str) -> KafkaPosition:
-    """Where to go on. Raises `InvalidJob` if the topic is not the one that was read."""
+    """Where to go on. Raises `InvalidJob` if the topic is not the one that was read. A position without an id, as of a
+    snapshot from before there were any, takes the split's."""
     if position.topic_id and split.topic_id and position.topic_id != split.topic_id:
-        raise InvalidJob(
-            f"{where}: the topic was deleted and made again since the checkpoint, so offset {position.offset} means "
-            "nothing in it: bring the old records back, or start without state (restore='none')"
-        )
-    return position
+        raise made_again(where, position.offset)
+    return msgspec.structs.replace(position, topic_id=position.topic_id or split.topic_id)
+
+
+def made_again(where: str, offset: int) -> InvalidJob:
+    return InvalidJob(
+        f"{where}: the topic was deleted and made again since it was read, so offset {offset} means nothing in it: "
+        "bring the old records back, or start without state (restore='none')"
+    )
 
 
 def where_of(source: str, topic: str, partition: int) -> str:

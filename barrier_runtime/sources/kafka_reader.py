@@ -13,7 +13,8 @@ from barrier_runtime.sources.kafka_feed import Feed
 from barrier_runtime.sources.kafka_position import KafkaPosition, KafkaSplit, begin, resumed, where_of
 
 if TYPE_CHECKING:
-    from barrier_runtime.sources.kafka_fetcher import Fetcher, FetcherPool
+    from barrier_runtime.sources.kafka_fetcher import Fetcher
+    from barrier_runtime.sources.kafka_fetcher_pool import FetcherPool
 
 _LOOK_AGAIN_NS = 2_000_000  # at an empty feed
 

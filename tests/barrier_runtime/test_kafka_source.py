@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from confluent_kafka import Uuid
 
 from barrier_runtime import Dataflow
+from barrier_runtime.sources.kafka_client import known_id
 from barrier_runtime.sources.kafka_feed import Feed, Fetched
 from barrier_runtime.sources.kafka_position import KafkaPosition, KafkaSplit, owner, resumed, split_id
 from barrier_runtime.sources.kafka_retention import lost, outlook
@@ -28,9 +30,21 @@ def test_the_partitions_of_a_topic_are_dealt_out_evenly_and_always_alike() -> No
 def test_a_position_of_another_topic_of_the_same_name_is_refused() -> None:
     split = KafkaSplit("t", 0, 0, topic_id="new")
     assert resumed(split, KafkaPosition(5, topic_id="new"), "here").offset == 5
-    assert resumed(split, KafkaPosition(5), "here").offset == 5  # from brokers without ids
+    assert resumed(KafkaSplit("t", 0, 0), KafkaPosition(5, topic_id="old"), "here").topic_id == "old"  # not known now
     with pytest.raises(InvalidJob, match="deleted and made again"):
         resumed(split, KafkaPosition(5, topic_id="old"), "here")
+
+
+def test_a_position_without_an_id_is_readable_and_takes_that_of_the_topic_it_goes_on_in() -> None:
+    """From a snapshot of an older release, or of brokers that gave no ids."""
+    older = msgspec.json.decode(b'{"offset": 5, "end": 9, "epoch": 2}', type=KafkaPosition)
+    assert resumed(KafkaSplit("t", 0, 0, topic_id="now"), older, "here") == KafkaPosition(5, 9, "now", 2)
+    assert resumed(KafkaSplit("t", 0, 0), older, "here") == older
+
+
+def test_the_id_of_brokers_that_give_none_is_no_id() -> None:
+    assert known_id(Uuid(0, 0)) == ""
+    assert known_id(Uuid(1, 0)) != known_id(Uuid(2, 0)) != ""
 
 
 def test_payloads_and_positions_survive_their_json() -> None:

@@ -1,0 +1,68 @@
+"""Is a topic still the one that was begun with, or another of the same name? Told by its id, which brokers before 2.8
+do not give: then nothing is checked.
+
+A client reads on in a topic that was deleted and made again, from the old offset, and says nothing. So the fetching
+thread asks for the id after rows have come and before they are handed out. An answer is good for less time than the
+client waits after the failure that such a deletion is to it (`fetch.error.backoff.ms`): until then no row of the new
+topic can have come. What remains: a partition that was paused just then meets no failure, and a broker that has not
+heard of the deletion gives the old id; both end within a second, and the rows of that second were read.
+"""
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+from barrier_runtime.sources.kafka_client import KafkaClient, known_id, missing, transient, what_to_do
+from barrier_runtime.sources.kafka_feed import Feed
+from barrier_runtime.sources.kafka_position import made_again
+
+_TRUSTED_S = 0.4
+_ANSWER_S = 2.0
+
+
+class TopicIds:
+    """The fetching thread's. Asks when an answer is needed, so not at all while nothing comes."""
+
+    def __init__(self, client: KafkaClient, kafka: Any) -> None:
+        self._client = client
+        self._kafka = kafka
+        self._admin: Any = None
+        self._seen: dict[str, tuple[str, float]] = {}  # id by topic, and when it was asked for
+
+    def forget(self, topic: str) -> None:
+        """A partition of it is read anew: what was heard before says nothing about its rows."""
+        self._seen.pop(topic, None)
+
+    def judge(self, feeds: Collection[Feed]) -> list[Feed]:
+        """Fails feeds of topics that are others by now. Gives those of which nobody can tell at present."""
+        checked = [feed for feed in feeds if feed.start.topic_id]
+        began_s = time.monotonic()
+        old = sorted({feed.topic for feed in checked if not self._trusted(feed.topic, began_s)})
+        for topic in old:
+            self.forget(topic)
+        if old:
+            self._ask(old, checked, began_s)
+        unknown = []
+        for feed in checked:
+            if feed.topic not in self._seen:
+                unknown.append(feed)
+            elif self._seen[feed.topic][0] not in ("", feed.start.topic_id):
+                feed.fail(made_again(feed.where, feed.next_offset))
+        return unknown
+
+    def _trusted(self, topic: str, now_s: float) -> bool:
+        return topic in self._seen and now_s - self._seen[topic][1] < _TRUSTED_S
+
+    def _ask(self, topics: list[str], feeds: Collection[Feed], now_s: float) -> None:
+        if self._admin is None:
+            self._admin = self._client.admin()
+        wanted = self._kafka.TopicCollection(topics)
+        for topic, answer in self._admin.describe_topics(wanted, request_timeout=_ANSWER_S).items():
+            try:
+                self._seen[topic] = known_id(answer.result().topic_id), now_s
+            except self._kafka.KafkaException as error:
+                reason = error.args[0]
+                if reason.code() not in transient(self._kafka) | missing(self._kafka):
+                    for feed in feeds:
+                        if feed.topic == topic:
+                            feed.fail(what_to_do(reason, feed.where, self._kafka))
