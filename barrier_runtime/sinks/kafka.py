@@ -15,7 +15,8 @@ import pyarrow as pa
 from barrier_runtime.sinks.base import Guarantee, SinkContext, TwoPhaseCommitSink
 from barrier_runtime.sinks.kafka_at_least_once import KafkaDirect
 from barrier_runtime.sinks.kafka_client import checked_config, shown_config
-from barrier_runtime.sinks.kafka_exactly_once import KafkaWriteAhead, LostMarker
+from barrier_runtime.sinks.kafka_exactly_once import KafkaWriteAhead
+from barrier_runtime.sinks.kafka_lost_marker import LostMarkers, checked_answers
 from barrier_runtime.sinks.kafka_records import RecordFormat, SerialiserFactory
 from state.errors import InvalidJob
 
@@ -26,11 +27,13 @@ class KafkaSink(TwoPhaseCommitSink):
     - `key`: a column, or a factory of a serialiser `(row, SerializationContext) -> bytes`, such as the client's own for
       Avro, Protobuf and JSON Schema. Rows of one key go to one partition, in order.
     - `value`: "json" (the whole row as an object), a column, or such a factory. None from it is a tombstone.
-    - `headers`: columns, or header name -> column. `timestamp`: a column with the record's time.
+    - `headers`: columns, or header name -> column. `timestamp`: a column with the record's time (null: when sent).
+      Exactly once, the topic must then have no limit to a row's age (`message.timestamp.before.max.ms`).
     - `config`: settings of the client (librdkafka's names), credentials among them: they are never shown or stored.
       `transaction.timeout.ms` may be at most the brokers' `transaction.max.timeout.ms`, and is chosen if left out.
     - `max_bytes_in_memory`: Arrow bytes per subtask before rows of an open checkpoint are staged early.
-    - `lost_marker`: what to believe of a checkpoint whose marker is gone: see the error that asks for it.
+    - `lost_marker`: how far rows are in the topic whose marker is gone: see the error that asks for it. An answer is
+      good for that loss only, and may stay.
     """
 
     kind: ClassVar[str] = "kafka"
@@ -47,7 +50,7 @@ class KafkaSink(TwoPhaseCommitSink):
         guarantee: Guarantee = "exactly_once",
         config: Mapping[str, Any] | None = None,
         max_bytes_in_memory: int = 32 << 20,
-        lost_marker: LostMarker = "stop",
+        lost_marker: LostMarkers | None = None,
     ) -> None:
         if not isinstance(bootstrap_servers, str) or not bootstrap_servers.strip() or "@" in bootstrap_servers:
             raise InvalidJob("KafkaSink: bootstrap_servers is a text 'host:port,host:port', without credentials")
@@ -55,8 +58,6 @@ class KafkaSink(TwoPhaseCommitSink):
             raise InvalidJob("KafkaSink: topic is the name of a topic")
         if guarantee not in ("exactly_once", "at_least_once"):
             raise InvalidJob(f"KafkaSink: guarantee={guarantee!r}: use 'exactly_once' or 'at_least_once'")
-        if lost_marker not in ("stop", "written", "not_written"):
-            raise InvalidJob(f"KafkaSink: lost_marker={lost_marker!r}: use 'stop', 'written' or 'not_written'")
         self.guarantee = guarantee
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
@@ -66,7 +67,7 @@ class KafkaSink(TwoPhaseCommitSink):
         self._timestamp = timestamp
         self._config = checked_config(config or {})
         self._max_bytes_in_memory = max_bytes_in_memory
-        self._lost_marker: LostMarker = lost_marker
+        self._lost_markers = checked_answers({} if lost_marker is None else lost_marker)
 
     def __repr__(self) -> str:
         return f"KafkaSink({self._bootstrap_servers!r}, {self._topic!r}, {self.guarantee})"
@@ -90,7 +91,9 @@ class KafkaSink(TwoPhaseCommitSink):
         format = RecordFormat(self._topic, self._key, self._value, self._headers, self._timestamp)
         self._delivery: TwoPhaseCommitSink
         if self.guarantee == "exactly_once":
-            self._delivery = KafkaWriteAhead(cluster, self._topic, format, self._lost_marker, self._max_bytes_in_memory)
+            self._delivery = KafkaWriteAhead(
+                cluster, self._topic, format, self._lost_markers, self._max_bytes_in_memory
+            )
         else:
             self._delivery = KafkaDirect(cluster, self._topic, format)
         self._delivery.open(context)

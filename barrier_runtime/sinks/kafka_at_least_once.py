@@ -37,7 +37,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         config = self._cluster_of["config"]
         self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], config, where)
         limits = read_limits(self._cluster, self._topic, config)
-        self._format.open(where, limits.row_max_bytes)
+        self._format.open(where, limits)
         self._schema_checked = False
         self._buffers: InOrder[int] = InOrder()
         self._sending = threading.Lock()  # rows of the next checkpoint wait while this one's are flushed

@@ -8,26 +8,29 @@ The rows of one subtask and checkpoint go in one transaction as long as they are
 third of the transaction's time; the rest follows in further ones, each a prefix of what is left, and the marker counts.
 
 A marker that must be there and is not (it expired, or the topic was made anew) stops the commit: nobody can say whether
-the rows are in the topic. That it must be there says a note in the job's store, written between the first marker and
-the first rows. A marker that gets old is written again, also when there are no rows.
+the rows are in the topic, so a person must say it (`kafka_lost_marker`). That it must be there says a note in the job's
+store, written between the first marker and the first rows. A marker that gets old is written again, also without rows.
+
+A topic that refuses rows by their age (`message.timestamp.before.max.ms`) is refused itself when the sink gives rows
+their time: a decided row would become too old while the brokers are away. Rows with too late a time, without the key
+that a compacted topic wants, or too large are refused when they are staged.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
 from barrier_runtime.sinks.base import SinkContext
 from barrier_runtime.sinks.kafka_client import KafkaCluster
+from barrier_runtime.sinks.kafka_lost_marker import Loss, LostMarkers
 from barrier_runtime.sinks.kafka_records import RecordFormat
-from barrier_runtime.sinks.kafka_target import decode_limits, encode_limits, read_limits
+from barrier_runtime.sinks.kafka_target import KafkaLimits, check_waiting, decode_limits, encode_limits, read_limits
 from barrier_runtime.sinks.kafka_transactions import MarkedProducer, Marker, Origin
 from barrier_runtime.sinks.write_ahead import WriteAheadSink
 from barrier_runtime.sinks.write_ahead_committable import DeliveryToken
 from state.errors import Corrupt, Fenced, Unavailable
-
-LostMarker: TypeAlias = Literal["stop", "written", "not_written"]
 
 
 class KafkaWriteAhead(WriteAheadSink):
@@ -36,31 +39,34 @@ class KafkaWriteAhead(WriteAheadSink):
         cluster_of: Mapping[str, Any],
         topic: str,
         format: RecordFormat,
-        lost_marker: LostMarker,
+        lost_markers: LostMarkers,
         max_bytes_in_memory: int,
     ) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
         self._cluster_of = cluster_of
         self._topic = topic
         self._format = format
-        self._lost_marker = lost_marker
+        self._lost_markers = lost_markers
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], self._cluster_of["config"], self._where)
         self._producers: dict[tuple[str, int], MarkedProducer] = {}  # by (lineage, origin subtask)
         self._noted: set[tuple[str, int]] = set()
+        self._said: dict[tuple[str, int], int] = {}  # by a person, and not in a marker yet
+        self._decided: dict[tuple[str, int], int] = {}  # last checkpoint of each origin, when recovering
         self._own = (context.lineage, context.subtask)
         self._marked_at = time.monotonic()
         self._fenced: Fenced | None = None
         try:
             self._limits = read_limits(self._cluster, self._topic, self._cluster_of["config"])
         except Unavailable:
-            note = next(iter(self._first_notes(*self._own)), None)
-            if note is None:
+            known = self._known_limits()
+            if known is None:
                 raise
-            self._limits = decode_limits(context.job_store.get(note), f"{context.job_store.url}/{note}")
-        self._format.open(self._where, self._limits.row_max_bytes)
+            self._limits = known
+        check_waiting(self._limits, self._where, self._topic, self._format.timestamp)
+        self._format.open(self._where, self._limits)
 
     def close(self) -> None:
         if hasattr(self, "_producers"):
@@ -83,7 +89,7 @@ class KafkaWriteAhead(WriteAheadSink):
     def delivered(self, token: DeliveryToken, rows: int) -> bool:
         marker = self._connected(token.lineage, token.subtask, token).marker
         assert marker is not None, "connected without a marker"
-        if marker.checkpoint == token.checkpoint and marker.token != token.token:
+        if marker.checkpoint == token.checkpoint and marker.token not in (token.token, _A_PERSON):
             raise Corrupt(
                 f"{self._where}: the marker on topic {self._topic!r} says that checkpoint {token.checkpoint} was "
                 f"written by generation {marker.token}, here it is of generation {token.token}: two jobs share the "
@@ -122,6 +128,9 @@ class KafkaWriteAhead(WriteAheadSink):
         producer.commit(self._marker(token, position))
 
     def recover(self, decided: Sequence[bytes]) -> None:
+        for each in map(self._decoded, decided):
+            origin = each.lineage, each.subtask
+            self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
         super().recover(decided)
         # All that is decided has been written, so nobody can be in doubt about a marker that is not there now.
         self._connected(*self._own, None)
@@ -147,6 +156,7 @@ class KafkaWriteAhead(WriteAheadSink):
         if producer.marker is None:
             producer.begin()
             producer.commit(self._first_marker(lineage, subtask, in_doubt))
+        self._said.pop((lineage, subtask), None)
         self._take_note(lineage, subtask)
         return producer
 
@@ -163,32 +173,45 @@ class KafkaWriteAhead(WriteAheadSink):
         return MarkedProducer(self._cluster, self._topic, origin, self._context.token, settings)
 
     def _first_marker(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> Marker:
-        if in_doubt is None or not self._first_notes(lineage, subtask) or self._lost_marker == "not_written":
-            return Marker(0, 0, 0, self._context.token)
-        if self._lost_marker == "written":
-            return self._marker(in_doubt, _ALL_ROWS)
-        raise Corrupt(
-            f"{self._where}: nobody knows whether checkpoint {in_doubt.checkpoint} of subtask {subtask} is in topic "
-            f"{self._topic!r}: its marker (consumer group {self._origin(lineage, subtask).group!r}) is gone. Markers "
-            "expire after the brokers' offsets.retention.minutes, or go with the topic. Look whether the rows of that "
-            "checkpoint are there, then start the job once with KafkaSink(lost_marker='written') or 'not_written'"
-        )
+        origin = lineage, subtask
+        if origin not in self._said:
+            notes = self._first_notes(*origin)
+            if in_doubt is None or not notes:
+                return Marker(0, 0, 0, self._context.token)
+            last = max(in_doubt.checkpoint, self._decided.get(origin, 0))
+            loss = Loss(lineage, subtask, max(notes), in_doubt.checkpoint, last)
+            group = self._origin(lineage, subtask).group
+            self._said[origin] = loss.answer(self._lost_markers, self._where, self._topic, group)
+            self._take_note(lineage, subtask)
+        return Marker(self._said[origin], _A_PERSON, _ALL_ROWS, self._context.token)
 
-    def _first_notes(self, lineage: str, subtask: int) -> list[str]:
-        """Keys of the notes, if any, that a marker was written for this origin."""
+    def _first_notes(self, lineage: str, subtask: int) -> dict[int, str]:
+        """The notes, if any, that a marker was written for this origin: keys by the generation that wrote them."""
         prefix = self._paths.delivery_notes_prefix(self._context.sink, lineage, subtask)
-        return [info.key for info in self._context.job_store.list(prefix)]
+        keys = [info.key for info in self._context.job_store.list(prefix)]
+        return {said[1]: key for key in keys if (said := self._paths.delivery_of(key)) is not None}
 
     def _take_note(self, lineage: str, subtask: int) -> None:
         """From now on a marker must be there."""
         if (lineage, subtask) not in self._noted:
-            older = self._first_notes(lineage, subtask)
-            note = self._paths.delivery_note(self._context.sink, lineage, subtask, 0, self._context.token)
+            notes = self._first_notes(lineage, subtask)
+            own = self._context.token
+            note = self._paths.delivery_note(self._context.sink, lineage, subtask, 0, own)
             self._context.job_store.put(note, encode_limits(self._limits))
-            self._context.job_store.delete([key for key in older if key != note])
+            self._context.job_store.delete([key for token, key in notes.items() if token < own])
             self._noted.add((lineage, subtask))
 
+    def _known_limits(self) -> KafkaLimits | None:
+        """What the latest generation knew of the topic."""
+        notes = self._first_notes(*self._own)
+        if not notes:
+            return None
+        key = notes[max(notes)]
+        store = self._context.job_store
+        return decode_limits(store.get(key), f"{store.url}/{key}")
 
+
+_A_PERSON = 0  # in place of the generation that staged rows: somebody said that they are in the topic
 _ALL_ROWS = 2**62
 _PIECE_ROWS = 4_096
 

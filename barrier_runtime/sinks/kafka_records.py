@@ -6,7 +6,7 @@ each.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import sleep
+from time import sleep, time_ns
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from barrier_runtime.rows import preview, rows_of
 from barrier_runtime.sinks import encoders
 from barrier_runtime.sinks.kafka_client import library
+from barrier_runtime.sinks.kafka_target import KafkaLimits
 from state.errors import InvalidJob
 
 Serialiser: TypeAlias = Callable[[Any, Any], bytes | None]  # (row as a dict, SerializationContext)
@@ -23,6 +24,7 @@ SerialiserFactory: TypeAlias = Callable[[], Serialiser]
 _HEADER = "header:"
 _PIECE = 256  # rows; then another thread gets the interpreter
 _RECORD_OVERHEAD = 32  # bytes; every header costs some, too
+_CLOCKS_MS = 10_000  # ours and the brokers' may differ by so much
 
 
 class RecordFormat:
@@ -44,9 +46,19 @@ class RecordFormat:
         self._timestamp = timestamp
         self._serialisers: dict[str, Serialiser] = {}
 
-    def open(self, where: str, row_max_bytes: int) -> None:
+    @property
+    def timestamp(self) -> str | None:
+        return self._timestamp
+
+    def open(self, where: str, limits: KafkaLimits) -> None:
+        """Raises `InvalidJob` when the topic would take no row."""
         self._where = where
-        self._row_max_bytes = row_max_bytes
+        self._limits = limits
+        if limits.keyed and self._key is None:
+            raise InvalidJob(
+                f"{where}: topic {self._topic!r} is compacted (cleanup.policy) and takes no row without a key: pass "
+                "key=, or write to a topic with cleanup.policy=delete"
+            )
         for part, given in (("KEY", self._key), ("VALUE", self._value)):
             if given is not None and not isinstance(given, str):
                 self._serialisers[part] = given()
@@ -75,8 +87,15 @@ class RecordFormat:
                 )
 
     def records(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """One record per row, in order. Raises `InvalidJob` for a row that is too large for the topic."""
-        return [self._checked(batch, self._record_batch(batch)) for batch in _together(batches)]
+        """One record per row, in order. Raises `InvalidJob` for a row that the topic would refuse."""
+        made = [(batch, self._record_batch(batch)) for batch in _together(batches)]
+        now_ms = time_ns() // 1_000_000
+        for rows, records in made:
+            self._check_sizes(rows, records)
+            self._check_keys(rows, records)
+            if self._timestamp is not None:
+                self._check_times(rows, records.column("timestamp"), now_ms)
+        return [records for _, records in made]
 
     def _record_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = {"key": self._part("KEY", self._key, batch), "value": self._part("VALUE", self._value, batch)}
@@ -116,20 +135,51 @@ class RecordFormat:
                 sleep(0)
         return done
 
-    def _checked(self, batch: pa.RecordBatch, records: pa.RecordBatch) -> pa.RecordBatch:
-        sizes = pa.array([_RECORD_OVERHEAD * (1 + len(self._headers))] * records.num_rows, pa.int64())
+    def _check_sizes(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> None:
+        around = _RECORD_OVERHEAD + sum(_RECORD_OVERHEAD + len(header.encode()) for header in self._headers)
+        sizes = pa.array([around] * records.num_rows, pa.int64())
         for name, column in zip(records.schema.names, records.columns, strict=True):
             if name != "timestamp":
                 sizes = pc.add(sizes, pc.coalesce(pc.binary_length(column), 0).cast(pa.int64()))
         largest = pc.max(sizes).as_py() or 0
-        if largest > self._row_max_bytes:
+        if largest > self._limits.row_max_bytes:
             row = pc.index(sizes, largest).as_py()
             raise InvalidJob(
                 f"{self._where}: a row takes {largest} bytes, topic {self._topic!r} allows about "
-                f"{self._row_max_bytes}: raise max.message.bytes of the topic, or make the row smaller: "
-                f"{preview(batch, row)}"
+                f"{self._limits.row_max_bytes}: raise max.message.bytes of the topic, or make the row smaller: "
+                f"{preview(rows, row)}"
             )
-        return records
+
+    def _check_keys(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> None:
+        keys = records.column("key")
+        if self._limits.keyed and keys.null_count:
+            row = pc.index(keys.is_null(), True).as_py()
+            raise InvalidJob(
+                f"{self._where}: a row has no key, and topic {self._topic!r} is compacted (cleanup.policy), so it "
+                f"takes none: give such rows a key (key={self._key if isinstance(self._key, str) else '<serialiser>'}"
+                f"), or filter them out: {preview(rows, row)}"
+            )
+
+    def _check_times(self, rows: pa.RecordBatch, times: pa.Array, now_ms: int) -> None:
+        """Time 0 is no time to the client, which would write its own instead."""
+        oldest, newest = self._limits.oldest_ms, self._limits.newest_ms
+        least = 1 if oldest is None else max(1, now_ms - oldest + min(_CLOCKS_MS, oldest // 2))
+        most = None if newest is None else now_ms + newest - min(_CLOCKS_MS, newest // 2)
+        found = pc.min_max(times).as_py()
+        if found["min"] is not None and found["min"] < least:
+            age = "" if oldest is None else f" or more than {oldest} ms ago (message.timestamp.before.max.ms)"
+            self._refuse_time(rows, times, found["min"], f"none of 1970-01-01T00:00Z or before{age}")
+        if found["max"] is not None and most is not None and found["max"] > most:
+            self._refuse_time(
+                rows, times, found["max"], f"none of more than {newest} ms ahead (message.timestamp.after.max.ms)"
+            )
+
+    def _refuse_time(self, rows: pa.RecordBatch, times: pa.Array, time_ms: int, allowed: str) -> None:
+        row = pc.index(times, time_ms).as_py()
+        raise InvalidJob(
+            f"{self._where}: a row has the time {time_ms} ms (column {self._timestamp!r}), topic {self._topic!r} takes "
+            f"{allowed}: correct the row or the topic's setting, or leave out timestamp=: {preview(rows, row)}"
+        )
 
 
 def produced(records: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:

@@ -205,8 +205,8 @@ class Fetcher:
             try:
                 consumer.seek(self._kafka.TopicPartition(feed.topic, feed.partition, feed.next_offset))
             except self._kafka.KafkaException as error:
-                reason = error.args[0].str()
-                raise Unavailable(f"{feed.where}: Kafka cannot read it again ({reason}): it is started again") from error
+                said = error.args[0].str()
+                raise Unavailable(f"{feed.where}: cannot be fetched again ({said}): the client is replaced") from error
         return {(feed.topic, feed.partition) for feed in doubtful}
 
     def _fill(self, converter: RecordConverter, feed: Feed, found: Sequence[Any], at_ns: int) -> None:

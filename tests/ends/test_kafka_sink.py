@@ -1,4 +1,4 @@
-"""The exactly-once Kafka sink against a real broker: certified; zombies, lost answers, lost markers, long outages."""
+"""The exactly-once Kafka sink against a real broker: certified; zombies, lost answers, long outages."""
 
 import time
 from collections.abc import Iterator
@@ -26,15 +26,6 @@ def topic(kafka: KafkaServer) -> Iterator[Topic]:
 def job() -> Iterator[Job]:
     with new_job() as job:
         yield job
-
-
-def delete_markers(kafka: KafkaServer, job: Job) -> None:
-    """As the broker does with offsets that are older than offsets.retention.minutes."""
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-    groups = [each.group_id for each in admin.list_consumer_groups().result().valid if job.name in each.group_id]
-    assert groups
-    for group in admin.delete_consumer_groups(groups).values():
-        group.result()
 
 
 def markers_of(kafka: KafkaServer, job: Job) -> dict[str, int]:
@@ -286,43 +277,6 @@ def test_a_sink_that_is_closed_takes_the_producer_from_nobody(kafka: KafkaServer
     with pytest.raises(Fenced, match="closed"):
         sink.commit(committable)
     successor.commit(sealed(successor, 2, [2]))
-    assert numbers(topic) == [1, 2]
-
-
-def test_a_marker_that_is_gone_stops_the_commit_until_a_person_has_looked(
-    kafka: KafkaServer, topic: Topic, job: Job
-) -> None:
-    """T4: rows are neither dropped nor doubled on a guess; the person's word decides."""
-    sink = job.open(kafka_sink(kafka, topic))
-    committable = sealed(sink, 1, [1])
-    sink.commit(committable)
-    sink.close()
-    delete_markers(kafka, job)
-    with pytest.raises(Corrupt, match=r"nobody knows whether checkpoint 1 of subtask 0 is in topic .*lost_marker="):
-        job.open(kafka_sink(kafka, topic), token=2, recover=[committable])
-    told = job.open(kafka_sink(kafka, topic, lost_marker="written"), token=3, recover=[committable])
-    told.commit(sealed(told, 2, [2]))
-    assert numbers(topic) == [1, 2]
-
-
-def test_a_person_may_say_that_the_rows_are_not_there(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    sink = job.open(kafka_sink(kafka, topic))
-    committable = sealed(sink, 1, [1])
-    sink.close()
-    delete_markers(kafka, job)
-    job.open(kafka_sink(kafka, topic, lost_marker="not_written"), token=2, recover=[committable])
-    assert numbers(topic) == [1]
-
-
-def test_a_marker_that_is_gone_is_no_trouble_when_nothing_was_pending(
-    kafka: KafkaServer, topic: Topic, job: Job
-) -> None:
-    sink = job.open(kafka_sink(kafka, topic))
-    sink.commit(sealed(sink, 1, [1]))
-    sink.close()
-    delete_markers(kafka, job)
-    again = job.open(kafka_sink(kafka, topic), token=2)
-    again.commit(sealed(again, 2, [2]))
     assert numbers(topic) == [1, 2]
 
 

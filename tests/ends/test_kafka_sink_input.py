@@ -188,7 +188,7 @@ def test_brokers_that_are_down_at_the_start_are_named(
         ({"no.such.setting": 1}, 'No such configuration property: "no.such.setting"'),
         ({"linger.ms": "soon"}, "Invalid value for configuration property"),
         ({"transaction.timeout.ms": 10_000_000}, r"transaction.timeout.ms=10000000 is above .*max.timeout.ms=900000"),
-        ({"message.max.bytes": 10_000_000}, r"message.max.bytes=10000000 is above .*\(max.message.bytes=1048588\)"),
+        ({"message.max.bytes": 10_000_000}, r"message.max.bytes=10000000 is above .* segment.bytes allow 1048588\)"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_when_the_sink_opens(
@@ -211,7 +211,9 @@ def test_settings_that_are_the_sinks_own_are_refused_when_it_is_made(name: str) 
         {"bootstrap_servers": "user:hunter2@host:9092"},
         {"topic": ""},
         {"guarantee": "at_most_once"},
-        {"lost_marker": "maybe"},
+        {"lost_marker": "written"},
+        {"lost_marker": {"line/0/1": "written"}},
+        {"lost_marker": {"line/0/1": -1}},
     ],
 )
 def test_arguments_that_make_no_sink_are_refused(arguments: dict[str, Any]) -> None:

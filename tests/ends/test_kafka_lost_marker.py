@@ -1,0 +1,158 @@
+"""A marker that is gone: what the exactly-once Kafka sink asks a person, and how far it takes the answer."""
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from barrier_runtime.sinks import kafka_transactions
+from examples.servers import KafkaServer
+from state.errors import Corrupt, InvalidJob, Unavailable
+from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
+
+
+@pytest.fixture
+def topic(kafka: KafkaServer) -> Iterator[Topic]:
+    with new_topic(kafka) as topic:
+        yield topic
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    with new_job() as job:
+        yield job
+
+
+def delete_markers(kafka: KafkaServer, job: Job) -> None:
+    """As the broker does with offsets that are older than offsets.retention.minutes."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    groups = [each.group_id for each in admin.list_consumer_groups().result().valid if job.name in each.group_id]
+    assert groups
+    for group in admin.delete_consumer_groups(groups).values():
+        group.result()
+
+
+def test_a_marker_that_is_gone_stops_the_commit_until_a_person_has_looked(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    """T4: rows are neither dropped nor doubled on a guess; the person's word decides."""
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1])
+    sink.commit(committable)
+    sink.close()
+    delete_markers(kafka, job)
+    with pytest.raises(
+        Corrupt,
+        match=r"whether checkpoint 1 of subtask 0 is in topic .*lost_marker=\{'line/0/1': n\}\): n is 1 if .* 0 if",
+    ):
+        job.open(kafka_sink(kafka, topic), token=2, recover=[committable])
+    told = job.open(kafka_sink(kafka, topic, lost_marker={"line/0/1": 1}), token=3, recover=[committable])
+    told.commit(sealed(told, 2, [2]))
+    assert numbers(topic) == [1, 2]
+
+
+def test_a_person_may_say_that_the_rows_are_not_there(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 7, [1])
+    sink.close()
+    delete_markers(kafka, job)
+    job.open(kafka_sink(kafka, topic, lost_marker={"line/0/1": 6}), token=2, recover=[committable])
+    assert numbers(topic) == [1]
+
+
+@pytest.mark.parametrize("last_there", range(4))
+def test_the_answer_says_how_far_of_several_checkpoints_the_rows_are_there(
+    kafka: KafkaServer, topic: Topic, job: Job, last_there: int
+) -> None:
+    """T4: of different generations, too; what is said to be there is not written, all else is."""
+    first, second = (job.open(kafka_sink(kafka, topic), token=token) for token in (1, 2))
+    decided = [sealed(first, 1, [1]), sealed(second, 2, [2]), sealed(second, 3, [3])]
+    second.close()
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"n is 1 if .*, 3 if all up to checkpoint 3 are, 0 if they are not"):
+        job.open(kafka_sink(kafka, topic), token=3, recover=decided)
+    told = job.open(kafka_sink(kafka, topic, lost_marker={"line/0/2": last_there}), token=4, recover=decided)
+    told.commit(sealed(told, 4, [4]))
+    assert numbers(topic) == list(range(last_there + 1, 5))
+
+
+def test_an_answer_that_stays_in_the_program_is_good_for_that_loss_only(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    """T4, T6: the same checkpoint is pending when the marker is lost a second time; meanwhile its rows were written."""
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1])
+    sink.close()
+    delete_markers(kafka, job)
+    answers = {"line/0/1": 0}
+    job.open(kafka_sink(kafka, topic, lost_marker=answers), token=2, recover=[committable]).close()
+    job.open(kafka_sink(kafka, topic, lost_marker=answers), token=3, recover=[committable]).close()
+    assert numbers(topic) == [1]
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/3': n\}"):
+        job.open(kafka_sink(kafka, topic, lost_marker=answers), token=4, recover=[committable])
+    answers["line/0/3"] = 1
+    job.open(kafka_sink(kafka, topic, lost_marker=answers), token=5, recover=[committable])
+    assert numbers(topic) == [1]
+
+
+def test_each_subtask_asks_for_itself(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """R2: two subtasks lost their markers; one had written, the other had not; a single one finishes for both."""
+    sinks = [job.open(kafka_sink(kafka, topic), subtask=number, parallelism=2) for number in range(2)]
+    decided = [sealed(sink, 1, [number]) for number, sink in enumerate(sinks)]
+    sinks[0].commit(decided[0])
+    for sink in sinks:
+        sink.close()
+    delete_markers(kafka, job)
+    answers = {"line/0/1": 1}
+    with pytest.raises(Corrupt, match=r"checkpoint 1 of subtask 1 is in topic .*'line/1/1': n"):
+        job.open(kafka_sink(kafka, topic, lost_marker=answers), token=2, recover=decided).close()
+    answers["line/1/1"] = 0
+    job.open(kafka_sink(kafka, topic, lost_marker=answers), token=3, recover=decided)
+    assert numbers(topic) == [0, 1]
+
+
+def test_an_answer_beyond_what_was_decided_is_refused(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """Rows of later checkpoints would be taken for written, and never be."""
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1])
+    sink.close()
+    delete_markers(kafka, job)
+    with pytest.raises(InvalidJob, match=r"says more than there can be .* decided of subtask 0 is 1: correct it"):
+        job.open(kafka_sink(kafka, topic, lost_marker={"line/0/1": 2}), token=2, recover=[committable])
+    assert topic.read() == []
+
+
+def test_an_answer_outlives_brokers_that_fail_before_it_is_in_the_marker(
+    kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recovery is repeated in the same process, and nobody is asked again."""
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1])
+    sink.commit(committable)
+    sink.close()
+    delete_markers(kafka, job)
+    told = kafka_sink(kafka, topic, lost_marker={"line/0/1": 1})
+
+    def fail(self: object, marker: object) -> None:
+        raise Unavailable("the brokers are away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka_transactions.MarkedProducer, "_commit", fail)
+        with pytest.raises(Unavailable, match="are away"):
+            job.open(told, token=2, recover=[committable])
+    told.recover([committable])
+    told.commit(sealed(told, 2, [2]))
+    assert numbers(topic) == [1, 2]
+
+
+def test_a_marker_that_is_gone_is_no_trouble_when_nothing_was_pending(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    sink = job.open(kafka_sink(kafka, topic))
+    sink.commit(sealed(sink, 1, [1]))
+    sink.close()
+    delete_markers(kafka, job)
+    again = job.open(kafka_sink(kafka, topic), token=2)
+    again.commit(sealed(again, 2, [2]))
+    assert numbers(topic) == [1, 2]
