@@ -1,14 +1,32 @@
-"""What the kill tests that read Kafka share: numbered rows, written to a topic at an even pace through every outage."""
+"""What the kill tests that read Kafka share: numbered rows, written to a topic at an even pace through every outage,
+and how a job reads them."""
 
+import datetime
 import json
 import threading
 import time
 
 from confluent_kafka import Producer
 
+from barrier_runtime import Dataflow, Stream
 from examples.servers import KafkaServer
 
 KEYS, PARTITIONS, RATE = 50, 2, 2_000
+
+
+def read_numbers(flow: Dataflow, bootstrap: str, topic: str) -> Stream:
+    """What a `Feed` writes, as the source `numbers` with the columns `value` and `key`."""
+    return flow.read_kafka(
+        "numbers",
+        bootstrap,
+        topic,
+        group="counters",
+        key=None,
+        value="json",
+        schema={"value": int, "key": int},
+        metadata=(),
+        discover=datetime.timedelta(seconds=1),
+    )
 
 
 class Feed:

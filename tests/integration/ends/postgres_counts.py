@@ -1,6 +1,5 @@
 """Numbers, counted per key, into a PostgreSQL table: from a topic (`bootstrap`) or generated (`rate`); its readers."""
 
-import datetime
 from typing import Any
 
 import psycopg
@@ -8,6 +7,7 @@ import psycopg
 from barrier_runtime import Dataflow, count
 from barrier_runtime.sinks.postgres import PostgresSink
 from tests.integration.ends.audit import Seen
+from tests.integration.ends.kafka_feed import read_numbers
 
 TABLE = "counts"
 KEYS = 50
@@ -16,17 +16,7 @@ KEYS = 50
 def build(settings: dict[str, Any]) -> Dataflow:
     flow = Dataflow("postgres-counts")
     if "bootstrap" in settings:
-        numbers = flow.read_kafka(
-            "numbers",
-            settings["bootstrap"],
-            settings["topic"],
-            group="counters",
-            key=None,
-            value="json",
-            schema={"value": int, "key": int},
-            metadata=(),
-            discover=datetime.timedelta(seconds=1),
-        )
+        numbers = read_numbers(flow, settings["bootstrap"], settings["topic"])
     else:
         numbers = flow.rate("numbers", settings["rate"], settings["rows"], keys=KEYS)
     counted = numbers.key_by("key").aggregate("count", n=count()).select(["value", "key", "n"])
