@@ -1,8 +1,9 @@
 """What a job's last decided checkpoint leaves to be committed, from its checkpoints alone: no flow, no coordinator.
 
 The edge of `barrier-runtime transactions`: it reads the decision log, the manifest and, through the sinks that it makes
-from what snapshots say of them, settles. Only one process settles at a time, but a job that starts meanwhile does no
-harm: commits are idempotent, and its higher token wins.
+from what snapshots say of them, settles. A commit does what a stalled process of the last generation might do at any
+later time: it is idempotent, and harms no job that starts meanwhile. Dropping is not: it needs a generation of its own
+(`coordinator.settlement`), so that what is dropped is out of reach of whoever ran the job and below whoever starts it.
 """
 
 import time
@@ -49,10 +50,16 @@ class PendingJob:
     checkpoint: int  # the newest that is decided; 0: none
     lineage: str
     token: int  # of the last generation
-    head: int  # position of the log's newest record
+    log: LogView  # as it was read, not empty
     ended: str  # how the last run ended; "" when nothing says that it did
     interval_s: float  # between its checkpoints
     sinks: tuple[PendingSink, ...]
+
+    @property
+    def head(self) -> int:
+        """Position of the log's newest record."""
+        assert self.log.head is not None
+        return self.log.head.position
 
 
 def read_pending(store: ObjectStore, job: str) -> PendingJob:
@@ -86,7 +93,7 @@ def read_pending(store: ObjectStore, job: str) -> PendingJob:
         checkpoint=checkpoint,
         lineage=fence.lineage,
         token=fence.token,
-        head=view.head.position,
+        log=view,
         ended=finish.outcome if finish else "",
         interval_s=fence.spec.checkpoints.interval_ms / 1000,
         sinks=sinks,
@@ -204,29 +211,25 @@ class Settler:
         finally:
             made.close()
 
-    def tidy(self, sink: PendingSink) -> None:
-        """Commit all that is decided and drop what was left undecided, as the job's next generation would."""
-        made = self.opened(sink, self.next_token)
+    def tidy(self, sink: PendingSink, token: int) -> None:
+        """Commit all that is decided and drop what was left undecided, as the job's next generation would. `token`: of
+        a generation that fenced the last one."""
+        made = self.opened(sink, token)
         try:
             made.recover([entry.committable for entry in sink.entries])
             self._show(made, sink)
         finally:
             made.close()
 
-    def drop(self, sink: PendingSink, told: Callable[[PendingEntry], None]) -> None:
-        """Abort what is decided: its rows are lost, unless they are visible already."""
-        made = self.opened(sink, self.next_token)
+    def drop(self, sink: PendingSink, token: int, told: Callable[[PendingEntry], None]) -> None:
+        """Abort what is decided: its rows are lost, unless they are visible already. `token`: as for `tidy`."""
+        made = self.opened(sink, token)
         try:
             for entry in sink.entries:
                 made.abort(entry.committable)
                 told(entry)
         finally:
             made.close()
-
-    @property
-    def next_token(self) -> int:
-        """That the next generation will have: every earlier one, the last included, is over for this sink."""
-        return self.pending.head + 1
 
     def _show(self, made: TwoPhaseCommitSink, sink: PendingSink) -> None:
         if made.global_committer and sink.entries:

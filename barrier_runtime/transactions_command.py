@@ -1,8 +1,12 @@
 """`barrier-runtime transactions`: show and settle what a job that does not run has decided and not made visible."""
 
 import copy
+import getpass
 import importlib.util
+import os
+import socket
 import sys
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +23,10 @@ from barrier_runtime.pending_transactions import (
 )
 from barrier_runtime.sinks.base import TwoPhaseCommitSink
 from barrier_runtime.sinks.pending_set import PendingEntry
+from coordinator.settlement import Settlement
 from state.errors import BarrierRuntimeError, InvalidJob
 from state.ids import check_job_id
+from state.object_store import ObjectStore
 from state.open_store import open_existing_store
 
 _STATE = "decided, not known to be visible"
@@ -62,9 +68,13 @@ def transactions(
                 f"job {job} runs, led by {leader}: it settles its transactions itself. Stop it first, or use --force "
                 "if it is known to be gone"
             )
+    settlement = _settlement(store, pending) if action == "abort" and pending.sinks else None
+    token = pending.token if settlement is None else settlement.begin()
     settler = Settler(store, pending, factories, overrides)
-    outcomes = [_settled(settler, sink, action, accept_loss) for sink in pending.sinks]
+    outcomes = [_settled(settler, sink, token, action, accept_loss) for sink in pending.sinks]
     _print_outcomes(pending, action, accept_loss, outcomes, form)
+    if settlement is not None:
+        settlement.finish("its transactions were settled by barrier-runtime transactions abort")
     return 0 if all(outcome.error == "" for outcome in outcomes) else 1
 
 
@@ -74,7 +84,18 @@ class Outcome(msgspec.Struct):
     error: str = ""
 
 
-def _settled(settler: Settler, sink: PendingSink, action: str, accept_loss: bool) -> Outcome:
+def _settlement(store: ObjectStore, pending: PendingJob) -> Settlement:
+    host = socket.gethostname()
+    return Settlement(
+        store,
+        pending.log,
+        leader=f"settled-{uuid.uuid4().hex}",
+        host=host,
+        submitter=f"{getpass.getuser()}@{host} pid {os.getpid()} (transactions abort)",
+    )
+
+
+def _settled(settler: Settler, sink: PendingSink, token: int, action: str, accept_loss: bool) -> Outcome:
     """One sink; what it raises does not keep the others waiting."""
     outcome = Outcome(sink.name, [])
     try:
@@ -82,9 +103,9 @@ def _settled(settler: Settler, sink: PendingSink, action: str, accept_loss: bool
             if sink.entries:
                 settler.commit(sink, outcome.done.append)
         elif accept_loss:
-            settler.drop(sink, outcome.done.append)
+            settler.drop(sink, token, outcome.done.append)
         else:
-            settler.tidy(sink)
+            settler.tidy(sink, token)
             outcome.done.extend(sink.entries)
     except Exception as error:  # also whatever the target's library raises
         outcome.error = str(error) if isinstance(error, BarrierRuntimeError) else f"{type(error).__name__}: {error}"

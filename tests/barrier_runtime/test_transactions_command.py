@@ -20,6 +20,7 @@ from barrier_runtime.sinks.file_committable import StagedFile, encode_committabl
 from barrier_runtime.sinks.files import ParquetSink
 from barrier_runtime.sinks.kinds import KINDS, decode_sink, describe_sink, make_sink
 from barrier_runtime.transactions_command import transactions
+from coordinator.log_records import Fence, decode_record
 from state.errors import InvalidJob
 from state.open_store import open_existing_store, open_store
 from state.paths import Paths
@@ -83,6 +84,18 @@ class Killed:
 
     def staged(self) -> list[str]:
         return [info.key for info in open_store(self.out).list("_staging/") if not info.key.endswith(".probe")]
+
+    def fences(self) -> list[Fence]:
+        store = open_existing_store(self.url)
+        records = [decode_record(info.key, store.get(info.key)) for info in store.list("stuck/log/")]
+        return sorted((each for each in records if isinstance(each, Fence)), key=lambda fence: fence.token)
+
+    def damage(self) -> list[object]:
+        done = subprocess.run(
+            [*COMMAND, "fsck", self.url, "--format", "json"], capture_output=True, text=True, timeout=120, check=False
+        )
+        (job,) = json.loads(done.stdout)["jobs"]
+        return list(job["damage"])
 
     def settle(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [*COMMAND, "transactions", "stuck", *arguments, "--checkpoints", self.url]
@@ -175,8 +188,22 @@ def test_abort_drops_what_was_never_decided_and_keeps_what_was(killed: Killed) -
     assert "what was not decided is dropped" in done.stdout
     assert killed.visible() == list(range(wanted))
     assert killed.staged() == []
+    assert json.loads(killed.settle("list", "--format", "json").stdout)["last_run"] == "cancelled"
+    assert killed.damage() == []
     assert killed.run_on().returncode == 0
     assert killed.visible() == list(range(ROWS))
+    assert killed.damage() == []
+
+
+def test_abort_takes_a_generation_of_its_own_before_it_drops_anything(killed: Killed) -> None:
+    """Z1: else a job that is started at the same moment has the token under which its rows are dropped."""
+    head = read_pending(open_existing_store(killed.url), "stuck").head
+    assert killed.settle("abort").returncode == 0
+    assert killed.run_on().returncode == 0
+    settled, successor = killed.fences()[-2:]
+    assert (settled.token, settled.spec.run_id[:8]) == (head + 1, "settled-")
+    assert successor.token > settled.token
+    assert successor.restored_checkpoint == settled.restored_checkpoint > 0
 
 
 def test_an_accepted_loss_never_passes_for_success(killed: Killed) -> None:
