@@ -6,7 +6,9 @@
   lock, so nothing of an older one can appear after the newer one has looked for leftovers.
 - The global commit, one SQL transaction over all subtasks: lock the row of `commits`, leave out what it says is
   visible, move the parts of everything else into the target, raise `commits`. Readers see whole checkpoints. Two
-  processes that do it at once take turns, and the second finds nothing to do.
+  processes that do it at once take turns, and the second finds nothing to do. What an outage has piled up is moved
+  decision by decision, so that a failure keeps what was reached. By committable would not do: one of a checkpoint that
+  was given up holds rows of some subtasks only, and must appear together with the next decided ones.
 
 `commits` holds one number per lineage, and that is enough for ever: within a lineage checkpoint ids only rise, and what
 a manifest lists and a global commit up to n has not moved belongs to a checkpoint after n.
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from barrier_runtime.sinks.base import SinkContext
+from barrier_runtime.sinks.decisions import decided_checkpoints
 from barrier_runtime.sinks.postgres_committable import Names, PostgresCommittable
 from barrier_runtime.sinks.postgres_session import Session, load_psycopg
 from barrier_runtime.sinks.postgres_target import Target, copy_into, make_check_table
@@ -121,27 +124,48 @@ class StagedTransactions:
         self._deciding.run("committing", work)
 
     def commit_globally(self, checkpoint: int, committables: Sequence[PostgresCommittable]) -> None:
-        """Move the rows of all of them that are not visible yet, oldest first, in one SQL transaction."""
+        """Move the rows of all of them that are not visible yet, oldest first, one SQL transaction per decision."""
+        lineages = sorted({each.lineage for each in committables})
+        visible = self._deciding.run(
+            "looking for what is visible",
+            lambda connection: {lineage: self._visible_through(connection, lineage) for lineage in lineages},
+        )
+        due = [each for each in committables if each.checkpoint > visible[each.lineage]]
+        for lineage in lineages:
+            if lineage != self._context.lineage:
+                inherited = [each for each in due if each.lineage == lineage]
+                if inherited:
+                    self._show(lineage, max(each.checkpoint for each in inherited), inherited)
+        own = [each for each in due if each.lineage == self._context.lineage]
+        shown = 0
+        for decided in self._decisions(checkpoint, own):
+            self._show(self._context.lineage, decided, [each for each in own if shown < each.checkpoint <= decided])
+            shown = decided
+
+    def _decisions(self, checkpoint: int, due: Sequence[PostgresCommittable]) -> list[int]:
+        """Rising checkpoints in whose steps `due` can be shown; the last one is `checkpoint`."""
+        numbers = sorted({each.checkpoint for each in due})
+        if not numbers:
+            return []
+        if numbers[0] == checkpoint:
+            return numbers
+        between = decided_checkpoints(self._context, numbers[0] - 1)
+        return [*(each for each in between if each < checkpoint), checkpoint]
+
+    def _show(self, lineage: str, checkpoint: int, committables: Sequence[PostgresCommittable]) -> None:
+        """Move them, and say that everything of this lineage up to `checkpoint` is visible."""
 
         def work(connection: Any) -> None:
-            through = {
-                lineage: self._lock_commits(connection, lineage)
-                for lineage in sorted({committable.lineage for committable in committables})
-            }
-            due = [each for each in committables if each.checkpoint > through[each.lineage]]
-            for group in _of_equal_columns(due):
+            visible = self._lock_commits(connection, lineage)
+            for group in _of_equal_columns([each for each in committables if each.checkpoint > visible]):
                 self._move(connection, group)
-            for lineage, visible in through.items():
-                own = [each.checkpoint for each in committables if each.lineage == lineage]
-                reached = max(*own, visible, checkpoint if lineage == self._context.lineage else 0)
-                connection.execute(
-                    "update barrier_runtime.commits set checkpoint = %s, committed_at = now() "
-                    "where job = %s and sink = %s and lineage = %s",
-                    (reached, self._context.job, self._context.sink, lineage),
-                )
+            connection.execute(
+                "update barrier_runtime.commits set checkpoint = %s, committed_at = now() "
+                "where job = %s and sink = %s and lineage = %s",
+                (max(visible, checkpoint), self._context.job, self._context.sink, lineage),
+            )
 
-        if committables:
-            self._deciding.run(f"committing checkpoint {checkpoint}", work)
+        self._deciding.run(f"committing checkpoint {checkpoint}", work)
 
     def _lock_commits(self, connection: Any, lineage: str) -> int:
         """What is visible in this lineage; nobody else raises it before this SQL transaction ends."""
@@ -185,10 +209,10 @@ class StagedTransactions:
         while parts:
             taken = _as_many_as_fit(parts)
             copy_into(connection, copied_to, columns, self._take(connection, parts[:taken]))
+            if self._key:
+                connection.execute(_upsert(into, columns, self._key))
+                connection.execute("truncate pg_temp.barrier_runtime_check")
             del parts[:taken]
-        if self._key:
-            connection.execute(_upsert(into, columns, self._key))
-            connection.execute("truncate pg_temp.barrier_runtime_check")
 
     def _take(self, connection: Any, parts: Sequence[tuple[PostgresCommittable, int]]) -> list[bytes]:
         with connection.cursor(binary=True) as cursor:

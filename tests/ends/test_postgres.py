@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import Dataflow
+from barrier_runtime.sinks import postgres_staged
 from barrier_runtime.sinks.postgres import PostgresSink
 from barrier_runtime.sinks.postgres_session import Session, parameters_of
 from barrier_runtime.sinks.postgres_target import LAYOUT_LOCK
@@ -290,9 +291,14 @@ def test_rows_of_all_subtasks_and_of_several_checkpoints_appear_in_one_step(
         sink.close()
 
 
+@pytest.mark.parametrize("moved_at_once", [1, 16 << 20])
 def test_the_last_row_of_a_key_wins_within_and_across_checkpoints(
-    postgres: PostgresServer, connection: psycopg.Connection[Any]
+    postgres: PostgresServer,
+    connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    moved_at_once: int,
 ) -> None:
+    monkeypatch.setattr(postgres_staged, "_MOVE_BYTES", moved_at_once)
     table = new_table(connection, "n bigint, t text, other text default 'kept', unique (n)")
     job = new_job()
     sink = opened(postgres.url, table, job, mode="upsert", key=["n"], max_bytes_in_memory=64)

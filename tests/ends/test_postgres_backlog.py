@@ -1,0 +1,119 @@
+"""What an outage of the table has piled up in PostgreSQL: shown decision by decision, none of it torn."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from coordinator.decision_log import DecisionLog, LogView
+from coordinator.log_records import Complete, Fence, Record
+from coordinator.messages import CheckpointOptions, JobSpec
+from examples.servers import PostgresServer
+from state.errors import InvalidJob
+from state.object_store import PutOutcome
+from state.paths import Paths
+from tests.ends.postgres_tables import (
+    STORE,
+    left_over,
+    made_visible,
+    new_job,
+    new_table,
+    opened,
+    pre_committed,
+    seen,
+)
+
+
+@pytest.fixture
+def connection(postgres: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        yield connection
+
+
+def decide(job: str, *checkpoints: int) -> None:
+    """A log in the job's store that has decided these, in the lineage that `opened` has."""
+    log = DecisionLog(job, LogView())
+
+    def append(kind: type[Record], token: int, **facts: Any) -> None:
+        put_id = f"put-{log.next_position}"
+        common = {"put_id": put_id, "parent_sha256": log.head_sha256, "token": token, "writer": "test", "wall_ms": 0}
+        step = log.propose(kind(**common, prior_complete=log.prior_complete, lineage="lineage", **facts))
+        assert STORE.put_if_absent(Paths(job).log_record(step.position), step.data) is PutOutcome.LANDED
+        log.on_put(step.position, PutOutcome.LANDED)
+
+    spec = JobSpec(
+        job=job,
+        run_id="run",
+        submitter="test",
+        parallelism=1,
+        max_parallelism=128,
+        chains=(),
+        checkpoints=CheckpointOptions(interval_ms=1_000),
+    )
+    append(Fence, 1, reason="start", restored_checkpoint=0, checkpoint_floor=0, spec=spec)
+    for checkpoint in checkpoints:
+        append(Complete, 1, checkpoint=checkpoint, manifest=f"manifest-{checkpoint}", sha256="")
+
+
+def test_a_failure_keeps_the_checkpoints_that_were_shown_before_it(
+    postgres: PostgresServer, connection: psycopg.Connection[Any]
+) -> None:
+    """T2, T4: the row of the third checkpoint is refused until a person has made room for it."""
+    table, job = new_table(connection, "n bigint unique, t text"), new_job()
+    connection.execute(f"insert into {table} values (3)")
+    sink = opened(postgres.url, table, job)
+    backlog = [pre_committed(sink, checkpoint, checkpoint) for checkpoint in range(1, 6)]
+    decide(job, *range(1, 6))
+    for _ in range(2):
+        with pytest.raises(InvalidJob, match="committing checkpoint 3 failed"):
+            made_visible(sink, 5, backlog)
+        assert seen(connection, table) == [3, 1, 2]
+    connection.execute(f"delete from {table} where n = 3")
+    made_visible(sink, 5, backlog)
+    assert seen(connection, table) == [1, 2, 3, 4, 5]
+    assert left_over(connection, job) == []
+    sink.close()
+
+
+def test_rows_of_a_checkpoint_that_was_given_up_appear_with_the_next_decided_one(
+    postgres: PostgresServer, connection: psycopg.Connection[Any]
+) -> None:
+    """T2: checkpoint 2 reached one subtask only, so that its rows alone are no state that the job ever had."""
+    table, job = new_table(connection, "n bigint unique, t text"), new_job()
+    sinks = [opened(postgres.url, table, job, subtask=subtask, parallelism=2) for subtask in range(2)]
+    first, second = sinks
+    backlog = [
+        *(pre_committed(first, 1, 10), pre_committed(second, 1, 11)),
+        pre_committed(first, 2, 20),
+        *(pre_committed(first, 3, 30), pre_committed(second, 3, 31)),
+    ]
+    decide(job, 1, 3)
+    connection.execute(f"insert into {table} values (31)")
+    with pytest.raises(InvalidJob, match="committing checkpoint 3 failed"):
+        made_visible(first, 3, backlog)
+    assert seen(connection, table) == [31, 10, 11]
+    connection.execute(f"delete from {table} where n = 31")
+    made_visible(first, 3, backlog)
+    assert seen(connection, table) == [10, 11, 20, 30, 31]
+    for sink in sinks:
+        sink.close()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"mode": "upsert", "key": ["n"]}])
+def test_a_backlog_that_no_single_statement_could_move_in_time_is_moved(
+    postgres: PostgresServer, connection: psycopg.Connection[Any], arguments: dict[str, Any]
+) -> None:
+    """Three seconds of work in all, and two that a statement may take."""
+    table, job = new_table(connection, "n bigint unique, t text"), new_job()
+    connection.execute(
+        f"create function slow_{table}() returns trigger language plpgsql as "
+        "$$ begin perform pg_sleep(0.3); return new; end $$"
+    )
+    connection.execute(f"create trigger slow before insert on {table} for each row execute function slow_{table}()")
+    sink = opened(postgres.url, table, job, statement_timeout=2.0, **arguments)
+    backlog = [pre_committed(sink, checkpoint, checkpoint) for checkpoint in range(1, 11)]
+    decide(job, *range(1, 11))
+    made_visible(sink, 10, backlog)
+    assert seen(connection, table) == list(range(1, 11))
+    sink.close()
