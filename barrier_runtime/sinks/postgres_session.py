@@ -25,8 +25,21 @@ _CONNECTION_DEFAULTS = {
     "target_session_attrs": "read-write",
     "application_name": "barrier-runtime",
 }
-_LOCK_TIMEOUT_MS = 10_000
-_IDLE_IN_TRANSACTION_MS = 20_000  # a stalled process must not hold locks for longer: its successor needs them
+_SETTINGS = {  # of the server, for our sessions; such as it does not know yet are left out
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "20s",  # a stalled process holds no locks for longer: its successor waits
+    "idle_session_timeout": "0",  # a session may wait for the next checkpoint as long as that takes
+    "transaction_timeout": "0",  # `call_s` is the bound
+    "tcp_keepalives_idle": "10s",  # a host that vanished leaves no session that holds an advisory lock
+    "tcp_keepalives_interval": "5s",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "30s",
+    "client_encoding": "UTF8",
+}
+_SET = """
+select set_config(name, wanted.value, false)
+from unnest(%s::text[], %s::text[]) as wanted (name, value) join pg_settings using (name)
+"""
 _CALL_S = 600.0
 _OLDEST_SERVER = 120_000
 _PASSING = ("08", "40", "53", "57", "58", "55P03", "25P03", "25P02", "25006", "XX000")
@@ -161,14 +174,8 @@ class Session:
                     f"{connection.info.server_version // 10_000}: 12 or newer is needed"
                 )
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            settings = {
-                "statement_timeout": str(self._statement_timeout_ms),
-                "lock_timeout": str(_LOCK_TIMEOUT_MS),
-                "idle_in_transaction_session_timeout": str(_IDLE_IN_TRANSACTION_MS),
-                "client_encoding": "UTF8",
-            }
-            for name, value in settings.items():
-                connection.execute("select set_config(%s, %s, false)", (name, value))
+            settings = {**_SETTINGS, "statement_timeout": str(self._statement_timeout_ms)}
+            connection.execute(_SET, (list(settings), list(settings.values())))
             # Staged rows must outlive the server: "off" would let it forget what it has confirmed.
             connection.execute(
                 "select set_config('synchronous_commit', 'on', false) "

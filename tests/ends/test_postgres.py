@@ -393,6 +393,34 @@ def test_a_backend_that_stalls_is_left_for_another_one(
     session.close()
 
 
+@BOTH
+def test_a_session_that_waits_for_the_next_checkpoint_is_not_cut_whatever_the_database_is_set_to(
+    postgres: PostgresServer, connection: psycopg.Connection[Any], transactions: str
+) -> None:
+    """Nor left open for ever by the server when our host has vanished."""
+    name = f"impatient_{new_job().replace('-', '_')}"
+    connection.execute(f"create database {name}")
+    for setting in ("idle_session_timeout = '300ms'", "tcp_keepalives_idle = 7200"):
+        connection.execute(f"alter database {name} set {setting}")
+    url = postgres.url.rpartition("/")[0] + f"/{name}"
+    with psycopg.connect(url, options="-c idle_session_timeout=0", autocommit=True) as maker:
+        table, job = new_table(maker), new_job()
+    sink = opened(url, table, job, transactions=transactions)
+    decided = pre_committed(sink, 1, 1)
+    ask = "select pid from pg_stat_activity where datname = %s and application_name = 'barrier-runtime' order by pid"
+    ours = connection.execute(ask, (name,)).fetchall()
+    assert ours
+    witness = psycopg.connect(url, autocommit=True)  # idle for less time than ours
+    there = "select 1 from pg_stat_activity where pid = %s"
+    until(lambda: not connection.execute(there, (witness.info.backend_pid,)).fetchall(), "the witness is cut")
+    witness.close()
+    made_visible(sink, 1, [decided])
+    assert connection.execute(ask, (name,)).fetchall() == ours
+    shown = sink._deciding.run("asking", lambda own: own.execute("show tcp_keepalives_idle").fetchone()[0])
+    assert int(shown.removesuffix("s")) <= 10
+    sink.close()
+
+
 def end_sessions(connection: psycopg.Connection[Any]) -> None:
     ours = "from pg_stat_activity where application_name = 'barrier-runtime'"
     connection.execute(f"select pg_terminate_backend(pid) {ours}")
