@@ -1,13 +1,24 @@
-"""Which checkpoints of a job were decided, for a sink that shows a backlog in several steps.
+"""What a sink may have to know of its job's decision log: which log it is, and which checkpoints it decided.
 
-A manifest lists committables of every checkpoint that closed a transaction, also of such as were given up; only the
-decision log tells them apart.
+A manifest lists committables of every checkpoint that closed a transaction, also of such as were given up; only the log
+tells them apart. Fencing tokens are positions in one log: those of another say nothing about ours, and a job whose
+checkpoints were deleted has another log under the same URL.
 """
 
 from barrier_runtime.sinks.base import SinkContext
 from coordinator.decision_log import complete_of
+from coordinator.hashing import sha256_hex
 from coordinator.log_reader import read_log
+from coordinator.log_records import FIRST_POSITION
+from state.object_store import get_or_none
 from state.paths import Paths
+
+
+def log_id(context: SinkContext) -> str:
+    """The log within which `context.token` only rises: what no other log has. Where the store has none (a sink that is
+    driven by hand), the lineage, within which it rises as well. Blocking; raises what the store raises."""
+    first = get_or_none(context.job_store, Paths(context.job).log_record(FIRST_POSITION))
+    return f"lineage {context.lineage}" if first is None else f"log {sha256_hex(first)[:32]}"
 
 
 def decided_checkpoints(context: SinkContext, after: int) -> list[int]:

@@ -1,8 +1,16 @@
 """Rows as values of Redis keys, by idempotent upserts (see `upsert`).
 
-Each subtask writes a few hundred rows with one script, which first looks at the job's *fence*: a hash with the lineage
-and the fencing token of the generation that opened the sink last. A zombie of an older generation is refused there, in
-the same atomic step, so it cannot overwrite what its successor has written.
+Each subtask writes a few hundred rows with one script, which first looks at the job's *fence*: a hash with the fencing
+token of the generation that opened the sink last, and the decision log that the token is a position of. Whoever has not
+exactly these is refused there, in the same atomic step, so a zombie cannot overwrite what its successor has written.
+
+Who may take the fence: within one log, the higher token, whatever lineages there are. Tokens of different logs (the job
+was given another place for its checkpoints, or they were deleted) cannot be compared, so the fence remembers the newest
+token of each log: a generation takes over from another log's if its own log never had one as new. What was fenced out
+once thus never comes back, and of two logs that both live the one started last has the fence.
+
+Beside the fence is the number of the last lot of each subtask. Every attempt to write has a higher one, and a lower one
+is refused: a request whose answer never came may reach Redis long after it was repeated and newer rows were written.
 
 Redis must keep what it has acknowledged: `appendonly yes`, and `appendfsync always` if a power failure counts. A
 cluster of several shards is not supported: fence and rows must be changed together.
@@ -18,23 +26,32 @@ import pyarrow as pa
 
 from barrier_runtime.rows import rows_of
 from barrier_runtime.sinks.base import SinkContext
+from barrier_runtime.sinks.decisions import log_id
 from barrier_runtime.sinks.upsert import UpsertSink
-from state.errors import Fenced, InvalidJob, Unavailable
+from state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable
 
 _ROWS_AT_ONCE = 256
 _ANSWER_S = 10.0
 
 _TAKE = """
-local held = redis.call('HMGET', KEYS[1], 'lineage', 'token')
-if held[1] == ARGV[1] and tonumber(held[2]) > tonumber(ARGV[2]) then return held end
-redis.call('HSET', KEYS[1], 'lineage', ARGV[1], 'token', ARGV[2])
-return {ARGV[1], ARGV[2]}
+local log, token, subtask = ARGV[1], ARGV[2], ARGV[3]
+local held = redis.call('HMGET', KEYS[1], 'log', 'token', 'newest of ' .. log)
+if held[1] ~= log or held[2] ~= token then
+  if held[3] and tonumber(held[3]) >= tonumber(token) then return {log, held[3], false} end
+  redis.call('HSET', KEYS[1], 'log', log, 'token', token, 'newest of ' .. log, token)
+  redis.call('DEL', KEYS[2])
+end
+return {log, token, redis.call('HGET', KEYS[2], subtask) or '0'}
 """
 
 _WRITE = """
-local held = redis.call('HMGET', KEYS[1], 'lineage', 'token')
-if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return held end
-local at = 3
+local log, token, subtask, lot = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local held = redis.call('HMGET', KEYS[1], 'log', 'token')
+if held[1] ~= log or held[2] ~= token then return {held[1], held[2], false} end
+local last = redis.call('HGET', KEYS[2], subtask) or '0'
+if tonumber(last) >= tonumber(lot) then return {log, token, last} end
+redis.call('HSET', KEYS[2], subtask, lot)
+local at = 5
 while at <= #ARGV do
   local key, kind, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   at = at + 3
@@ -46,7 +63,7 @@ while at <= #ARGV do
   end
   at = at + count
 end
-return held
+return {log, token, lot}
 """
 
 
@@ -97,10 +114,10 @@ class RedisUpsertSink(UpsertSink):
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._fence = f"barrier-runtime:{context.job}:{context.sink}:fence"
-        self._identity = (context.lineage, str(context.token))
+        self._lots = f"barrier-runtime:{context.job}:{context.sink}:lots"
+        self._log = log_id(context)
         self._redis = self._client()
-        with self._trouble():
-            self._check(self._redis.eval(_TAKE, 1, self._fence, *self._identity))
+        self._lot = self._run(_TAKE)
 
     def check_schema(self, schema: pa.Schema) -> None:
         wanted = [*self.key, *([] if self.value in ("hash", "json") else [self.value])]
@@ -113,8 +130,13 @@ class RedisUpsertSink(UpsertSink):
     def upsert(self, rows: pa.RecordBatch) -> None:
         for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
             flat = [part for row in rows_of(rows.slice(start, _ROWS_AT_ONCE)) for part in self._written(row)]
-            with self._trouble():
-                self._check(self._redis.eval(_WRITE, 1, self._fence, *self._identity, *flat))
+            self._lot += 1
+            last = self._run(_WRITE, self._lot, *flat)
+            if last != self._lot:
+                raise ProtocolViolation(
+                    f"{self._where}: lot {self._lot} comes after lot {last} of another instance of this subtask in "
+                    f"generation {self._context.token}: file a bug"
+                )
 
     def close(self) -> None:
         client = getattr(self, "_redis", None)
@@ -133,19 +155,22 @@ class RedisUpsertSink(UpsertSink):
         fields = [part for name, value in others.items() if value is not None for part in (name, _bytes(value))]
         return [key, "hash", len(fields), *fields]
 
-    def _check(self, held: list[bytes | None]) -> None:
-        """`held`: lineage and token of the fence, as the script found it."""
-        lineage, token = [None if each is None else each.decode() for each in held]
-        if (lineage, token) == self._identity:
-            return
-        if lineage == self._identity[0] and int(token or 0) > int(self._identity[1]):
+    def _run(self, script: str, *arguments: bytes | str | int) -> int:
+        """The number of this subtask's last lot, if the fence is ours."""
+        context = self._context
+        keys, who = (self._fence, self._lots), (self._log, context.token, context.subtask)
+        with self._trouble():
+            answer = self._redis.eval(script, len(keys), *keys, *who, *arguments)
+        log, token, last = [None if each is None else each.decode() for each in answer]
+        if last is not None:
+            return int(last)
+        if log == self._log:
             raise Fenced(
-                f"{self._where}: generation {token} writes to Redis at {self.url} now; generation {self._identity[1]} "
-                "stops"
+                f"{self._where}: generation {token} writes to Redis at {self.url} now; generation {context.token} stops"
             )
         raise Unavailable(
             f"{self._where}: the fence {self._fence} in Redis at {self.url} is "
-            f"{'gone' if lineage is None else 'held by another life of this job'}: it is taken again at the next "
+            f"{'gone' if log is None else 'held by this job with other checkpoints'}: it is taken again at the next "
             "start; is the database emptied, does Redis evict keys, or does another job have these names?"
         )
 

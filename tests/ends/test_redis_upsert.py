@@ -13,7 +13,10 @@ from barrier_runtime.sinks.redis import RedisUpsertSink
 from barrier_runtime.testing import certify
 from examples.servers import RedisServer
 from state.errors import Fenced, InvalidJob, Unavailable
+from state.memory_store import MemoryStore
+from state.paths import Paths
 from tests.ends.kafka_target import Job, new_job, written
+from tests.ends.late_requests import LateRequests
 
 
 @pytest.fixture
@@ -117,6 +120,84 @@ def test_a_zombie_cannot_overwrite_what_its_successor_has_written(
     assert hashes(database, prefix) == {"1": {"n": "7"}}
     with pytest.raises(Fenced):
         job.open(sink(), token=1)
+
+
+def test_a_request_that_was_repeated_and_arrives_after_newer_rows_changes_nothing(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job
+) -> None:
+    """T12: of the same generation, so the fence does not tell it from a living one."""
+    with LateRequests("127.0.0.1", redis.port) as network:
+        sink = job.open(
+            RedisUpsertSink(f"redis://127.0.0.1:{network.port}", key="id", prefix=prefix, deterministic=True)
+        )
+        transaction = written(sink, [{"id": 1, "n": 5}])
+        network.keep_next(prefix.encode())
+        with pytest.raises(Unavailable):
+            sink.pre_commit(transaction, 1)
+        assert hashes(database, prefix) == {}
+        sink.pre_commit(transaction, 1)
+        assert hashes(database, prefix) == {"1": {"n": "5"}}
+        sink.pre_commit(written(sink, [{"id": 1, "n": 7}]), 2)
+        network.deliver()
+        assert hashes(database, prefix) == {"1": {"n": "7"}}
+        sink.pre_commit(written(sink, [{"id": 1, "n": 8}]), 3)
+        assert hashes(database, prefix) == {"1": {"n": "8"}}
+
+
+def begin_log(job: Job) -> None:
+    """Checkpoints of its own for this job, empty but for the beginning of their log."""
+    job.store = MemoryStore()
+    job.store.put(Paths(job.name).log_record(1), uuid.uuid4().bytes)
+
+
+def test_an_older_generation_that_opens_late_gets_no_fence_whatever_its_lineage(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job
+) -> None:
+    """Z1: it was stalled in its first request, while the job was started anew with nothing to restore."""
+
+    def sink() -> RedisUpsertSink:
+        return RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True)
+
+    begin_log(job)
+    job.lineage = "newer"
+    newer = job.open(sink(), token=2)
+    job.lineage = "older"
+    with pytest.raises(Fenced, match="generation 2 writes to Redis"):
+        job.open(sink(), token=1)
+    newer.pre_commit(written(newer, [{"id": 1, "n": 7}]), 1)
+    assert hashes(database, prefix) == {"1": {"n": "7"}}
+    again = job.open(sink(), token=3)
+    again.pre_commit(written(again, [{"id": 1, "n": 8}]), 1)
+    with pytest.raises(Fenced, match="generation 3 writes to Redis"):
+        newer.pre_commit(written(newer, [{"id": 1, "n": 9}]), 2)
+    assert hashes(database, prefix) == {"1": {"n": "8"}}
+
+
+def test_a_start_with_other_checkpoints_takes_over_and_what_it_replaced_never_comes_back(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job
+) -> None:
+    """T14: its tokens begin from 1 again."""
+
+    def sink() -> RedisUpsertSink:
+        return RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True)
+
+    begin_log(job)
+    before, old = job.store, job.open(sink(), token=50)
+    begin_log(job)
+    new = job.open(sink(), token=1)
+    new.pre_commit(written(new, [{"id": 1, "n": 7}]), 1)
+    with pytest.raises(Unavailable, match="held by this job with other checkpoints"):
+        old.pre_commit(written(old, [{"id": 1, "n": 5}]), 1)
+    job.store = before
+    for token in (49, 50):
+        with pytest.raises(Fenced, match="generation 50 writes"):
+            job.open(sink(), token=token, subtask=1)
+    assert hashes(database, prefix) == {"1": {"n": "7"}}
+    new.pre_commit(written(new, [{"id": 1, "n": 8}]), 2)
+    job.open(sink(), token=51)
+    with pytest.raises(Unavailable, match="held by this job with other checkpoints"):
+        new.pre_commit(written(new, [{"id": 1, "n": 9}]), 3)
+    assert hashes(database, prefix) == {"1": {"n": "8"}}
 
 
 def test_a_fence_that_is_gone_is_taken_again_by_the_next_generation(
