@@ -4,8 +4,11 @@ An upload is named by its key, its id and the tags of its parts; whoever has the
 long as nobody aborts it. Buckets have rules that do so after some days: `expiry_rule` reads them.
 
 Nothing S3 answers in an emergency is believed. When a completion failed, or nobody knows, the object under the final
-key is looked at: there with the right content, it is done; there with other content or nowhere, with no upload left to
-complete, it is `Corrupt`; else it is tried again.
+key is looked at: there with the right content, it is done; there with other content, it is `Corrupt`; not there while
+its upload is, it is tried again. Neither there is what damage looks like, and also what a completion looks like that
+another process has under way: S3 may take a while, in which the upload is gone and the object not to be seen yet. So
+only the last of several looks in a row, by the same `MultipartUploads`, calls that `Corrupt`; the pauses between them
+are the caller's (commits are repeated after 0.1 s, 0.2 s, …, so that it takes some 13 s).
 """
 
 import base64
@@ -23,6 +26,7 @@ from state.object_store import ObjectNotFound
 _T = TypeVar("_T")
 _PART_BYTES = 8 << 20  # S3 wants 5 MiB or more of each but the last
 _MOST_PARTS = 10_000
+_LOOKS = 8  # in a row that find neither object nor upload, until that is damage
 _SHA256 = "sha256"  # our entry in the object's metadata: of the whole, which S3 itself only has of the parts
 
 
@@ -57,10 +61,12 @@ class HasMultipart(Protocol):
 
 
 class MultipartUploads:
-    """Uploads below one prefix of one bucket. Blocking, thread-safe."""
+    """Uploads below one prefix of one bucket. Blocking, thread-safe. Who completes what others may have completed keeps
+    one of these: it counts the looks that found nothing."""
 
     def __init__(self, access: S3Access) -> None:
         self._access = access
+        self._looks: dict[str, int] = {}  # upload id -> looks in a row that found neither it nor its object
 
     def upload(self, key: str, data: bytes) -> Upload:
         """Everything but the completion: durable, invisible. `key` must be new; after an error nothing is left, as far
@@ -90,18 +96,31 @@ class MultipartUploads:
                 ),
             )
         except BarrierRuntimeError as error:
-            if self._is_there(key, sha256, size):
-                return
-            if isinstance(error, InvalidJob):
-                raise
-            if any(found == (key, upload.id) for found in self.list(key)):
-                raise Unavailable(f"{self._access.url}/{key} could not be completed ({error})") from error
-            if not self._is_there(key, sha256, size):  # nobody completed it between the two looks
-                raise Corrupt(
-                    f"a decided file is gone: neither {self._access.url}/{key} (sha256 {sha256}, {size} bytes) nor "
-                    f"its upload {upload.id} is there. Was it aborted by a person, or by a new rule of the bucket? "
-                    "Put the file back under this name; the commit is tried again"
-                ) from error
+            if not self._is_there(key, sha256, size):
+                self._not_completed(key, upload, sha256, size, error)
+        self._looks.pop(upload.id, None)
+
+    def _not_completed(self, key: str, upload: Upload, sha256: str, size: int, error: BarrierRuntimeError) -> None:
+        """Return only if another process has completed it by now."""
+        if isinstance(error, InvalidJob):
+            raise error
+        name = f"{self._access.url}/{key}"
+        if any(found == (key, upload.id) for found in self.list(key)):
+            self._looks.pop(upload.id, None)
+            raise Unavailable(f"{name} could not be completed ({error})") from error
+        if self._is_there(key, sha256, size):
+            return
+        looks = self._looks[upload.id] = self._looks.get(upload.id, 0) + 1
+        missing = f"neither {name} (sha256 {sha256}, {size} bytes) nor its upload {upload.id} is there"
+        if looks < _LOOKS:
+            raise Unavailable(
+                f"{missing} (look {looks} of {_LOOKS}): another process may be completing it, so the commit is tried "
+                "again; where that does not help, it was aborted, and has to be put back under this name"
+            ) from error
+        raise Corrupt(
+            f"a decided file is gone: {missing}, after {looks} looks. Was it aborted by a person, or by a new rule of "
+            "the bucket? Put the file back under this name; the commit is tried again"
+        ) from error
 
     def abort(self, key: str, upload_id: str) -> None:
         """Idempotent; a completed upload is left as it is."""

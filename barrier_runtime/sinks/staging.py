@@ -46,6 +46,7 @@ class Staging:
         self._where = where
         self._last = 0
         self._counting = threading.Lock()
+        self._multipart: MultipartUploads | None = None
 
     def stage(self, data: bytes, rows: int, earliest: int) -> StagedFile:
         """Make the bytes durable. `earliest`: the first checkpoint that can close their transaction."""
@@ -88,6 +89,11 @@ class Staging:
         self._store.delete([info.key for info in staged if is_leftover(info.key, token, subtask, parallelism)])
 
     def _uploads(self) -> MultipartUploads:
+        if self._multipart is None:
+            self._multipart = self._made_uploads()
+        return self._multipart
+
+    def _made_uploads(self) -> MultipartUploads:
         if not isinstance(self._store, HasMultipart):
             raise InvalidJob(
                 f"{self._where}: {self._store.url} has no multipart uploads, but a file of the checkpoint is one: "

@@ -253,6 +253,9 @@ def test_commit_and_abort_may_be_repeated_and_commit_after_abort_is_an_error(
     assert numbers_in(store) == [1]
     file = decode_committable(committable, "here").files[0]
     assert file.upload is not None
+    for look in range(1, 8):
+        with pytest.raises(Unavailable, match=rf"look {look} of 8\): another process may be completing it"):
+            sink.commit(committable)
     with pytest.raises(Corrupt) as caught:
         sink.commit(committable)
     for named in (file.final, file.sha256, file.upload.id, "job 'job', sink 'out', subtask 0", "Put the file back"):
@@ -436,7 +439,7 @@ def test_a_store_whose_rules_cannot_be_known_is_refused(
         opened(jsonl(), store)
 
 
-def test_an_upload_that_a_new_rule_aborted_stops_the_restart_and_says_what_to_do(
+def test_an_upload_that_a_new_rule_aborted_is_never_passed_over_and_the_job_says_what_to_do(
     make_store: Callable[[], S3Store],
 ) -> None:
     store = make_store()
@@ -445,8 +448,49 @@ def test_an_upload_that_a_new_rule_aborted_stops_the_restart_and_says_what_to_do
     decided = subtask.barrier(1)()
     for key, upload_id in list(store.multipart().list("")):
         store.multipart().abort(key, upload_id)
-    with pytest.raises(Corrupt, match=r"a decided file is gone.*part-00000001-0-1-.*rule of the bucket"):
-        Subtask(jsonl, store, token=2, restored=(decided,))
+    successor = Subtask(jsonl, store, token=2, restored=(decided,))
+    successor.write([2])
+    successor.barrier(2)()
+    successor.complete(2)
+    for _ in range(10):
+        successor.pass_time()
+    *looks, (_, _, error) = successor.report.failing
+    assert all("Unavailable: neither" in each for _, _, each in looks[:7])
+    assert "Corrupt: job 'job', sink 'out', subtask 0: a decided file is gone" in error
+    assert "part-00000001-0-1-" in error
+    assert "rule of the bucket" in error
+    assert successor.report.committed_checkpoints == []
+    assert numbers_in(store) == [], "nothing newer is shown before it"
+
+
+def test_a_completion_that_another_process_has_under_way_is_waited_for(make_store: Callable[[], S3Store]) -> None:
+    """T10: its upload is gone, and its object is not to be seen yet. That must not pass for damage and end the job."""
+    zombies_store, store = make_store(), make_store()
+    store._prefix = zombies_store._prefix
+    zombie = Subtask(jsonl, zombies_store)
+    zombie.write([1])
+    decided = zombie.barrier(1)()
+    zombie.complete(1)
+    under_way = True
+
+    def gone(code: str) -> Callable[..., AWSResponse | None]:
+        body = f"<Error><Code>{code}</Code></Error>".encode()
+        return lambda request, **_: AWSResponse(request.url, 404, HeadersDict(), Answer(body)) if under_way else None
+
+    for request_name, code in (("CompleteMultipartUpload", "NoSuchUpload"), ("HeadObject", "NoSuchKey")):
+        store._client.meta.events.register(f"before-send.s3.{request_name}", gone(code))
+    successor = Subtask(jsonl, store, token=2, restored=(decided,))
+    successor.write([2])
+    for _ in range(3):
+        successor.pass_time()
+    assert successor.report.committed_checkpoints == []
+    under_way = False
+    successor.barrier(2)()
+    successor.complete(2)
+    for _ in range(3):
+        successor.pass_time()
+    assert successor.report.committed_checkpoints[-1] == 2
+    assert numbers_in(store) == numbers_in_commit_log(store) == [1, 2]
 
 
 @pytest.mark.parametrize("url", ["/data/out", "file:///data/out", "memory://out"])
