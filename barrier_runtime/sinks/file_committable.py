@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from state.errors import UNREADABLE, Corrupt, InvalidJob
+from barrier_runtime.sinks.committable import decode_versioned
+from state.errors import Corrupt
 from state.multipart import Upload
 
 COMMITTABLE_VERSION = 2
-_READABLE = (1, 2)  # the first knew no uploads and no sizes
+_OLDER = (1,)  # knew no uploads and no sizes
 _OWNER_DIGITS = 16
 _STAGED = re.compile(
     r"_staging/(?P<job>[^/]+)/(?P<sink>[^/]+)/(?P<token>\d+)/(?P<subtask>\d+)-[0-9a-f]+-\d+\.[a-z]+", re.ASCII
@@ -42,10 +43,6 @@ class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 class FileCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     files: tuple[StagedFile, ...]  # in the order of their rows
-
-
-class _Version(msgspec.Struct, frozen=True):
-    version: int
 
 
 @dataclass(frozen=True)
@@ -146,16 +143,4 @@ def encode_committable(files: tuple[StagedFile, ...]) -> bytes:
 
 def decode_committable(data: bytes, where: str) -> FileCommittable:
     """Decode what `encode_committable` made; anything else is refused undecoded."""
-    try:
-        version = msgspec.json.decode(data, type=_Version).version
-        if version not in _READABLE:
-            raise InvalidJob(
-                f"{where}: a committable of version {version}, this release reads {COMMITTABLE_VERSION}: "
-                "restore with the release that wrote the checkpoint"
-            )
-        return msgspec.json.decode(data, type=FileCommittable)
-    except UNREADABLE as error:
-        raise Corrupt(
-            f"{where}: a committable is not readable ({error}): nothing was committed or deleted; "
-            "restore an intact copy of the checkpoint"
-        ) from error
+    return decode_versioned(data, FileCommittable, COMMITTABLE_VERSION, where, older=_OLDER)

@@ -1,32 +1,39 @@
 """The reader of the kill tests that write files: through the sink's commit log, whole checkpoints only."""
 
+import io
 import json
-from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
-from barrier_runtime.sinks.commit_log import committed_files
-from state.errors import InvalidJob
+import pyarrow.parquet as pq
+
+from barrier_runtime.sinks.commit_log import read_commit_log
+from state.open_store import open_store
 from tests.integration.ends.audit import Seen
 
 
 class CommittedRows:
-    """Reads each file that the commit log names once, when it is new."""
+    """Reads each record of the commit log below `url`, and the files that it names, once, when it is new."""
 
-    def __init__(self, folder: Path, job: str, sink: str) -> None:
-        self._folder = folder
-        self._job, self._sink = job, sink
-        self._read: set[str] = set()
+    def __init__(self, url: str, job: str, sink: str) -> None:
+        self._url = url
+        self._writer = (job, sink)
+        self._read = 0  # records
 
     def look(self) -> Seen:
-        rows = []
-        for url in self._names():
-            if url not in self._read:
-                self._read.add(url)
-                rows += [json.loads(line) for line in Path(urlsplit(url).path).read_text().splitlines()]
+        rows = self.rows()
         return Seen([row["value"] for row in rows], [row["n"] for row in rows], whole=False)
 
-    def _names(self) -> tuple[str, ...]:
-        try:
-            return committed_files(str(self._folder), self._job, self._sink)
-        except InvalidJob:  # nothing is committed yet
-            return ()
+    def rows(self) -> list[dict[str, Any]]:
+        """What has become visible since the last look."""
+        store = open_store(self._url)
+        new = read_commit_log(store, *self._writer, after=self._read)
+        names = [file.name for record in new for file in record.files]
+        rows = [row for name in names for row in _rows_of(name, store.get(name))]
+        self._read += len(new)
+        return rows
+
+
+def _rows_of(name: str, data: bytes) -> list[dict[str, Any]]:
+    if name.endswith(".parquet"):
+        return list(pq.read_table(io.BytesIO(data)).to_pylist())
+    return [json.loads(line) for line in data.splitlines()]

@@ -1,49 +1,10 @@
-"""Real servers of a test of its own, which it may kill. What is not installed fails, with the remedy."""
+"""Real servers of a test of its own, which it may kill."""
 
-from collections.abc import Iterator
+from examples.servers import kafka_server, postgres_server, rabbitmq_server, redis_server, s3_server
+from tests.server_fixtures import server_fixture
 
-import pytest
-
-from examples.servers import (
-    KafkaServer,
-    PostgresServer,
-    RabbitServer,
-    RedisServer,
-    S3Server,
-    kafka_server,
-    postgres_server,
-    rabbitmq_server,
-    redis_server,
-    s3_server,
-)
-
-
-@pytest.fixture
-def kafka() -> Iterator[KafkaServer]:
-    with kafka_server() as server:
-        yield server
-
-
-@pytest.fixture
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        yield server
-
-
-@pytest.fixture
-def rabbitmq() -> Iterator[RabbitServer]:
-    with rabbitmq_server() as server:
-        yield server
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
-
-
-@pytest.fixture
-def s3() -> Iterator[S3Server]:
-    """Empty, and the only S3 that clients in this process and its children know."""
-    with s3_server() as server:
-        yield server
+kafka = server_fixture(kafka_server, scope="function")
+postgres = server_fixture(postgres_server, scope="function")
+rabbitmq = server_fixture(rabbitmq_server, scope="function")
+redis = server_fixture(redis_server, scope="function")
+s3 = server_fixture(s3_server, scope="function")

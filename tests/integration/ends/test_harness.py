@@ -117,7 +117,7 @@ def test_a_job_goes_through_its_kills_with_nothing_lost_or_doubled(tmp_path: Pat
         Path(jsonl_numbers.__file__),
         {"rate": 2_000, "keys": 50, "folder": str(folder)},
         folder=tmp_path,
-        open_reader=lambda: CommittedRows(folder, jsonl_numbers.NAME, jsonl_numbers.SINK).look,
+        open_reader=lambda: CommittedRows(str(folder), jsonl_numbers.NAME, jsonl_numbers.SINK).look,
         make_audit=lambda: Numbers(50, together=True),
         kills=6,
         seed=1,

@@ -26,7 +26,7 @@ def test_a_topic_is_counted_through_kills_of_everything_with_nothing_lost_or_dou
             Path(kafka_counts.__file__),
             {"bootstrap": kafka.bootstrap, "topic": "numbers", "folder": str(folder)},
             folder=tmp_path,
-            open_reader=lambda: CommittedRows(folder, kafka_counts.NAME, kafka_counts.SINK).look,
+            open_reader=lambda: CommittedRows(str(folder), kafka_counts.NAME, kafka_counts.SINK).look,
             make_audit=lambda: Numbers(KEYS, together=True, splits=PARTITIONS),
             server=kafka,
             kills=8,

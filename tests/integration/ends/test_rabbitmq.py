@@ -1,19 +1,17 @@
 """A queue through a job on Spark while slots, coordinators, the program and the broker are killed."""
 
 import collections
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
-from barrier_runtime.sinks.commit_log import committed_files
 from examples.servers import RabbitServer
-from state.errors import InvalidJob
 from tests.ends.rabbitmq_world import Feeder, address, queue_of
 from tests.integration.chaos.verdict import Figures
 from tests.integration.ends import rabbitmq_job
+from tests.integration.ends.committed_rows import CommittedRows
 from tests.integration.ends.harness import run_under_kills
 
 
@@ -41,24 +39,13 @@ class OnceEach:
         self.figures.wrong_observations += self.figures.duplicated > before
 
 
-class CommittedRows:
-    """Reads each file that the commit log names once, when it is new."""
+def committed_rows(folder: Path) -> CommittedRows:
+    return CommittedRows(str(folder), rabbitmq_job.NAME, rabbitmq_job.SINK)
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: set[str] = set()
 
-    def look(self) -> list[int]:
-        return [row["value"] for row in self.rows()]
-
-    def rows(self) -> list[dict[str, Any]]:
-        try:
-            urls = committed_files(str(self._folder), rabbitmq_job.NAME, rabbitmq_job.SINK)
-        except InvalidJob:  # nothing is committed yet
-            return []
-        new = [url for url in urls if url not in self._read]
-        self._read.update(new)
-        return [json.loads(line) for url in new for line in Path(urlsplit(url).path).read_text().splitlines()]
+def new_values(folder: Path) -> Callable[[], list[int]]:
+    reader = committed_rows(folder)
+    return lambda: [row["value"] for row in reader.rows()]
 
 
 def test_a_number_that_comes_twice_is_seen_in_one_look_and_over_two() -> None:
@@ -80,7 +67,7 @@ def test_every_message_comes_once_through_twenty_kills_and_none_stays_in_the_que
             Path(rabbitmq_job.__file__),
             {"url": address(rabbitmq), "queue": queue.name, "folder": str(folder)},
             folder=tmp_path,
-            open_reader=lambda: CommittedRows(folder).look,
+            open_reader=lambda: new_values(folder),
             make_audit=OnceEach,
             server=rabbitmq,
             kills=20,
@@ -90,7 +77,7 @@ def test_every_message_comes_once_through_twenty_kills_and_none_stays_in_the_que
         )
         assert report.clean, str(report)
         assert report.kills >= 20
-        rows = CommittedRows(folder).rows()
+        rows = committed_rows(folder).rows()
         assert sorted(row["value"] for row in rows) == list(range(feeder.confirmed))
         assert any(row["redelivered"] for row in rows), "no kill made the broker deliver a message again"
         assert queue.left() == 0

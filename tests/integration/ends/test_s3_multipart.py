@@ -1,44 +1,17 @@
 """Files on S3 by multipart upload, under kills of everything, S3 included."""
 
-import io
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from barrier_runtime.sinks.commit_log import committed_files
 from examples.servers import S3Server
-from state.errors import InvalidJob
 from state.open_store import open_store
 from state.s3_store import S3Store
 from tests.integration.ends import multipart_numbers
-from tests.integration.ends.audit import Numbers, Seen
+from tests.integration.ends.audit import Numbers
+from tests.integration.ends.committed_rows import CommittedRows
 from tests.integration.ends.harness import run_under_kills
-
-
-class CommittedRows:
-    """Reads each file that the commit log names once, when it is new."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._read: set[str] = set()
-
-    def look(self) -> Seen:
-        store = open_store(self._url)
-        new = [url.rsplit("/", 1)[-1] for url in self._names() if url not in self._read]
-        rows = [pq.read_table(io.BytesIO(store.get(name)), columns=["value", "n"]) for name in new]
-        self._read.update(f"{self._url}/{name}" for name in new)
-        if not rows:
-            return Seen([], [], whole=False)
-        together = pa.concat_tables(rows)
-        return Seen(together.column("value").to_pylist(), together.column("n").to_pylist(), whole=False)
-
-    def _names(self) -> tuple[str, ...]:
-        try:
-            return committed_files(self._url, multipart_numbers.NAME, multipart_numbers.SINK)
-        except InvalidJob:  # nothing is committed yet
-            return ()
 
 
 @pytest.mark.spark
@@ -50,7 +23,7 @@ def test_a_job_goes_through_twenty_kills_and_leaves_no_upload(s3: S3Server, tmp_
         Path(multipart_numbers.__file__),
         {"rate": 2_000, "keys": 50, "url": url},
         folder=tmp_path,
-        open_reader=lambda: CommittedRows(url).look,
+        open_reader=lambda: CommittedRows(url, multipart_numbers.NAME, multipart_numbers.SINK).look,
         make_audit=lambda: Numbers(50, together=True),
         server=s3,
         kills=20,
