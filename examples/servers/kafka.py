@@ -59,7 +59,7 @@ class KafkaServer(Server):
             "",
             [
                 *self._java("kafka.tools.StorageTool"),
-                *("format", "--cluster-id", _cluster_id(), "--config", str(self._properties)),
+                *("format", f"--cluster-id={_cluster_id()}", "--config", str(self._properties)),
             ],
             self.directory,
         )

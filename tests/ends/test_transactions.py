@@ -1,0 +1,141 @@
+"""`barrier-runtime transactions` on real targets: a job was killed between its decisions and every commit of them."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+
+from examples.servers import KafkaServer, PostgresServer, postgres_server
+from tests.ends.kafka_target import Topic, new_topic
+
+COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
+ROWS = 2_000
+APP = """
+    import os
+    import time
+    from pathlib import Path
+
+    from barrier_runtime import Dataflow
+    from barrier_runtime.sinks.delta import DeltaSink
+    from barrier_runtime.sinks.kafka import KafkaSink
+    from barrier_runtime.sinks.postgres import PostgresSink
+
+    HERE = Path(__file__).parent
+    GO = HERE / "may-commit"
+
+
+    def waiting(sink):
+        class Stuck(sink):
+            def commit(self, committable):
+                while not GO.exists():
+                    time.sleep(0.05)
+                super().commit(committable)
+
+        return Stuck
+
+
+    flow = Dataflow("stuck")
+    numbers = flow.rate("numbers", 20_000 if GO.exists() else 400, {rows}).select({{"n": "value"}})
+    numbers.sink("topic", waiting(KafkaSink)("{bootstrap}", "{topic}"))
+    numbers.sink("staged", waiting(PostgresSink)("{database}", "staged_numbers"))
+    numbers.sink("prepared", waiting(PostgresSink)("{database}", "prepared_numbers", transactions="prepared"))
+    numbers.sink("delta", waiting(DeltaSink)(str(HERE / "delta")))
+"""
+
+
+class Job:
+    """A job with four kinds of targets, and what their readers see."""
+
+    def __init__(self, folder: Path, kafka: KafkaServer, topic: Topic, database: str) -> None:
+        self.url = str(folder / "checkpoints")
+        self._folder = folder
+        self._topic = topic
+        self._database = database
+        settings = {"bootstrap": kafka.bootstrap, "topic": topic.name, "database": database, "rows": ROWS}
+        (folder / "app.py").write_text(textwrap.dedent(APP.format(**settings)))
+        with psycopg.connect(database, autocommit=True) as connection:
+            for table in ("staged_numbers", "prepared_numbers"):
+                connection.execute(f"create table {table} (n bigint not null)")
+
+    def command(self) -> list[str]:
+        options = ["--local", "--parallelism", "1", "--interval", "0.1", "--checkpoints", self.url]
+        return [*COMMAND, "run", f"{self._folder / 'app.py'}:flow", *options]
+
+    def kill_with_decided_transactions(self) -> None:
+        log = Path(self.url) / "stuck" / "log"
+        process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            deadline = time.monotonic() + 120
+            while len(list(log.glob("*.json"))) < 6:
+                assert process.poll() is None, process.communicate()[0]
+                assert time.monotonic() < deadline, "no checkpoints were decided"
+                time.sleep(0.02)
+        finally:
+            process.kill()
+            process.communicate(timeout=30)
+
+    def run_on(self) -> None:
+        (self._folder / "may-commit").touch()
+        done = subprocess.run(self.command(), capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def settle(self, action: str) -> list[dict[str, object]]:
+        command = [*COMMAND, "transactions", "stuck", action, "--checkpoints", self.url, "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return list(json.loads(done.stdout)["transactions"])
+
+    def visible(self) -> dict[str, list[int]]:
+        """Sorted. In Kafka and Delta also what is there twice is there."""
+        with psycopg.connect(self._database) as connection:
+            tables = {
+                name: [n for (n,) in connection.execute(f"select n from {name}_numbers order by n")]
+                for name in ("staged", "prepared")
+            }
+        there = DeltaTable.is_deltatable(str(self._folder / "delta"))
+        delta = DeltaTable(str(self._folder / "delta")).to_pyarrow_table()["n"].to_pylist() if there else []
+        return {**tables, "topic": sorted(row["n"] for row in self._topic.read()), "delta": sorted(delta)}
+
+    def prepared_transactions(self) -> int:
+        with psycopg.connect(self._database) as connection:
+            row = connection.execute("select count(*) from pg_prepared_xacts").fetchone()
+            assert row is not None
+            return int(row[0])
+
+
+@pytest.fixture
+def prepared() -> Iterator[PostgresServer]:
+    with postgres_server(max_prepared_transactions=50) as server:
+        yield server
+
+
+@pytest.mark.parametrize("action", ["commit", "abort"])
+def test_what_a_killed_job_decided_is_settled_from_its_checkpoints_alone(
+    action: str, kafka: KafkaServer, prepared: PostgresServer, tmp_path: Path
+) -> None:
+    """T4: both make all of it visible, once; abort also drops what was never decided. The job then goes on."""
+    with new_topic(kafka, partitions=1) as topic:
+        job = Job(tmp_path, kafka, topic, prepared.url)
+        job.kill_with_decided_transactions()
+        assert job.visible() == {"topic": [], "staged": [], "prepared": [], "delta": []}
+        listed = job.settle("list")
+        assert {each["sink"] for each in listed} == {"topic", "staged", "prepared", "delta"}
+        job.settle(action)
+        settled = job.visible()
+        count = len(settled["topic"])
+        assert 0 < count < ROWS
+        assert settled == {target: list(range(count)) for target in settled}
+        if action == "abort":
+            assert job.prepared_transactions() == 0
+        job.settle(action)
+        assert job.visible() == settled, "again is no news"
+        job.run_on()
+        assert job.visible() == {target: list(range(ROWS)) for target in settled}
+        assert job.prepared_transactions() == 0
