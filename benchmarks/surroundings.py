@@ -1,0 +1,87 @@
+"""What an operator needs to be opened outside a slot: state in RocksDB, snapshots to a folder, work done at once."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from barrier_runtime.operators.base import OperatorContext
+from state.keyed_backend import KeyedBackend, open_keyed_backend
+from state.local_copies import LocalCopies
+from state.local_store import LocalStore
+from state.paths import Paths
+from state.rocksdb_kv import SlotMemory
+
+_MAX_PARALLELISM = 128
+
+
+class _InlineLane:
+    """Does the work at once."""
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        done(work(), None)
+
+
+class _Silent:
+    """Nobody asks for the metrics here."""
+
+    def committed(self, checkpoint: int) -> None: ...
+    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
+    def committed_globally(self, checkpoint: int) -> None: ...
+    def global_commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
+    def count(self, metric: str, amount: float = 1.0) -> None: ...
+    def processed_latency(self, emit_ns: int, rows: int) -> None: ...
+    def visible_latency(self, emit_ns: int, rows: int) -> None: ...
+
+
+class Surroundings:
+    """Of one slot, with the default settings of a run."""
+
+    def __init__(self, folder: Path, subtask: int, parallelism: int) -> None:
+        self._folder = folder / f"slot-{subtask}"
+        self._subtask = subtask
+        self._parallelism = parallelism
+        self.store = LocalStore(folder / "store")
+        self.copies = LocalCopies()
+        self._memory = SlotMemory(256 << 20)
+        self._numbers = itertools.count(1)
+
+    def context(self, operator: str) -> OperatorContext:
+        directory = self._folder / operator
+        directory.mkdir(parents=True)
+
+        def open_keyed() -> KeyedBackend:
+            return open_keyed_backend(
+                kind="rocksdb",
+                operator=operator,
+                subtask=self._subtask,
+                parallelism=self._parallelism,
+                max_parallelism=_MAX_PARALLELISM,
+                restored=(),
+                store=self.store,
+                paths=Paths("bench"),
+                token=1,
+                slot_uuid=f"slot-{self._subtask}",
+                directory=directory,
+                copies=self.copies,
+                memory=self._memory,
+                cache_bytes=64 << 20,
+                new_uuid=lambda: f"file-{next(self._numbers)}",
+            )
+
+        return OperatorContext(
+            job="bench",
+            token=1,
+            operator=operator,
+            subtask=self._subtask,
+            parallelism=self._parallelism,
+            max_parallelism=_MAX_PARALLELISM,
+            restored=(),
+            open_keyed=open_keyed,
+            lane=_InlineLane(),
+            report=_Silent(),
+            local_dir=directory,
+            make_store=lambda url: self.store,
+            job_store=self.store,
+            call_later=lambda seconds, callback: callback(),
+        )
