@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,6 +30,10 @@ def check_key_type(kind: pa.DataType, column: str, where: str) -> None:
 
 def _is_temporal(kind: pa.DataType) -> bool:
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def _is_int64_at_most(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) and not pa.types.is_uint64(kind))
 
 
 def _is_plain(kind: pa.DataType) -> bool:
@@ -57,6 +62,7 @@ class KeyCodec:
         self._where = where
         self._temporal = any(_is_temporal(kind) for kind in self.types)
         self._single = len(self.columns) == 1
+        self._ints = all(_is_temporal(kind) or _is_int64_at_most(kind) for kind in self.types)
 
     @property
     def is_one_int64(self) -> bool:
@@ -69,6 +75,12 @@ class KeyCodec:
             self._plain(batch.column(column), column, kind)
             for column, kind in zip(self.columns, self.types, strict=True)
         ]
+
+    def int64(self, arrays: list[pa.Array]) -> "list[npt.NDArray[np.int64]] | None":
+        """What `arrays` gave, as int64 arrays; None where that is not what state keys are made of (text, nulls)."""
+        if not self._ints or any(array.null_count for array in arrays):
+            return None
+        return [array.to_numpy().astype(np.int64, copy=False) for array in arrays]
 
     def state_keys(self, batch: pa.RecordBatch) -> list[StateKey]:
         """One state key per row."""

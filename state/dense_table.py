@@ -2,56 +2,38 @@
 
 For vectorised operators: `slots(keys)` once per batch, then plain numpy on `columns`, then `mark_dirty`. A freeze
 copies the dirty rows; they are written to the key-value store in slices later, one entry per key: a version byte and
-the row's values, packed, little endian. A table of single int64 keys keeps plain ints instead of tuples.
+the row's values, packed, little endian. Keys of plain ints, of any number of fields, are held without Python objects
+(see `dense_keys`) until a key comes that is no such thing.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from state.dense_index import IntIndex
+from state.dense_keys import IntKeys, Ints, Key, Slots, TupleKeys, int_bag, tuple_keys
+from state.dense_runs import IntRun, TupleRun, decoded_ints, int_fields
 from state.errors import InvalidJob
-from state.key_codec import INT_TAG, encode_key
-from state.key_groups import key_groups_of_int64
 from state.kv_store import Entry
-from state.shard import PREFIX_BYTES, Shard, entry_key
-
-Key = tuple[Any, ...]
-Slots = npt.NDArray[np.int64]
+from state.shard import Shard, entry_key
 
 VALUE_VERSION = 1
 _FIRST_CAPACITY = 1_024
 _LOAD_ROWS = 8_192
-_FEW_ROWS = 256  # below, the dict is faster than the index
-_KEY_OVERHEAD_BYTES = 250  # of a key in the index and its slot's bookkeeping
+_FEW_ROWS = 256  # below, remembering single keys is faster than the index
+_REMEMBERED = 65_536
 _SPILL_SLICE = 512
-_INT_KEY = np.dtype([("group", ">u2"), ("state", ">u2"), ("tag", "u1"), ("value", ">u8")])
-_INT_SIGN = np.uint64(1 << 63)
-
-
-@dataclass
-class _Frozen:
-    """Rows as they were at one freeze, and what is still to be written of them."""
-
-    removed: list[Any]  # index keys
-    keys: Any  # index keys of `rows`: an int64 array in int mode, else a list
-    slots: Slots
-    rows: npt.NDArray[np.void]
-    written: int = 0
-
-    def __len__(self) -> int:
-        return len(self.removed) + len(self.rows) - self.written
+_NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
 class DenseTable:
     """Made by `KeyedBackend.dense_table`; used by one thread."""
 
     columns: dict[str, npt.NDArray[Any]]  # sized to the capacity; read it again after each call of `slots`
+    made: Slots  # slots that the last call of `slots` or `slots_int64` gave to keys that had none
 
     def __init__(
         self,
@@ -74,18 +56,13 @@ class DenseTable:
         self._row = np.dtype([("", "u1")] + [(column, _little(kind)) for column, (kind, _) in columns.items()])
         self._names = tuple(columns)
         self._complete = not stored  # every entry there is has a slot
-        self._ints = False  # index keys are plain ints instead of tuples
-        self._index: dict[Any, int] = {}
-        self._keys: list[Any] = []  # slot -> index key; None behind a free slot is told apart by _active
-        self._data_keys: list[bytes | None] = []  # slot -> key in the store, tuple mode only
-        self._free: list[int] = []
-        self._removed: dict[Any, None] = {}  # index keys to delete from the store
-        self._frozen: deque[_Frozen] = deque()
+        self._keys: IntKeys | TupleKeys = IntKeys(key_width)
+        self._removed: IntKeys | TupleKeys = IntKeys(key_width)  # keys to delete from the store
+        self._recent: dict[int, int] = {}  # key of a single int -> slot, of those asked for in small batches
+        self._frozen: deque[IntRun | TupleRun] = deque()
         self._capacity = 0
         self.columns = {column: np.empty(0, kind) for column, (kind, _) in columns.items()}
-        self._int_keys = np.empty(0, np.int64)
-        self._int_index: IntIndex | None = None  # only in int mode, and only once a large batch has come
-        self._active = np.empty(0, np.bool_)
+        self.made = _NO_SLOTS
         self._dirty = np.empty(0, np.bool_)
         self._stored = np.empty(0, np.bool_)  # the store may have this key
         self._used = np.empty(0, np.int64)  # when last asked for, in calls; only kept if evictable
@@ -98,29 +75,22 @@ class DenseTable:
     @property
     def entries(self) -> int:
         """How many keys have a slot now."""
-        return len(self._index)
+        return len(self._keys)
 
     def slots(self, keys: Sequence[Key]) -> Slots:
         """The slots of `keys`, loaded or made with initial values as needed. They stay valid as long as the entry
         exists; in an evictable table only until the next call."""
         self._begin_call()
-        index_keys: Sequence[Any] = keys
-        if self._ints:
-            plain = _plain_ints(keys)
-            if plain is None:
-                self._use_tuples()
-            else:
-                index_keys = plain
-        return self._touched(self._lookup(index_keys))
+        return self._placed(self._bag(keys))
 
-    def slots_int64(self, values: npt.NDArray[np.int64]) -> Slots:
-        """The slot of each value, for a table of single int64 keys; values may repeat."""
+    def slots_int64(self, *fields: Ints) -> Slots:
+        """The slot of each key, given as one int64 array per field; keys may repeat."""
         self._begin_call()
-        if not self._ints and not self._use_ints():
-            return self._touched(self._lookup([(value,) for value in values.tolist()]))
-        if len(values) < _FEW_ROWS:
-            return self._touched(self._lookup(values.tolist()))
-        return self._touched(self._lookup_many(values))
+        if isinstance(self._keys, TupleKeys) or not self._fits(len(fields)):
+            return self._placed(self._bag(list(zip(*(field.tolist() for field in fields), strict=True))))
+        if len(fields) == 1 and len(fields[0]) < _FEW_ROWS:
+            return self._remembered(fields[0])
+        return self._placed(np.array(fields, np.int64))
 
     def mark_dirty(self, slots: Slots) -> None:
         """The rows of `slots` were changed and belong to the next snapshot."""
@@ -128,36 +98,31 @@ class DenseTable:
 
     def remove(self, slots: Slots) -> None:
         """Delete the entries of `slots` (each once). The slots may be used for other keys from now on."""
-        stored = self._stored[slots].tolist()
-        for slot, was_stored in zip(slots.tolist(), stored, strict=True):
-            key = self._keys[slot]
-            del self._index[key]
-            if was_stored:
-                self._removed[key] = None
-            self._forget(slot)
-        self._active[slots] = False
-        self._dirty[slots] = False
-        self._int_index = None
+        stored = slots[self._stored[slots]]
+        if len(stored):
+            self._removed.place(self._keys.bag(stored))  # type: ignore[arg-type]
+        self._forget(slots)
 
     def keys_of(self, slots: Slots) -> list[Key]:
-        keys = self._keys
-        if self._ints:
-            return [(keys[slot],) for slot in slots.tolist()]
-        return [keys[slot] for slot in slots.tolist()]
+        return self._keys.tuples(slots)
+
+    def int_keys_of(self, slots: Slots) -> Ints | None:
+        """`keys_of` as an array of shape (fields, keys); None if there are, or were, keys that are not all ints."""
+        return self._keys.bag(slots) if isinstance(self._keys, IntKeys) else None
 
     def load_all(self) -> Slots:
         """Give every entry a slot, and return all slots. After a restore, for those who must see everything."""
         if not self._complete:
             self._load_stored()
-        return np.flatnonzero(self._active)
+        return self._keys.all()
 
     # ---- what the backend uses
 
     def freeze(self) -> None:
-        dirty = np.flatnonzero(self._dirty)
-        if len(dirty) or self._removed:
-            self._frozen.append(self._pack(dirty, list(self._removed)))
-            self._removed = {}
+        if len(self._removed):
+            self._frozen.append(self._run(self._removed, self._removed.all(), None))
+            self._removed = self._emptied()
+        self._pack(np.flatnonzero(self._dirty))
 
     @property
     def frozen_entries(self) -> int:
@@ -167,24 +132,27 @@ class DenseTable:
         """Up to `max_entries` frozen entries, to be written to the store at once, oldest freeze first."""
         entries: list[Entry] = []
         while self._frozen and len(entries) < max_entries:
-            part = self._frozen[0]
-            while part.removed and len(entries) < max_entries:
-                entries.append((self._data_key(part.removed.pop()), None))
-            if not part.removed and len(entries) < max_entries:
-                entries += self._take_rows(part, max_entries - len(entries))
-            if not len(part):
+            run = self._frozen[0]
+            entries += run.take(max_entries - len(entries))
+            if not len(run):
                 self._frozen.popleft()
         return entries
 
     def limit_cache(self, cache_bytes: int) -> None:
-        per_entry = self._row.itemsize + _KEY_OVERHEAD_BYTES
-        self._entry_limit = max(1_024, cache_bytes // per_entry)
+        self._cache_bytes = cache_bytes
 
     def memory_bytes(self) -> int:
-        frozen = self.frozen_entries * (self._row.itemsize + _KEY_OVERHEAD_BYTES // 2)
-        return len(self._index) * _KEY_OVERHEAD_BYTES + self._capacity * self._row.itemsize + frozen
+        return (len(self._keys) + self.frozen_entries) * self._entry_bytes
 
     # ---- finding and making entries
+
+    @property
+    def _entry_bytes(self) -> int:
+        return self._row.itemsize + self._keys.bytes_per_key
+
+    @property
+    def _entry_limit(self) -> int:
+        return max(1_024, self._cache_bytes // self._entry_bytes)
 
     def _begin_call(self) -> None:
         if not self._evictable:
@@ -192,82 +160,84 @@ class DenseTable:
                 self._load_stored()
         else:
             self._calls += 1
-            if len(self._index) > self._entry_limit:
+            if len(self._keys) > self._entry_limit:
                 self._make_room()
 
-    def _touched(self, slots: Slots) -> Slots:
+    def _bag(self, keys: Sequence[Key]) -> Any:
+        """`keys` as the index takes them; from the first one on that is not of ints alone, it takes tuples."""
+        if isinstance(self._keys, IntKeys):
+            bag = int_bag(keys, len(keys[0])) if keys and self._fits(len(keys[0])) else None
+            if bag is not None or not keys:
+                return bag if bag is not None else np.empty((self._keys.fields, 0), np.int64)
+            self._use_tuples()
+        return keys
+
+    def _fits(self, fields: int) -> bool:
+        """Whether the index takes keys of that many ints. An empty one can be made to."""
+        keys = self._keys
+        if isinstance(keys, IntKeys) and keys.fields != fields and not len(keys) and not len(self._removed):
+            self._keys, self._removed = IntKeys(fields), IntKeys(fields)
+        return isinstance(self._keys, IntKeys) and self._keys.fields == fields
+
+    def _placed(self, bag: Any) -> Slots:
+        slots, self.made = self._keys.place(bag)
+        if len(self.made):
+            self._begin_entries(self.made)
         if self._evictable:
             self._used[slots] = self._calls
         return slots
 
-    def _lookup(self, keys: Sequence[Any]) -> Slots:
-        index = self._index
+    def _remembered(self, values: Ints) -> Slots:
+        """A few single ints: looking them up in a dict beats a dozen passes of numpy."""
+        recent, keys = self._recent, values.tolist()
+        self.made = _NO_SLOTS
         try:
-            return np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
+            slots = np.fromiter(map(recent.__getitem__, keys), np.int64, len(keys))
         except KeyError:
-            self._create(list(dict.fromkeys(key for key in keys if key not in index)))
-            return np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
-
-    def _lookup_many(self, values: npt.NDArray[np.int64]) -> Slots:
-        values = np.ascontiguousarray(values, np.int64)
-        if self._int_index is None:
-            self._int_index = IntIndex()
-            known = np.flatnonzero(self._active)
-            self._int_index.add(self._int_keys[known], known)
-        slots = self._int_index.find(values)
-        missing = slots < 0
-        if missing.any():
-            self._create(np.unique(values[missing]).tolist())
-            slots = self._int_index.find(values)
+            slots = self._placed(values[np.newaxis])
+            if len(recent) > _REMEMBERED:
+                recent.clear()
+            recent.update(zip(keys, slots.tolist(), strict=True))
+            return slots
+        if self._evictable:
+            self._used[slots] = self._calls
         return slots
 
-    def _create(self, keys: list[Any]) -> None:
-        """Slots for keys that have none: stored values if the store has them, initial values otherwise."""
-        slots = self._assign(keys)
+    def _begin_entries(self, slots: Slots) -> None:
+        """Stored values if the store has them, initial values otherwise."""
+        self._grow(self._keys.numbers.limit)
         for column, initial in self._initial.items():
             self.columns[column][slots] = initial
-        removed = [key in self._removed for key in keys] if self._removed else None
-        if removed is not None:
-            for key in keys:
-                self._removed.pop(key, None)
-        self._stored[slots] = removed if removed is not None else False
-        if not self._complete:
-            self._load_each(keys, slots, removed)
-
-    def _assign(self, keys: list[Any]) -> Slots:
-        free, count = self._free, len(keys)
-        reused = [free.pop() for _ in range(min(len(free), count))]
-        first = len(self._keys)
-        fresh = count - len(reused)
-        if first + fresh > self._capacity:
-            self._grow(first + fresh)
-        slots = np.array(reused + list(range(first, first + fresh)), np.int64)
-        self._keys.extend([None] * fresh)
-        self._data_keys.extend([None] * fresh)
-        for key, slot in zip(keys, slots.tolist(), strict=True):
-            self._index[key] = slot
-            self._keys[slot] = key
-            self._data_keys[slot] = None
-        if self._ints:
-            self._int_keys[slots] = keys
-            if self._int_index is not None:
-                self._int_index.add(self._int_keys[slots], slots)
-        self._active[slots] = True
         self._dirty[slots] = False
-        return slots
+        self._stored[slots] = False
+        fresh = slots
+        if len(self._removed):
+            bag = self._keys.bag(slots)
+            waiting = self._removed.find(bag)  # type: ignore[arg-type]
+            known = waiting >= 0
+            self._removed.remove(waiting[known])
+            self._stored[slots[known]] = True
+            self._dirty[slots[known]] = True  # the store has what was removed
+            fresh = slots[~known]
+        if not self._complete:
+            self._load_each(fresh)
 
-    def _load_each(self, keys: list[Any], slots: Slots, removed: list[bool] | None) -> None:
-        gone = set().union(*(part.removed for part in self._frozen)) if self._frozen else set()
+    def _load_each(self, slots: Slots) -> None:
+        gone = self._gone_of_frozen()
+        kv, shard = self._shard.kv, self._shard
         found_slots, found = [], []
-        for position, key in enumerate(keys):
-            if (removed is not None and removed[position]) or key in gone:
-                continue
-            data = self._shard.kv.get(self._data_key(key))
-            if data is not None:
-                found_slots.append(int(slots[position]))
-                found.append(data)
+        for slot, key in zip(slots.tolist(), self._keys.tuples(slots), strict=True):
+            if key not in gone:
+                data = kv.get(shard.kv_key(self._state_id, self.key_width, key))
+                if data is not None:
+                    found_slots.append(slot)
+                    found.append(data)
         if found:
             self._set_rows(np.array(found_slots, np.int64), found)
+
+    def _gone_of_frozen(self) -> set[Key]:
+        """Keys whose removal is frozen: what the store has of them does not count any more."""
+        return {key for run in self._frozen if run.removes for key in run.tuples()}
 
     def _load_stored(self) -> None:
         rows = self._shard.scan_state(self._state_id)
@@ -276,19 +246,21 @@ class DenseTable:
         self._complete = True
 
     def _load_chunk(self, data_keys: list[bytes], data: list[bytes]) -> None:
-        ints = _decode_ints(data_keys) if self.key_width == 1 else None
-        keys: list[Any]
-        if ints is not None and (self._ints or self._use_ints()):
-            keys = ints
-        else:
-            if self._ints:
-                self._use_tuples()
-            keys = [entry_key(data_key) for data_key in data_keys]
-        gone = set(self._removed).union(*(part.removed for part in self._frozen))
-        wanted = [at for at, key in enumerate(keys) if key not in self._index and key not in gone]
-        if wanted:
-            slots = self._assign([keys[at] for at in wanted])
-            self._set_rows(slots, [data[at] for at in wanted])
+        bag: Any = decoded_ints(data_keys, fields) if self._fits(fields := int_fields(data_keys[0])) else None
+        if bag is None:
+            bag = self._bag([entry_key(data_key) for data_key in data_keys])
+        unknown = self._keys.find(bag) < 0
+        if len(self._removed):
+            unknown &= self._removed.find(bag) < 0
+        gone = self._gone_of_frozen()
+        if gone:
+            unknown &= np.array([entry_key(data_key) not in gone for data_key in data_keys])
+        wanted = np.flatnonzero(unknown)
+        if len(wanted):
+            chosen: Any = bag[:, wanted] if isinstance(bag, np.ndarray) else [bag[at] for at in wanted.tolist()]
+            slots, _ = self._keys.place(chosen)
+            self._grow(self._keys.numbers.limit)
+            self._set_rows(slots, [data[at] for at in wanted.tolist()])
 
     def _set_rows(self, slots: Slots, data: Sequence[bytes]) -> None:
         width = self._row.itemsize
@@ -306,107 +278,43 @@ class DenseTable:
         self._dirty[slots] = False
 
     def _grow(self, needed: int) -> None:
+        if needed <= self._capacity:
+            return
         capacity = max(self._capacity, _FIRST_CAPACITY)
         while capacity < needed:
             capacity *= 2
-        if capacity == self._capacity:
-            return
         self.columns = {column: _extended(array, capacity) for column, array in self.columns.items()}
-        self._int_keys = _extended(self._int_keys, capacity)
-        self._active = _extended(self._active, capacity)
         self._dirty = _extended(self._dirty, capacity)
         self._stored = _extended(self._stored, capacity)
         self._used = _extended(self._used, capacity)
         self._capacity = capacity
 
-    # ---- int mode and tuple mode
-
-    def _use_ints(self) -> bool:
-        """Change to plain ints as index keys, if every key there is allows it."""
-        if self.key_width != 1 or self._frozen:
-            return False
-        if self._index or self._removed:
-            if _plain_ints(list(self._index)) is None or _plain_ints(list(self._removed)) is None:
-                return False
-            self._index = {key[0]: slot for key, slot in self._index.items()}
-            self._removed = {key[0]: None for key in self._removed}
-            for key, slot in self._index.items():
-                self._keys[slot] = key
-                self._int_keys[slot] = key
-        self._ints = True
-        return True
-
     def _use_tuples(self) -> None:
-        self._ints = False
-        self._int_index = None
-        self._index = {(key,): slot for key, slot in self._index.items()}
-        self._removed = {(key,): None for key in self._removed}
-        for key, slot in self._index.items():
-            self._keys[slot] = key
-        for part in self._frozen:
-            part.removed = [(key,) for key in part.removed]
-            part.keys = [(key,) for key in part.keys.tolist()]
+        """From now on the index holds tuples. Slots stay what they are."""
+        self._keys, self._removed = tuple_keys(self._keys), tuple_keys(self._removed)
+        self._recent.clear()
+
+    def _emptied(self) -> IntKeys | TupleKeys:
+        return IntKeys(self._keys.fields) if isinstance(self._keys, IntKeys) else TupleKeys()
 
     # ---- freezing and writing
 
-    def _pack(self, slots: Slots, removed: list[Any]) -> _Frozen:
+    def _pack(self, slots: Slots) -> None:
+        """Freeze the rows of `slots`."""
+        if not len(slots):
+            return
         rows = np.empty(len(slots), self._row)
         rows[self._row.names[0]] = VALUE_VERSION  # type: ignore[index]
         for column in self._names:
             rows[column] = self.columns[column][slots]
-        keys: Any
-        if self._ints:
-            keys = self._int_keys[slots]
-        else:
-            every = self._keys
-            keys = [every[slot] for slot in slots.tolist()]
         self._dirty[slots] = False
         self._stored[slots] = True
-        return _Frozen(removed, keys, slots, rows)
+        self._frozen.append(self._run(self._keys, slots, rows))
 
-    def _take_rows(self, part: _Frozen, count: int) -> Iterator[Entry]:
-        start, end = part.written, min(part.written + count, len(part.rows))
-        part.written = end
-        width = self._row.itemsize
-        packed = part.rows[start:end].tobytes()
-        if self._ints:
-            data_keys = self._int_data_keys(part.keys[start:end])
-        else:
-            data_keys = self._tuple_data_keys(part.keys[start:end], part.slots[start:end].tolist())
-        return zip(data_keys, [packed[at : at + width] for at in range(0, len(packed), width)], strict=True)
-
-    def _data_key(self, index_key: Any) -> bytes:
-        key = (index_key,) if self._ints else index_key
-        return self._shard.kv_key(self._state_id, self.key_width, key)
-
-    def _int_data_keys(self, values: npt.NDArray[np.int64]) -> list[bytes]:
-        """`_data_key` of many ints at once."""
-        shard = self._shard
-        groups = key_groups_of_int64(values, shard.max_parallelism)
-        foreign = (groups < shard.key_group_first) | (groups > shard.key_group_last)
-        if foreign.any():
-            at = int(np.argmax(foreign))
-            raise shard.foreign((int(values[at]),), int(groups[at]))
-        encoded = np.empty(len(values), _INT_KEY)
-        encoded["group"] = groups
-        encoded["state"] = self._state_id
-        encoded["tag"] = INT_TAG
-        encoded["value"] = values.view(np.uint64) ^ _INT_SIGN
-        packed, width = encoded.tobytes(), _INT_KEY.itemsize
-        return [packed[at : at + width] for at in range(0, len(packed), width)]
-
-    def _tuple_data_keys(self, keys: list[Key], slots: list[int]) -> list[bytes]:
-        """`_data_key` of many tuples; a key is encoded once as long as it keeps its slot."""
-        known, owners = self._data_keys, self._keys
-        data_keys = [known[slot] if owners[slot] is key else None for key, slot in zip(keys, slots, strict=True)]
-        missing = [at for at, data_key in enumerate(data_keys) if data_key is None]
-        if missing:
-            encoded = self._shard.kv_keys(self._state_id, self.key_width, [keys[at] for at in missing])
-            for at, data_key in zip(missing, encoded, strict=True):
-                data_keys[at] = data_key
-                if owners[slots[at]] is keys[at]:
-                    known[slots[at]] = data_key
-        return data_keys  # type: ignore[return-value]
+    def _run(self, keys: IntKeys | TupleKeys, slots: Slots, rows: npt.NDArray[np.void] | None) -> IntRun | TupleRun:
+        if isinstance(keys, IntKeys):
+            return IntRun(self._shard, self._state_id, self.key_width, keys.bag(slots), rows)
+        return TupleRun(self._shard, self._state_id, self.key_width, keys, slots, rows)
 
     # ---- eviction
 
@@ -418,25 +326,22 @@ class DenseTable:
             self._shard.write(self.take(_SPILL_SLICE))
             if self._frozen:
                 return
-        surplus = len(self._index) - self._entry_limit + self._entry_limit // 8
-        clean = np.flatnonzero(self._active & ~self._dirty)
+        surplus = len(self._keys) - self._entry_limit + self._entry_limit // 8
+        every = self._keys.all()
+        clean = every[~self._dirty[every]]
         if len(clean) < surplus and self._shard.may_write():
-            dirty = _oldest(np.flatnonzero(self._dirty), self._used, 4 * _SPILL_SLICE)
-            self._frozen.append(self._pack(dirty, []))
+            dirty = _oldest(every[self._dirty[every]], self._used, 4 * _SPILL_SLICE)
+            self._pack(dirty)
             self._shard.write(self.take(len(dirty)))
-            clean = np.flatnonzero(self._active & ~self._dirty)
+            clean = every[~self._dirty[every]]
         victims = _oldest(clean, self._used, surplus)
-        for slot in victims.tolist():
-            del self._index[self._keys[slot]]
-            self._forget(slot)
-        self._active[victims] = False
-        self._int_index = None
         self._complete = self._complete and not bool(self._stored[victims].any())
+        self._forget(victims)
 
-    def _forget(self, slot: int) -> None:
-        self._keys[slot] = None
-        self._data_keys[slot] = None
-        self._free.append(slot)
+    def _forget(self, slots: Slots) -> None:
+        self._keys.remove(slots)
+        self._dirty[slots] = False
+        self._recent.clear()
 
 
 def _little(kind: str) -> np.dtype[Any]:
@@ -453,27 +358,3 @@ def _oldest(slots: Slots, used: npt.NDArray[np.int64], count: int) -> Slots:
     if count >= len(slots):
         return slots
     return slots[np.argpartition(used[slots], count)[:count]]
-
-
-def _plain_ints(keys: Sequence[Key]) -> list[int] | None:
-    """The single field of each key, if all of them are ints of 64 bits; None otherwise."""
-    if not keys:
-        return []
-    if max(map(len, keys)) != 1 or min(map(len, keys)) != 1:
-        return None
-    fields = [key[0] for key in keys]
-    if set(map(type, fields)) != {int} or not (min(fields) >= -(1 << 63) and max(fields) < 1 << 63):
-        return None
-    return fields
-
-
-def _decode_ints(data_keys: list[bytes]) -> list[int] | None:
-    """The int behind each stored key, if all of them are single ints; None otherwise."""
-    if any(len(data_key) != _INT_KEY.itemsize or data_key[PREFIX_BYTES] != INT_TAG for data_key in data_keys):
-        return None
-    encoded = np.frombuffer(b"".join(data_keys), _INT_KEY)
-    values: list[int] = (encoded["value"].astype(np.uint64) ^ _INT_SIGN).view(np.int64).tolist()
-    return values
-
-
-assert encode_key((0,))[0] == INT_TAG

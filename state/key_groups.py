@@ -179,9 +179,14 @@ def key_groups_of(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDAr
     return _groups_of_hashes(combined, max_parallelism)
 
 
-def key_groups_of_int64(values: npt.NDArray[np.int64], max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """`key_groups_of` for one int64 key column without nulls, as numpy has it."""
-    return _groups_of_hashes(splitmix64_of(values.view(np.uint64)), max_parallelism)
+def key_groups_of_int64(
+    values: npt.NDArray[np.int64], max_parallelism: int, *more: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint16]:
+    """`key_groups_of` for one int64 key column without nulls, or several, as numpy has them."""
+    combined = splitmix64_of(values.view(np.uint64))
+    for field in more:
+        combined = splitmix64_of(combined * _31 + splitmix64_of(field.view(np.uint64)))
+    return _groups_of_hashes(combined, max_parallelism)
 
 
 def _groups_of_hashes(hashes: U64, max_parallelism: int) -> npt.NDArray[np.uint16]:

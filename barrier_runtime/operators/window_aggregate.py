@@ -7,12 +7,13 @@ and keys, so a replay gives the same rows in the same order.
 
 import heapq
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.aggregates import ROWS, Aggregate, plan_aggregates
+from barrier_runtime.aggregates import Aggregate, plan_aggregates
 from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.grouping import group_rows
@@ -25,6 +26,8 @@ from state.errors import InvalidJob
 
 _MAX_ROWS = 65_536  # of one emitted batch
 _TIME = pa.timestamp("ms", "UTC")
+
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class WindowAggregateOperator(KeyedOperator):
@@ -44,7 +47,7 @@ class WindowAggregateOperator(KeyedOperator):
         self._window = window
         self._event_time = event_time
         self._aggregates = dict(aggregates)
-        self._open_windows: dict[int, list[int]] = {}  # window start -> slots
+        self._open_windows: dict[int, list[Ints]] = {}  # window start -> slots
         self._starts: list[int] = []  # heap of the keys of _open_windows
 
     def bind(self, columns: pa.Schema) -> None:
@@ -52,8 +55,7 @@ class WindowAggregateOperator(KeyedOperator):
         self._plan = plan_aggregates(self._aggregates, columns, self.where)
         self._output = window_schema(columns, self._key_columns, self._aggregates, self.where)
         self._table = self.backend.dense_table("windows", self._plan.storage(), key_width=len(self._key_columns))
-        slots = self._table.load_all()
-        self._note_windows(slots.tolist(), [key[-1] for key in self._table.keys_of(slots)])
+        self._note_windows(self._table.load_all())
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         rows = batch.rows
@@ -75,28 +77,31 @@ class WindowAggregateOperator(KeyedOperator):
             rows, starts = self._without_late(rows, starts)
             if not rows.num_rows:
                 return
-        groups = group_rows([*self.codec.arrays(rows), pa.array(starts)])
-        slots = self._table.slots(groups.keys)
-        columns = self._table.columns
-        new = np.flatnonzero(columns[ROWS][slots] == 0).tolist()
-        if new:
-            self._note_windows(slots[new].tolist(), [groups.keys[group][-1] for group in new])
-        add_to_groups(self._plan.registers, columns, slots[groups.of_row], BatchValues(rows))
+        slots = self._slots(rows, starts)
+        self._note_windows(self._table.made)
+        add_to_groups(self._plan.registers, self._table.columns, slots, BatchValues(rows))
         self._table.mark_dirty(slots)
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if watermark_ms <= self._watermark_ms:
             return
         self._watermark_ms = watermark_ms
-        due: list[int] = []
+        due: list[Ints] = []
         while self._starts and self._window.last_ms(self._starts[0]) <= watermark_ms:
-            due.extend(self._open_windows.pop(heapq.heappop(self._starts)))
+            due += self._open_windows.pop(heapq.heappop(self._starts))
         if due:
-            self._fire(np.array(due, np.int64), emit)
+            self._fire(np.concatenate(due), emit)
 
-    def _without_late(
-        self, rows: pa.RecordBatch, starts: npt.NDArray[np.int64]
-    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    def _slots(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
+        """The entry of each row."""
+        keys = self.codec.arrays(rows)
+        ints = self.codec.int64(keys)
+        if ints is not None:
+            return self._table.slots_int64(*ints, starts)
+        groups = group_rows([*keys, pa.array(starts)])
+        return self._table.slots(groups.keys)[groups.of_row]
+
+    def _without_late(self, rows: pa.RecordBatch, starts: Ints) -> tuple[pa.RecordBatch, Ints]:
         timely = starts >= self._window.first_open_start(self._watermark_ms)
         if timely.all():
             return rows, starts
@@ -104,17 +109,27 @@ class WindowAggregateOperator(KeyedOperator):
         self.report.count("late_rows", float(len(starts) - len(kept)))
         return rows.take(pa.array(kept)), starts[kept]
 
-    def _note_windows(self, slots: list[int], starts: list[int]) -> None:
-        for slot, start in zip(slots, starts, strict=True):
+    def _note_windows(self, slots: Ints) -> None:
+        """New entries: which windows they belong to."""
+        if not len(slots):
+            return
+        ints = self._table.int_keys_of(slots)
+        starts = ints[-1] if ints is not None else np.array([key[-1] for key in self._table.keys_of(slots)], np.int64)
+        if (starts != starts[0]).any():
+            order = np.argsort(starts, kind="stable")
+            slots, starts = slots[order], starts[order]
+        firsts = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
+        for start, its_slots in zip(starts[firsts].tolist(), np.split(slots, firsts[1:]), strict=True):
             known = self._open_windows.get(start)
             if known is None:
-                self._open_windows[start] = [slot]
+                self._open_windows[start] = [its_slots]
                 heapq.heappush(self._starts, start)
             else:
-                known.append(slot)
+                known.append(its_slots)
 
-    def _fire(self, slots: npt.NDArray[np.int64], emit: Emit) -> None:
-        fields = list(zip(*self._table.keys_of(slots), strict=True))  # one sequence per key column, then the starts
+    def _fire(self, slots: Ints, emit: Emit) -> None:
+        ints = self._table.int_keys_of(slots)
+        fields: list[Any] = list(ints if ints is not None else zip(*self._table.keys_of(slots), strict=True))
         starts = np.array(fields.pop(), np.int64)
         keys = [self.codec.column(i, values) for i, values in enumerate(fields)]
         columns = self._table.columns
