@@ -58,11 +58,12 @@ class Stages:
 class Bench:
     """Both subtasks of a flow `source → key_by → one operator`, or of a chain without a shuffle."""
 
-    def __init__(self, flow: Dataflow, interval_s: float, folder: Path) -> None:
+    def __init__(self, flow: Dataflow, interval_s: float, batch_rows: int | None, folder: Path) -> None:
         self.graph: JobGraph = compile_flow(flow, 2)
         self.stages = Stages()
         self.rows = self.out = 0
         self._interval_s = interval_s
+        self._batch_rows = batch_rows
         self._surroundings = [Surroundings(folder, subtask, 2) for subtask in range(2)]
         chain = self.graph.chains[0]
         assert chain.source is not None
@@ -107,7 +108,7 @@ class Bench:
         while not all(source.finished for source in self._sources):
             for subtask, source in enumerate(self._sources):
                 if not source.finished:
-                    batch = self.stages.run("read", source.poll, time.time_ns())
+                    batch = self.stages.run("read", source.poll, time.time_ns(), self._batch_rows)
                     if batch is not None:
                         yield subtask, batch
                     self._watermarks[subtask] = source.watermark() or 0
@@ -249,13 +250,14 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=8_000_000)
     parser.add_argument("--per-window", type=int, default=1_000_000, help="rows in ten seconds of event time")
     parser.add_argument("--interval", type=float, default=2.0, help="seconds between checkpoints (2 on one core: as 1)")
+    parser.add_argument("--batch", type=int, help="rows read at a time, at most: small batches, as at a low rate")
     parser.add_argument("--folder", default="build/bench/operators")
     chosen = parser.parse_args()
     folder = Path(chosen.folder)
     folder.mkdir(parents=True, exist_ok=True)
     data = events(folder, chosen.rows, chosen.keys, chosen.per_window)
     scratch = Path(tempfile.mkdtemp(dir=folder))
-    bench = Bench(_FLOWS[chosen.workload](data), chosen.interval, scratch)
+    bench = Bench(_FLOWS[chosen.workload](data), chosen.interval, chosen.batch, scratch)
     try:
         bench.run()
     finally:
