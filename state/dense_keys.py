@@ -16,6 +16,7 @@ Slots: TypeAlias = npt.NDArray[np.int64]
 Key: TypeAlias = tuple[Any, ...]
 
 _FIRST_BITS = 11
+_FEW = 16  # keys looked for one by one, when that is faster
 _FREE, _GONE = -1, -2  # places that hold no slot; a search goes on behind one that is gone
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: multiplying by it spreads neighbours evenly
 _32 = np.uint64(32)
@@ -64,18 +65,19 @@ class IntKeys:
     def find(self, bag: Ints) -> Slots:
         """The slot of each key; negative where there is none."""
         places = self._home(bag)
-        found = self._places.take(places)
-        wrong = np.flatnonzero(~self._equal(bag, found))
-        if len(wrong):
-            wrong = wrong[found[wrong] != _FREE]
-            places, bag = places[wrong], bag[:, wrong]
-        while len(wrong):  # somebody else lives there, or did: look one further
-            places = places + 1 & self._mask
+        there = self._places.take(places)
+        found = there.astype(np.int64)
+        wrong = (~self._equal(bag, there) & (there != _FREE)).nonzero()[0]
+        rows = wrong
+        while len(wrong) > _FEW:  # somebody else lives there, or did: look one further
+            places, bag = places[wrong] + 1 & self._mask, bag[:, wrong]
             there = self._places.take(places)
-            found[wrong] = there
-            again = np.flatnonzero(~self._equal(bag, there) & (there != _FREE))
-            wrong, places, bag = wrong[again], places[again], bag[:, again]
-        return found.astype(np.int64)
+            found[rows] = there
+            wrong = (~self._equal(bag, there) & (there != _FREE)).nonzero()[0]
+            rows = rows[wrong]
+        for row, at in zip(rows.tolist(), wrong.tolist(), strict=True):
+            found[row] = self._search(places.item(at), bag[:, at].tolist())
+        return found
 
     def place(self, bag: Ints) -> tuple[Slots, Slots]:
         """The slot of each key, which may repeat; and the slots that were made for those that had none."""
@@ -132,6 +134,15 @@ class IntKeys:
         mixed >>= self._shift
         home: Ints = mixed.view(np.int64)
         return home
+
+    def _search(self, place: int, key: list[int]) -> int:
+        """`find` for one key that does not live at `place`."""
+        mask, slot_at, field_of = len(self._places) - 1, self._places.item, self._keys.item
+        while True:
+            place = place + 1 & mask
+            slot = slot_at(place)
+            if slot == _FREE or (slot >= 0 and all(field_of(f, slot) == value for f, value in enumerate(key))):
+                return slot
 
     def _equal(self, bag: Ints, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         equal: npt.NDArray[np.bool_] = slots >= 0
