@@ -18,6 +18,9 @@ from state.kv_store import Entry
 CONFIG_FILE = "rocksdict-config.json"
 _OUR_CONFIG = '{"raw_mode":true,"prefix_extractors":{}}'
 _MIB = 1 << 20
+_RUNS = 20  # sorted runs of files before some are merged
+_SIMILAR_PERCENT = 100  # by which a run may be larger than its neighbour, to be merged with it
+_SPACE_PERCENT = 200  # of the oldest run: when the others weigh that much, all are merged
 
 
 class SlotMemory:
@@ -145,7 +148,15 @@ def _write_config(directory: Path) -> None:
 
 def _options(memory: SlotMemory) -> Any:
     """For many small databases in one process with a loop that must not wait for any of them."""
-    from rocksdict import BlockBasedOptions, DBCompressionType, Env, Options
+    from rocksdict import (
+        BlockBasedOptions,
+        DBCompactionStyle,
+        DBCompressionType,
+        Env,
+        Options,
+        UniversalCompactionStopStyle,
+        UniversalCompactOptions,
+    )
 
     cache, manager = memory.shared()
     tables = BlockBasedOptions()
@@ -166,11 +177,18 @@ def _options(memory: SlotMemory) -> Any:
     options.set_write_buffer_size(16 * _MIB)
     options.set_max_write_buffer_number(4)
     options.set_target_file_size_base(32 * _MIB)
-    options.set_level_compaction_dynamic_level_bytes(True)
-    # A flush at every checkpoint makes many small files. Slow writers down late: the loop is the writer.
-    options.set_level_zero_file_num_compaction_trigger(4)
-    options.set_level_zero_slowdown_writes_trigger(40)
-    options.set_level_zero_stop_writes_trigger(80)
+    # A flush at every checkpoint makes many small files, and whatever compaction writes is uploaded again. So runs of
+    # files are merged late and with others of their size, and with the whole only when they outweigh it.
+    universal = UniversalCompactOptions()
+    universal.max_size_amplification_percent = _SPACE_PERCENT
+    universal.stop_style = UniversalCompactionStopStyle.similar()
+    universal.size_ratio = _SIMILAR_PERCENT
+    options.set_compaction_style(DBCompactionStyle.universal())
+    options.set_universal_compaction_options(universal)
+    options.set_level_zero_file_num_compaction_trigger(_RUNS)
+    # Slow writers down late: the loop is the writer.
+    options.set_level_zero_slowdown_writes_trigger(3 * _RUNS)
+    options.set_level_zero_stop_writes_trigger(6 * _RUNS)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_max_background_jobs(2)
     options.set_max_open_files(512)

@@ -1,0 +1,132 @@
+"""What a checkpoint costs: bytes uploaded against bytes changed, duration, and how long it keeps the loop.
+
+    python -m benchmarks.checkpoints --keys 1000000 --changed 0.01 --checkpoints 60
+
+One subtask of two (so half of the keys), values of 100 bytes in a state table over RocksDB, `--changed` of them
+changed per second, a checkpoint per second. Changes are made in small steps over the second, as batches would; a
+*gap* is the longest time the loop made no step, in the seconds after a freeze.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import describe
+from benchmarks.surroundings import Surroundings
+from state.keyed_backend import KeyedBackend
+from state.snapshot import KeyedSnapshot
+from state.state_table import StateTable
+
+_VALUE_BYTES = 92  # and 8 of the key
+_STEP_S = 0.001
+_SWITCH_INTERVAL_S = 0.0005  # as in slots
+
+
+class Round:
+    """One second and its checkpoint."""
+
+    def __init__(self, backend: KeyedBackend, table: StateTable, number: int, every_s: float) -> None:
+        self._backend = backend
+        self._table = table
+        self._number = number
+        self._every_s = every_s
+        self.gap_s = self.freeze_s = self.drain_s = 0.0
+        self.upload_s = 0.0
+        self.snapshot: KeyedSnapshot | None = None
+
+    def run(self, keys: list[int], values: bytes) -> None:
+        began = last = time.perf_counter()
+        self._backend.freeze(self._number)
+        self.freeze_s = time.perf_counter() - began
+        worker = threading.Thread(target=self._upload)
+        drained = done = 0
+        while (now := time.perf_counter()) < began + self._every_s or worker.is_alive() or not drained:
+            self.gap_s, last = max(self.gap_s, now - last), now
+            if not drained:
+                drained = self._backend.drain()
+                if drained:
+                    self.drain_s = time.perf_counter() - began
+                    worker.start()
+            due = min(len(keys), int((now - began) / self._every_s * len(keys)))
+            self._change(keys, values, done, due)
+            if due == done and drained:
+                time.sleep(_STEP_S / 4)
+            done = due
+        worker.join()
+        self._change(keys, values, done, len(keys))
+        self._backend.completed(self._number)
+
+    def _change(self, keys: list[int], values: bytes, first: int, end: int) -> None:
+        for at in range(first, end):
+            self._table.put((keys[at],), values[at * _VALUE_BYTES : (at + 1) * _VALUE_BYTES])
+
+    def _upload(self) -> None:
+        began = time.perf_counter()
+        self.snapshot = self._backend.write_snapshot(self._number)
+        self.upload_s = time.perf_counter() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--changed", type=float, default=0.01, help="share of the keys per second")
+    parser.add_argument("--checkpoints", type=int, default=30)
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between checkpoints")
+    parser.add_argument("--folder", default="build/bench/checkpoints")
+    chosen = parser.parse_args()
+    folder = Path(chosen.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder))
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    print(describe())
+    try:
+        measure(Surroundings(scratch, 0, 1), chosen)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+def measure(surroundings: Surroundings, chosen: argparse.Namespace) -> None:
+    random = np.random.default_rng(1)
+    backend = surroundings.context("values").open_keyed()
+    table = backend.table("value", bytes, bytes, 1, immutable=True)
+    own = random.choice(1 << 40, chosen.keys // 2).tolist()
+    for key in own:
+        table.put((key,), random.bytes(_VALUE_BYTES))
+    count = int(len(own) * chosen.changed)
+    rounds = []
+    for number in range(1, chosen.checkpoints + 2):
+        each = Round(backend, table, number, chosen.every)
+        each.run([own[at] for at in random.integers(0, len(own), count)], random.bytes(count * _VALUE_BYTES))
+        rounds.append(each)
+    backend.close()
+    report(rounds, count * (8 + _VALUE_BYTES))
+
+
+def report(rounds: list[Round], changed_bytes: int) -> None:
+    first, *later = rounds
+    assert first.snapshot is not None
+    uploaded = [each.snapshot.new_bytes for each in later if each.snapshot is not None]
+    print(f"first checkpoint: {first.snapshot.new_bytes:,} bytes, {first.drain_s + first.upload_s:.2f} s")
+    print(f"then {len(later)} with {changed_bytes:,} bytes changed each:")
+    print(
+        f"  uploaded: mean {np.mean(uploaded):,.0f} = {np.mean(uploaded) / changed_bytes:.2f} x changed, "
+        f"p50 {np.median(uploaded):,.0f}, max {max(uploaded):,}"
+    )
+    for name, values in (
+        ("freeze", [each.freeze_s for each in later]),
+        ("freeze to drained", [each.drain_s for each in later]),
+        ("link and upload", [each.upload_s for each in later]),
+        ("longest gap", [each.gap_s for each in later]),
+    ):
+        print(f"  {name:<18} p50 {np.median(values) * 1e3:6.2f} ms   max {max(values) * 1e3:6.2f} ms")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
