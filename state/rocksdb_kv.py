@@ -198,7 +198,7 @@ def _options(memory: SlotMemory) -> Any:
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     options.set_manifest_preallocation_size(64 << 10)
-    options.set_max_manifest_file_size(4 * _MIB)
+    options.set_max_manifest_file_size(64 << 10)  # it is part of every snapshot
     return options
 
 
