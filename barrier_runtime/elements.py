@@ -34,11 +34,13 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Everything before it belongs to checkpoint `id`, everything after does not."""
+    """Everything before it belongs to checkpoint `id`, everything after does not. `aligned_timeout_ms`: how long it may
+    wait for the barriers of other channels and behind queued rows; 0: it overtakes them at once, None: never."""
 
     id: int
     token: int
     triggered_at_ms: int = 0
+    aligned_timeout_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Checkpoint:
     triggered_ms: int
     expected: frozenset[SubtaskId]
     final: bool = False  # triggered after all input had ended
+    aligned_timeout_ms: int | None = None  # as in `Trigger`
     phase: Phase = Phase.TRIGGERED
     acks: dict[SubtaskId, Ack] = field(default_factory=dict)
     history: list[tuple[int, Phase]] = field(default_factory=list)  # (when, phase entered)

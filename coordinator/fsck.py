@@ -354,8 +354,7 @@ def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifes
 
 def file_refs(manifest: Manifest) -> Iterator[FileRef]:
     for snapshot in manifest.operators:
-        if snapshot.keyed is not None:
-            yield from snapshot.keyed.files
+        yield from snapshot.files
 
 
 def inline_damage(key: str, ref: FileRef) -> Damage | None:

@@ -117,7 +117,9 @@ class JobRecord:
 
 def _entry(checkpoint: Checkpoint, reason: str, now_ms: int) -> CheckpointStatus:
     acks = list(checkpoint.acks.values())
-    keyed = [snapshot.keyed for ack in acks for snapshot in ack.operators if snapshot.keyed is not None]
+    snapshots = [snapshot for ack in acks for snapshot in ack.operators]
+    keyed = [snapshot.keyed for snapshot in snapshots if snapshot.keyed is not None]
+    in_flight_bytes = sum(each.file.size for snapshot in snapshots for each in snapshot.in_flight)
     acked, deciding = checkpoint.entered_ms(Phase.PERSISTING), checkpoint.entered_ms(Phase.DECIDING)
     return CheckpointStatus(
         checkpoint=checkpoint.id,
@@ -133,7 +135,8 @@ def _entry(checkpoint: Checkpoint, reason: str, now_ms: int) -> CheckpointStatus
         alignment_ms=max((ack.times.alignment_ms for ack in acks), default=0.0),
         sync_ms=max((ack.times.sync_ms for ack in acks), default=0.0),
         async_ms=max((ack.times.async_ms for ack in acks), default=0.0),
-        new_bytes=sum(snapshot.new_bytes for snapshot in keyed),
+        new_bytes=sum(snapshot.new_bytes for snapshot in keyed) + in_flight_bytes,
         full_bytes=sum(snapshot.full_bytes for snapshot in keyed),
+        in_flight_bytes=in_flight_bytes,
         parts=len(acks),
     )

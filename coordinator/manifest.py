@@ -12,7 +12,7 @@ from coordinator.messages import CheckpointOptions, SubtaskId
 from state.errors import UNREADABLE, Corrupt
 from state.paths import Paths
 from state.snapshot import OperatorSnapshot
-from state.snapshot_plan import is_snapshot_file
+from state.snapshot_plan import is_in_flight_file, is_snapshot_file
 
 MANIFEST_VERSION = 1
 
@@ -73,10 +73,12 @@ def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
     """Raises `Corrupt` unless every file of the manifest stored under `key` has a name that snapshots use, and is
     either inside the manifest or an object of this job: nothing else is ever read, linked or opened for a restore."""
     for snapshot in manifest.operators:
-        for ref in snapshot.keyed.files if snapshot.keyed is not None else ():
+        in_flight = {each.file for each in snapshot.in_flight}
+        for ref in snapshot.files:
             own = ref.key is not None and _is_own(paths, ref.key) and ref.inline is None
             inside = ref.key is None and ref.inline is not None
-            if not is_snapshot_file(ref.name) or not (own or inside) or ref.offset < 0 or ref.size < 0:
+            named = is_in_flight_file(ref.name) if ref in in_flight else is_snapshot_file(ref.name)
+            if not named or not (own or inside) or ref.offset < 0 or ref.size < 0:
                 raise Corrupt(
                     f"manifest {key} lists the file {ref.name[:200]!r} of operator {snapshot.operator}, subtask "
                     f"{snapshot.subtask}, in object {(ref.key or '(none)')[:200]!r}, which no snapshot of job "
@@ -94,8 +96,7 @@ def own_files(manifest: Manifest, data_prefix: str) -> frozenset[str]:
     return frozenset(
         ref.key
         for snapshot in manifest.operators
-        if snapshot.keyed is not None
-        for ref in snapshot.keyed.files
+        for ref in snapshot.files
         if ref.key is not None and ref.key.startswith(data_prefix)
     )
 

@@ -29,6 +29,8 @@ class CheckpointOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     max_concurrent: int = 1
     tolerable_failures: int = 0
     mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    unaligned: bool = False  # barriers may overtake rows, which are then stored as in-flight data
+    aligned_timeout_ms: int | None = 0  # unaligned only: … when a checkpoint is this old; None: never
     retained: int = 1
     on_cancel: Literal["retain", "delete"] = "retain"
 
@@ -234,6 +236,7 @@ class Trigger(Message, frozen=True):
     token: int
     checkpoint: int
     triggered_at_ms: int
+    aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned however long it takes
 
 
 class Complete(Message, frozen=True):

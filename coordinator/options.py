@@ -25,6 +25,7 @@ BOUNDS = {
     "max_concurrent": Bound(1, 1_000, "checkpoints"),
     "tolerable_failures": Bound(0, 1_000_000, "failures"),
     "retained": Bound(1, 1_000, "checkpoints"),
+    "aligned_timeout_ms": Bound(0, _YEAR_MS, "ms"),
 }
 
 MAX_PARALLELISM = 32_768
@@ -64,12 +65,25 @@ def validated(options: CheckpointOptions) -> CheckpointOptions:
 
     As in Flink, a minimum pause makes checkpoints sequential (`max_concurrent` is 1), and an interval that is shorter
     than the pause becomes as long as it. A timeout may be shorter or longer than the interval: what is under way when
-    the next checkpoint is due holds it up as long as `max_concurrent` says.
+    the next checkpoint is due holds it up as long as `max_concurrent` says. Unaligned checkpoints are for exactly-once
+    jobs, one at a time; without them `aligned_timeout_ms` means nothing and is 0.
     """
     _check("checkpoint option", options, BOUNDS)
     if options.min_pause_ms > 0:
         interval_ms = max(options.interval_ms, options.min_pause_ms)
-        return msgspec.structs.replace(options, max_concurrent=1, interval_ms=interval_ms)
+        options = msgspec.structs.replace(options, max_concurrent=1, interval_ms=interval_ms)
+    if not options.unaligned:
+        return msgspec.structs.replace(options, aligned_timeout_ms=0)
+    if options.mode != "exactly_once":
+        raise InvalidJob(
+            f"checkpoint option unaligned does not go with mode = {options.mode!r}: in that mode barriers wait for "
+            "nothing anyway; leave one of them out"
+        )
+    if options.max_concurrent > 1:
+        raise InvalidJob(
+            f"checkpoint option unaligned does not go with max_concurrent = {options.max_concurrent}: rows would be "
+            "stored with several checkpoints at a time; use max_concurrent = 1"
+        )
     return options
 
 
@@ -113,9 +127,9 @@ def _check(kind: str, options: CheckpointOptions | RestartOptions, bounds: dict[
             raise InvalidJob(f"{kind} {name} = {value} is out of bounds: use {bound.low} to {bound.high} {bound.unit}")
 
 
-def effective(spec: JobSpec) -> dict[str, str | int]:
+def effective(spec: JobSpec) -> dict[str, str | int | None]:
     """What is in force, for display: checkpoint options under their names, then the restarts and the watchdog."""
-    shown: dict[str, str | int] = dict(msgspec.structs.asdict(validated(spec.checkpoints)))
+    shown: dict[str, str | int | None] = dict(msgspec.structs.asdict(validated(spec.checkpoints)))
     shown["restart"] = describe_restart(validated_restart(spec.restart))
     shown["progress_timeout_ms"] = progress_timeout_ms(spec.progress_timeout_ms, validated(spec.checkpoints))
     return shown

@@ -93,7 +93,7 @@ class Running(Phase):
         job.mark_ended(slot, slot.register.ended)
         for checkpoint in self._pending(job).open:
             if any(subtask.index == slot.index for subtask in checkpoint.missing):
-                job.send(slot, Trigger(job.token, checkpoint.id, checkpoint.triggered_ms))
+                job.send(slot, _trigger(checkpoint))
         self._tell_visible(job, slot)
         job.commit_globally()
         # Its Register may tell of the last commit, whose own message was lost with the connection.
@@ -238,8 +238,11 @@ class Running(Phase):
     def _trigger(self, job: Job, now_ms: int) -> None:
         checkpoint = self._pending(job).trigger(now_ms)
         checkpoint.final = len(job.ended) == len(job.subtasks)
+        options = job.spec.checkpoints
+        if options.unaligned and job.stop is None:  # what a job stops with can be restored by any successor
+            checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
         job.record.triggered += 1
-        job.broadcast(Trigger(job.token, checkpoint.id, now_ms))
+        job.broadcast(_trigger(checkpoint))
 
     def _persist(self, job: Job, checkpoint: Checkpoint, now_ms: int) -> Phase | None:
         manifest = _manifest(job, checkpoint, now_ms)
@@ -317,6 +320,10 @@ class Running(Phase):
             return None
         checkpoint = self._pending(job).get(job.written.manifest.checkpoint)
         return checkpoint if checkpoint is not None and checkpoint.phase is CheckpointPhase.PERSISTING else None
+
+
+def _trigger(checkpoint: Checkpoint) -> Trigger:
+    return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms)
 
 
 def checkpoint_landed(job: Job, record: Complete, now_ms: int) -> None:

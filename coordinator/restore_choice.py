@@ -7,6 +7,8 @@ last decision would show rows twice, so it needs `allow_replay`.
 import enum
 from dataclasses import dataclass
 
+import msgspec
+
 from coordinator.decision_log import DecisionLog, LogEntry, LogView, complete_of
 from coordinator.log_records import Complete
 from coordinator.manifest import Manifest, check_files
@@ -83,7 +85,7 @@ def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple
             f"{manifest.max_parallelism}, the job now has {spec.max_parallelism}: set {manifest.max_parallelism}; it "
             "is fixed for a job's life"
         )
-    stored = {snapshot.operator for snapshot in manifest.operators if snapshot.keyed is not None or snapshot.values}
+    stored = {snapshot.operator for snapshot in manifest.operators if not snapshot.is_empty}
     present = {name for chain in spec.chains for name in chain.operators}
     stateful = {name for chain in spec.chains for name in (*chain.stateful, *chain.sinks)}
     missing = stored - present
@@ -101,11 +103,13 @@ def snapshots_for_slot(
 ) -> tuple[OperatorSnapshot, ...]:
     """Its own snapshots when the parallelism is what it was, all of them when it changed; and of small state
     (positions of sources, committables) always all, because a changed list of splits moves splits."""
-    return tuple(
-        snapshot
-        for snapshot in snapshots
-        if snapshot.keyed is None or snapshot.parallelism != parallelism or snapshot.subtask == slot
-    )
+    wanted: list[OperatorSnapshot] = []
+    for snapshot in snapshots:
+        if snapshot.parallelism != parallelism or snapshot.subtask == slot:
+            wanted.append(snapshot)
+        elif snapshot.keyed is None and snapshot.values:
+            wanted.append(msgspec.structs.replace(snapshot, in_flight=()))
+    return tuple(wanted)
 
 
 def _names(names: set[str]) -> str:

@@ -44,6 +44,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     async_ms: float = 0.0
     new_bytes: int = 0  # uploaded
     full_bytes: int = 0  # all state
+    in_flight_bytes: int = 0  # rows on their way between subtasks; only of an unaligned checkpoint
     parts: int = 0  # subtask snapshots
 
 
@@ -115,6 +116,6 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     latency: dict[str, LatencyStatus]  # "<sink>:processed", "<sink>:visible"
     commits: CommitsStatus
     kill: tuple[KillRequest, ...]
-    options: dict[str, str | int]
+    options: dict[str, str | int | None]
     restored_checkpoint: int
     storage_trouble: str = ""  # what the object store is retried for

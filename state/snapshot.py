@@ -1,4 +1,4 @@
-"""What a snapshot is: the files and small values of one operator subtask at one barrier, as stored in a manifest.
+"""What a snapshot is: files, small values and in-flight rows of one operator subtask at one barrier, as in a manifest.
 
 Pure data (`msgspec` structs, validated on decode, never pickle). A snapshot is enough to restore the operator subtask
 from any process at any later time; nothing else about it is remembered anywhere.
@@ -31,6 +31,14 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     new_bytes: int  # bytes uploaded for this snapshot
 
 
+class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows that were on their way to input `port` of an operator subtask when its snapshot was taken: frames of a data
+    connection, to be worked off in this order before anything new."""
+
+    port: int
+    file: FileRef
+
+
 class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that operator `operator`, subtask `subtask`, remembers at one barrier."""
 
@@ -39,6 +47,17 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parallelism: int
     values: dict[str, bytes] = {}  # small named values: source positions, committables, watermark
     keyed: KeyedSnapshot | None = None
+    in_flight: tuple[InFlight, ...] = ()  # of the first operator of a chain; none if the barrier was aligned
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.values and self.keyed is None and not self.in_flight
+
+    @property
+    def files(self) -> tuple[FileRef, ...]:
+        """Every file that a restore of it needs."""
+        keyed = () if self.keyed is None else self.keyed.files
+        return (*keyed, *(each.file for each in self.in_flight))
 
 
 class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ from state.snapshot import FileRef
 
 _SNAPSHOT_FILE = re.compile(r"[0-9]{1,20}\.sst|CURRENT|MANIFEST-[0-9]{1,20}|OPTIONS-[0-9]{1,20}|records\.kv")
 _WRITE_AHEAD_LOG = re.compile(r"\d{1,20}\.log")
+_IN_FLIGHT_FILE = re.compile(r"in-flight-[0-9]{1,9}\.frames")
 _NEVER_CHANGES = re.compile(r"\d{1,20}\.sst")
 
 
@@ -47,6 +48,15 @@ class SnapshotPlan:
 def is_snapshot_file(name: str) -> bool:
     """Whether a file of this name may be part of a snapshot; checked when taking and when restoring one."""
     return _SNAPSHOT_FILE.fullmatch(name) is not None
+
+
+def in_flight_file(number: int) -> str:
+    """Name of the `number`th file with in-flight rows of a snapshot."""
+    return f"in-flight-{number}.frames"
+
+
+def is_in_flight_file(name: str) -> bool:
+    return _IN_FLIGHT_FILE.fullmatch(name) is not None
 
 
 def is_immutable(name: str) -> bool:

@@ -1,75 +1,96 @@
 """Both ends of a channel inside a slot: bounded queues, no sockets.
 
-`InputChannel` is what a subtask reads; whoever fills it stops at high water and is told when there is room again.
+`InputChannel` is what a subtask reads; whoever fills it stops when its window (see `window`) is full and is told when
+there is room again. It notes barriers as they come in, and records in-flight data for a snapshot that does not wait.
 `EdgeOutput` is what a subtask writes: it partitions rows over the `OutputChannel`s of one edge and sends control
 elements to all of them.
 """
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
-from barrier_runtime.elements import Batch, Element
+from barrier_runtime.alignment_effects import Noticed
+from barrier_runtime.elements import Barrier, Batch, CancelBarrier, Element, EndOfInput
 from barrier_runtime.graph import Edge
 from barrier_runtime.partitioning import Rebalancer, hash_partition
+from barrier_runtime.slot.window import MAX_WINDOW_BYTES, Window
 
-HIGH_WATER_BYTES = 4 * 1024 * 1024
-LOW_WATER_BYTES = 1024 * 1024
 _CONTROL_BYTES = 64  # what a control element counts for
 _FEW_ROWS = 256
 _SMALL_ROW_BYTES = 128  # what a row of a small batch counts for
+_NOTICED = frozenset({Barrier, CancelBarrier, EndOfInput})
 
 
 class InputChannel:
-    """One input channel of a subtask. `blocked` (alignment) means: leave it unread; it still fills up to its bound."""
+    """One input channel of a subtask. `blocked` (alignment) means: leave it unread; it still fills up to its bound.
+
+    Barriers, cancels and the end are also put on `arrivals`, which all channels of a subtask share, when they come.
+    """
 
     __slots__ = (
         "_elements",
         "_on_room",
+        "_recorded",
+        "_recorded_until",
+        "_taken",
+        "_tell_at",
         "_wake",
+        "arrivals",
         "blocked",
         "bytes",
-        "high_water",
         "index",
-        "low_water",
         "port",
+        "window",
     )
 
-    def __init__(self, index: int, port: int, wake: Callable[[], None], high_water: int = HIGH_WATER_BYTES) -> None:
+    def __init__(self, index: int, port: int, wake: Callable[[], None], window: int = MAX_WINDOW_BYTES) -> None:
         self.index = index
         self.port = port
         self.blocked = False
         self.bytes = 0
-        self.high_water = high_water
-        self.low_water = min(LOW_WATER_BYTES, high_water // 2)
+        self.window = Window(window)
+        self.arrivals: deque[tuple[int, Noticed]] = deque()
         self._elements: deque[tuple[Element, int]] = deque()
         self._wake = wake
         self._on_room: Callable[[], None] | None = None
-
-    @property
-    def full(self) -> bool:
-        return self.bytes >= self.high_water
+        self._taken = 0  # bytes since the beginning
+        self._tell_at = self.window.bytes // 4
+        self._recorded: list[Batch] | None = None
+        self._recorded_until = 0
 
     @property
     def readable(self) -> bool:
         return bool(self._elements) and not self.blocked
 
+    @property
+    def room(self) -> int:
+        """Bytes that may still be sent to this channel."""
+        return max(0, self.window.bytes - self.bytes)
+
     def when_room(self, callback: Callable[[], None]) -> None:
-        """`callback` is called each time the channel falls below low water after having been full."""
+        """`callback` is called each time a quarter of the window has been taken, and when the window grows."""
         self._on_room = callback
 
     def push(self, element: Element, size: int) -> None:
         self._elements.append((element, size))
         self.bytes += size
-        if not self.blocked:
+        if self._recorded is not None:
+            self._record(element)
+        if element.__class__ in _NOTICED:
+            self.arrivals.append((self.index, cast(Noticed, element)))
+            self._wake()
+        elif not self.blocked:
             self._wake()
 
     def pop(self) -> Element:
         element, size = self._elements.popleft()
-        before = self.bytes
-        self.bytes = before - size
-        if self._on_room is not None and before > self.low_water >= self.bytes:
-            self._on_room()
+        if size > self.window.piece:
+            element, size = self._cut(element, size)
+        self.bytes -= size
+        self._taken += size
+        if self._taken >= self._tell_at:
+            self._tell_of_room()
         return element
 
     def unblock(self) -> None:
@@ -77,13 +98,69 @@ class InputChannel:
         if self._elements:
             self._wake()
 
+    def adapt(self, elapsed_s: float) -> None:
+        """Let the window follow what was taken; `elapsed_s` since the last time."""
+        before = self.window.bytes
+        if self.blocked:  # nothing could be taken: that says nothing about who takes it
+            self.window.forget(self._taken)
+        else:
+            self.window.adapt(self._taken, bool(self._elements), elapsed_s)
+        if self.window.bytes > before:
+            self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        self._tell_at = self._taken + self.window.bytes // 4
+        if self._on_room is not None:
+            self._on_room()
+
+    def _cut(self, element: Element, size: int) -> tuple[Element, int]:
+        """The first rows of a batch that would take its reader long; the rest stays first in the queue."""
+        if not isinstance(element, Batch) or element.rows.num_rows == 1:
+            return element, size
+        rows = element.rows
+        count = max(1, rows.num_rows * self.window.piece // size)
+        taken = size * count // rows.num_rows
+        self._elements.appendleft((Batch(rows.slice(count), element.emit_ns), size - taken))
+        return Batch(rows.slice(0, count), element.emit_ns), taken
+
+    # ------------------------------------------------------------ in-flight data
+
+    def record(self, checkpoint: int) -> list[Batch]:
+        """The batches ahead of the barrier of `checkpoint`. While that (or the end) has not come, the list goes on
+        growing by what comes, until it does or `stop_recording` is called."""
+        recorded: list[Batch] = []
+        for element, _ in self._elements:
+            if isinstance(element, Batch):
+                recorded.append(element)
+            elif _ends_recording(element, checkpoint):
+                return recorded
+        self._recorded, self._recorded_until = recorded, checkpoint
+        return recorded
+
+    def stop_recording(self) -> None:
+        self._recorded = None
+
+    def _record(self, element: Element) -> None:
+        assert self._recorded is not None, "nothing is recorded on this channel"
+        if isinstance(element, Batch):
+            self._recorded.append(element)
+        elif _ends_recording(element, self._recorded_until):
+            self._recorded = None
+
+
+def _ends_recording(element: Element, checkpoint: int) -> bool:
+    """A later barrier or cancel ends it, too: it says that the checkpoint's own will never come."""
+    if isinstance(element, Barrier | CancelBarrier):
+        return element.id >= checkpoint
+    return isinstance(element, EndOfInput)
+
 
 class OutputChannel(Protocol):
     """Where one upstream subtask writes for one downstream subtask."""
 
     @property
     def writable(self) -> bool:
-        """False above high water. `send` still accepts: the bound is soft by one step's output."""
+        """False while the receiver has no room. `send` still accepts: the bound is soft by one step's output."""
         ...
 
     def send(self, element: Element) -> None: ...
@@ -100,7 +177,7 @@ class LocalOutput:
 
     @property
     def writable(self) -> bool:
-        return self._target.bytes < self._target.high_water
+        return self._target.bytes < self._target.window.bytes
 
     def send(self, element: Element) -> None:
         self._target.push(element, _size(element))

@@ -3,10 +3,15 @@
 A connection begins with a mutual HMAC challenge on the job's secret; its claims say which generation and channel it is.
 A lower token or an unexpected channel is refused; a higher token waits until this slot has heard of it. After that,
 frames (see `frames`). A connection that breaks or carries a wrong frame while its generation runs fails the generation.
+
+The receiver reads all that comes, at once, and grants what may come: the number of bytes that the sender may have sent
+since the beginning, which rises as the subtask takes what is queued. So no more than the window of the channel (and one
+step's output) is in flight, wherever it is, and a barrier is never stuck in a socket behind rows that nobody takes.
 """
 
 import asyncio
 import secrets
+import struct
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -20,7 +25,7 @@ from coordinator.messages import Peer
 from state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
 
 HANDSHAKE_TIMEOUT_S = 10.0
-_WRITE_HIGH_WATER = 2 * 1024 * 1024  # bytes
+_GRANT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
 MAX_UNPROVEN = 4_096  # incoming connections that have not proven themselves; every slot opens one at a time
 _MOST_WAITING = 16_384  # proven connections of generations to come; a slow slot of a large job has thousands
 _ADMITTED = b"\x01"  # the acceptor's word that frames may follow
@@ -203,7 +208,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Incoming(_Connection):
-    """The downstream end: handshake, then frames into an input channel, not read above its high water."""
+    """The downstream end: handshake, then frames into an input channel, as many as were granted."""
 
     def __init__(self, plane: TcpDataPlane) -> None:
         super().__init__(plane)
@@ -214,7 +219,8 @@ class _Incoming(_Connection):
         )
         self._reader = FrameReader()
         self._target: InputChannel | None = None
-        self._paused = False
+        self._received = 0  # bytes of frames
+        self._granted = 0
         self._counted = False
         self._timeout: asyncio.TimerHandle | None = None
 
@@ -255,12 +261,14 @@ class _Incoming(_Connection):
     def begin(self, target: InputChannel) -> None:
         """Admitted: tell the other end, and read."""
         self._target = target
-        target.when_room(self._resume)
+        target.when_room(self._grant)
         self.transport.write(_ADMITTED)
+        self._grant()
 
     def _frames(self, data: bytes) -> None:
         target = self._target
         assert target is not None
+        self._received += len(data)
         try:
             for element, size in self._reader.feed(data):
                 target.push(element, size)
@@ -268,15 +276,14 @@ class _Incoming(_Connection):
                     self._finished = True
         except FrameError as error:
             self._fail(str(error))
-            return
-        if target.full and not self._paused:
-            self._paused = True
-            self.transport.pause_reading()
 
-    def _resume(self) -> None:
-        if self._paused and not self.transport.is_closing():
-            self._paused = False
-            self.transport.resume_reading()
+    def _grant(self) -> None:
+        target = self._target
+        assert target is not None
+        granted = self._received + target.room
+        if granted > self._granted and not self._finished and not self.transport.is_closing():
+            self._granted = granted
+            self.transport.write(_GRANT.pack(granted))
 
     def _proven_or_gone(self) -> None:
         """It takes none of the places before authentication any more."""
@@ -307,19 +314,20 @@ class _Outgoing(_Connection):
         )
         self._writer = FrameWriter()
         self._wake_writer = wake_writer
-        self._writable = True
+        self._sent = 0  # bytes of frames
+        self._granted = 0
+        self._grants = b""  # the beginning of one
         loop = asyncio.get_running_loop()
         self.proven: asyncio.Future[None] = loop.create_future()  # the peer knows the secret
         self.ready: asyncio.Future[None] = loop.create_future()  # the peer has reached this generation
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
         self.transport.write(self._handshake.hello())
 
     def data_received(self, data: bytes) -> None:
         if self.ready.done():
-            self._fail("the downstream slot sent data on a one-way channel")
+            self._take_grants(data)
             return
         try:
             if self._handshake.session is None:
@@ -330,9 +338,10 @@ class _Outgoing(_Connection):
                     self.proven.set_result(None)
                 data = self._handshake.leftover()
             if data:
-                if data != _ADMITTED:
+                if not data.startswith(_ADMITTED):
                     raise HandshakeFailed("the downstream slot did not admit the channel: connection closed")
                 self._plane.opened(self)
+                self._take_grants(data[len(_ADMITTED) :])
                 self.ready.set_result(None)
         except HandshakeFailed as error:
             self._fail(str(error))
@@ -350,14 +359,18 @@ class _Outgoing(_Connection):
 
     @property
     def writable(self) -> bool:
-        return self._writable
+        return self._sent < self._granted
 
-    def pause_writing(self) -> None:
-        self._writable = False
-
-    def resume_writing(self) -> None:
-        self._writable = True
-        self._wake_writer()
+    def _take_grants(self, data: bytes) -> None:
+        self._grants += data
+        whole = len(self._grants) // _GRANT.size * _GRANT.size
+        if not whole:
+            return
+        waiting = not self.writable
+        self._granted = max(self._granted, *(granted for (granted,) in _GRANT.iter_unpack(self._grants[:whole])))
+        self._grants = self._grants[whole:]
+        if waiting and self.writable:
+            self._wake_writer()
 
     def send(self, element: Element) -> None:
         if self.transport.is_closing():
@@ -366,6 +379,7 @@ class _Outgoing(_Connection):
             pieces = self._writer.encode(element)
         except FrameError as error:
             raise BarrierRuntimeError(f"channel {self._channel}: {error}") from error
+        self._sent += sum(map(len, pieces))
         self.transport.writelines(pieces)
         if isinstance(element, EndOfInput):
             self._finished = True

@@ -14,15 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from barrier_runtime.alignment import Aligner, BarrierTracker
-from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier
+from barrier_runtime.alignment import Aligner
+from barrier_runtime.barrier_tracker import BarrierTracker
+from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier, Batch
 from barrier_runtime.graph import Chain, Edge, JobGraph
 from barrier_runtime.operators.base import Capture, Operator, OperatorContext
 from barrier_runtime.operators.user_code import add_position
 from barrier_runtime.slot.channels import EdgeOutput, InputChannel, LocalOutput, OutputChannel
 from barrier_runtime.slot.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.slot.data_plane import ChannelId, DataPlane
+from barrier_runtime.slot.in_flight import read_in_flight, write_in_flight
 from barrier_runtime.slot.latency_book import LatencyBook
+from barrier_runtime.slot.recording import InFlightData
 from barrier_runtime.slot.scheduler import Scheduler
 from barrier_runtime.slot.snapshots import SnapshotRun
 from barrier_runtime.slot.subtask import Subtask
@@ -35,8 +38,10 @@ from state.local_copies import LocalCopies
 from state.object_store import ObjectStore
 from state.paths import Paths
 from state.rocksdb_kv import SlotMemory
-from state.snapshot import OperatorSnapshot, SnapshotTimes
+from state.snapshot import InFlight, OperatorSnapshot, SnapshotTimes
 from state.snapshot_plan import Thresholds
+
+_ADAPT_S = 0.2  # between two looks at how much the channels' windows should hold
 
 
 class ExecutionEvents(Protocol):
@@ -128,11 +133,14 @@ class Execution:
         self._sources: dict[int, tuple[str, SourceDriver]] = {}
         self._inputs: dict[int, list[InputChannel]] = {}
         self._channel_of: dict[tuple[int, int], InputChannel] = {}  # (edge, upstream slot) -> input
+        self._replays: dict[int, list[tuple[int, Batch]]] = {}
         self.subtasks: list[Subtask] = []
+        self._adapted_s = 0.0
         self._runs: list[SnapshotRun] = []
         self._opening: list[asyncio.Future[None]] = []
         self._lanes: list[SerialLane] = []
         self._snapshot_lanes: dict[tuple[int, str], SerialLane] = {}
+        self._in_flight_lanes: dict[int, SerialLane] = {}  # by chain
 
     # ------------------------------------------------------------ restore and connect
 
@@ -173,6 +181,17 @@ class Execution:
             operator = spec.make()
             operators.append((spec.name, operator))
             operator.open(self._context(chain, spec.name))
+        if chain.source is None:
+            self._in_flight_lanes[chain.id] = self._new_lane()
+            self._replays[chain.id] = read_in_flight(
+                self._deploy.operators,
+                chain.operators[0].name,
+                {edge.port: edge for edge in self._graph.inputs(chain.id)},
+                self._res.slot,
+                self._graph.parallelism,
+                self._graph.max_parallelism,
+                self._res.store,
+            )
 
     def _context(self, chain: Chain, name: str) -> OperatorContext:
         subtask = self._res.slot
@@ -245,7 +264,6 @@ class Execution:
         for chain in self._graph.chains:
             outputs = [await self._connect_edge(edge, peers) for edge in self._graph.outputs(chain.id)]
             inputs = self._inputs[chain.id]
-            aligner = (Aligner if self._mode == "exactly_once" else BarrierTracker)(len(inputs), self.token)
             self.subtasks.append(
                 Subtask(
                     SubtaskId(chain.id, slot),
@@ -253,12 +271,21 @@ class Execution:
                     self._operators[chain.id],
                     inputs,
                     outputs,
-                    aligner,
+                    self._aligner(chain),
                     self,
                     self._sources.get(chain.id),
+                    self._replays.pop(chain.id, ()),
                 )
             )
         await self._plane.all_connected()
+
+    def _aligner(self, chain: Chain) -> Aligner | BarrierTracker:
+        inputs = len(self._inputs[chain.id])
+        if self._mode != "exactly_once":
+            return BarrierTracker(inputs, self.token)
+        aligned = [edge.id for edge in self._graph.inputs(chain.id) if edge.partitioning in ("forward", "broadcast")]
+        aligned_only = [channel.index for (edge, _), channel in self._channel_of.items() if edge in aligned]
+        return Aligner(inputs, self.token, aligned_only)
 
     async def _connect_edge(self, edge: Edge, peers: dict[int, Peer]) -> EdgeOutput:
         slot = self._res.slot
@@ -275,6 +302,15 @@ class Execution:
     def start(self) -> None:
         if not self._halted:
             self.scheduler.start(self.subtasks)
+            self._adapted_s = self._res.clock.monotonic_s()
+            self._call_later(_ADAPT_S, self._adapt_windows)
+
+    def _adapt_windows(self) -> None:
+        now_s = self._res.clock.monotonic_s()
+        for channel in self._channel_of.values():
+            channel.adapt(now_s - self._adapted_s)
+        self._adapted_s = now_s
+        self._call_later(_ADAPT_S, self._adapt_windows)
 
     # ------------------------------------------------------------ orders of the coordinator
 
@@ -301,10 +337,10 @@ class Execution:
         self._guarded(tell)
 
     def abort(self, checkpoint: int) -> None:
+        self._guarded(lambda subtask: subtask.on_abort(checkpoint))
         for run in self._runs:
             if run.barrier.id == checkpoint:
                 run.cancel()
-        self._guarded(lambda subtask: subtask.on_abort(checkpoint))
 
     def _guarded(self, order: Callable[[Subtask], None]) -> None:
         for subtask in self.subtasks:
@@ -323,7 +359,12 @@ class Execution:
     def now_ns(self) -> int:
         return self._wall_ns()
 
-    def captured(self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes) -> None:
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        self._call_later(delay_ms / 1000, callback)
+
+    def captured(
+        self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
+    ) -> None:
         lanes = {name: self._snapshot_lanes[(subtask.id.chain, name)] for name in captures}
         ended = subtask.ended
 
@@ -340,7 +381,7 @@ class Execution:
                 self._events.declined(barrier.id, subtask.id, f"{type(error).__name__}: {error}")
 
         run = SnapshotRun(
-            subtask.id, self._graph.parallelism, barrier, captures, lanes, times, self.now_ms, done, failed
+            subtask.id, self._graph.parallelism, barrier, captures, lanes, times, self.now_ms, recording, done, failed
         )
         self._runs.append(run)
         if captures:
@@ -348,7 +389,22 @@ class Execution:
         else:  # a chain without operators has nothing to remember
             done(run, (), times)
 
+    def recorded(self, subtask: Subtask, checkpoint: int, in_flight: InFlightData) -> None:
+        res = self._res
+
+        def write(data: InFlightData, check: Callable[[], None]) -> tuple[InFlight, ...]:
+            new_key = lambda: res.paths.data_file(self.token, res.uuid, res.new_uuid())  # noqa: E731
+            return write_in_flight(data, res.store, new_key, res.settings.thresholds.inline_bytes, check)
+
+        for run in self._runs_of(subtask, checkpoint):
+            run.recorded(in_flight, write, self._in_flight_lanes[subtask.id.chain])
+
+    def _runs_of(self, subtask: Subtask, checkpoint: int) -> list[SnapshotRun]:
+        return [run for run in self._runs if (run.subtask, run.barrier.id) == (subtask.id, checkpoint)]
+
     def snapshot_aborted(self, subtask: Subtask, checkpoint: int, reason: str) -> None:
+        for run in self._runs_of(subtask, checkpoint):
+            run.cancel()
         self._events.declined(checkpoint, subtask.id, reason)
 
     def ended(self, subtask: Subtask) -> None:
@@ -357,7 +413,8 @@ class Execution:
     # ------------------------------------------------------------ failures and the end
 
     def _between_passes(self) -> bool:
-        """One slice of one snapshot's frozen state. True when more is left."""
+        """Barriers that came in, then one slice of one snapshot's frozen state. True when more is left."""
+        self._guarded(Subtask.notice)
         if not self._runs:
             return False
         more = any(run.drain_slice() for run in self._runs)

@@ -28,7 +28,7 @@ from state.errors import BarrierRuntimeError
 _HEADER = struct.Struct(">IBQqII")
 _CRC_PART = struct.Struct(">IBQq")
 _WATERMARK = struct.Struct(">q")
-_BARRIER = struct.Struct(">QQq")
+_BARRIER = struct.Struct(">QQqq")  # the last: -1 for None
 _CANCEL = struct.Struct(">QQ")
 
 SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END = range(1, 8)
@@ -63,7 +63,8 @@ class FrameWriter:
         if isinstance(element, Watermark):
             return self._frame(WATERMARK, _WATERMARK.pack(element.ms))
         if isinstance(element, Barrier):
-            return self._frame(BARRIER, _BARRIER.pack(element.id, element.token, element.triggered_at_ms))
+            timeout_ms = -1 if element.aligned_timeout_ms is None else element.aligned_timeout_ms
+            return self._frame(BARRIER, _BARRIER.pack(element.id, element.token, element.triggered_at_ms, timeout_ms))
         if isinstance(element, CancelBarrier):
             return self._frame(CANCEL, _CANCEL.pack(element.id, element.token))
         if isinstance(element, Idle):
@@ -149,7 +150,8 @@ class FrameReader:
             if kind == WATERMARK:
                 return Watermark(*_WATERMARK.unpack(payload))
             if kind == BARRIER:
-                return Barrier(*_BARRIER.unpack(payload))
+                id, token, triggered_at_ms, timeout_ms = _BARRIER.unpack(payload)
+                return Barrier(id, token, triggered_at_ms, None if timeout_ms < 0 else timeout_ms)
             if kind == CANCEL:
                 return CancelBarrier(*_CANCEL.unpack(payload))
             if kind == IDLE:

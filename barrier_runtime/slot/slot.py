@@ -204,7 +204,9 @@ class Slot:
         if message.token != self.token or self._phase != "running" or self._execution is None:
             return
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
-        self._execution.trigger(Barrier(message.checkpoint, message.token, message.triggered_at_ms))
+        self._execution.trigger(
+            Barrier(message.checkpoint, message.token, message.triggered_at_ms, message.aligned_timeout_ms)
+        )
 
     def _on_complete(self, message: Complete) -> None:
         if message.token != self.token or self._execution is None or message.checkpoint <= self._last_completed:

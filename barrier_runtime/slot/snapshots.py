@@ -2,22 +2,27 @@
 
     DRAINING → (every keyed backend drained) → WRITING on lanes → DONE (ack) | FAILED (decline)
     cancelled in DRAINING: drained to the end all the same (it is the newest state), nothing is written remotely
+    in-flight rows, where the snapshot has some, are written when they have been recorded, beside all that; it is DONE
+    when they are written, too
 
 Lanes are per operator, so the blocking parts of one operator run in the order of their checkpoints.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import msgspec
 
 from barrier_runtime.elements import Barrier
 from barrier_runtime.operators.base import Capture
+from barrier_runtime.slot.recording import InFlightData
 from barrier_runtime.slot.workers import SerialLane
 from coordinator.messages import SubtaskId
-from state.keyed_backend import KeyedBackend
-from state.snapshot import OperatorSnapshot, SnapshotTimes
+from state.keyed_backend import KeyedBackend, SnapshotDropped
+from state.snapshot import InFlight, OperatorSnapshot, SnapshotTimes
 
+WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]  # see `write_in_flight`
 _DRAIN_ENTRIES = 256  # about 0.3 ms of work per slice
 
 
@@ -33,6 +38,7 @@ class SnapshotRun:
         lanes: dict[str, SerialLane],
         times: SnapshotTimes,
         now_ms: Callable[[], float],
+        recording: bool,
         done: Callable[["SnapshotRun", tuple[OperatorSnapshot, ...], SnapshotTimes], None],
         failed: Callable[["SnapshotRun", BaseException], None],
     ) -> None:
@@ -45,6 +51,8 @@ class SnapshotRun:
         self._lanes = lanes
         self._undrained: list[KeyedBackend] = [c.keyed for c in captures.values() if c.keyed is not None]
         self._finished: dict[str, OperatorSnapshot] = {}
+        self._recording = recording
+        self._in_flight: tuple[InFlight, ...] = ()
         self._now_ms = now_ms
         self._began_ms = now_ms()
         self._times = times
@@ -66,6 +74,20 @@ class SnapshotRun:
     def cancel(self) -> None:
         """The checkpoint was given up. What is already running ends without being reported."""
         self.cancelled = True
+        self.over = not self._undrained
+
+    def recorded(self, data: InFlightData, write: WriteInFlight, lane: SerialLane) -> None:
+        """All in-flight rows are there: write them down."""
+        if self.cancelled:
+            return
+        if data:
+            lane.submit(partial(write, data, self._check_wanted), self._in_flight_written)
+        else:
+            self._in_flight_written((), None)
+
+    def _check_wanted(self) -> None:
+        if self.cancelled:
+            raise SnapshotDropped(f"checkpoint {self.barrier.id} of subtask {self.subtask} was given up: decline it")
 
     def _write(self) -> None:
         if self.cancelled:
@@ -73,8 +95,7 @@ class SnapshotRun:
             return
         for name, capture in self._captures.items():
             self._lanes[name].submit(
-                lambda name=name, capture=capture: self._finish_operator(name, capture),  # type: ignore[misc]
-                lambda result, error, name=name: self._operator_finished(name, result, error),  # type: ignore[misc]
+                partial(self._finish_operator, name, capture), partial(self._operator_finished, name)
             )
 
     def _finish_operator(self, name: str, capture: Capture) -> OperatorSnapshot:
@@ -86,16 +107,28 @@ class SnapshotRun:
         return OperatorSnapshot(name, self.subtask.index, self._parallelism, values, keyed)
 
     def _operator_finished(self, name: str, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._finished[name] = result
+        self._part_finished(error)
+
+    def _in_flight_written(self, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._in_flight = result
+            self._recording = False
+        self._part_finished(error)
+
+    def _part_finished(self, error: BaseException | None) -> None:
         if self.over:
             return
         if error is not None:
             self.over = True
             self._failed(self, error)
             return
-        self._finished[name] = result
-        if len(self._finished) < len(self._captures):
+        if self._recording or len(self._finished) < len(self._captures):
             return
         self.over = True
         times = msgspec.structs.replace(self._times, async_ms=self._now_ms() - self._began_ms)
-        snapshots = (self._finished[name] for name in self._captures)
-        self._done(self, tuple(s for s in snapshots if s.values or s.keyed is not None), times)
+        snapshots = [self._finished[name] for name in self._captures]
+        if self._in_flight:
+            snapshots[0] = msgspec.structs.replace(snapshots[0], in_flight=self._in_flight)
+        self._done(self, tuple(snapshot for snapshot in snapshots if not snapshot.is_empty), times)

@@ -2,11 +2,29 @@
 
 It owns: alignment and blocking of its inputs, the watermark, the order *forward the barrier, then capture state*, and
 the end of its input. It never waits, opens a socket or reads a clock; captures that need more work go to the host.
+
+What was in flight in the restored checkpoint (`replay`) is worked off before anything that comes in: so rows keep their
+order and are not late, also when they come from other subtasks than before. What of it is left when a snapshot is taken
+is in flight again.
 """
 
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
-from barrier_runtime.alignment import Aborted, Aligner, AlignmentEffect, BarrierTracker, Block, TakeSnapshot, Unblock
+from barrier_runtime.alignment import Aligner
+from barrier_runtime.alignment_effects import (
+    Aborted,
+    AlignmentEffect,
+    Block,
+    Noticed,
+    RecordingDone,
+    StartTimer,
+    TakeSnapshot,
+    Unblock,
+)
+from barrier_runtime.barrier_tracker import BarrierTracker
 from barrier_runtime.elements import (
     WATERMARK_MAX,
     WATERMARK_MIN,
@@ -19,12 +37,14 @@ from barrier_runtime.elements import (
 )
 from barrier_runtime.operators.base import Capture, Emit, Operator
 from barrier_runtime.slot.channels import EdgeOutput, InputChannel
+from barrier_runtime.slot.recording import InFlightData, Recorder
 from barrier_runtime.sources.source_operator import SourceDriver
 from barrier_runtime.watermarks import WatermarkMerger
 from coordinator.messages import SubtaskId
 from state.snapshot import SnapshotTimes
 
-_ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets get their turn
+_ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets get their turn,
+_STEP_NS = 2_000_000  # also after this time
 
 
 class SubtaskHost(Protocol):
@@ -34,17 +54,21 @@ class SubtaskHost(Protocol):
     def now_ns(self) -> int: ...
 
     def captured(
-        self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes
+        self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
-        """State at `barrier` is captured; finish the snapshot and acknowledge it. `times`: all but `async_ms`."""
+        """State at `barrier` is captured; finish the snapshot and acknowledge it. `times`: all but `async_ms`.
+        `recording`: in-flight data belong to it; `recorded` follows."""
         ...
 
+    def recorded(self, subtask: "Subtask", checkpoint: int, in_flight: InFlightData) -> None: ...
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None: ...
     def snapshot_aborted(self, subtask: "Subtask", checkpoint: int, reason: str) -> None: ...
     def ended(self, subtask: "Subtask") -> None: ...
 
 
 class Subtask:
-    """`operators`: (name, operator) in chain order, opened. `source` is set for source chains, which have no inputs."""
+    """`operators`: (name, operator) in chain order, opened. `source` is set for source chains, which have no inputs.
+    `replay`: (port, batch) that were in flight in the restored checkpoint."""
 
     def __init__(
         self,
@@ -56,6 +80,7 @@ class Subtask:
         aligner: Aligner | BarrierTracker,
         host: SubtaskHost,
         source: tuple[str, SourceDriver] | None = None,
+        replay: Iterable[tuple[int, Batch]] = (),
     ) -> None:
         self.id = id
         self.token = token
@@ -75,6 +100,11 @@ class Subtask:
         self._next_input = 0
         self._host = host
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
+        self._replay = deque(replay)
+        self._recorder = Recorder(inputs)
+        self._arrivals: deque[tuple[int, Noticed]] = deque()
+        for channel in inputs:
+            channel.arrivals = self._arrivals
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         self._assigned = dict.fromkeys(self._assigners, WATERMARK_MIN)
@@ -95,14 +125,21 @@ class Subtask:
             return False
         if self.source is not None:
             return self._step_source(self.source[1])
+        if self._arrivals:
+            self.notice()
         worked = False
+        until_ns = self._host.now_ns() + _STEP_NS
         for _ in range(_ELEMENTS_PER_STEP):
-            channel = self._next_readable()
-            if channel is None or not self.writable:
+            channel = None if self._replay else self._next_readable()
+            if (channel is None and not self._replay) or not self.writable:
                 return worked
             worked = True
-            self._take(channel)
-            if self.ended:
+            if channel is None:
+                port, batch = self._replay.popleft()
+                self._batch(batch, port)
+            else:
+                self._take(channel)
+            if self.ended or self._host.now_ns() >= until_ns:
                 return True
         return worked
 
@@ -223,6 +260,16 @@ class Subtask:
             self._capture(TakeSnapshot(barrier, max(0.0, self._host.now_ms() - barrier.triggered_at_ms), 0.0))
         else:
             self._wanted = barrier
+            self._apply(self._aligner.on_trigger(barrier, self._host.now_ms()))
+
+    def notice(self) -> None:
+        """Hear of the barriers that came in, wherever they stand in the queues and also while nothing may be sent."""
+        while self._arrivals:
+            index, element = self._arrivals.popleft()
+            self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
+
+    def _on_timeout(self, checkpoint: int) -> None:
+        self._apply(self._aligner.on_timeout(checkpoint, self._host.now_ms()))
 
     def on_complete(self, checkpoint: int) -> None:
         if self.source is not None:
@@ -238,7 +285,7 @@ class Subtask:
             if isinstance(effect, Unblock):
                 self._unblock(effect)
             elif isinstance(effect, Aborted):
-                self._control(CancelBarrier(effect.id, self.token))
+                self._given_up(effect)
         for _, operator in self.operators:
             operator.on_abort(checkpoint)
 
@@ -250,10 +297,18 @@ class Subtask:
                 self.inputs[effect.channel].blocked = True
             elif isinstance(effect, Unblock):
                 self._unblock(effect)
+            elif isinstance(effect, RecordingDone):
+                self._host.recorded(self, effect.id, self._recorder.finish(effect.id))
+            elif isinstance(effect, StartTimer):
+                self._host.call_later(effect.delay_ms, partial(self._on_timeout, effect.id))
             else:
                 self.last_checkpoint = max(self.last_checkpoint, effect.id)
-                self._control(CancelBarrier(effect.id, self.token))
+                self._given_up(effect)
                 self._host.snapshot_aborted(self, effect.id, effect.reason)
+
+    def _given_up(self, aborted: Aborted) -> None:
+        self._recorder.drop(aborted.id)
+        self._control(CancelBarrier(aborted.id, self.token))
 
     def _unblock(self, effect: Unblock) -> None:
         for channel in effect.channels:
@@ -265,6 +320,8 @@ class Subtask:
             return
         began_ns = self._host.now_ns()
         self.last_checkpoint = barrier.id
+        if snapshot.recorded:
+            self._recorder.begin(barrier.id, self._replay, snapshot.recorded)
         if not self.ended:
             self._control(barrier)  # first: downstream aligns while we capture
         captures: dict[str, Capture] = {}
@@ -273,9 +330,8 @@ class Subtask:
         for name, operator in self.operators:
             captures[name] = operator.snapshot(barrier.id)
         sync_ms = (self._host.now_ns() - began_ns) / 1e6
-        self._host.captured(
-            self, barrier, captures, SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms)
-        )
+        times = SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms)
+        self._host.captured(self, barrier, captures, times, bool(snapshot.recorded))
 
     # ------------------------------------------------------------ the end
 

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barrier_runtime.alignment import Aborted, Aligner, BarrierTracker, Block, TakeSnapshot, Unblock
+from barrier_runtime.alignment import Aligner
+from barrier_runtime.alignment_effects import Aborted, Block, TakeSnapshot, Unblock
+from barrier_runtime.barrier_tracker import BarrierTracker
 from barrier_runtime.elements import Barrier, CancelBarrier
 
 TOKEN = 7

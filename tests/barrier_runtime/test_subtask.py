@@ -2,7 +2,8 @@
 
 import pyarrow as pa
 
-from barrier_runtime.alignment import Aligner, BarrierTracker
+from barrier_runtime.alignment import Aligner
+from barrier_runtime.barrier_tracker import BarrierTracker
 from barrier_runtime.elements import WATERMARK_MAX, Barrier, Batch, CancelBarrier, EndOfInput, Idle, Watermark
 from barrier_runtime.graph import Edge
 from barrier_runtime.operators.base import Capture, Operator
@@ -52,7 +53,7 @@ class CapturedCalls:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, subtask, barrier, captures, times):
+    def __call__(self, subtask, barrier, captures, times, recording):
         self.calls.append((barrier, captures))
 
 

@@ -1,0 +1,39 @@
+"""How many bytes may be in flight on one channel: sent and not yet taken by the subtask that reads. Pure.
+
+The window follows throughput (FLIP-183, buffer debloating): while its reader cannot keep up, it holds what the reader
+takes in `DRAIN_S`, so that a barrier is never far behind; a reader that keeps up gets the largest window, which costs
+nothing, since its queue is empty. While the window is small, large batches are taken in pieces, for the same reason.
+"""
+
+MAX_WINDOW_BYTES = 4 * 1024 * 1024
+MIN_WINDOW_BYTES = 64 * 1024
+DRAIN_S = 0.5
+_PIECES = 8  # a window that was narrowed holds at least so many
+_WHOLE = 1 << 62  # bytes: batches are not cut
+
+
+class Window:
+    """`most`: bytes at the beginning, and its upper bound."""
+
+    __slots__ = ("_least", "_most", "_taken", "bytes", "piece")
+
+    def __init__(self, most: int = MAX_WINDOW_BYTES) -> None:
+        self._most = most
+        self._least = min(MIN_WINDOW_BYTES, most)
+        self._taken = 0
+        self.bytes = most
+        self.piece = _WHOLE  # bytes of a batch that are taken at once
+
+    def adapt(self, taken: int, waiting: bool, elapsed_s: float) -> None:
+        """`taken`: bytes since the beginning; `waiting`: something is queued. `elapsed_s`: since the last time. One
+        measure changes the window by no more than a factor of two."""
+        per_s = (taken - self._taken) / max(elapsed_s, 1e-3)
+        self._taken = taken
+        wanted = int(per_s * DRAIN_S) if waiting else self._most
+        wanted = max(self.bytes // 2, min(self.bytes * 2, wanted))
+        self.bytes = max(self._least, min(self._most, wanted))
+        self.piece = self.bytes // _PIECES if self.bytes < self._most else _WHOLE
+
+    def forget(self, taken: int) -> None:
+        """What was taken since the last time says nothing."""
+        self._taken = taken
