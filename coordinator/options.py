@@ -127,9 +127,9 @@ def _check(kind: str, options: CheckpointOptions | RestartOptions, bounds: dict[
             raise InvalidJob(f"{kind} {name} = {value} is out of bounds: use {bound.low} to {bound.high} {bound.unit}")
 
 
-def effective(spec: JobSpec) -> dict[str, str | int | None]:
+def effective(spec: JobSpec) -> dict[str, str | int | bool | None]:
     """What is in force, for display: checkpoint options under their names, then the restarts and the watchdog."""
-    shown: dict[str, str | int | None] = dict(msgspec.structs.asdict(validated(spec.checkpoints)))
+    shown: dict[str, str | int | bool | None] = dict(msgspec.structs.asdict(validated(spec.checkpoints)))
     shown["restart"] = describe_restart(validated_restart(spec.restart))
     shown["progress_timeout_ms"] = progress_timeout_ms(spec.progress_timeout_ms, validated(spec.checkpoints))
     return shown

@@ -116,6 +116,6 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     latency: dict[str, LatencyStatus]  # "<sink>:processed", "<sink>:visible"
     commits: CommitsStatus
     kill: tuple[KillRequest, ...]
-    options: dict[str, str | int | None]
+    options: dict[str, str | int | bool | None]
     restored_checkpoint: int
     storage_trouble: str = ""  # what the object store is retried for

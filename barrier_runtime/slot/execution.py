@@ -29,6 +29,7 @@ from barrier_runtime.slot.recording import InFlightData
 from barrier_runtime.slot.scheduler import Scheduler
 from barrier_runtime.slot.snapshots import SnapshotRun
 from barrier_runtime.slot.subtask import Subtask
+from barrier_runtime.slot.window import MAX_WINDOW_BYTES
 from barrier_runtime.slot.workers import SerialLane, WorkerPool
 from barrier_runtime.sources.source_operator import SourceDriver
 from coordinator.messages import GLOBAL_COMMITTER, Deploy, Peer, SubtaskId
@@ -102,6 +103,7 @@ class SlotResources:
     new_uuid: Callable[[], str]
     clock: Clock = SYSTEM_CLOCK
     tidy_memory: Callable[[bool], None] = tidy_memory  # called once per deployment; True: another one was dropped
+    window_bytes: int = MAX_WINDOW_BYTES  # most that is in flight on one channel
 
 
 class Execution:
@@ -136,6 +138,7 @@ class Execution:
         self._replays: dict[int, list[tuple[int, Batch]]] = {}
         self.subtasks: list[Subtask] = []
         self._adapted_s = 0.0
+        self._adapting: asyncio.TimerHandle | None = None
         self._runs: list[SnapshotRun] = []
         self._opening: list[asyncio.Future[None]] = []
         self._lanes: list[SerialLane] = []
@@ -160,7 +163,7 @@ class Execution:
             for edge in sorted(self._graph.inputs(chain.id), key=lambda edge: edge.id):
                 upstream = [self._res.slot] if edge.partitioning == "forward" else range(parallelism)
                 for slot in upstream:
-                    channel = InputChannel(len(channels), edge.port, self.scheduler.wake)
+                    channel = InputChannel(len(channels), edge.port, self.scheduler.wake, self._res.window_bytes)
                     channels.append(channel)
                     self._channel_of[(edge.id, slot)] = channel
             self._inputs[chain.id] = channels
@@ -303,14 +306,14 @@ class Execution:
         if not self._halted:
             self.scheduler.start(self.subtasks)
             self._adapted_s = self._res.clock.monotonic_s()
-            self._call_later(_ADAPT_S, self._adapt_windows)
+            self._adapting = self._timer(_ADAPT_S, self._adapt_windows)
 
     def _adapt_windows(self) -> None:
         now_s = self._res.clock.monotonic_s()
         for channel in self._channel_of.values():
             channel.adapt(now_s - self._adapted_s)
         self._adapted_s = now_s
-        self._call_later(_ADAPT_S, self._adapt_windows)
+        self._adapting = self._timer(_ADAPT_S, self._adapt_windows)
 
     # ------------------------------------------------------------ orders of the coordinator
 
@@ -445,6 +448,9 @@ class Execution:
             self.halt()
 
     def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._timer(delay_s, callback)
+
+    def _timer(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         def run() -> None:
             if self._halted:
                 return
@@ -453,7 +459,7 @@ class Execution:
             except Exception as error:
                 self._broken(error)
 
-        self._res.loop.call_later(delay_s, run)
+        return self._res.loop.call_later(delay_s, run)
 
     def halt(self) -> None:
         """Stop now and be silent. Operators are closed once their blocking work has ended, off the loop."""
@@ -461,6 +467,8 @@ class Execution:
             return
         self._halted = True
         self.scheduler.stop()
+        if self._adapting is not None:
+            self._adapting.cancel()
         self._plane.disconnect()
         busy = [lane for lane in self._lanes if lane.busy]
         for lane in self._lanes:

@@ -6,6 +6,7 @@ canaries` plants them one by one.
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from unittest.mock import patch
 
 from barrier_runtime import alignment
 from barrier_runtime.sinks import commit_log, files, sink_driver
+from barrier_runtime.slot import channels, in_flight, recording
 from barrier_runtime.slot import slot as slot_module
 from barrier_runtime.slot import subtask as subtask_module
 from coordinator import commits, decision_log, job_runner, pending_checkpoints, phase_running, restore_choice, retention
@@ -435,4 +437,60 @@ def _failed_commit_dropped() -> Iterator[None]:
     from barrier_runtime.sinks.sink_operator import SinkOperator
 
     with _replaced(SinkOperator, "_settled", make):
+        yield
+
+
+@canary("in-flight-channel-forgotten", "what is in flight on one channel is left out of the snapshot")
+def _in_flight_channel_forgotten() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def begin(self: Any, checkpoint: int, left: Any, channels: Any) -> None:
+            original(self, checkpoint, left, tuple(channels)[1:])
+
+        return begin
+
+    with _replaced(recording.Recorder, "begin", make):
+        yield
+
+
+@canary("recorded-at-the-snapshot-only", "rows that come between the snapshot and their channel's barrier are left out")
+def _recorded_at_the_snapshot_only() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def record(self: Any, checkpoint: int) -> Any:
+            recorded = original(self, checkpoint)
+            self.stop_recording()
+            return recorded
+
+        return record
+
+    with _replaced(channels.InputChannel, "record", make):
+        yield
+
+
+@canary("replayed-after-new-rows", "rows in flight in the restored checkpoint are worked off after new ones")
+def _replayed_after_new_rows() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def step(self: Any) -> Any:
+            replay = self._replay
+            if not replay or self.rows_in or self.source is not None:
+                return original(self)
+            self.notice()
+            self._replay = deque()
+            worked = original(self)
+            self._replay = replay
+            return worked
+
+        return step
+
+    with _replaced(subtask_module.Subtask, "step", make):
+        yield
+
+
+@canary(
+    "in-flight-rows-not-spread-anew", "at another parallelism rows in flight go on where they were, whatever their key"
+)
+def _in_flight_not_spread() -> Iterator[None]:
+    def own(stored: Any, snapshot: Any, edge: Any, subtask: int, parallelism: int, groups: int, store: Any) -> Any:
+        return in_flight._decoded(store, stored.file) if snapshot.subtask % parallelism == subtask else []
+
+    with patch.object(in_flight, "_own", own):
         yield

@@ -105,7 +105,7 @@ class WholeManifests(Checker):
         from coordinator.manifest import decode_manifest
 
         for snapshot in decode_manifest(record.manifest, manifest).operators:
-            for ref in snapshot.keyed.files if snapshot.keyed is not None else ():
+            for ref in snapshot.files:
                 stored = ref.inline if ref.key is None else read(ref.key)
                 if stored is None:
                     self.wrong(f"checkpoint {record.checkpoint} is decided without its file {ref.key}")
@@ -246,12 +246,14 @@ class WholeState(Checker):
 
 
 class OneCut(Checker):
-    """I6: what is visible always equals one vector of source positions, that of a completed checkpoint.
+    """I6: what is visible always equals one vector of source positions, that of a completed checkpoint, but for the
+    rows that this checkpoint holds as in flight.
 
     Of sinks with a global committer, after every change. The auditor: all deltas together are nothing."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
+        self._shown: set[tuple[str, int, int, int]] = set()
         self._rows: Counter[tuple[str, int]] = Counter()
         self._last: dict[tuple[str, int], int] = {}
         self._legs: Counter[int] = Counter()  # by account
@@ -263,11 +265,21 @@ class OneCut(Checker):
             return
         for row in rows:
             split = (row.source, row.split)
+            self._shown.add((row.source, row.split, row.seq, row.leg))
             self._rows[split] += 1
             self._last[split] = max(row.seq, self._last.get(split, -1))
             self._legs[row.account] += 1
             self._highest_n[row.account] = max(row.n, self._highest_n.get(row.account, 0))
             self._sum += row.delta
+        decision = next((each for each in reversed(self.facts.decisions) if each.record.checkpoint == checkpoint), None)
+        if decision is None:
+            self.wrong(f"what is visible is said to be checkpoint {checkpoint}, which is not complete")
+        elif decision.in_flight:
+            self._judge_with_in_flight(decision)
+        else:
+            self._judge_whole(decision)
+
+    def _judge_whole(self, decision: Decision) -> None:
         for split, count in self._rows.items():
             if count != 2 * (self._last[split] + 1):
                 self.wrong(f"{count} legs of {split} are visible, the last of transfer {self._last[split]}")
@@ -276,16 +288,29 @@ class OneCut(Checker):
         for account, highest in self._highest_n.items():
             if self._legs[account] != highest:
                 self.wrong(f"{self._legs[account]} legs of account {account} are visible, the last is number {highest}")
-        decision = next((each for each in reversed(self.facts.decisions) if each.record.checkpoint == checkpoint), None)
-        if decision is None:
-            self.wrong(f"what is visible is said to be checkpoint {checkpoint}, which is not complete")
-            return
         for split in sorted(decision.positions.keys() | self._last.keys()):
             position = decision.positions.get(split, 0)
             if position != self._last.get(split, -1) + 1:
                 self.wrong(
-                    f"checkpoint {checkpoint} is visible; its position of {split} is {position}, shown are "
-                    f"{self._last.get(split, -1) + 1} transfers"
+                    f"checkpoint {decision.record.checkpoint} is visible; its position of {split} is {position}, shown "
+                    f"are {self._last.get(split, -1) + 1} transfers"
+                )
+
+    def _judge_with_in_flight(self, decision: Decision) -> None:
+        read = {
+            (*split, seq, leg)
+            for split, position in decision.positions.items()
+            for seq in range(position)
+            for leg in (0, 1)
+        }
+        for what, wrong in (
+            ("neither visible nor in flight", read - self._shown - decision.in_flight),
+            ("visible and in flight", self._shown & decision.in_flight),
+            ("visible or in flight, and not read", (self._shown | decision.in_flight) - read),
+        ):
+            if wrong:
+                self.wrong(
+                    f"checkpoint {decision.record.checkpoint}: {len(wrong)} rows are {what}: {sorted(wrong)[:3]}"
                 )
 
 

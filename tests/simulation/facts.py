@@ -5,15 +5,19 @@ Fed by the stores with every effect in the order in which it happened, whoever c
 process says: only what is in the object store.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from barrier_runtime.elements import Batch
 from barrier_runtime.sinks.pending_set import PENDING_VALUE, PendingSet
+from barrier_runtime.slot.frames import FrameReader
 from barrier_runtime.sources.source_progress import SPLITS_VALUE, SourceProgress
 from coordinator.log_records import Complete, Fence, Finish, Record, decode_record
 from coordinator.manifest import Manifest, decode_manifest
 from state.paths import Paths
+from state.snapshot import FileRef
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Decision:
     positions: dict[tuple[str, int], int]  # (source, split) -> records read before the barrier
     committables: frozenset[bytes]  # of all sinks, whole committables as the manifest lists them
     files: frozenset[str]  # keys of snapshot files
+    in_flight: frozenset[tuple[str, int, int, int]]  # (source, split, seq, leg) that wait to be worked off
 
 
 @dataclass
@@ -62,12 +67,13 @@ class Facts:
         self.records.append(record)
         return record
 
-    def decided(self, position: int, record: Complete, data: bytes) -> Decision:
-        """The record's manifest is `data`."""
+    def decided(self, position: int, record: Complete, data: bytes, read: Callable[[str], bytes | None]) -> Decision:
+        """The record's manifest is `data`. `read` gives what is in the store now."""
         manifest = decode_manifest(record.manifest, data)
         positions: dict[tuple[str, int], int] = {}
         committables: set[bytes] = set()
         files: set[str] = set()
+        in_flight: set[tuple[str, int, int, int]] = set()
         for snapshot in manifest.operators:
             if SPLITS_VALUE in snapshot.values:
                 progress = msgspec.json.decode(snapshot.values[SPLITS_VALUE], type=SourceProgress)
@@ -78,9 +84,12 @@ class Facts:
             if PENDING_VALUE in snapshot.values:
                 pending = msgspec.json.decode(snapshot.values[PENDING_VALUE], type=PendingSet)
                 committables.update(entry.committable for entry in pending.entries)
-            if snapshot.keyed is not None:
-                files.update(ref.key for ref in snapshot.keyed.files if ref.key is not None)
-        decision = Decision(position, record, manifest, positions, frozenset(committables), frozenset(files))
+            files.update(ref.key for ref in snapshot.files if ref.key is not None)
+            for each in snapshot.in_flight:
+                in_flight.update(_legs_in(each.file, read))
+        decision = Decision(
+            position, record, manifest, positions, frozenset(committables), frozenset(files), frozenset(in_flight)
+        )
         self.decisions.append(decision)
         self.committables |= committables
         self.files |= files
@@ -98,6 +107,18 @@ class Facts:
         restored = [each for each in self.decisions if each.position == fence.restored_position]
         grown = [each for each in newest if each.position > fence.token]
         return newest if grown else [*restored, *newest]
+
+
+def _legs_in(ref: FileRef, read: Callable[[str], bytes | None]) -> list[tuple[str, int, int, int]]:
+    """Of the rows in a file of in-flight data. One that is missing is `WholeManifests`' business."""
+    stored = ref.inline if ref.key is None else read(ref.key)
+    elements = FrameReader().feed((stored or b"")[ref.offset : ref.offset + ref.size])
+    batches = [element.rows for element, _ in elements if isinstance(element, Batch)]
+    return [
+        (row["source"], row["split"], row["seq"], row["leg"])
+        for batch in batches
+        for row in batch.select(["source", "split", "seq", "leg"]).to_pylist()
+    ]
 
 
 def _final_names(committable: bytes) -> list[str]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from workload import GRAPHS
 
+from barrier_runtime.slot.window import MAX_WINDOW_BYTES
+
 ACTIONS: dict[str, int] = {  # kind -> weight
     "crash slot": 10,
     "crash two slots": 3,
@@ -69,6 +71,10 @@ class Schedule:
     chaos_ms: int
     rough_network: bool
     standby: bool  # two daemons with leases from the start; else one coordinator, and others by accident
+    unaligned: bool
+    aligned_timeout_ms: int | None
+    turn_ms: int  # that each turn of a slot's loop takes on top: rows wait in its queues and sockets
+    window_bytes: int  # of a channel
     conditions_ignored: bool  # the store is one that ignores conditions: the job must be refused
     actions: tuple[Action, ...] = field(default=())
 
@@ -79,6 +85,8 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     rng = random.Random(f"schedule {seed}")
+    alignment = random.Random(f"alignment {seed}")
+    unaligned = alignment.random() < 0.4
     chaos_ms = rng.choice((4_000, 8_000, 8_000, 15_000))
     period_ms = rng.choice((50, 100, 200))
     bounded = rng.random() < 0.7
@@ -103,6 +111,10 @@ def draw(seed: int) -> Schedule:
         chaos_ms=chaos_ms,
         rough_network=rng.random() < 0.3,
         standby=rng.random() < 0.35,
+        unaligned=unaligned,
+        aligned_timeout_ms=alignment.choice((0, 0, 0, 5, 50)),
+        turn_ms=alignment.choice((0, 2, 5, 10)) if unaligned else 0,
+        window_bytes=alignment.choice((300, 2_000, MAX_WINDOW_BYTES)) if unaligned else MAX_WINDOW_BYTES,
         conditions_ignored=rng.random() < 0.01,
         actions=_actions(rng, chaos_ms),
     )

@@ -45,6 +45,7 @@ class Verdict:
     real_s: float
     steps: int
     checkpoints: int
+    in_flight: int  # rows that checkpoints hold as in flight
     generations: int
     takeovers: int  # a coordinator went on with slots that had survived
     actions: int
@@ -68,6 +69,7 @@ def judge(schedule: Schedule) -> Verdict:
         real_s=time.perf_counter() - began,
         steps=world.sim.steps,
         checkpoints=records[Complete],
+        in_flight=sum(len(decision.in_flight) for decision in world.facts.decisions),
         generations=records[Fence],
         takeovers=records[Lead],
         actions=world.actions_done,
@@ -129,7 +131,8 @@ def _one(seed: int, canary: str | None, smaller: bool) -> int:
         print(f"  {action}")
     print(
         f"{verdict.virtual_s:.1f} virtual seconds in {verdict.real_s:.2f}, {verdict.steps} events, "
-        f"{verdict.checkpoints} checkpoints, {verdict.generations} generations, {verdict.takeovers} takeovers; "
+        f"{verdict.checkpoints} checkpoints with {verdict.in_flight} rows in flight, "
+        f"{verdict.generations} generations, {verdict.takeovers} takeovers; "
         f"trace {verdict.trace_hash}"
     )
     if verdict.violations:
@@ -144,9 +147,14 @@ def _shape(schedule: Schedule) -> str:
         f"{schedule.graph}, parallelism {schedule.parallelism}, {schedule.splits} splits of {schedule.count} records, "
         f"{'bounded' if schedule.bounded else 'unbounded'}, checkpoints every {schedule.interval_ms} ms "
         f"(timeout {schedule.timeout_ms}, concurrent {schedule.max_concurrent}, "
+        f"{_alignment(schedule)}, "
         f"tolerated {schedule.tolerable_failures}, retained {schedule.retained}), "
         f"slot timeout {schedule.slot_timeout_ms} ms"
     )
+
+
+def _alignment(schedule: Schedule) -> str:
+    return f"unaligned after {schedule.aligned_timeout_ms} ms" if schedule.unaligned else "aligned"
 
 
 def _tell(verdict: Verdict, canary: str | None = None) -> None:
@@ -176,6 +184,7 @@ def _many(seeds: range, jobs: int) -> int:
         for done, verdict in enumerate(pool.imap_unordered(judge_seed, seeds, chunksize=4), start=1):
             totals.update(
                 checkpoints=verdict.checkpoints,
+                in_flight=verdict.in_flight,
                 generations=verdict.generations,
                 takeovers=verdict.takeovers,
                 actions=verdict.actions,
@@ -189,7 +198,7 @@ def _many(seeds: range, jobs: int) -> int:
     print(
         f"{len(seeds)} seeds in {time.perf_counter() - began:.0f} s: {totals['virtual_s']} virtual seconds, "
         f"{totals['actions']} strikes, {totals['generations']} generations, {totals['takeovers']} takeovers, "
-        f"{totals['checkpoints']} checkpoints, "
+        f"{totals['checkpoints']} checkpoints with {totals['in_flight']} rows in flight, "
         f"{len(bad)} bad seeds{': ' + ', '.join(str(verdict.seed) for verdict in bad[:20]) if bad else ''}"
     )
     return 1 if bad else 0

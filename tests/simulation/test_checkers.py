@@ -118,7 +118,7 @@ class History:
         manifest = self.peek(record.manifest) if isinstance(record, Complete) else None
         if not isinstance(record, Complete) or manifest is None:
             return None
-        decision = self.facts.decided(position, record, manifest)
+        decision = self.facts.decided(position, record, manifest, self.peek)
         for checker in self.checkers:
             checker.on_decision(decision)
         return decision

@@ -283,9 +283,11 @@ class World:
                 interval_ms=s.interval_ms,
                 min_pause_ms=s.min_pause_ms,
                 timeout_ms=s.timeout_ms,
-                max_concurrent=s.max_concurrent,
+                max_concurrent=1 if s.unaligned else s.max_concurrent,
                 tolerable_failures=s.tolerable_failures,
                 retained=s.retained,
+                unaligned=s.unaligned,
+                aligned_timeout_ms=s.aligned_timeout_ms,
             ),
             slot_timeout_ms=s.slot_timeout_ms,
             gang_timeout_ms=3_600_000,
@@ -444,6 +446,7 @@ class World:
             return
         program.attempts += 1
         process = self._process(f"slot-{index}", None)
+        process.turn_us = self.schedule.turn_ms * 1000
         task = SlotTask(index, program.attempts, process)
         program.tasks.append(task)
         process.spawn(self._run_slot(program, task))
@@ -470,6 +473,7 @@ class World:
             new_uuid=self.sim.new_id,
             clock=process,
             tidy_memory=lambda again: None,
+            window_bytes=self.schedule.window_bytes,
         )
         identity = SlotIdentity(task.index, uuid, process.pid, process.place, task.attempt, host, port)
         slot = Slot(program.graph, program.spec.checkpoints.mode, identity, resources, plane)
@@ -703,7 +707,7 @@ class World:
         if isinstance(record, Complete):
             manifest = self.store.peek(record.manifest)
             if manifest is not None:
-                decision = self.facts.decided(position, record, manifest)
+                decision = self.facts.decided(position, record, manifest, self.store.peek)
                 for checker in self.checkers:
                     checker.on_decision(decision)
 
