@@ -65,6 +65,8 @@ class JobOptions:
     max_concurrent: int = 1
     tolerable_failures: int = 0
     mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    unaligned: bool = False  # checkpoints need not wait for queued rows: these are stored with them
+    aligned_timeout: float | None = 0.0  # unaligned: … once a checkpoint is this old; 0: always, None: never
     retained: int = 1
     on_cancel: Literal["retain", "delete"] = "retain"
     restore: str = "latest"
@@ -104,6 +106,11 @@ class JobOptions:
         options = cls(**{name: _typed(name, value) for name, value in keywords.items()})
         options.check()
         refuse_idle(options, set(keywords))
+        if "aligned_timeout" in keywords and not options.unaligned:
+            raise InvalidJob(
+                f"aligned_timeout={options.aligned_timeout!r} has no meaning without unaligned=True: give both, or "
+                "leave it out"
+            )
         return options
 
     def check(self) -> None:
@@ -126,6 +133,9 @@ class JobOptions:
         for name in ("state_memory_mb", "state_cache_mb"):
             if not 1 <= getattr(self, name) <= 1_048_576:
                 raise InvalidJob(f"{name}={getattr(self, name)}: give MiB from 1 to 1048576")
+        timeout, bound = self.aligned_timeout, BOUNDS["aligned_timeout_ms"]
+        if timeout is not None and not 0 <= timeout * 1000 <= bound.high:
+            raise InvalidJob(f"aligned_timeout={timeout:g}: give seconds from 0 to {bound.high / 1000:.0f}, or None")
         if self.restore not in ("latest", "none") and not (self.restore.isascii() and self.restore.isdigit()):
             raise InvalidJob(f"restore={self.restore!r}: {_RESTORE}")
         if len(self.restore) > MAX_CHECKPOINT_DIGITS:
@@ -166,6 +176,8 @@ class JobOptions:
                 max_concurrent=self.max_concurrent,
                 tolerable_failures=self.tolerable_failures,
                 mode=self.mode,
+                unaligned=self.unaligned,
+                aligned_timeout_ms=None if self.aligned_timeout is None else round(self.aligned_timeout * 1000),
                 retained=self.retained,
                 on_cancel=self.on_cancel,
             )
@@ -184,6 +196,7 @@ class JobOptions:
             "checkpoint_timeout": f"{checkpoints.timeout_ms / 1000:g} s",
             "max_concurrent": str(checkpoints.max_concurrent),
             "tolerable_failures": str(checkpoints.tolerable_failures),
+            "unaligned": _describe_unaligned(checkpoints),
             "retained": f"{checkpoints.retained} checkpoints",
             "on_cancel": f"{checkpoints.on_cancel} checkpoints",
             "restore": self.restore,
@@ -197,6 +210,14 @@ class JobOptions:
     @property
     def state(self) -> StateSettings:
         return StateSettings(self.state_backend, self.state_memory_mb * _MIB, self.state_cache_mb * _MIB)
+
+
+def _describe_unaligned(checkpoints: CheckpointOptions) -> str:
+    if not checkpoints.unaligned:
+        return "off: barriers wait behind the rows before them"
+    if checkpoints.aligned_timeout_ms is None:
+        return "on, after an endless time"
+    return f"on, after {checkpoints.aligned_timeout_ms / 1000:g} s"
 
 
 def _typed(name: str, value: object) -> Any:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from barrier_runtime import alignment
 from barrier_runtime.sinks import commit_log, files, sink_driver
-from barrier_runtime.slot import channels, in_flight, recording
+from barrier_runtime.slot import channels, recording
 from barrier_runtime.slot import slot as slot_module
 from barrier_runtime.slot import subtask as subtask_module
 from coordinator import commits, decision_log, job_runner, pending_checkpoints, phase_running, restore_choice, retention
@@ -482,15 +482,4 @@ def _replayed_after_new_rows() -> Iterator[None]:
         return step
 
     with _replaced(subtask_module.Subtask, "step", make):
-        yield
-
-
-@canary(
-    "in-flight-rows-not-spread-anew", "at another parallelism rows in flight go on where they were, whatever their key"
-)
-def _in_flight_not_spread() -> Iterator[None]:
-    def own(stored: Any, snapshot: Any, edge: Any, subtask: int, parallelism: int, groups: int, store: Any) -> Any:
-        return in_flight._decoded(store, stored.file) if snapshot.subtask % parallelism == subtask else []
-
-    with patch.object(in_flight, "_own", own):
         yield
