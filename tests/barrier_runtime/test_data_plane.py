@@ -5,7 +5,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from barrier_runtime.elements import Batch, EndOfInput, Watermark
+from barrier_runtime.elements import Barrier, Batch, EndOfInput, Watermark
 from barrier_runtime.slot.channels import InputChannel
 from barrier_runtime.slot.data_plane import ChannelId, TcpDataPlane
 from coordinator.messages import Peer
@@ -30,11 +30,11 @@ def channel(token=3):
 class Receiver:
     """The downstream slot's plane with one expected channel."""
 
-    def __init__(self, high_water=1 << 20):
+    def __init__(self, window=1 << 20):
         self.plane = TcpDataPlane(SECRET, "job", "run")
         self.woken = 0
         self.broken = []
-        self.input = InputChannel(0, 0, self._wake, high_water)
+        self.input = InputChannel(0, 0, self._wake, window)
 
     def _wake(self):
         self.woken += 1
@@ -181,7 +181,7 @@ def test_garbage_instead_of_frames_breaks_the_channel():
 
 def test_a_slow_reader_stops_the_writer_and_lets_it_go_on_later():
     async def main():
-        receiver = Receiver(high_water=256 * 1024)
+        receiver = Receiver(window=256 * 1024)
         peer = await receiver.listen()
         receiver.expect()
         sender = TcpDataPlane(SECRET, "job", "run")
@@ -208,6 +208,31 @@ def test_a_slow_reader_stops_the_writer_and_lets_it_go_on_later():
         await until(drained)
         await until(lambda: output.writable)
         assert woken
+        sender.close()
+        receiver.plane.close()
+
+    run(main())
+
+
+def test_a_barrier_comes_through_while_nobody_takes_the_rows_before_it():
+    """U1: what is in flight is bounded by the window, and nothing of it waits in a socket that is not read."""
+
+    async def main():
+        receiver = Receiver(window=256 * 1024)
+        peer = await receiver.listen()
+        receiver.expect()
+        sender = TcpDataPlane(SECRET, "job", "run")
+        output = await sender.connect(peer, channel(), lambda: None)
+        sent = 0
+        while output.writable:
+            output.send(batch(1_000))
+            sent += 1
+        output.send(Barrier(1, 3, 0, 0))
+        await until(lambda: receiver.input.arrivals)
+        assert list(receiver.input.arrivals) == [(0, Barrier(1, 3, 0, 0))]
+        assert len(receiver.input.record(1)) == sent
+        assert receiver.input.bytes < 256 * 1024 + 2 * 10_000
+        assert not output.writable
         sender.close()
         receiver.plane.close()
 

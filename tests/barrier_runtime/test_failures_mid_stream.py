@@ -3,6 +3,7 @@ its last row. In one process, with real checkpoints; counted is what the sink ha
 
 import hashlib
 import threading
+import time
 import uuid
 
 import pyarrow as pa
@@ -60,7 +61,9 @@ class Strikes:
         return what
 
 
-def job(strikes, parallelism):
+def job(strikes, parallelism, rate, pause_s):
+    """`pause_s`: what the last operator takes for a row; with a high rate rows pile up before it."""
+
     class Numbered:
         """Rows of a key, numbered. Carries enough state that snapshots are uploaded."""
 
@@ -71,6 +74,7 @@ def job(strikes, parallelism):
             strikes.on_recovery()
 
         def process(self, key, row, ctx):
+            time.sleep(pause_s)
             self.seen.value = self.seen.value + 1
             self.ballast.value = hashlib.shake_256(f"{key} {row['value']}".encode()).hexdigest(400)
             yield {"key": key, "value": row["value"], "number": self.seen.value}
@@ -82,7 +86,7 @@ def job(strikes, parallelism):
     flow = Dataflow("struck")
     sink = CollectSink()
     shape = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("number", pa.int64())])
-    source = flow.rate("numbers", 6_000, ROWS, keys=KEYS, splits=parallelism).select(["value", "key"])
+    source = flow.rate("numbers", rate, ROWS, keys=KEYS, splits=parallelism).select(["value", "key"])
     lanes = pa.schema([("value", pa.int64()), ("key", pa.int64()), ("lane", pa.int64())])
     shifted = source.map(lambda row: {**row, "lane": (row["key"] + 1) % parallelism}, schema=lanes)
     failing = shifted.key_by("lane").process("failing", lambda key, row, ctx: [fail_once(row)], schema=lanes)
@@ -94,10 +98,23 @@ def job(strikes, parallelism):
 @pytest.mark.parametrize("parallelism", [1, 5])
 def test_failures_in_operator_snapshot_recovery_and_at_the_end_lose_double_and_reorder_nothing(parallelism):
     """U10, T3, C18."""
+    result = struck(parallelism, rate=6_000, pause_s=0)
+    assert not any(each.in_flight_bytes for each in result.status.checkpoints.history)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parallelism", "aligned_timeout"), [(1, 0), (5, 0), (5, 0.02)])
+def test_the_same_with_rows_in_flight_in_the_checkpoints(parallelism, aligned_timeout):
+    """U10, U1: full queues before a slow operator; barriers overtake them."""
+    result = struck(parallelism, 20_000, 0.0002, unaligned=True, aligned_timeout=aligned_timeout)
+    assert any(each.in_flight_bytes for each in result.status.checkpoints.history if each.outcome == "complete")
+
+
+def struck(parallelism, rate, pause_s, **options):
     url = f"memory://{uuid.uuid4().hex}"
     strikes = Strikes(open_store(url))
-    flow, sink = job(strikes, parallelism)
-    result = flow.run_local(parallelism=parallelism, checkpoint_interval=0.05, checkpoints=url)
+    flow, sink = job(strikes, parallelism, rate, pause_s)
+    result = flow.run_local(parallelism=parallelism, checkpoint_interval=0.05, checkpoints=url, **options)
     assert len(strikes.struck) == 5
     assert len(result.status.recoveries) == 1 + len(strikes.struck)
     rows = sink.rows()
@@ -110,3 +127,4 @@ def test_failures_in_operator_snapshot_recovery_and_at_the_end_lose_double_and_r
     for key, found in of_key.items():
         expected = [(value, number) for number, value in enumerate(range(key, ROWS, KEYS), start=1)]
         assert found == expected, f"key {key} is out of order"
+    return result

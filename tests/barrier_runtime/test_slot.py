@@ -8,6 +8,7 @@ import pytest
 from slot_bench import SOURCE, TARGET, Bench, Totals, sink_operator
 
 from barrier_runtime.local import LocalDataPlane
+from barrier_runtime.operators.base import Capture
 from coordinator.messages import (
     AbortCheckpoint,
     Ack,
@@ -606,6 +607,74 @@ def test_shutdown_lets_go_of_everything_and_says_how_the_job_ended(tmp_path):
         await bench.slots[0].closed()
         assert bench.operators[0].life == ["opened", "closed"]
         bench.tell(Start(5), Trigger(5, 1, 0), Complete(5, 1))
+        await bench.close()
+
+    run(main())
+
+
+# ---------------------------------------------------------------- unaligned checkpoints
+
+
+class Held(Totals):
+    """Its snapshot ends when the test says so; on an abort it looks whether the snapshot is still wanted."""
+
+    def __init__(self):
+        super().__init__()
+        self.let_go = threading.Event()
+        self.called_off = []
+
+    def snapshot(self, checkpoint):
+        values = super().snapshot(checkpoint).values
+        return Capture(values=values, blocking=lambda: {"held": b"%d" % self.let_go.wait(20)})
+
+    def on_abort(self, checkpoint):
+        super().on_abort(checkpoint)
+        self.called_off += [run.cancelled for run in self.runs() if run.barrier.id == checkpoint]
+
+
+def test_operators_hear_of_an_abort_before_the_rest_of_the_snapshot_is_called_off(tmp_path):
+    """U4, U3: nobody acknowledges it later."""
+
+    async def main():
+        bench = Bench(tmp_path, make_operator=Held)
+        await bench.running(5)
+        (operator,) = bench.operators
+        operator.runs = lambda: [run for run in bench.slots[0]._execution._runs if run.subtask == SubtaskId(TARGET, 0)]
+        bench.tell(Trigger(5, 1, 0, 0))
+        await bench.until(operator.runs)
+        bench.tell(AbortCheckpoint(5, 1, "expired"))
+        assert operator.life == ["opened", "abort 1"]
+        assert operator.called_off == [False]
+        operator.let_go.set()
+        bench.tell(Trigger(5, 2, 0, 0))
+        await bench.acks(2, 5)
+        assert [ack for ack in bench.links[0].got(Ack) if ack.subtask.chain == TARGET and ack.checkpoint == 1] == []
+        await bench.close()
+
+    run(main())
+
+
+def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_worked_off_first_after_a_restore(tmp_path):
+    """U1, U3: between three slots, over two generations; then nothing is left in flight."""
+
+    async def main():
+        bench = Bench(tmp_path, parallelism=3)
+        await bench.running(5)
+        targets = [slot._execution.subtasks[1] for slot in bench.slots]
+        for target in targets:
+            target.inputs[0].blocked = True  # nobody takes what slot 0 sends
+        for rows in bench.feed.rows:
+            rows += range(9)
+        await bench.until(lambda: sum(each.total for each in bench.operators) == 18)
+        await bench.until(lambda: sum(len(target.inputs[0]._elements) for target in targets) == 9)
+        bench.tell(Trigger(5, 1, 0, 0))
+        snapshots = [snapshot for ack in await bench.acks(1, 5) for snapshot in ack.operators]
+        assert sum(int(each.values["total"]) for each in snapshots if "total" in each.values) == 18
+        assert sum(len(each.in_flight) for each in snapshots) == 3
+        await bench.running(6, 1, snapshots)
+        await bench.until(lambda: sum(each.total for each in bench.operators[3:]) == 27)
+        again = await bench.checkpoint(2, 6)
+        assert sum(len(each.in_flight) for each in again) == 0
         await bench.close()
 
     run(main())

@@ -196,3 +196,25 @@ def test_the_options_in_force_are_in_the_status():
     }
     assert shown["progress_timeout_ms"] == 9_000
     assert str(shown["restart"]).startswith("exponential_delay: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "timeout_ms"),
+    [({}, None), ({"unaligned": True}, 0), ({"unaligned": True, "aligned_timeout_ms": 300}, 300)],
+)
+def test_a_trigger_says_how_long_its_barriers_may_be_aligned_and_says_it_again(changes, timeout_ms):
+    """U6"""
+    coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(**changes), **LONG))
+    coordinator.later(1_000)
+    assert [each.aligned_timeout_ms for each in a.got(Trigger)] == [timeout_ms]
+    b.connect()
+    coordinator.settle()
+    assert b.got(Trigger) == a.got(Trigger) * 2
+
+
+def test_the_checkpoint_that_a_job_stops_with_is_aligned():
+    """U9: any version and parallelism of the program can go on from it."""
+    coordinator, a, _ = started(MemoryStore(), spec(checkpoints=options(unaligned=True), **LONG))
+    coordinator.stop("checkpoint")
+    coordinator.settle()
+    assert a.got(Trigger)[-1].aligned_timeout_ms is None

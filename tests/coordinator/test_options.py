@@ -176,3 +176,29 @@ def test_an_unsound_job_is_refused_with_the_reason(changes, match):
 def test_two_unnamed_stateless_steps_may_share_a_name():
     chains = (ChainSpec(0, ("read", "map", "map"), stateful=("read",), is_source=True),)
     assert validated_spec(spec(chains=chains)).chains == chains
+
+
+# ---------------------------------------------------------------- unaligned checkpoints
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"mode": "at_least_once"}, "unaligned does not go with mode = 'at_least_once'"),
+        ({"max_concurrent": 2}, "unaligned does not go with max_concurrent = 2: .*use max_concurrent = 1"),
+        ({"aligned_timeout_ms": -1}, "aligned_timeout_ms = -1 is out of bounds"),
+    ],
+)
+def test_unaligned_checkpoints_are_for_exactly_once_jobs_one_at_a_time(changes, match):
+    with pytest.raises(InvalidJob, match=match):
+        validated(options(unaligned=True, **changes))
+
+
+def test_a_minimum_pause_makes_unaligned_checkpoints_possible_with_any_concurrency():
+    assert validated(options(unaligned=True, max_concurrent=3, min_pause_ms=5)).max_concurrent == 1
+
+
+def test_checkpoints_are_aligned_unless_asked_for_and_a_timeout_means_nothing_then():
+    assert not validated(options()).unaligned
+    assert validated(options(aligned_timeout_ms=500)) == validated(options())
+    assert effective(spec(checkpoints=options(unaligned=True, aligned_timeout_ms=None)))["aligned_timeout_ms"] is None

@@ -1,0 +1,89 @@
+"""How much may be in flight on a channel: it follows what its reader takes, within bounds, and keeps rows in order."""
+
+import pyarrow as pa
+
+from barrier_runtime.elements import Barrier, Batch
+from barrier_runtime.slot.channels import InputChannel
+from barrier_runtime.slot.window import DRAIN_S, MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, Window
+
+
+def adapted(window, rate, seconds, waiting=True):
+    """`rate`: bytes taken per second; a look every 200 ms."""
+    taken = window._taken
+    for _ in range(int(seconds / 0.2)):
+        taken += int(rate * 0.2)
+        window.adapt(taken, waiting, 0.2)
+    return window.bytes
+
+
+def test_a_reader_that_cannot_keep_up_gets_what_it_takes_in_half_a_second():
+    assert abs(adapted(Window(), 1_000_000, 10) - 1_000_000 * DRAIN_S) < 1_000
+
+
+def test_a_reader_that_keeps_up_has_the_largest_window():
+    window = Window()
+    adapted(window, 1_000, 10)
+    assert adapted(window, 1_000, 10, waiting=False) == MAX_WINDOW_BYTES
+
+
+def test_the_window_stays_within_its_bounds_and_changes_by_a_factor_of_two_at_most():
+    window = Window()
+    assert adapted(window, 0, 0.2) == MAX_WINDOW_BYTES // 2
+    assert adapted(window, 0, 100) == MIN_WINDOW_BYTES
+    assert adapted(window, 1e12, 0.2) == 2 * MIN_WINDOW_BYTES
+    assert adapted(window, 1e12, 100) == MAX_WINDOW_BYTES
+
+
+def test_a_blocked_channel_says_nothing_about_its_reader():
+    channel = InputChannel(0, 0, lambda: None)
+    channel.push(Barrier(1, 1), 10)
+    channel.blocked = True
+    for _ in range(50):
+        channel.adapt(0.2)
+    assert channel.window.bytes == MAX_WINDOW_BYTES
+
+
+def test_room_is_told_of_when_a_quarter_of_the_window_was_taken_and_when_the_window_grows():
+    told = []
+    channel = InputChannel(0, 0, lambda: None, 1_000)
+    channel.when_room(lambda: told.append(channel.room))
+    for _ in range(10):
+        channel.push(Barrier(1, 1), 100)
+    for _ in range(5):
+        channel.pop()
+    assert told == [300]
+    channel.adapt(0.2)
+    channel.window.bytes = 400
+    channel.adapt(0.2)
+    assert len(told) == 2
+
+
+def test_large_batches_are_taken_in_pieces_while_the_window_is_small_and_lose_nothing():
+    channel = InputChannel(0, 0, lambda: None)
+    rows = pa.record_batch({"v": pa.array(range(100_000), pa.int64())})
+    channel.push(Batch(rows, 7), rows.nbytes)
+    channel.push(Barrier(1, 1), 10)
+    while channel.window.bytes > MIN_WINDOW_BYTES:
+        channel.adapt(0.2)
+    pieces = []
+    while isinstance(element := channel.pop(), Batch):
+        pieces.append(element)
+    assert element == Barrier(1, 1)
+    assert channel.bytes == 0
+    assert pa.Table.from_batches([piece.rows for piece in pieces]).combine_chunks().to_batches()[0] == rows
+    assert {piece.emit_ns for piece in pieces} == {7}
+    assert max(piece.rows.num_rows for piece in pieces) * 8 <= channel.window.piece
+
+
+def test_what_is_left_of_a_batch_that_was_taken_in_part_is_in_flight():
+    """U1"""
+    channel = InputChannel(0, 0, lambda: None)
+    rows = pa.record_batch({"v": pa.array(range(100_000), pa.int64())})
+    channel.push(Batch(rows, 7), rows.nbytes)
+    while channel.window.bytes > MIN_WINDOW_BYTES:
+        channel.adapt(0.2)
+    taken = channel.pop()
+    channel.push(Barrier(1, 1, 0, 0), 10)
+    (left,) = channel.record(1)
+    assert taken.rows.num_rows + left.rows.num_rows == 100_000
+    assert left.rows.column(0)[0].as_py() == taken.rows.num_rows
