@@ -78,7 +78,7 @@ class SnapshotRun:
 
     def recorded(self, data: InFlightData, write: WriteInFlight, lane: SerialLane) -> None:
         """All in-flight rows are there: write them down."""
-        if self.cancelled:
+        if self.cancelled or self.over:
             return
         if data:
             lane.submit(partial(write, data, self._check_wanted), self._in_flight_written)

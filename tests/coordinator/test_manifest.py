@@ -5,11 +5,14 @@ import pickle
 import msgspec
 import pytest
 
+from coordinator.fsck import file_refs
 from coordinator.hashing import sha256_hex
-from coordinator.manifest import Manifest, decode_manifest, encode_manifest, own_files, verified_manifest
+from coordinator.manifest import Manifest, check_files, decode_manifest, encode_manifest, own_files, verified_manifest
 from coordinator.messages import SubtaskId
+from coordinator.restore_choice import snapshots_for_slot
 from state.errors import Corrupt
-from state.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+from state.paths import Paths
+from state.snapshot import FileRef, InFlight, KeyedSnapshot, OperatorSnapshot
 
 FILES = (
     FileRef("1.sst", 3, "aa", key="flights/data/1/u/x"),
@@ -65,3 +68,43 @@ def test_a_flipped_byte_names_the_object_and_both_hashes():
 def test_only_the_jobs_own_data_files_are_ours():
     """S2: a savepoint's files are never ours to delete."""
     assert own_files(MANIFEST, "flights/data/") == {"flights/data/1/u/x"}
+
+
+# ---------------------------------------------------------------- rows in flight
+
+
+def with_in_flight(*files):
+    in_flight = tuple(InFlight(0, file) for file in files)
+    operators = tuple(OperatorSnapshot("count", subtask, 2, {"v": b"1"}, None, in_flight) for subtask in (0, 1))
+    return msgspec.structs.replace(MANIFEST, operators=operators)
+
+
+STORED = FileRef("in-flight-0.frames", 3, "aa", key="flights/data/1/u/z")
+INSIDE = FileRef("in-flight-1.frames", 3, "cc", inline=b"xyz")
+
+
+def test_files_with_rows_in_flight_are_the_jobs_own_like_all_others():
+    """S1: nobody deletes them while the checkpoint is kept, and they are looked at when the store is checked."""
+    manifest = with_in_flight(STORED, INSIDE)
+    assert decode_manifest("k", encode_manifest(manifest)) == manifest
+    check_files("k", manifest, Paths("flights"))
+    assert own_files(manifest, "flights/data/") == {STORED.key}
+    assert list(file_refs(manifest)) == [STORED, INSIDE] * 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "1.sst"}, {"name": "../in-flight-0.frames"}, {"key": "other/data/1/u/z"}, {"offset": -1}]
+)
+def test_files_with_rows_in_flight_that_are_none_of_ours_are_refused(changes):
+    """B1"""
+    manifest = with_in_flight(msgspec.structs.replace(STORED, **changes))
+    with pytest.raises(Corrupt, match="which no snapshot of job flights can be"):
+        check_files("k", manifest, Paths("flights"))
+
+
+def test_rows_in_flight_go_to_their_own_slot_and_to_all_at_another_parallelism():
+    snapshots = with_in_flight(STORED).operators
+    own, other = snapshots_for_slot(snapshots, 0, 2)
+    assert (own.in_flight, other.in_flight) == ((InFlight(0, STORED),), ())
+    assert other.values == {"v": b"1"}
+    assert snapshots_for_slot(snapshots, 0, 3) == snapshots

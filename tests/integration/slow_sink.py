@@ -1,0 +1,17 @@
+"""A sink that cannot keep up; a module of its own, so that Spark's workers can import it."""
+
+import time
+
+from barrier_runtime.sinks.files import JsonlSink
+
+
+class SlowSink(JsonlSink):
+    """The real sink, which blocks for `per_row_s` seconds for every row."""
+
+    def __init__(self, url: str, per_row_s: float) -> None:
+        super().__init__(url)
+        self.per_row_s = per_row_s
+
+    def write(self, transaction, rows):
+        time.sleep(rows.num_rows * self.per_row_s)
+        super().write(transaction, rows)
