@@ -107,6 +107,8 @@ class InputChannel:
             self.window.adapt(self._taken, bool(self._elements), elapsed_s)
         if self.window.bytes > before:
             self._tell_of_room()
+        else:
+            self._tell_at = min(self._tell_at, self._taken + self.window.bytes // 4)
 
     def _tell_of_room(self) -> None:
         self._tell_at = self._taken + self.window.bytes // 4

@@ -58,6 +58,21 @@ def test_room_is_told_of_when_a_quarter_of_the_window_was_taken_and_when_the_win
     assert len(told) == 2
 
 
+def test_a_writer_that_a_smaller_window_stopped_hears_of_room_before_the_queue_is_empty():
+    told = []
+    channel = InputChannel(0, 0, lambda: None)
+    channel.when_room(lambda: told.append(channel.bytes))
+    for _ in range(10):
+        channel.push(Barrier(1, 1), 10_000)
+    while channel.window.bytes > MIN_WINDOW_BYTES:
+        channel.adapt(0.2)
+    assert channel.room == 0
+    for _ in range(10):
+        channel.pop()
+    assert told
+    assert min(told) < MIN_WINDOW_BYTES
+
+
 def test_large_batches_are_taken_in_pieces_while_the_window_is_small_and_lose_nothing():
     channel = InputChannel(0, 0, lambda: None)
     rows = pa.record_batch({"v": pa.array(range(100_000), pa.int64())})
