@@ -100,14 +100,17 @@ class ValueState(Generic[T]):
     @property
     def value(self) -> T:
         """The value of the current key."""
-        found = self._get(self._current.key)
+        found: T | None = self._get(self._current.key)
         if found is not None:
-            return cast(T, found)
+            return found
         return self._factory() if self._factory is not None else cast(T, self._default)
 
     @value.setter
     def value(self, value: T) -> None:
-        self.update(value)
+        if type(value) is self._scalar:
+            self._put(self._current.key, value)
+        else:
+            self.update(value)
 
     def update(self, value: T) -> None:
         """Store `value` for the current key. None clears it."""

@@ -5,7 +5,8 @@ channel carries one schema. A row that does not fit is an error that says which 
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -38,9 +39,13 @@ def values_of(array: pa.Array) -> list[Any]:
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
     """One dict per row."""
-    names = batch.schema.names
+    return list(each_row(batch))
+
+
+def each_row(batch: pa.RecordBatch) -> Iterator[Row]:
+    """One dict per row, made when it is asked for: a large batch of them is not in the processor's cache."""
     columns = [values_of(column) for column in batch.columns]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return map(dict, map(zip, itertools.repeat(batch.schema.names), zip(*columns, strict=True)))
 
 
 def preview(batch: pa.RecordBatch, row: int) -> str:

@@ -19,7 +19,7 @@ from barrier_runtime.keyed_state import CurrentKey, ValueState
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
 from barrier_runtime.operators.user_code import function_name, user_error
-from barrier_runtime.rows import Row, RowWriter, rows_of
+from barrier_runtime.rows import Row, RowWriter, each_row
 from barrier_runtime.timers import TABLE, Timers, decode_timer, encode_timer
 from state.errors import InvalidJob
 
@@ -124,7 +124,7 @@ class ProcessOperator(KeyedOperator):
         at = 0
         try:
             for at, current.key, key, context.timestamp, row in zip(  # noqa: B007 - `at` is for the error
-                range(rows.num_rows), state_keys, user_keys, times, rows_of(rows), strict=False
+                range(rows.num_rows), state_keys, user_keys, times, each_row(rows), strict=False
             ):
                 context.key = key
                 result = call(key, row, context)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from barrier_runtime.elements import Batch
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
-from barrier_runtime.rows import Row, RowWriter, rows_of
+from barrier_runtime.rows import Row, RowWriter, each_row
 
 
 class RowwiseOperator(Operator):
@@ -46,7 +46,7 @@ class MapOperator(RowwiseOperator):
         function = self._function
         results: list[Row] = []
         try:
-            for row in rows_of(batch.rows):
+            for row in each_row(batch.rows):
                 results.append(function(row))
         except Exception as error:
             raise self._failed(error, batch, len(results)) from error
@@ -60,7 +60,7 @@ class FilterOperator(RowwiseOperator):
         function = self._function
         keep: list[bool] = []
         try:
-            for row in rows_of(batch.rows):
+            for row in each_row(batch.rows):
                 keep.append(bool(function(row)))
         except Exception as error:
             raise self._failed(error, batch, len(keep)) from error
@@ -78,7 +78,7 @@ class FlatMapOperator(RowwiseOperator):
         results: list[Row] = []
         at = -1
         try:
-            for at, row in enumerate(rows_of(batch.rows)):  # noqa: B007 - `at` is for the error
+            for at, row in enumerate(each_row(batch.rows)):  # noqa: B007 - `at` is for the error
                 results.extend(function(row))
         except Exception as error:
             raise self._failed(error, batch, at) from error
