@@ -139,6 +139,7 @@ class Execution:
         self.subtasks: list[Subtask] = []
         self._adapted_s = 0.0
         self._adapting: asyncio.TimerHandle | None = None
+        self._timers: dict[SubtaskId, asyncio.TimerHandle] = {}
         self._runs: list[SnapshotRun] = []
         self._opening: list[asyncio.Future[None]] = []
         self._lanes: list[SerialLane] = []
@@ -362,8 +363,11 @@ class Execution:
     def now_ns(self) -> int:
         return self._wall_ns()
 
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
-        self._call_later(delay_ms / 1000, callback)
+    def start_timer(self, subtask: Subtask, delay_ms: int, callback: Callable[[], None]) -> None:
+        before = self._timers.get(subtask.id)
+        if before is not None:
+            before.cancel()
+        self._timers[subtask.id] = self._timer(delay_ms / 1000, callback)
 
     def captured(
         self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
@@ -467,8 +471,9 @@ class Execution:
             return
         self._halted = True
         self.scheduler.stop()
-        if self._adapting is not None:
-            self._adapting.cancel()
+        for timer in (self._adapting, *self._timers.values()):
+            if timer is not None:  # it would keep this generation in memory
+                timer.cancel()
         self._plane.disconnect()
         busy = [lane for lane in self._lanes if lane.busy]
         for lane in self._lanes:

@@ -61,7 +61,10 @@ class SubtaskHost(Protocol):
         ...
 
     def recorded(self, subtask: "Subtask", checkpoint: int, in_flight: InFlightData) -> None: ...
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None: ...
+    def start_timer(self, subtask: "Subtask", delay_ms: int, callback: Callable[[], None]) -> None:
+        """`callback` after `delay_ms`, unless another one is started for `subtask` before."""
+        ...
+
     def snapshot_aborted(self, subtask: "Subtask", checkpoint: int, reason: str) -> None: ...
     def ended(self, subtask: "Subtask") -> None: ...
 
@@ -300,7 +303,7 @@ class Subtask:
             elif isinstance(effect, RecordingDone):
                 self._host.recorded(self, effect.id, self._recorder.finish(effect.id))
             elif isinstance(effect, StartTimer):
-                self._host.call_later(effect.delay_ms, partial(self._on_timeout, effect.id))
+                self._host.start_timer(self, effect.delay_ms, partial(self._on_timeout, effect.id))
             else:
                 self.last_checkpoint = max(self.last_checkpoint, effect.id)
                 self._given_up(effect)

@@ -96,8 +96,8 @@ class Bench:
         assert checkpoint not in self.in_flight
         self.in_flight[checkpoint] = {port: values(batches) for port, batches in in_flight.items()}
 
-    def call_later(self, delay_ms, callback):
-        self.timers.append((self.clock_ms + delay_ms, callback))
+    def start_timer(self, subtask, delay_ms, callback):
+        self.timers = [(self.clock_ms + delay_ms, callback)]
 
     def captured_totals(self):
         return [(b.id, int(c["sum"].values["total"])) for b, c in self.captured.calls]

@@ -295,6 +295,8 @@ def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
         bench.operators = NoMemory()
         for token in (5, 6, 7):
             await bench.running(token)
+            bench.tell(Trigger(token, token, 0, 3_600_000))  # a timer for an hour
+            await bench.acks(token, token)
             await bench.until(lambda: all(closed.done() for closed in bench.slots[0]._closing))
         assert len(seen) == 3
         assert seen[0]() is None
