@@ -1,7 +1,18 @@
 """The scheduler sleeps and wakes by itself: nothing else may be needed to keep a paced source going."""
 
+import asyncio
 import subprocess
 import sys
+
+import pyarrow as pa
+
+from barrier_runtime.alignment import Aligner
+from barrier_runtime.elements import Batch
+from barrier_runtime.operators.base import Operator
+from barrier_runtime.slot.channels import InputChannel
+from barrier_runtime.slot.scheduler import Scheduler
+from barrier_runtime.slot.subtask import Subtask
+from coordinator.messages import SubtaskId
 
 _PROGRAM = """
 import asyncio, sys
@@ -27,3 +38,59 @@ def test_a_source_goes_on_although_nothing_but_its_own_timer_ever_wakes_the_slot
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "1000"
+
+
+class HandClock:
+    """Time passes only when somebody says so."""
+
+    now = 100.0
+
+    def monotonic_s(self):
+        return self.now
+
+    def wall_ns(self):
+        return int(self.now * 1e9)
+
+
+class Slow(Operator):
+    """Takes a given time of the clock per batch."""
+
+    def __init__(self, clock, step_s, batch_done):
+        self.clock, self.step_s, self.batch_done = clock, step_s, batch_done
+
+    def process(self, batch, emit, port=0):
+        self.clock.now += self.step_s
+        self.batch_done()
+
+
+def slices_per_pass(step_s, slice_s, passes=20):
+    """How many slices of the work between passes each pass begins with, all but the first."""
+    clock, slices = HandClock(), [0]
+    rows = Batch(pa.record_batch({"n": pa.nulls(40_000)}), 0)  # enough to end a step
+
+    def between():
+        slices[-1] += 1
+        clock.now += slice_s
+        return True
+
+    async def run():
+        scheduler = Scheduler(asyncio.get_running_loop(), between, lambda *_: None, clock)
+        channel = InputChannel(0, 0, scheduler.wake)
+        slow = Slow(clock, step_s, lambda: slices.append(0))
+        subtask = Subtask(SubtaskId(0, 0), 1, [("slow", slow)], [channel], [], Aligner(1, 1), host=clock)
+        for _ in range(passes):
+            channel.push(rows, 10)
+        scheduler.start([subtask])
+        while channel.readable:
+            await asyncio.sleep(0)
+        scheduler.stop()
+
+    asyncio.run(run())
+    return slices[1:passes]
+
+
+def test_work_between_passes_gets_one_slice_of_short_passes_and_its_share_of_long_ones():
+    """A slice must not delay the rows of an idle slot by more than itself; and in a busy slot, whose passes are long,
+    a snapshot must not take for ever."""
+    assert set(slices_per_pass(step_s=0.0001, slice_s=0.0003)) == {1}
+    assert set(slices_per_pass(step_s=0.030, slice_s=0.00101)) == {15}

@@ -133,3 +133,15 @@ def test_inputs_are_read_in_turn():
     while bench.subtask.step():
         pass
     assert bench.emitted() == [[0], [10], [1], [11], [2], [12]]
+
+
+def test_a_step_ends_after_many_rows_though_more_elements_wait():
+    """Others, and the sockets, are to get their turn: of a slow function a few large batches are a long time."""
+    bench = Bench(inputs=1)
+    many = rows(*range(20_000))
+    for _ in range(4):
+        bench.inputs[0].push(many, 10)
+    assert bench.subtask.step()
+    assert len(bench.emitted()) == 2
+    assert bench.subtask.step()
+    assert len(bench.emitted()) == 2
