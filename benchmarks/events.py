@@ -1,0 +1,65 @@
+"""The one generator of keyed events: row i is the same in every engine, source and process, whoever makes it.
+
+Columns: `key` (uniform in 0 … keys-1), `value` (uniform in 0 … 999), `at` (event time, ms) and `emitted` (intended
+emission, ns), all int64. Key and value are splitmix64 of the row's number; the Java sources do the same arithmetic.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA = pa.schema([(name, pa.int64()) for name in ("key", "value", "at", "emitted")])
+VALUES = 1_000
+_BEGIN_NS = 1_700_000_000 * 10**9  # event time of a bounded input's first row
+_FILE_ROWS = 1_000_000
+
+Ints = npt.NDArray[np.int64]
+
+
+def mixed(numbers: Ints) -> npt.NDArray[np.uint64]:
+    """splitmix64."""
+    with np.errstate(over="ignore"):
+        z = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def events(numbers: Ints, emitted_ns: Ints, keys: int) -> pa.RecordBatch:
+    """Rows `numbers`, due at `emitted_ns`."""
+    random = mixed(numbers)
+    key = ((random >> np.uint64(20)) % np.uint64(keys)).astype(np.int64)
+    value = (random % np.uint64(VALUES)).astype(np.int64)
+    columns = [key, value, emitted_ns // 1_000_000, emitted_ns]
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA)
+
+
+def bounded(rows: int, keys: int, pace: int = 100_000) -> Iterator[pa.RecordBatch]:
+    """Rows 0 … rows-1 with `pace` of them per second of event time, in batches of at most a million."""
+    for first in range(0, rows, _FILE_ROWS):
+        numbers = np.arange(first, min(first + _FILE_ROWS, rows))
+        yield events(numbers, _BEGIN_NS + numbers * (10**9 // pace), keys)
+
+
+def write_parquet(folder: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    """One file per batch. Nothing is done, and no batch made, if the folder is complete already."""
+    done = folder / "_DONE"
+    if done.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, batch in enumerate(batches):
+        pq.write_table(pa.Table.from_batches([batch]), folder / f"part-{number:05}.parquet", compression="snappy")
+    done.touch()
+
+
+def as_json(batch: pa.RecordBatch) -> list[bytes]:
+    """One JSON object per row."""
+    columns = [batch.column(name).to_pylist() for name in ("key", "value", "at", "emitted")]
+    return [
+        b'{"key":%d,"value":%d,"at":%d,"emitted":%d}' % row  # %: three times as fast as a general encoder
+        for row in zip(*columns, strict=True)
+    ]

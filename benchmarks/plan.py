@@ -1,0 +1,120 @@
+"""Which runs, in which order. Engines take turns: within a round every engine does a cell (workload, rate, …) before
+the next cell begins, and each round begins with another engine: what changes on the machine hits all alike. Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from benchmarks.spec import Measure, RunSpec, Source
+from benchmarks.workloads import workload
+
+ENGINES = ("ours", "spark", "spark-tuned", "flink", "flink-sql", "pyflink", "spark-real-time")
+_HAS = {"pyflink": ("keyed-count", "python-count")}
+_IN_PYTHON = {"python-count": ("ours", "pyflink")}
+_ROWWISE = 10  # times fewer rows where a Python function sees each
+_SAME = {"flink-sql": ("keyed-count",)}  # elsewhere `flink` is SQL already
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asked for."""
+
+    engines: Sequence[str]
+    workloads: Sequence[str] = ("keyed-count",)
+    measures: Sequence[Measure] = ("latency", "visible", "throughput")
+    rates: Sequence[float] = (1_000, 10_000, 50_000, 100_000)
+    visible_rates: Sequence[float] = (1_000, 10_000)
+    keys: Sequence[int] = (10_000, 1_000_000)
+    source: Source = "generator"
+    rounds: int = 3
+    seconds: float = 40.0
+    warm_up_s: float = 15.0
+    interval_ms: int = 1_000
+    visible_interval_ms: int = 100
+    rows: int = 10_000_000
+    parallelism: int = 2
+    folder: str = "build/bench/run"
+    nexmark: Sequence[str] = field(default=())
+
+
+def runs(wanted: Wanted) -> Iterator[RunSpec]:
+    for number in range(wanted.rounds):
+        turn = number % len(wanted.engines)
+        engines = [*wanted.engines[turn:], *wanted.engines[:turn]]
+        for cell in _cells(wanted):
+            for engine in engines:
+                if can(engine, cell):
+                    yield _with(cell, engine, number)
+
+
+def can(engine: str, cell: RunSpec) -> bool:
+    """Has the engine this workload and this source?"""
+    if cell.workload not in _HAS.get(engine, (cell.workload,)):
+        return False
+    if engine not in _IN_PYTHON.get(cell.workload, (engine,)):
+        return False
+    if cell.workload not in _SAME.get(engine, (cell.workload,)):
+        return False
+    if engine == "pyflink" and cell.measure == "visible":
+        return False
+    if engine == "pyflink" and cell.measure == "throughput":
+        return cell.workload == "python-count"  # which its keyed count is
+    if engine.startswith("spark") and not workload(cell.workload).spark_streams:
+        return False
+    if engine == "spark-real-time":
+        return cell.source == "kafka" and cell.measure != "throughput"
+    return True
+
+
+def estimated_s(specs: Sequence[RunSpec]) -> float:
+    """How long the runs will take, start and end of the engines included."""
+    return sum(25 + (spec.warm_up_s + spec.seconds + 4 if not spec.rows else spec.rows / 300_000) for spec in specs)
+
+
+def _cells(wanted: Wanted) -> Iterator[RunSpec]:
+    common = {"engine": "", "parallelism": wanted.parallelism, "warm_up_s": wanted.warm_up_s, "seconds": wanted.seconds}
+    for name in wanted.workloads:
+        keys = wanted.keys if name not in wanted.nexmark else wanted.keys[:1]
+        bounded_only = name in wanted.nexmark
+        if "latency" in wanted.measures and not bounded_only:
+            for rate in wanted.rates:
+                yield RunSpec(
+                    workload=name,
+                    measure="latency",
+                    source=wanted.source,
+                    sink="measure",
+                    rate=rate,
+                    keys=keys[0],
+                    interval_ms=wanted.interval_ms,
+                    **common,  # type: ignore[arg-type]
+                )
+        if "visible" in wanted.measures and not bounded_only:
+            for rate in wanted.visible_rates:
+                yield RunSpec(
+                    workload=name,
+                    measure="visible",
+                    source="kafka",
+                    sink="kafka",
+                    rate=rate,
+                    keys=keys[0],
+                    interval_ms=wanted.visible_interval_ms,
+                    **common,  # type: ignore[arg-type]
+                )
+        if "throughput" in wanted.measures:
+            for number in keys:
+                yield RunSpec(
+                    workload=name,
+                    measure="throughput",
+                    source="parquet",
+                    sink="discard",
+                    rows=wanted.rows // (_ROWWISE if name in _IN_PYTHON else 1),
+                    keys=number,
+                    interval_ms=wanted.interval_ms,
+                    **common,  # type: ignore[arg-type]
+                )
+
+
+def _with(cell: RunSpec, engine: str, number: int) -> RunSpec:
+    return msgspec.structs.replace(cell, engine=engine, round=number)

@@ -1,0 +1,207 @@
+"""What a run is and what it found: `RunSpec` goes to the engine's process as a file, `RunResult` into results.json.
+
+Times ending in `_ns` are wall-clock nanoseconds since the epoch; all processes of a run are on one machine and share
+its clock. Percentiles are milliseconds. A figure that a run does not measure is None, never 0.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Source = Literal["generator", "kafka", "parquet"]
+Sink = Literal["measure", "kafka", "discard"]
+Storage = Literal["file", "s3"]
+Measure = Literal["latency", "visible", "throughput"]
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one engine. `folder` is its own and empty; the engine leaves its stamps and `facts.json` there."""
+
+    engine: str
+    workload: str
+    measure: Measure
+    source: Source
+    sink: Sink
+    rate: float = 0.0  # rows per second over all splits; 0: as fast as possible
+    rows: int = 0  # of a bounded input; 0: endless
+    keys: int = 10_000
+    parallelism: int = 2
+    interval_ms: int = 1_000
+    warm_up_s: float = 15.0
+    seconds: float = 40.0  # measured, after the warm-up
+    round: int = 0
+    folder: str = ""
+    preload: int = 0  # so many keys get a row each before the schedule begins (this runtime's generator only)
+    storage: Storage = "file"  # of this runtime's checkpoints
+    storage_url: str = ""
+    input: str = ""  # folder of Parquet files
+    bootstrap: str = ""
+    topic_in: str = ""
+    topic_out: str = ""
+
+    @property
+    def name(self) -> str:
+        pace = f"{self.rate:g}/s" if self.rate else f"{self.rows:,} rows"
+        return f"{self.engine}, {self.workload}, {self.keys:,} keys, {pace}, {self.measure} from {self.source}"
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds. `histogram`: HdrHistogram V2 in base64, microseconds, so that runs can be drawn and merged."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+    histogram: str
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One completed checkpoint (of a peer: what its own log says). Durations in ms."""
+
+    at_ns: int  # triggered
+    duration_ms: float
+    phases: dict[str, float] = {}
+    bytes: int | None = None
+    full_bytes: int | None = None
+
+
+class CheckpointFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the measured interval. Phases are medians in ms; bytes per checkpoint (median)."""
+
+    count: int
+    p50_ms: float
+    max_ms: float
+    phases: dict[str, float]
+    bytes: int | None
+    full_bytes: int | None
+    requests: float | None  # calls to the checkpoint store per checkpoint
+
+
+class Moment(msgspec.Struct, frozen=True, array_like=True):
+    """A tenth of a second of the measured interval: seconds from its beginning, median and worst latency in ms of the
+    rows that were due then."""
+
+    at_s: float
+    p50: float
+    max: float
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine's process tells at its end."""
+
+    version: str
+    settings: dict[str, str] = {}
+    checkpoints: list[Checkpoint] = []
+    began_ns: int = 0  # of a bounded run: the engine's process began to run the query …
+    running_ns: int = 0  # … its workers were there, and rows could flow …
+    finished_ns: int = 0  # … and everything was done
+    requests: float | None = None
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One object of `runs` in results.json."""
+
+    engine: str
+    version: str
+    workload: str
+    measure: Measure
+    source: Source
+    sink: Sink
+    round: int
+    rate: float
+    rows: int
+    keys: int
+    parallelism: int
+    interval_ms: int
+    seconds: float
+    started: str
+    error: str | None = None
+    settings: dict[str, str] = {}
+    processed: Percentiles | None = None
+    visible: Percentiles | None = None
+    held: bool | None = None  # the backlog did not grow
+    rows_per_s: float | None = None  # whole query, without the start of the process
+    rows_per_s_net: float | None = None  # from the moment that workers were there
+    cpu_s_per_million: float | None = None
+    cpu_s: float | None = None
+    peak_mb: float | None = None
+    gap_ms: float | None = None  # longest time without output
+    checkpoint_gap_ms: float | None = None  # the same, around a checkpoint
+    checkpoints: CheckpointFigures | None = None
+    checkpoint_times_s: list[float] = []
+    timeline: list[Moment] = []
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """One SIGKILL under load. Milliseconds from the kill; `timeline`: (seconds from the kill, rows that came out)."""
+
+    victim: str  # slot, executor, coordinator
+    rate: float
+    keys: int
+    first_output_ms: float
+    first_due_ms: float  # first row out that was due after the kill
+    caught_up_ms: float | None  # latency is back to what it was; None: not within the time it was watched
+    next_checkpoint_ms: float | None  # the next completed checkpoint
+    timeline: list[tuple[float, int]]
+
+
+class CheckpointCost(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell of the grid (interval, keys, parallelism): keyed count at full speed. Interval 0: none but the last."""
+
+    interval_ms: int
+    keys: int
+    parallelism: int
+    round: int
+    rows_per_s: float
+    checkpoints: CheckpointFigures | None
+
+
+class CheckpointSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint costs for `keys` of about 100 bytes of state, `changed` of them per second."""
+
+    keys: int
+    changed: float
+    interval_ms: int
+    storage: Storage
+    round: int
+    checkpoints: CheckpointFigures | None
+    processed: Percentiles | None
+    gap_ms: float | None
+    checkpoint_gap_ms: float | None
+    error: str | None = None
+
+
+class RateHeld(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rate an engine held: `tried` are (rows per second, held)."""
+
+    engine: str
+    workload: str
+    keys: int
+    source: Source
+    round: int
+    rate: float
+    tried: list[tuple[float, bool]]
+
+
+class Results(msgspec.Struct, kw_only=True):
+    """results.json."""
+
+    machine: dict[str, str] = {}
+    command: str = ""
+    started: str = ""
+    runs: list[RunResult] = []
+    rates: list[RateHeld] = []
+    recoveries: list[Recovery] = []
+    grid: list[CheckpointCost] = []
+    sizes: list[CheckpointSize] = []
+    left_out: dict[str, str] = {}  # engine -> why it did not run
+
+
+def encoded(results: Results) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(results), indent=1)
+
+
+def decoded(text: bytes) -> Results:
+    return msgspec.json.decode(text, type=Results)

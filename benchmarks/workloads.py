@@ -1,0 +1,193 @@
+"""What is measured: each workload once as SQL, which says what the answer is, and once in our own language.
+
+The SQL is Spark's and Flink's; where Flink spells a window in another way, `flink` has its text. It reads the view
+`events` (`key`, `value`, `at`, `emitted`; and `ts`, the event time as a timestamp with a watermark). Every result has a
+column `emitted`: the intended emission (ns) that its latency counts from. For a row per event that is the event's. A
+micro-batch gives one row per key for all events of a batch: there it is the *last* event's, which flatters the engine.
+For a window it is the window's end: no event that is due earlier can close it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime import Dataflow, Tumbling, ValueState, count, max_, min_, sum_
+from barrier_runtime.dataflow import Stream
+from benchmarks.sliding import sliding
+
+_SIZE, _SLIDE = timedelta(seconds=10), timedelta(seconds=2)
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`ours` takes the stream of events. `mode`: of Spark's streaming output. `rows_out`: can results be compared row
+    by row ("all"), or is the last one per `group` the answer?"""
+
+    name: str
+    question: str
+    sql: str
+    flink: str
+    ours: Callable[[Stream], Stream]
+    mode: Literal["append", "update"]
+    group: tuple[str, ...] = ()
+    windowed: bool = False
+    input: Literal["events", "nexmark"] = "events"
+    spark_streams: bool = True  # Spark's streaming can run the SQL
+    answer: tuple[str, ...] = ()  # columns to compare; () = all
+
+    def flow(self, read: Callable[[Dataflow], Stream]) -> tuple[Dataflow, Stream]:
+        """A flow of its own, and the result's stream, still without a sink."""
+        flow = Dataflow(f"bench-{self.name}")
+        return flow, self.ours(read(flow))
+
+
+def _keyed_count(events: Stream) -> Stream:
+    return events.select(["key", "emitted"]).key_by("key").aggregate("counts", n=count())
+
+
+class PythonCount:
+    """The running count as a user writes it in Python: called for every row."""
+
+    count = ValueState(int, default=0)
+
+    def process(self, key: int, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        self.count.value += 1
+        return {"key": key, "n": self.count.value, "emitted": row["emitted"]}
+
+
+def _python_count(events: Stream) -> Stream:
+    schema = {"key": int, "n": int, "emitted": int}
+    return events.select(["key", "emitted"]).key_by("key").process("counts", PythonCount, schema=schema)
+
+
+def _wide_state(events: Stream) -> Stream:
+    columns = {"key": "key", "value": "value", "at": "at", "emitted": "emitted"}
+    seconds = pc.divide(pc.field("emitted"), _NS_PER_MS)
+    sums = {"s1": sum_("value"), "s2": min_("value"), "s3": max_("value")}
+    times = {"s4": sum_("at"), "s5": min_("at"), "s6": max_("at"), "s7": sum_("due"), "s8": min_("emitted")}
+    return events.select({**columns, "due": seconds}).key_by("key").aggregate("wide", n=count(), **sums, **times)
+
+
+def _map_filter(events: Stream) -> Stream:
+    columns = {"key": "key", "scaled": pc.field("value") * 3 + 1, "emitted": "emitted"}
+    return events.filter(pc.field("value") < 700).select(columns)
+
+
+def _emitted(stream: Stream, columns: tuple[str, ...]) -> Stream:
+    """`columns`, and `emitted`: the window's end in ns."""
+    end = pc.field("window_end").cast(pa.int64()) * _NS_PER_MS
+    return stream.select({**{name: name for name in columns}, "emitted": end})
+
+
+def _tumbling(events: Stream) -> Stream:
+    windows = events.key_by("key").window("windows", Tumbling(_SIZE), event_time="at")
+    return _emitted(windows.aggregate(n=count(), total=sum_("value")), ("key", "n", "total"))
+
+
+def _sliding(events: Stream) -> Stream:
+    windows = sliding(events, "windows", ("key",), _SIZE, _SLIDE, event_time="at", sums=("value",))
+    return windows.select({"key": "key", "n": "n", "total": "value", "emitted": pc.field("end_ms") * _NS_PER_MS})
+
+
+def _two_shuffles(events: Stream) -> Stream:
+    per_key = events.key_by("key").window("per-key", Tumbling(_SIZE), event_time="at").aggregate(n=count())
+    spread = per_key.key_by("n").window("spread", Tumbling(_SIZE), event_time="window_start").aggregate(keys=count())
+    return _emitted(spread, ("n", "keys"))
+
+
+_END = "unix_millis(window.end) * 1000000 AS emitted"
+_FLINK_END = "UNIX_TIMESTAMP(CAST(window_end AS STRING)) * 1000000000 AS emitted"
+_TUMBLE = "TABLE(TUMBLE(TABLE events, DESCRIPTOR(ts), INTERVAL '10' SECOND))"
+_HOP = "TABLE(HOP(TABLE events, DESCRIPTOR(ts), INTERVAL '2' SECOND, INTERVAL '10' SECOND))"
+
+KEYED_COUNT = Workload(
+    "keyed-count",
+    "running count per key",
+    "SELECT key, count(*) AS n, max(emitted) AS emitted FROM events GROUP BY key",
+    "SELECT `key`, COUNT(*) AS n, MAX(emitted) AS emitted FROM events GROUP BY `key`",
+    _keyed_count,
+    "update",
+    group=("key",),
+)
+MAP_FILTER = Workload(
+    "map-filter",
+    "stateless map and filter",
+    "SELECT key, value * 3 + 1 AS scaled, emitted FROM events WHERE value < 700",
+    "SELECT `key`, `value` * 3 + 1 AS scaled, emitted FROM events WHERE `value` < 700",
+    _map_filter,
+    "append",
+)
+PYTHON_COUNT = dataclasses.replace(
+    KEYED_COUNT, name="python-count", question="running count per key in a row-wise Python function", ours=_python_count
+)
+WIDE_STATE = Workload(
+    "wide-state",
+    "running aggregates with about 100 bytes of state per key",
+    "SELECT key, count(*) AS n, sum(value) AS s1, min(value) AS s2, max(value) AS s3, sum(at) AS s4, min(at) AS s5, "
+    "max(at) AS s6, sum(emitted DIV 1000000) AS s7, min(emitted) AS s8, max(emitted) AS emitted FROM events "
+    "GROUP BY key",
+    "SELECT `key`, COUNT(*) AS n, SUM(`value`) AS s1, MIN(`value`) AS s2, MAX(`value`) AS s3, SUM(`at`) AS s4, "
+    "MIN(`at`) AS s5, MAX(`at`) AS s6, SUM(emitted / 1000000) AS s7, MIN(emitted) AS s8, MAX(emitted) AS emitted "
+    "FROM events GROUP BY `key`",
+    _wide_state,
+    "update",
+    group=("key",),
+)
+TUMBLING = Workload(
+    "tumbling",
+    "count and sum per key in windows of 10 s",
+    f"SELECT key, count(*) AS n, sum(value) AS total, {_END} FROM events GROUP BY key, window(ts, '10 seconds')",
+    f"SELECT `key`, COUNT(*) AS n, SUM(`value`) AS total, {_FLINK_END} FROM {_TUMBLE} "
+    "GROUP BY `key`, window_start, window_end",
+    _tumbling,
+    "append",
+    windowed=True,
+)
+SLIDING = Workload(
+    "sliding",
+    "count and sum per key in windows of 10 s every 2 s",
+    f"SELECT key, count(*) AS n, sum(value) AS total, {_END} FROM events "
+    "GROUP BY key, window(ts, '10 seconds', '2 seconds')",
+    f"SELECT `key`, COUNT(*) AS n, SUM(`value`) AS total, {_FLINK_END} FROM {_HOP} "
+    "GROUP BY `key`, window_start, window_end",
+    _sliding,
+    "append",
+    windowed=True,
+)
+TWO_SHUFFLES = Workload(
+    "two-shuffles",
+    "how many keys have n events in a window: two aggregates, one after the other",
+    f"SELECT n, count(*) AS keys, {_END} FROM (SELECT key, window AS w, count(*) AS n FROM events "
+    "GROUP BY key, window(ts, '10 seconds')) GROUP BY n, window(w, '10 seconds')",
+    f"SELECT n, COUNT(*) AS `keys`, {_FLINK_END} FROM (SELECT `key`, window_start, window_end, COUNT(*) AS n "
+    f"FROM {_TUMBLE} GROUP BY `key`, window_start, window_end) GROUP BY n, window_start, window_end",
+    _two_shuffles,
+    "append",
+    windowed=True,
+)
+
+
+def _all() -> dict[str, Workload]:
+    from benchmarks.nexmark_queries import QUERIES
+
+    mine = (KEYED_COUNT, PYTHON_COUNT, WIDE_STATE, MAP_FILTER, TUMBLING, SLIDING, TWO_SHUFFLES)
+    return {workload.name: workload for workload in (*mine, *QUERIES)}
+
+
+def workload(name: str) -> Workload:
+    """Raises KeyError with the names there are."""
+    known = _all()
+    if name not in known:
+        raise KeyError(f"no workload {name!r}: {', '.join(known)}")
+    return known[name]
+
+
+def names(input: Literal["events", "nexmark"] | None = None) -> list[str]:
+    """All, or those that read `input`. Nexmark is there as a bounded input only."""
+    return [name for name, known in _all().items() if input in (None, known.input)]
