@@ -7,7 +7,6 @@ and was most of the tail it measured.) The first write of each generation is not
 
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -72,25 +71,6 @@ class MeasuringSink(TwoPhaseCommitSink):
 
     def abort(self, committable: bytes) -> None:
         """Nothing can be taken back."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Nanoseconds since the epoch, one entry per row."""
-
-    intended: npt.NDArray[np.int64]
-    arrived: npt.NDArray[np.int64]
-
-    def between(self, first_ns: float, last_ns: float) -> npt.NDArray[np.float64]:
-        """Latencies in ms of the rows that were due in [first_ns, last_ns)."""
-        chosen = (self.intended >= first_ns) & (self.intended < last_ns)
-        return np.asarray((self.arrived[chosen] - self.intended[chosen]) / 1e6, np.float64)
-
-
-def measured(folder: Path) -> Measured:
-    noted = [np.load(file, allow_pickle=False) for file in folder.glob("rows-*.npy")]
-    intended, arrived = np.concatenate([np.empty((2, 0), np.int64), *noted], axis=1)
-    return Measured(intended, arrived)
 
 
 def first_writes(folder: Path) -> dict[int, int]:

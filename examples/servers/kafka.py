@@ -48,6 +48,7 @@ _SETTINGS = {  # short waits and small internal topics: one broker on a machine 
 
 class KafkaServer(Server):
     name = "kafka"
+    jvm = tuple(_JVM)
 
     def __init__(self, settings: dict[str, object]) -> None:
         self._classpath = f"{jars()}/*"
@@ -125,7 +126,7 @@ class KafkaServer(Server):
     def _java(self, main: str) -> list[str]:
         home = os.environ.get("JAVA_HOME")
         java = f"{home}/bin/java" if home else find_program("java", "openjdk-17-jre-headless")
-        return [java, *_JVM, "-cp", self._classpath, main]
+        return [java, *self.jvm, "-cp", self._classpath, main]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,37 @@
+"""The engine's side of a run: its spec, the three words it says, and the order to stop (standard input ends)."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.spec import Facts, RunSpec
+
+PREFIX = "bench: "
+
+
+def spec_of_this_run() -> RunSpec:
+    return msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunSpec)
+
+
+def say(word: str) -> None:
+    """ "began", "running" or "finished"."""
+    print(f"{PREFIX}{word} {time.time_ns()}", flush=True)
+
+
+def stop_order() -> threading.Event:
+    """Set when the harness closes standard input (or is gone)."""
+    ordered = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.buffer.read()
+        ordered.set()
+
+    threading.Thread(target=listen, name="stop-order", daemon=True).start()
+    return ordered
+
+
+def leave_facts(spec: RunSpec, facts: Facts) -> None:
+    Path(spec.folder, "facts.json").write_bytes(msgspec.json.encode(facts))

@@ -1,0 +1,189 @@
+"""Flink: in a MiniCluster of one JVM ("flink": Java's DataStream for the keyed count, SQL for the rest; "flink-sql"),
+or PyFlink's DataStream in threads ("pyflink").
+
+RocksDB, incremental checkpoints, buffers flushed after 1 ms when latency is measured (the default, 100 ms, when it is
+not). This process starts the JVM or the side environment's Python, hands on the order to stop, and reads the
+checkpoints from Flink's own log.
+"""
+
+import datetime
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import nexmark
+from benchmarks.engines.child import leave_facts, spec_of_this_run
+from benchmarks.engines.java_build import FLINK_VERSION, HERE, classes, connectors, flink_home, flink_jars, spark_jars
+from benchmarks.spec import Checkpoint, Facts, RunSpec
+from benchmarks.workloads import workload
+from examples.servers.base import find_program
+
+_OPENED = (
+    "java.lang",
+    "java.lang.invoke",
+    "java.lang.reflect",
+    "java.net",
+    "java.nio",
+    "java.text",
+    "java.time",
+    "java.util",
+    "java.util.concurrent",
+    "java.util.concurrent.atomic",
+    "java.util.concurrent.locks",
+)
+_COMPLETED = re.compile(
+    r"^(\S+ \S+) .*Completed checkpoint (\d+) for job \S+ \((\d+) bytes, checkpointDuration=(\d+) ms"
+    r"(?:, finalizationTime=(\d+) ms)?"
+)
+_LOG = "flink.log"
+
+
+def settings(spec: RunSpec) -> dict[str, str]:
+    return {
+        "state.backend.type": "rocksdb",
+        "execution.checkpointing.incremental": "true",
+        "execution.checkpointing.interval": f"{spec.interval_ms} ms",
+        "execution.checkpointing.dir": Path(spec.folder, "checkpoints").resolve().as_uri(),
+        "execution.buffer-timeout.interval": "100 ms" if spec.measure == "throughput" else "1 ms",
+        "table.local-time-zone": "UTC",
+        "taskmanager.numberOfTaskSlots": str(spec.parallelism),
+        "taskmanager.memory.managed.size": "256m",
+        "taskmanager.memory.network.max": "128m",
+        "rest.port": "0",
+        "python.execution-mode": "thread",
+    }
+
+
+def main() -> int:
+    spec = spec_of_this_run()
+    Path(spec.folder, "log4j.properties").write_text(_log4j(Path(spec.folder, _LOG).resolve()))
+    command = _pyflink(spec) if spec.engine == "pyflink" else _java(spec)
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(spec))
+    assert child.stdin is not None
+    assert child.stdout is not None
+    threading.Thread(target=_hand_on, args=(child.stdin,), daemon=True).start()
+    for line in child.stdout:
+        print(line, end="", flush=True)
+    code = child.wait()
+    if code == 0:
+        leave_facts(
+            spec,
+            Facts(version=FLINK_VERSION, settings=settings(spec), checkpoints=_checkpoints(Path(spec.folder, _LOG))),
+        )
+    return code
+
+
+def _hand_on(to: "subprocess.IO[str]") -> None:  # type: ignore[name-defined]
+    sys.stdin.buffer.read()
+    to.close()
+
+
+def _java(spec: RunSpec) -> list[str]:
+    known = workload(spec.workload)
+    options = {
+        "source": spec.source,
+        "sink": spec.sink,
+        "rate": repr(spec.rate),
+        "keys": str(spec.keys),
+        "parallelism": str(spec.parallelism),
+        "folder": spec.folder,
+        "program": "keyed-count" if spec.engine == "flink" and spec.workload == "keyed-count" else "sql",
+        "sql": known.flink,
+        "source_ddl": _source_ddl(spec),
+        "sink_ddl": _sink_ddl(spec),
+        **{f"conf.{name}": value for name, value in settings(spec).items()},
+    }
+    path = [classes("flink"), *flink_jars(), *connectors("flink"), *spark_jars().glob("hadoop-client-*.jar")]
+    return [
+        find_program("java", "openjdk-17-jre-headless"),
+        "-Xmx4g",
+        *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED),
+        f"-Dlog4j.configurationFile={spec.folder}/log4j.properties",
+        "-cp",
+        os.pathsep.join(map(str, path)),
+        "bench.flink.FlinkJob",
+        *(f"{name}={value}" for name, value in options.items()),
+    ]
+
+
+def _pyflink(spec: RunSpec) -> list[str]:
+    plan = {
+        **msgspec.to_builtins(spec),
+        "conf": settings(spec),
+        "source_ddl": _source_ddl(spec),
+    }
+    file = Path(spec.folder, "pyflink.json")
+    file.write_bytes(msgspec.json.encode(plan))
+    return [str(flink_home() / "bin/python"), str(HERE.with_name("pyflink_job.py")), str(file)]
+
+
+def _environment(spec: RunSpec) -> dict[str, str]:
+    if spec.engine != "pyflink":
+        return dict(os.environ)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    path = os.pathsep.join(
+        map(str, [classes("flink"), *connectors("flink"), *spark_jars().glob("hadoop-client-*.jar")])
+    )
+    opened = " ".join(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED)
+    logging = f"-Dlog4j.configurationFile={Path(spec.folder, 'log4j.properties').resolve()}"
+    return {**kept, "HADOOP_CLASSPATH": path, "JDK_JAVA_OPTIONS": f"{opened} {logging}"}
+
+
+def _source_ddl(spec: RunSpec) -> str:
+    columns = "`key` BIGINT, `value` BIGINT, `at` BIGINT, emitted BIGINT"
+    if workload(spec.workload).input == "nexmark":
+        columns = ", ".join(f"`{f.name}` {'STRING' if str(f.type) == 'string' else 'BIGINT'}" for f in nexmark.SCHEMA)
+    time = "ts AS TO_TIMESTAMP_LTZ(`at`, 3), WATERMARK FOR ts AS ts"
+    if spec.source == "kafka":
+        connector = (
+            f"'connector' = 'kafka', 'topic' = '{spec.topic_in}', 'properties.bootstrap.servers' = '{spec.bootstrap}', "
+            "'properties.group.id' = 'bench', 'scan.startup.mode' = 'earliest-offset', 'format' = 'json'"
+        )
+    else:
+        connector = (
+            f"'connector' = 'filesystem', 'path' = '{Path(spec.input).resolve().as_uri()}', 'format' = 'parquet'"
+        )
+    return f"CREATE TEMPORARY TABLE events ({columns}, {time}) WITH ({connector})"
+
+
+def _sink_ddl(spec: RunSpec) -> str:
+    return (
+        f"CREATE TEMPORARY TABLE results (emitted BIGINT) WITH ('connector' = 'kafka', 'topic' = '{spec.topic_out}', "
+        f"'properties.bootstrap.servers' = '{spec.bootstrap}', 'properties.transaction.timeout.ms' = '600000', "
+        "'format' = 'json', 'sink.delivery-guarantee' = 'exactly-once', 'sink.transactional-id-prefix' = 'bench')"
+    )
+
+
+def _log4j(log: Path) -> str:
+    return f"""rootLogger.level = ERROR
+rootLogger.appenderRef.file.ref = File
+logger.checkpoints.name = org.apache.flink.runtime.checkpoint.CheckpointCoordinator
+logger.checkpoints.level = INFO
+appender.file.name = File
+appender.file.type = File
+appender.file.fileName = {log}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss.SSS}}{{UTC}} %m%n%throwable
+"""
+
+
+def _checkpoints(log: Path) -> list[Checkpoint]:
+    found = []
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
+        match = _COMPLETED.match(line)
+        if match:
+            ended = datetime.datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=datetime.timezone.utc)
+            duration_ms = float(match[4])
+            phases = {"finalisation": float(match[5])} if match[5] else {}
+            began_ns = int((ended.timestamp() * 1000 - duration_ms) * 1e6)
+            found.append(Checkpoint(at_ns=began_ns, duration_ms=duration_ms, phases=phases, bytes=int(match[3])))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

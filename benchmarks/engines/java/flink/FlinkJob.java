@@ -1,0 +1,170 @@
+package bench.flink;
+
+import bench.Stamps;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.stream.Collectors;
+import org.apache.flink.api.common.JobStatus;
+import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.api.common.state.ValueState;
+import org.apache.flink.api.common.state.ValueStateDescriptor;
+import org.apache.flink.api.common.typeinfo.Types;
+import org.apache.flink.configuration.Configuration;
+import org.apache.flink.core.execution.JobClient;
+import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+import org.apache.flink.streaming.api.functions.KeyedProcessFunction;
+import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
+import org.apache.flink.table.api.DataTypes;
+import org.apache.flink.table.api.Schema;
+import org.apache.flink.table.api.Table;
+import org.apache.flink.table.api.bridge.java.StreamTableEnvironment;
+import org.apache.flink.types.Row;
+import org.apache.flink.types.RowKind;
+import org.apache.flink.util.Collector;
+
+/** One workload in a MiniCluster of this process. Arguments are name=value; the names are in engines/flink.py. Says
+ *  "bench: began|running|finished <ns>" on standard output; ends when the input does, or standard input is closed. */
+public final class FlinkJob {
+    private FlinkJob() {}
+
+    public static void main(String[] arguments) throws Exception {
+        Map<String, String> options = new HashMap<>();
+        Map<String, String> settings = new HashMap<>();
+        for (String argument : arguments) {
+            String[] parts = argument.split("=", 2);
+            (parts[0].startsWith("conf.") ? settings : options).put(parts[0].replaceFirst("^conf\\.", ""), parts[1]);
+        }
+        say("began");
+        StreamExecutionEnvironment env =
+            StreamExecutionEnvironment.createLocalEnvironment(Configuration.fromMap(settings));
+        env.setParallelism(Integer.parseInt(options.get("parallelism")));
+        StreamTableEnvironment tables = StreamTableEnvironment.create(env);
+        DataStream<Row> events = null;
+        if (options.get("source").equals("generator")) {
+            events = env.addSource(
+                new PacedSource(
+                    Double.parseDouble(options.get("rate")), Long.parseLong(options.get("keys")), Stamps.now()),
+                "events", PacedSource.TYPE);
+            tables.createTemporaryView("events", events, Schema.newBuilder()
+                .column("key", DataTypes.BIGINT()).column("value", DataTypes.BIGINT())
+                .column("at", DataTypes.BIGINT()).column("emitted", DataTypes.BIGINT())
+                .columnByExpression("ts", "TO_TIMESTAMP_LTZ(`at`, 3)").watermark("ts", "ts").build());
+        } else {
+            for (String statement : options.get("source_ddl").split(";")) {
+                tables.executeSql(statement);
+            }
+        }
+        JobClient job;
+        if (options.get("program").equals("keyed-count")) {
+            DataStream<Row> rows = events != null ? events : tables.toDataStream(tables.sqlQuery(
+                "SELECT `key`, `value`, `at`, emitted FROM events"));
+            job = start(options, env, tables, counted(rows), List.of("key", "n", "emitted"));
+        } else {
+            String[] statements = options.get("sql").split(";");
+            for (int i = 0; i < statements.length - 1; i++) {
+                tables.executeSql(statements[i]);
+            }
+            Table result = tables.sqlQuery(statements[statements.length - 1]);
+            if (options.get("sink").equals("discard")) {
+                tables.executeSql("CREATE TEMPORARY TABLE nowhere (" + columnsOf(result) + ") WITH ('connector' = 'blackhole')");
+                job = result.executeInsert("nowhere").getJobClient().orElseThrow();
+            } else {
+                List<String> names = result.getResolvedSchema().getColumnNames();
+                job = start(options, env, tables, tables.toChangelogStream(result), names);
+            }
+        }
+        waitFor(job);
+    }
+
+    private static String columnsOf(Table result) {
+        return result.getResolvedSchema().getColumns().stream()
+            .map(column -> "`" + column.getName() + "` "
+                + column.getDataType().nullable().getLogicalType().asSerializableString())
+            .collect(Collectors.joining(", "));
+    }
+
+    /** The running count as Flink's documentation writes it: a ValueState, one row out per row in. */
+    static DataStream<Row> counted(DataStream<Row> rows) {
+        return rows.keyBy(row -> (Long) row.getField(0), Types.LONG)
+            .process(new Counter())
+            .returns(Types.ROW_NAMED(new String[] {"key", "n", "emitted"}, Types.LONG, Types.LONG, Types.LONG));
+    }
+
+    static final class Counter extends KeyedProcessFunction<Long, Row, Row> {
+        private transient ValueState<Long> count;
+
+        @Override
+        public void open(OpenContext context) {
+            count = getRuntimeContext().getState(new ValueStateDescriptor<>("count", Types.LONG));
+        }
+
+        @Override
+        public void processElement(Row row, Context context, Collector<Row> out) throws Exception {
+            Long before = count.value();
+            long now = before == null ? 1L : before + 1L;
+            count.update(now);
+            out.collect(Row.of(row.getField(0), now, row.getField(3)));
+        }
+    }
+
+    private static JobClient start(
+        Map<String, String> options,
+        StreamExecutionEnvironment env,
+        StreamTableEnvironment tables,
+        DataStream<Row> rows,
+        List<String> names) throws Exception {
+        switch (options.get("sink")) {
+            case "measure":
+                rows.addSink(new MeasuringSink(options.get("folder"), names.indexOf("emitted")));
+                return env.executeAsync("bench");
+            case "discard":
+                rows.sinkTo(new DiscardingSink<>());
+                return env.executeAsync("bench");
+            default:
+                int emitted = names.indexOf("emitted");
+                DataStream<Row> kept = rows
+                    .filter(row -> row.getKind() != RowKind.UPDATE_BEFORE && row.getKind() != RowKind.DELETE)
+                    .map(row -> Row.of(row.getField(emitted)))
+                    .returns(Types.ROW_NAMED(new String[] {"emitted"}, Types.LONG));
+                tables.executeSql(options.get("sink_ddl"));
+                return tables.fromDataStream(kept).executeInsert("results").getJobClient().orElseThrow();
+        }
+    }
+
+    private static void waitFor(JobClient job) throws Exception {
+        Thread listener = new Thread(() -> {
+            try {
+                while (System.in.read() >= 0) {
+                    Thread.onSpinWait();
+                }
+                job.cancel().get();
+            } catch (Exception error) {
+                error.printStackTrace();
+            }
+        });
+        listener.setDaemon(true);
+        listener.start();
+        JobStatus status = JobStatus.CREATED;
+        while (status != JobStatus.RUNNING && !status.isTerminalState()) {
+            Thread.sleep(2);
+            status = job.getJobStatus().get();
+        }
+        say("running");
+        while (!status.isTerminalState()) {
+            Thread.sleep(5);
+            status = job.getJobStatus().get();
+        }
+        say("finished");
+        if (status == JobStatus.FAILED) {
+            job.getJobExecutionResult().get();
+        }
+        System.exit(0);
+    }
+
+    private static void say(String what) {
+        System.out.println("bench: " + what + " " + Stamps.now());
+        System.out.flush();
+    }
+}

@@ -1,0 +1,75 @@
+"""The jars and classes that the engines on the JVM need: connectors by Maven, our own few classes by javac.
+
+Connectors are kept in the user's cache and fetched once; classes go below build/ and are compiled when a source is
+newer. Raises `ServerError` with the remedy when Maven or a JDK is missing.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from examples.servers.base import ServerError, find_program, run_as
+
+HERE = Path(__file__).with_name("java")
+FLINK_VERSION = "2.3.0"
+
+Family = Literal["spark", "flink"]
+
+
+def cache() -> Path:
+    found = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "barrier-runtime"
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def connectors(family: Family) -> list[Path]:
+    """Jars of the family's POM."""
+    pom = HERE / f"{family}.xml"
+    versions = "-".join(re.findall(r"<version>(\d[^<]*)</version>", pom.read_text()))
+    kept = cache() / f"bench-{family}-{versions}"
+    if not kept.exists():
+        maven = find_program("mvn", "maven")
+        with tempfile.TemporaryDirectory(dir=cache(), prefix="bench-") as work:
+            shutil.copy(pom, Path(work, "pom.xml"))
+            run_as("", [maven, "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"], Path(work))
+            Path(work, "jars").rename(kept)
+    return sorted(kept.glob("*.jar"))
+
+
+def spark_jars() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).parent / "jars"
+
+
+def flink_home() -> Path:
+    """The side environment that `python -m benchmarks flink-setup` makes."""
+    return cache() / f"flink-{FLINK_VERSION}" / "venv"
+
+
+def flink_jars() -> list[Path]:
+    """Of the wheel of apache-flink. Raises `ServerError` when it is not set up."""
+    found = [
+        path for folder in ("lib", "opt") for path in flink_home().glob(f"lib/*/site-packages/pyflink/{folder}/*.jar")
+    ]
+    if not found:
+        raise ServerError("Flink is not set up: python -m benchmarks flink-setup")
+    return sorted(path for path in found if "sql-client" not in path.name)
+
+
+def classes(family: Family) -> Path:
+    """Folder of our classes, compiled now if they are older than their sources."""
+    folder = Path("build/bench/classes", family).resolve()
+    sources = [*HERE.glob("shared/*.java"), *HERE.glob(f"{family}/*.java")]
+    stamp = folder / "_DONE"
+    if stamp.exists() and stamp.stat().st_mtime >= max(source.stat().st_mtime for source in sources):
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    jars = [f"{spark_jars()}/*"] if family == "spark" else list(map(str, flink_jars()))
+    javac = find_program("javac", "openjdk-17-jdk-headless")
+    run_as("", [javac, "-nowarn", "-d", str(folder), "-cp", os.pathsep.join(jars), *map(str, sources)], folder)
+    stamp.touch()
+    return folder

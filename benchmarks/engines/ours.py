@@ -1,0 +1,120 @@
+"""This runtime: a flow of its own DSL on Spark, RocksDB, checkpoints to a local folder."""
+
+import sys
+import time
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import pyarrow as pa
+
+from barrier_runtime import CallableSink, Dataflow, KafkaSink, TwoPhaseCommitSink
+from barrier_runtime.dataflow import Stream
+from barrier_runtime.spark.session import make_session
+from benchmarks import events
+from benchmarks.engines.child import leave_facts, say, spec_of_this_run, stop_order
+from benchmarks.measuring_sink import MeasuringSink
+from benchmarks.paced_source import PacedSource
+from benchmarks.spec import Checkpoint, Facts, RunSpec
+from benchmarks.workloads import workload
+from coordinator.status import CheckpointStatus
+
+_LOOK_S = 0.02
+_END_S = 120.0
+
+
+def main() -> int:
+    spec = spec_of_this_run()
+    stop = stop_order()
+    spark = make_session("bench", f"local[{spec.parallelism}]", {})
+    say("began")
+    flow, result = workload(spec.workload).flow(partial(read, spec))
+    if spec.sink == "kafka":
+        result = result.select(["emitted"])
+    result.sink("out", sink(spec))
+    options = {
+        "spark": spark,
+        "parallelism": spec.parallelism,
+        "checkpoints": spec.storage_url or str(Path(spec.folder, "checkpoints").resolve()),
+        "checkpoint_interval": spec.interval_ms / 1000,
+    }
+    seen: dict[int, CheckpointStatus] = {}
+    with flow.start(**options) as handle:
+        running = False
+        while True:
+            status = handle.status()
+            seen.update({entry.checkpoint: entry for entry in status.checkpoints.history})
+            if not running and status.phase in ("running", "finishing", "finished"):
+                say("running")
+                running = True
+            if status.outcome is not None:
+                say("finished")
+                break
+            if stop.is_set():
+                handle.stop()
+                break
+            time.sleep(_LOOK_S)
+        status = handle.wait(timeout=_END_S).status
+    seen.update({entry.checkpoint: entry for entry in status.checkpoints.history})
+    facts = Facts(
+        version=version("barrier-runtime"),
+        settings={"state": "rocksdb", "checkpoints": "incremental, local folder"},
+        checkpoints=[_checkpoint(entry) for entry in seen.values() if entry.outcome == "complete"],
+    )
+    leave_facts(spec, facts)
+    spark.stop()
+    return 0
+
+
+def read(spec: RunSpec, flow: Dataflow) -> Stream:
+    if spec.source == "generator":
+        return flow.source("events", PacedSource(spec.rate, spec.keys, spec.preload), event_time="at")
+    if spec.source == "parquet":
+        return flow.read_parquet("events", spec.input, event_time="at")
+    return flow.read_kafka(
+        "events",
+        spec.bootstrap,
+        spec.topic_in,
+        group="bench",
+        key=None,
+        value="json",
+        schema=events.SCHEMA,
+        metadata=(),
+        start="earliest",
+        event_time="at",
+    )
+
+
+def sink(spec: RunSpec) -> TwoPhaseCommitSink:
+    if spec.sink == "measure":
+        return MeasuringSink(spec.folder, column="emitted")
+    if spec.sink == "kafka":
+        return KafkaSink(spec.bootstrap, spec.topic_out)
+    return CallableSink(_discard)
+
+
+def _discard(rows: pa.RecordBatch) -> None:
+    """The row has left the last operator, which is all that is asked."""
+
+
+def _checkpoint(entry: CheckpointStatus) -> Checkpoint:
+    phases = {
+        "start delay": entry.start_delay_ms,
+        "alignment": entry.alignment_ms,
+        "synchronous": entry.sync_ms,
+        "asynchronous": entry.async_ms,
+        "manifest": entry.persist_duration_ms,
+        "decision": entry.decide_duration_ms,
+        "commit": entry.commit_duration_ms,
+    }
+    return Checkpoint(
+        at_ns=entry.triggered_ms * 1_000_000,
+        duration_ms=entry.duration_ms,
+        phases={name: float(value) for name, value in phases.items() if value is not None},
+        bytes=entry.new_bytes,
+        full_bytes=entry.full_bytes,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

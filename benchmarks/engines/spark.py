@@ -1,0 +1,145 @@
+"""Spark Structured Streaming: micro-batches as they come ("spark"), tuned for latency ("spark-tuned"), and real-time
+mode ("spark-real-time").
+
+Tuned: RocksDB state store with changelog checkpointing, as many shuffle partitions as cores. As it comes: Spark's own
+defaults, with its in-memory state store and 200 shuffle partitions. Batches follow each other at once.
+A row is stamped in the executor, by a Java `ForeachWriter`, when it leaves the last operator.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines.child import leave_facts, say, spec_of_this_run, stop_order
+from benchmarks.engines.java_build import classes, connectors
+from benchmarks.spec import Checkpoint, Facts, RunSpec
+from benchmarks.workloads import Workload, workload
+
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_JSON = "key BIGINT, value BIGINT, at BIGINT, emitted BIGINT"
+_REAL_TIME = "5 seconds"  # the shortest that Spark allows
+_BATCH_FILES = 2  # of a million rows: what a micro-batch of a bounded input takes
+_LOOK_S = 0.02
+
+
+def settings(spec: RunSpec) -> dict[str, str]:
+    common = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.streaming.numRecentProgressUpdates": "1000",
+    }
+    if spec.engine == "spark":
+        return common
+    return {
+        **common,
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.shuffle.partitions": str(spec.parallelism),
+    }
+
+
+def main() -> int:
+    spec = spec_of_this_run()
+    stop = stop_order()
+    known = workload(spec.workload)
+    spark = session(spec)
+    say("began")
+    events(spark, spec).createOrReplaceTempView("events")
+    query = start(spark, spec, known, spark.sql(known.sql))
+    say("running")
+    while query.isActive and not stop.is_set():
+        time.sleep(_LOOK_S)
+    finished = not query.isActive
+    if finished:
+        say("finished")
+    progress = [dict(one.jsonValue if hasattr(one, "jsonValue") else one) for one in _progress(query)]
+    trouble = query.exception()
+    if not finished:
+        query.stop()
+        say("finished")
+    if trouble is not None:
+        print(trouble, file=sys.stderr)
+        return 1
+    leave_facts(
+        spec, Facts(version=spark.version, settings=settings(spec), checkpoints=[_checkpoint(one) for one in progress])
+    )
+    spark.stop()
+    return 0
+
+
+def session(spec: RunSpec) -> Any:
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    path = [str(classes("spark"))]
+    if "kafka" in (spec.source, spec.sink):
+        path.extend(map(str, connectors("spark")))
+    cores = (
+        spec.parallelism * 2 if spec.engine == "spark-real-time" else spec.parallelism
+    )  # all stages run at once there
+    builder = SparkSession.builder.master(f"local[{cores}]").config(
+        "spark.driver.extraClassPath", os.pathsep.join(path)
+    )
+    for name, value in settings(spec).items():
+        builder = builder.config(name, value)
+    spark = builder.config("spark.driver.memory", "4g").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def events(spark: Any, spec: RunSpec) -> Any:
+    """The view's rows: the events, `ts` and its watermark."""
+    if spec.source == "generator":
+        reader = spark.readStream.format("bench.spark.PacedSource")
+        rows = reader.options(rate=spec.rate, keys=spec.keys, splits=spec.parallelism).load()
+    elif spec.source == "parquet":
+        schema = spark.read.parquet(spec.input).schema
+        rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", _BATCH_FILES).parquet(spec.input)
+    else:
+        reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", spec.bootstrap)
+        raw = reader.option("subscribe", spec.topic_in).option("startingOffsets", "earliest").load()
+        rows = raw.selectExpr(f"from_json(CAST(value AS STRING), '{_JSON}') AS e").select("e.*")
+    rows = rows.selectExpr("*", "timestamp_millis(at) AS ts")
+    return rows.withWatermark("ts", "0 seconds") if workload(spec.workload).windowed else rows
+
+
+def start(spark: Any, spec: RunSpec, known: Workload, result: Any) -> Any:
+    """The running query. What Spark refuses, it refuses here."""
+    if spec.sink == "kafka":
+        result = result.selectExpr("to_json(struct(emitted)) AS value")
+    writer = result.writeStream.outputMode("update" if spec.engine == "spark-real-time" else known.mode)
+    writer = writer.option("checkpointLocation", str(Path(spec.folder, "checkpoints").resolve()))
+    if spec.engine == "spark-real-time":
+        writer = writer.trigger(realTime=_REAL_TIME)
+    elif spec.rows:
+        writer = writer.trigger(availableNow=True)
+    if spec.sink == "kafka":
+        writer = writer.format("kafka").option("kafka.bootstrap.servers", spec.bootstrap)
+        return writer.option("topic", spec.topic_out).start()
+    if spec.sink == "discard":
+        return writer.format("noop").start()
+    stamp = spark._jvm.bench.spark.MeasuringWriter(spec.folder, result.columns.index("emitted"))
+    writer._jwrite.foreach(stamp)
+    return writer.start()
+
+
+def _progress(query: Any) -> Any:
+    return query.recentProgress
+
+
+def _checkpoint(progress: dict[str, Any]) -> Checkpoint:
+    """A micro-batch is Spark's checkpoint: it begins with the batch and is done when its offsets are committed."""
+    import datetime
+
+    began = datetime.datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
+    phases = {name: float(value) for name, value in progress.get("durationMs", {}).items()}
+    return Checkpoint(
+        at_ns=int(began.timestamp() * 1e9), duration_ms=phases.pop("triggerExecution", 0.0), phases=phases
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Feeds a topic with the events, each at its intended time, from a process of its own:
+
+    python -m benchmarks.feeder <bootstrap> <topic> <partitions> <rate> <keys>
+
+Event i goes to partition i mod partitions and carries its intended emission time; when the feeder or the broker falls
+behind, events come late and say so. Stops when standard input ends; says how far it was behind at worst.
+"""
+
+import sys
+import threading
+import time
+
+import numpy as np
+
+from benchmarks import events
+
+_TURN_S = 0.001
+_MOST = 20_000  # events per turn
+_CONFIG = {
+    "linger.ms": 0,
+    "acks": "1",
+    "queue.buffering.max.messages": 2_000_000,
+    "queue.buffering.max.kbytes": 1 << 20,
+}
+
+
+def main() -> int:
+    from confluent_kafka import Producer
+
+    bootstrap, topic = sys.argv[1:3]
+    partitions, rate, keys = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.buffer.read(), stop.set()), daemon=True).start()
+    producer = Producer({"bootstrap.servers": bootstrap, **_CONFIG})
+    began_ns, row, behind_ns = time.time_ns(), 0, 0
+    while not stop.is_set():
+        now_ns = time.time_ns()
+        due = min(int((now_ns - began_ns) * rate / 1e9) + 1, row + _MOST)
+        if due > row:
+            numbers = np.arange(row, due)
+            emitted = began_ns + (numbers * (1e9 / rate)).astype(np.int64)
+            behind_ns = max(behind_ns, now_ns - int(emitted[0]))
+            for number, value in zip(
+                numbers.tolist(), events.as_json(events.events(numbers, emitted, keys)), strict=True
+            ):
+                producer.produce(topic, value, partition=number % partitions)
+            row = due
+        producer.poll(0)
+        ahead_s = (began_ns + row * 1e9 / rate - time.time_ns()) / 1e9
+        if ahead_s > 0:
+            time.sleep(min(ahead_s, _TURN_S) if rate >= 1 / _TURN_S else ahead_s)
+    producer.flush(30)
+    print(f"{row} {behind_ns / 1e6:.1f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

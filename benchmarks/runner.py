@@ -1,0 +1,274 @@
+"""One run of one engine: a process of its own is started, fed, watched, told to stop, and what it left is worked out.
+
+The measured interval begins a warm-up after the first output. Rows are chosen by when they were *due*, so those
+that a stalled engine brought out late are in. After the interval the engine goes on for some seconds, so that they can
+come out at all.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.broker import PARTITIONS, LoadedKafka
+from benchmarks.counted_s3 import CountedS3, counted_s3
+from benchmarks.engines import MODULES
+from benchmarks.engines.child import PREFIX
+from benchmarks.spec import Facts, RunResult, RunSpec
+from benchmarks.stamps import Stamps, checkpoint_figures, gaps_ms, held, percentiles, read_stamps, timeline
+from benchmarks.usage import Usage
+from benchmarks.visible import Watcher
+
+_START_S = 180.0
+_END_S = 120.0
+_BOUNDED_S = 1200.0
+_AFTER_S = 4.0
+_LAST_LINES = 15
+
+
+class EngineFailed(RuntimeError):
+    """An engine's process ended or hung. The message has its last words."""
+
+
+class Engine:
+    """The process of an engine, and what it has said."""
+
+    def __init__(self, spec: RunSpec, environment: Mapping[str, str]) -> None:
+        self.folder = Path(spec.folder)
+        file = self.folder / "spec.json"
+        file.write_bytes(msgspec.json.encode(spec))
+        self._log = self.folder / "engine.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", MODULES[spec.engine], str(file)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, **environment},
+            )
+        self.said: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._listen, name="engine-words", daemon=True)
+        self._reader.start()
+
+    def wait_for(self, word: str, patience_s: float) -> int:
+        """When it said so (ns)."""
+        with self._changed:
+            self._changed.wait_for(lambda: word in self.said or "end" in self.said, patience_s)
+        if word not in self.said:
+            raise EngineFailed(f"never said {word!r}: {self.last_words()}")
+        return self.said[word]
+
+    def stop(self) -> None:
+        """Close its standard input and wait for its end. Raises `EngineFailed` if that is not a good one."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            code = self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            raise EngineFailed(f"does not stop: {self.last_words()}") from None
+        if code != 0:
+            raise EngineFailed(f"ended with {code}: {self.last_words()}")
+
+    def last_words(self) -> str:
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "Exception" in line or "Error" in line]
+        return "\n".join([*errors[:3], *lines[-_LAST_LINES:]])
+
+    def kill(self) -> None:
+        """It and all below it."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self.process.pid)
+            for process in [*root.children(recursive=True), root]:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        self.process.wait()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(PREFIX):
+                word, at_ns = line[len(PREFIX) :].split()
+                self._note(word, int(at_ns))
+        self._note("end", time.time_ns())
+
+    def _note(self, word: str, at_ns: int) -> None:
+        with self._changed:
+            self.said.setdefault(word, at_ns)
+            self._changed.notify_all()
+
+
+def run(spec: RunSpec, kafka: LoadedKafka | None) -> RunResult:
+    """Never raises for a failure of the engine: that is a result, with `error`."""
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(counted_s3()) if spec.storage == "s3" else None
+        if store is not None:
+            spec = msgspec.structs.replace(spec, storage_url=f"{store.url}/bench?endpoint={store.endpoint}")
+        return _run(_prepared(spec, kafka), store)
+
+
+def _run(spec: RunSpec, store: CountedS3 | None) -> RunResult:
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    engine = Engine(spec, store.for_clients if store is not None else {})
+    try:
+        with Usage(engine.process.pid) as usage:
+            found = _bounded(spec, engine, usage) if spec.rows else _endless(spec, engine, usage, store)
+    except EngineFailed as error:
+        found = {"error": str(error)}
+    finally:
+        engine.kill()
+    facts = _facts(spec)
+    shutil.rmtree(Path(spec.folder, "checkpoints"), ignore_errors=True)
+    return RunResult(
+        engine=spec.engine,
+        version=facts.version if facts else "",
+        settings=facts.settings if facts else {},
+        workload=spec.workload,
+        measure=spec.measure,
+        source=spec.source,
+        sink=spec.sink,
+        round=spec.round,
+        rate=spec.rate,
+        rows=spec.rows,
+        keys=spec.keys,
+        parallelism=spec.parallelism,
+        interval_ms=spec.interval_ms,
+        seconds=spec.seconds,
+        started=started,
+        **found,  # type: ignore[arg-type]
+    )
+
+
+def _prepared(spec: RunSpec, kafka: LoadedKafka | None) -> RunSpec:
+    folder = Path(spec.folder).resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    spec = msgspec.structs.replace(spec, folder=str(folder))
+    if "kafka" not in (spec.source, spec.sink):
+        return spec
+    assert kafka is not None, "this run reads or writes Kafka and there is no broker"
+    topics = {"topic_in": f"in-{time.monotonic_ns()}", "topic_out": f"out-{time.monotonic_ns()}"}
+    for topic in topics.values():
+        kafka.create_topic(topic, PARTITIONS)
+    return msgspec.structs.replace(spec, bootstrap=kafka.bootstrap, **topics)
+
+
+def _endless(spec: RunSpec, engine: Engine, usage: Usage, store: CountedS3 | None) -> dict[str, object]:
+    with contextlib.ExitStack() as stack:
+        watcher = None
+        if spec.sink == "kafka":
+            watcher = stack.enter_context(Watcher(spec.bootstrap, spec.topic_out, PARTITIONS))
+        engine.wait_for("running", _START_S)
+        if spec.source == "kafka":
+            stack.enter_context(_fed(spec))
+        _wait_for_output(spec, engine, watcher)
+        first_ns = time.time_ns() + int(spec.warm_up_s * 1e9)
+        last_ns = first_ns + int(spec.seconds * 1e9)
+        _go_on(engine, first_ns)
+        requests = store.requests() if store is not None else 0
+        _go_on(engine, last_ns)
+        requests = store.requests() - requests if store is not None else 0
+        _go_on(engine, last_ns + int(_AFTER_S * 1e9))
+        engine.stop()
+    stamps = watcher.stamps() if watcher is not None else read_stamps(Path(spec.folder))
+    return _latency(spec, stamps, usage, first_ns, last_ns, requests)
+
+
+def _go_on(engine: Engine, until_ns: int) -> None:
+    while (left_ns := until_ns - time.time_ns()) > 0:
+        if "end" in engine.said:
+            raise EngineFailed(f"ended by itself: {engine.last_words()}")
+        time.sleep(min(left_ns / 1e9, 0.1))
+
+
+def _wait_for_output(spec: RunSpec, engine: Engine, watcher: Watcher | None) -> None:
+    """The warm-up begins with the first row that came out, however long the first one takes."""
+    deadline = time.monotonic() + _START_S
+    folder = Path(spec.folder)
+    while time.monotonic() < deadline:
+        if "end" in engine.said:
+            raise EngineFailed(f"ended before any output: {engine.last_words()}")
+        stamped = any(file.stat().st_size for file in folder.glob("rows-*")) or any(folder.glob("first-*"))
+        if stamped or (watcher is not None and watcher.rows):
+            return
+        time.sleep(0.05)
+    raise EngineFailed(f"no output within {_START_S:.0f} s: {engine.last_words()}")
+
+
+def _latency(
+    spec: RunSpec, stamps: Stamps, usage: Usage, first_ns: int, last_ns: int, requests: int
+) -> dict[str, object]:
+    due = stamps.due_in(first_ns, last_ns)
+    if not len(due.arrived):
+        raise EngineFailed("no row that was due in the measured interval came out")
+    facts = _facts(spec)
+    checkpoints = [one for one in (facts.checkpoints if facts else []) if first_ns <= one.at_ns < last_ns]
+    kept_up = held(due, first_ns, last_ns)
+    cpu_s = usage.cpu_between(first_ns, last_ns)
+    gap_ms, around_ms = gaps_ms(stamps, first_ns, last_ns, checkpoints)
+    return {
+        "visible" if spec.sink == "kafka" else "processed": percentiles(due.latency_ns),
+        "held": kept_up,
+        "cpu_s": round(cpu_s, 2),
+        "cpu_s_per_million": round(cpu_s / (spec.rate * spec.seconds) * 1e6, 3) if kept_up else None,
+        "peak_mb": round(usage.peak_mb()),
+        "gap_ms": round(gap_ms, 2),
+        "checkpoint_gap_ms": round(around_ms, 2) if around_ms is not None else None,
+        "checkpoints": checkpoint_figures(
+            checkpoints, requests / len(checkpoints) if requests and checkpoints else None
+        ),
+        "checkpoint_times_s": [round((one.at_ns - first_ns) / 1e9, 3) for one in checkpoints],
+        "timeline": timeline(due, first_ns),
+    }
+
+
+def _bounded(spec: RunSpec, engine: Engine, usage: Usage) -> dict[str, object]:
+    began_ns = engine.wait_for("began", _START_S)
+    running_ns = engine.wait_for("running", _START_S)
+    finished_ns = engine.wait_for("finished", _BOUNDED_S)
+    usage.look()
+    engine.stop()
+    facts = _facts(spec)
+    cpu_s = usage.cpu_between(began_ns, finished_ns)
+    return {
+        "rows_per_s": round(spec.rows / ((finished_ns - began_ns) / 1e9)),
+        "rows_per_s_net": round(spec.rows / ((finished_ns - running_ns) / 1e9)),
+        "cpu_s": round(cpu_s, 2),
+        "cpu_s_per_million": round(cpu_s / spec.rows * 1e6, 3),
+        "peak_mb": round(usage.peak_mb()),
+        "checkpoints": checkpoint_figures(facts.checkpoints if facts else []),
+    }
+
+
+def _facts(spec: RunSpec) -> Facts | None:
+    file = Path(spec.folder, "facts.json")
+    return msgspec.json.decode(file.read_bytes(), type=Facts) if file.exists() else None
+
+
+@contextlib.contextmanager
+def _fed(spec: RunSpec) -> Iterator[None]:
+    """The feeder's process, for as long as the block runs."""
+    arguments = [spec.bootstrap, spec.topic_in, str(PARTITIONS), repr(spec.rate), str(spec.keys)]
+    feeder = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.feeder", *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        assert feeder.stdin is not None
+        feeder.stdin.close()
+        try:
+            feeder.wait(40)
+        except subprocess.TimeoutExpired:
+            feeder.kill()
