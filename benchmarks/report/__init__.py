@@ -1,0 +1,15 @@
+"""The report: one HTML file that needs nothing beside it, and its pictures as PNG files for the README."""
+
+from pathlib import Path
+
+from benchmarks.report.page import page
+from benchmarks.report.pictures import draw_all
+from benchmarks.spec import Results
+
+
+def write_report(results: Results, folder: Path) -> list[Path]:
+    """Paths of what was written; a picture without data is left out."""
+    pictures = {name: folder / f"{name}.png" for name in draw_all(results, folder)}
+    report = folder / "report.html"
+    report.write_text(page(results, pictures), encoding="utf-8")
+    return [report, *pictures.values()]

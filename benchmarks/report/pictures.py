@@ -1,0 +1,54 @@
+"""All pictures: drawn with one style, written as PNG files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure as Canvas
+
+from benchmarks.report.job_pictures import checkpoint_cost, checkpoint_size, recovery
+from benchmarks.report.latency_pictures import latency_by_rate, latency_cdf, latency_over_time, visible_cdf
+from benchmarks.report.rate_pictures import highest_rate, throughput
+from benchmarks.spec import Results
+
+_DPI = 150
+
+Draw = Callable[[Results], Canvas | None]
+
+
+def draw_all(results: Results, folder: Path) -> list[str]:
+    """Names of the pictures written to `folder`/<name>.png."""
+    pictures: dict[str, Draw] = {
+        "latency-over-time": latency_over_time,
+        "latency-cdf": latency_cdf,
+        "visible-cdf": visible_cdf,
+        "latency-by-rate": latency_by_rate,
+        "throughput": throughput,
+        "highest-rate": highest_rate,
+        "recovery": recovery,
+        "checkpoint-cost": checkpoint_cost,
+        "checkpoint-size": checkpoint_size,
+    }
+    written = []
+    with plt.rc_context(
+        {
+            "font.size": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.color": "#e6e6e6",
+            "axes.axisbelow": True,
+            "figure.constrained_layout.use": True,
+        }
+    ):
+        for name, draw in pictures.items():
+            canvas = draw(results)
+            if canvas is not None:
+                canvas.savefig(folder / f"{name}.png", dpi=_DPI)
+                plt.close(canvas)
+                written.append(name)
+    return written

@@ -1,0 +1,100 @@
+"""Runs of the same cell put together: the median over the rounds, and the spread from the lowest to the highest. Pure.
+
+Every engine is treated alike; no round is left out, but those that failed (they are counted).
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.spec import Results, RunResult
+
+NAMES = {
+    "ours": "barrier-runtime",
+    "spark": "Spark micro-batch, defaults",
+    "spark-tuned": "Spark micro-batch, tuned",
+    "spark-real-time": "Spark real-time mode",
+    "flink": "Flink",
+    "flink-sql": "Flink SQL",
+    "pyflink": "PyFlink",
+}
+"""Engine -> name for people. The order of the report."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Median over the rounds and the spread."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is the same in all rounds."""
+
+    workload: str
+    measure: str
+    source: str
+    rate: float
+    rows: int
+    keys: int
+    parallelism: int
+    interval_ms: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine in one cell."""
+
+    engine: str
+    runs: Sequence[RunResult]  # that did not fail
+    failed: int
+    error: str
+
+    def figure(self, of: Callable[[RunResult], float | None]) -> Figure | None:
+        """None when no run has it."""
+        return figure(of(run) for run in self.runs)
+
+
+def figure(values: Iterable[float | None]) -> Figure | None:
+    known = [value for value in values if value is not None]
+    return Figure(statistics.median(known), min(known), max(known)) if known else None
+
+
+def cells(results: Results) -> dict[Cell, list[Row]]:
+    """Cells in the order they were first measured, engines in the order of `NAMES`."""
+    grouped: dict[Cell, dict[str, list[RunResult]]] = {}
+    for run in results.runs:
+        cell = Cell(
+            run.workload, run.measure, run.source, run.rate, run.rows, run.keys, run.parallelism, run.interval_ms
+        )
+        grouped.setdefault(cell, {}).setdefault(run.engine, []).append(run)
+    return {
+        cell: [_row(engine, engines[engine]) for engine in [*NAMES] if engine in engines]
+        for cell, engines in grouped.items()
+    }
+
+
+def shown(found: Figure | None, digits: int = 3) -> str:
+    """`1.23 (1.1 to 1.4)`; the spread is left out when there is none; a dash for None."""
+    if found is None:
+        return "-"
+    middle = number(found.median, digits)
+    low, high = number(found.low, digits), number(found.high, digits)
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """With so many significant digits, thousands apart."""
+    if value == 0:
+        return "0"
+    whole = f"{float(f'{value:.{digits}g}'):,.6f}".rstrip("0").rstrip(".")
+    return whole if abs(value) < 10**digits else f"{value:,.0f}"
+
+
+def _row(engine: str, runs: Sequence[RunResult]) -> Row:
+    good = [run for run in runs if run.error is None]
+    errors = [run.error for run in runs if run.error is not None]
+    return Row(engine, good, len(errors), errors[0] if errors else "")
