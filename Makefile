@@ -8,7 +8,7 @@ KILLS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime
+UNIT_TESTS := tests/test_house.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 
 .PHONY: help run test check format behaviours bench sim sim-canaries chaos java servers clean
@@ -20,7 +20,7 @@ help:
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (under 2 minutes, no Java)"
 	@echo "make format                 let ruff put the style right"
 	@echo "make behaviours             docs/behaviours.md anew from the tests"
-	@echo "make bench                  the figures of benchmarks/README.md"
+	@echo "make bench [QUICK=1]        engines side by side: build/bench/report.html (hours; QUICK: 5 minutes)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"
 	@echo "make chaos [MINUTES=n] [KILLS=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
@@ -64,9 +64,9 @@ format: $(STAMP)
 behaviours: $(STAMP)
 	$(BIN)/python tests/behaviours_table.py
 
-bench: $(STAMP) java
-	$(BIN)/python -m benchmarks.keyed_count
-	$(BIN)/python -m benchmarks.recovery
+bench: $(STAMP) servers
+	@.ci/java jdk
+	$(BIN)/python -m benchmarks all $(if $(QUICK),--quick)
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) \

@@ -1,6 +1,6 @@
 """Throughput and visible latency of each target at short checkpoints, against real servers on this machine.
 
-    python -m benchmarks.ends [SINK …] [--rows 1000000] [--rate 2000] [--seconds 15]
+    python -m benchmarks ends [SINK …] [--rows 1000000] [--rate 2000] [--seconds 15]
 
 Per target two jobs on Spark, parallelism 2, a checkpoint every 500 ms to a local folder: one that writes rows (three
 columns) as fast as it can, from the moment all slots run until all rows are visible; one at an even pace, whose visible
@@ -125,13 +125,15 @@ def measured(spark: SparkSession, sink: TwoPhaseCommitSink, rate: float, rows: i
     return rows / took, status
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sinks", nargs="*", default=list(TARGETS), metavar="SINK", help=", ".join(TARGETS))
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the job that goes as fast as it can")
     parser.add_argument("--rate", type=float, default=2_000, help="rows per second of the paced job")
     parser.add_argument("--seconds", type=float, default=15, help="length of the paced job")
-    chosen = parser.parse_args()
+
+
+def measure_all(chosen: argparse.Namespace) -> None:
+    """Prints a table, a line per target as it is done."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     print(describe())
@@ -149,8 +151,3 @@ def main() -> int:
             print(f"| {name} | {fast:,.0f} | {visible.p50:.0f} | {visible.p99:.0f} |", flush=True)
     finally:
         spark.stop()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

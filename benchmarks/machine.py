@@ -1,19 +1,43 @@
-"""Where a figure was measured: printed with every benchmark, so that it can be told from another machine's."""
+"""Where and with what a figure was measured: kept with every result, so that it can be told from another machine's."""
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 
+_LIBRARIES = ("pyspark", "pyarrow", "rocksdict", "numpy", "confluent-kafka", "uvloop")
+
+
+def facts() -> dict[str, str]:
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
+    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if _linux() else None
+    memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text()) if _linux() else None
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "commit": commit.stdout.strip() or "unknown",
+        "cores": str(os.cpu_count()),
+        "processor": processor[1] if processor else platform.processor(),
+        "memory": f"{int(memory[1]) / 1024**2:.0f} GiB" if memory else "unknown",
+        "system": f"{platform.system()} {platform.release()}",
+        "load at the start": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+        "python": platform.python_version(),
+        "java": (java.stderr.splitlines() or ["unknown"])[0],
+        **{name: version(name) for name in _LIBRARIES},
+    }
+
+
+def command() -> str:
+    return " ".join(["python -m benchmarks", *sys.argv[1:]])
+
 
 def describe() -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    versions = ", ".join(f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "rocksdict", "numpy"))
-    return (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, commit {commit.stdout.strip() or 'unknown'}, {os.cpu_count()} cores, "
-        f"{platform.system()} {platform.release()}, Python {platform.python_version()}, {versions}\n"
-        f"command: python -m benchmarks.{Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}".rstrip()
-    )
+    return ", ".join(f"{name} {value}" for name, value in facts().items()) + f"\ncommand: {command()}"
+
+
+def _linux() -> bool:
+    return platform.system() == "Linux"

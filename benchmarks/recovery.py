@@ -1,98 +1,193 @@
-"""Recovery in place: SIGKILL a slot's Python process under load, again and again; how long until output flows again?
+"""SIGKILL of a slot, an executor or the coordinator under load: how long until output flows again, and until it has
+caught up?
 
-    python -m benchmarks.recovery --kills 10
-
-Two times per kill: to the first row any sink gets from the new generation (these are replayed rows), and to the first
-row that was due after the kill.
+Times per kill, from the kill: to the first row that any sink gets from the new generation (a replayed one), to the
+first row that was *due* after the kill, to the moment when latency is back to what it was, and to the next completed
+checkpoint. The death of the coordinator stops no rows; there the last one is the figure.
 """
 
-import argparse
+import contextlib
 import os
 import shutil
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from barrier_runtime import Dataflow, count
 from barrier_runtime.launch import JobHandle
-from benchmarks.machine import describe
-from benchmarks.measuring_sink import MeasuringSink, first_writes, measured
+from benchmarks.measuring_sink import MeasuringSink, first_writes
+from benchmarks.paced_source import PacedSource
+from benchmarks.progress import Progress
+from benchmarks.spec import Recovery
+from benchmarks.stamps import Stamps, read_stamps
+from benchmarks.workloads import KEYED_COUNT
 from coordinator.status import JobStatus
 
-FOLDER = Path("build/bench/recovery")
-PATIENCE_S = 60.0
+Victim = Literal["slot", "executor", "coordinator"]
+VICTIMS: tuple[Victim, ...] = ("slot", "executor", "coordinator")
+
+_FOLDER = Path("build/bench/recovery")
+_PATIENCE_S = 120.0
+_LOOK_S = 0.02
+_STEP_NS = 100_000_000
+_BEFORE_S, _AFTER_S = 2, 10  # of the timeline
+_BACK = 2.0  # times the usual median latency, and a little, is "back to what it was"
+_LITTLE_MS = 5.0
 
 
-def build(rate: float, keys: int) -> Dataflow:
-    flow = Dataflow("bench-recovery")
-    counted = flow.rate("events", rate, keys=keys).key_by("key").aggregate("counts", n=count())
-    counted.sink("measured", MeasuringSink(str((FOLDER / "rows").resolve())))
-    return flow
+class _Kill:
+    def __init__(self, at_ns: int, token: int, checkpoint_ns: int | None) -> None:
+        self.at_ns = at_ns
+        self.token = token  # of the generation after it
+        self.checkpoint_ns = checkpoint_ns  # the next one was complete
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--rate", type=float, default=50_000, help="rows per second")
-    parser.add_argument("--keys", type=int, default=10_000)
-    parser.add_argument("--pause", type=float, default=5.0, help="seconds between a recovery and the next kill")
-    parser.add_argument("--master", default="local[2]")
-    chosen = parser.parse_args()
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
-    kills: list[tuple[int, int]] = []
-    with build(chosen.rate, chosen.keys).start(
-        master=chosen.master,
-        parallelism=2,
-        checkpoints=str((FOLDER / "checkpoints").resolve()),
-        checkpoint_interval=1.0,
-    ) as handle:
-        _until(handle, lambda status: status.checkpoints.completed >= 3)
-        for number in range(chosen.kills):
-            kills.append(kill(handle, number))
-            time.sleep(chosen.pause)
-        handle.stop()
-        handle.wait(timeout=60)
-    print(describe())
-    show(kills)
-    return 0
+def recoveries(
+    victims: Sequence[Victim], kills: int, rate: float, keys: int, pause_s: float, progress: Progress
+) -> list[Recovery]:
+    """Each victim on a job of its own."""
+    found = []
+    for victim in victims:
+        folder = _FOLDER / victim
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "rows").mkdir(parents=True)
+        done: list[_Kill] = []
+        with _job(victim, rate, keys, folder) as handle:
+            _until(handle, lambda status: status.checkpoints.completed >= 3)
+            time.sleep(pause_s)
+            for number in range(kills):
+                progress.say(f"kill {number + 1} of {kills}: {victim}")
+                done.append(_kill(handle, victim, number))
+                time.sleep(pause_s)
+                progress.step()
+            handle.stop()
+            handle.wait(timeout=_PATIENCE_S)
+        stamps = read_stamps(folder / "rows")
+        first = first_writes(folder / "rows")
+        watched_ns = [kill.at_ns + _AFTER_S * 10**9 for kill in done]
+        until_ns = [
+            min(pair) for pair in zip(watched_ns, [*(kill.at_ns for kill in done[1:]), watched_ns[-1]], strict=True)
+        ]
+        found.extend(
+            _recovery(victim, rate, keys, kill, stamps, first, end) for kill, end in zip(done, until_ns, strict=True)
+        )
+    return found
 
 
-def kill(handle: JobHandle, number: int) -> tuple[int, int]:
-    """(time of the kill in ns, token of the generation that came after)."""
+@contextlib.contextmanager
+def _job(victim: Victim, rate: float, keys: int, folder: Path) -> Iterator[JobHandle]:
+    """Executors of their own only where one is to die."""
+    flow, result = KEYED_COUNT.flow(lambda flow: flow.source("events", PacedSource(rate, keys), event_time="at"))
+    result.sink("measured", MeasuringSink(str((folder / "rows").resolve()), column="emitted"))
+    with _spark_home(folder) if victim == "executor" else contextlib.nullcontext():
+        master = "local-cluster[2,1,1024]" if victim == "executor" else "local[2]"
+        with flow.start(
+            master=master,
+            parallelism=2,
+            checkpoints=str((folder / "checkpoints").resolve()),
+            checkpoint_interval=1.0,
+        ) as handle:
+            yield handle
+
+
+@contextlib.contextmanager
+def _spark_home(folder: Path) -> Iterator[None]:
+    """Spark as it is installed, but executors' folders go below `folder` and not into the package."""
+    import pyspark
+
+    home = folder / "spark"
+    home.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "work":
+            (home / entry.name).symlink_to(entry)
+    before = os.environ.get("SPARK_HOME")
+    os.environ["SPARK_HOME"] = str(home.resolve())
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
+        if before is not None:
+            os.environ["SPARK_HOME"] = before
+
+
+def _kill(handle: JobHandle, victim: Victim, number: int) -> _Kill:
     before = handle.status()
-    victim = before.slots[number % len(before.slots)]
-    killed_ns = time.time_ns()
-    os.kill(victim.pid, signal.SIGKILL)
-    after = _until(handle, lambda status: (status.token or 0) > (before.token or 0) and status.phase == "running")
-    print(f"kill {number + 1}: slot {victim.slot}, process {victim.pid}, generation {after.token}", flush=True)
-    return killed_ns, after.token or 0
+    slot = before.slots[number % len(before.slots)].pid
+    pid = {"slot": lambda: slot, "executor": lambda: _executor_of(slot), "coordinator": lambda: handle.coordinator_pid}
+    target = pid[victim]()
+    assert target is not None
+    at_ns = time.time_ns()
+    os.kill(target, signal.SIGKILL)
+    if victim != "coordinator":
+        _until(handle, lambda status: (status.token or 0) > (before.token or 0) and status.phase == "running")
+    last = before.checkpoints.last_completed
+    after = _until(handle, lambda status: _newer(status, last.checkpoint if last is not None else 0, at_ns))
+    completed = after.checkpoints.last_completed
+    assert completed is not None
+    return _Kill(at_ns, after.token or 0, (completed.triggered_ms + completed.duration_ms) * 1_000_000)
 
 
-def show(kills: list[tuple[int, int]]) -> None:
-    first = first_writes(FOLDER / "rows")
-    rows = measured(FOLDER / "rows")
-    missing = [token for _, token in kills if token not in first]
-    if missing:
-        sys.exit(f"generations {missing} wrote nothing")
-    any_output = [(first[token] - killed_ns) / 1e6 for killed_ns, token in kills]
-    fresh = [float(rows.arrived[rows.intended >= killed_ns].min() - killed_ns) / 1e6 for killed_ns, _ in kills]
-    for name, times in (("first output", any_output), ("first row due after the kill", fresh)):
-        print(f"{name}: p50 {np.median(times):.0f} ms, max {max(times):.0f} ms; {[round(t) for t in times]}")
+def _newer(status: JobStatus, checkpoint: int, than_ns: int) -> bool:
+    last = status.checkpoints.last_completed
+    return last is not None and last.checkpoint > checkpoint and last.triggered_ms * 1_000_000 > than_ns
+
+
+def _executor_of(slot: int) -> int:
+    import psutil
+
+    for parent in psutil.Process(slot).parents():
+        if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline()):
+            return parent.pid
+    raise RuntimeError(f"process {slot} runs below no executor")
+
+
+def _recovery(
+    victim: Victim, rate: float, keys: int, kill: _Kill, stamps: Stamps, first: dict[int, int], until_ns: int
+) -> Recovery:
+    """`until_ns`: the next kill, or as long as it is watched."""
+    due_after = stamps.intended >= kill.at_ns
+    fresh_ns = int(stamps.arrived[due_after].min())
+    first_ns = fresh_ns if victim == "coordinator" else first[kill.token]
+    from_ns = kill.at_ns - _BEFORE_S * 10**9
+    within = stamps.arrived[(stamps.arrived >= from_ns) & (stamps.arrived < until_ns)]
+    steps, counts = np.unique((within - kill.at_ns) // _STEP_NS, return_counts=True)
+    caught_up_ns = caught_up(stamps, kill.at_ns, until_ns)
+    return Recovery(
+        victim=victim,
+        rate=rate,
+        keys=keys,
+        first_output_ms=round((first_ns - kill.at_ns) / 1e6, 1),
+        first_due_ms=round((fresh_ns - kill.at_ns) / 1e6, 1),
+        caught_up_ms=round((caught_up_ns - kill.at_ns) / 1e6, 1) if caught_up_ns is not None else None,
+        next_checkpoint_ms=(
+            round((kill.checkpoint_ns - kill.at_ns) / 1e6, 1) if kill.checkpoint_ns is not None else None
+        ),
+        timeline=[(float(step) * _STEP_NS / 1e9, int(count)) for step, count in zip(steps, counts, strict=True)],
+    )
+
+
+def caught_up(stamps: Stamps, at_ns: int, until_ns: int) -> int | None:
+    """End of the last tenth of a second after `at_ns` whose rows came out later than usual: what was due then had the
+    usual latency again. None if it never had up to `until_ns`."""
+    usual = stamps.due_in(at_ns - _BEFORE_S * 10**9, at_ns)
+    after = stamps.due_in(at_ns, until_ns)
+    limit_ms = _BACK * float(np.median(usual.latency_ns)) / 1e6 + _LITTLE_MS
+    steps = (after.intended - at_ns) // _STEP_NS
+    late = [
+        int(step) for step in np.unique(steps) if float(np.median(after.latency_ns[steps == step])) / 1e6 > limit_ms
+    ]
+    if not late:
+        return at_ns
+    return None if max(late) == int(steps.max()) else at_ns + (max(late) + 1) * _STEP_NS
 
 
 def _until(handle: JobHandle, reached: Callable[[JobStatus], bool]) -> JobStatus:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + _PATIENCE_S
     while not reached(status := handle.status()):
         if status.outcome is not None or time.monotonic() > deadline:
-            sys.exit(f"the job is {status.phase}: {status.error or status.reason}")
-        time.sleep(0.02)
+            raise RuntimeError(f"the job is {status.phase}: {status.error or status.reason}")
+        time.sleep(_LOOK_S)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The one entry point of the benchmarks: `python -m benchmarks <command>`; `--help` after each.
+
+Results go to build/bench/results.json, which `run` and `all` begin anew and the others add to; the report is made from
+it again after each command.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks import plan, workloads
+from benchmarks.ends import add_arguments, measure_all
+from benchmarks.flink_setup import set_up
+from benchmarks.plan import Wanted
+from benchmarks.recovery import VICTIMS
+from benchmarks.session import FOLDER, Store, grid, measure, recover, search, there
+from examples.servers.base import ServerError
+
+_ENGINES = ("ours", "spark", "spark-tuned", "flink")
+_THROUGHPUT = ("keyed-count", "map-filter", "tumbling", "python-count")
+_SEARCHED = ("keyed-count", "python-count")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = _parser().parse_args(arguments)
+    try:
+        return int(chosen.do(chosen) or 0)
+    except (ServerError, KeyError) as error:
+        sys.exit(str(error).strip("'\""))
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _run(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=not chosen.add)
+    measure(store, _wanted(chosen))
+    store.report()
+
+
+def _rates(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=False)
+    search(
+        store,
+        chosen.engine or list(_ENGINES),
+        chosen.workload or list(_SEARCHED),
+        chosen.keys or list(Wanted.keys),
+        chosen.rounds,
+    )
+    store.report()
+
+
+def _recovery(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=False)
+    recover(store, chosen.victim or VICTIMS, chosen.kills, chosen.rate, chosen.pause)
+    store.report()
+
+
+def _checkpoints(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=False)
+    grid(store, chosen.quick, chosen.rounds)
+    store.report()
+
+
+def _all(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=True)
+    engines = there(store, chosen.engine or (["ours", "spark-tuned", "flink"] if chosen.quick else list(_ENGINES)))
+    base = Wanted(engines=engines, folder=str(chosen.folder / "run"), rounds=chosen.rounds)
+    if chosen.quick:
+        brief = replace(base, rounds=1, seconds=6.0, warm_up_s=3.0, keys=(10_000,), rows=1_000_000)
+        measure(store, replace(brief, measures=("latency",), rates=(10_000,)))
+        measure(store, replace(brief, measures=("visible",), visible_rates=(1_000,), engines=engines[:2]))
+        measure(store, replace(brief, measures=("throughput",), workloads=("tumbling",)))
+        recover(store, ["slot"], 2, 10_000, 3.0)
+        grid(store, quick=True, rounds=1)
+    else:
+        windows = ("map-filter", "tumbling", "sliding", "two-shuffles")
+        nexmark = workloads.names("nexmark")
+        measure(store, replace(base, measures=("latency", "visible")))
+        measure(store, replace(base, measures=("latency",), workloads=("python-count",), rates=(1_000, 10_000)))
+        measure(store, replace(base, measures=("latency",), workloads=windows, rates=(10_000,)))
+        measure(store, replace(base, measures=("throughput",), workloads=_THROUGHPUT))
+        measure(store, replace(base, measures=("throughput",), workloads=nexmark, nexmark=nexmark))
+        search(store, engines, _SEARCHED, Wanted.keys, 1)
+        recover(store, VICTIMS, 10, 50_000, 5.0)
+        grid(store, quick=False, rounds=chosen.rounds)
+    store.report()
+
+
+def _report(chosen: argparse.Namespace) -> None:
+    Store(chosen.folder, fresh=False).report()
+
+
+def _ends(chosen: argparse.Namespace) -> None:
+    measure_all(chosen)
+
+
+def _flink_setup(chosen: argparse.Namespace) -> None:
+    print(set_up())
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def _wanted(chosen: argparse.Namespace) -> Wanted:
+    known = workloads.names()
+    picked = chosen.workload or ["keyed-count"]
+    for name in picked:
+        workloads.workload(name)
+    brief = chosen.quick
+    return Wanted(
+        engines=chosen.engine or (["ours", "spark-tuned", "flink"] if brief else list(_ENGINES)),
+        workloads=picked,
+        measures=chosen.measure or ["latency"],
+        rates=chosen.rates or ([10_000.0] if brief else Wanted.rates),
+        visible_rates=chosen.rates or ([1_000.0] if brief else Wanted.visible_rates),
+        keys=chosen.keys or ([10_000] if brief else Wanted.keys),
+        source=chosen.source,
+        rounds=chosen.rounds or (1 if brief else 3),
+        seconds=chosen.seconds or (6.0 if brief else 40.0),
+        warm_up_s=chosen.warm_up if chosen.warm_up is not None else (3.0 if brief else 15.0),
+        interval_ms=chosen.interval,
+        visible_interval_ms=chosen.visible_interval,
+        rows=chosen.rows or (1_000_000 if brief else 10_000_000),
+        parallelism=chosen.parallelism,
+        folder=str(chosen.folder / "run"),
+        nexmark=[name for name in known if name in workloads.names("nexmark")],
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, do: object, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(do=do)
+        added.add_argument("--folder", type=Path, default=FOLDER, help="of results and report (%(default)s)")
+        return added
+
+    every = command("all", _all, "everything, and the report: what `make bench` does")
+    every.add_argument("--quick", action="store_true", help="a taste of each figure, in 5 minutes")
+    every.add_argument("--rounds", type=int, default=3)
+    every.add_argument("--engine", action="append", help=", ".join(plan.ENGINES))
+
+    one = command("run", _run, "engines side by side")
+    one.add_argument("--quick", action="store_true", help="one short round at 10,000 rows per second")
+    one.add_argument("--add", action="store_true", help="to the results there are")
+    one.add_argument("--engine", action="append", help=f"again for each: {', '.join(plan.ENGINES)}")
+    one.add_argument("--workload", action="append", help=f"again for each: {', '.join(workloads.names())}")
+    one.add_argument("--measure", action="append", choices=["latency", "visible", "throughput"])
+    one.add_argument("--rates", type=float, nargs="+", help="rows per second")
+    one.add_argument("--keys", type=int, nargs="+", help="latency is measured with the first")
+    one.add_argument("--source", choices=["generator", "kafka"], default="generator", help="for latency")
+    one.add_argument("--rounds", type=int)
+    one.add_argument("--seconds", type=float, help="measured, after the warm-up")
+    one.add_argument("--warm-up", type=float, help="seconds")
+    one.add_argument("--interval", type=int, default=1_000, help="ms between checkpoints")
+    one.add_argument("--visible-interval", type=int, default=100, help="the same where visible latency is measured")
+    one.add_argument("--rows", type=int, help="of a bounded input")
+    one.add_argument("--parallelism", type=int, default=2)
+
+    search = command("rates", _rates, "highest rate that each engine holds")
+    search.add_argument("--engine", action="append")
+    search.add_argument("--workload", action="append")
+    search.add_argument("--keys", type=int, nargs="+")
+    search.add_argument("--rounds", type=int, default=1)
+
+    recover = command("recovery", _recovery, "SIGKILL under load: time until output flows again")
+    recover.add_argument("--victim", action="append", choices=["slot", "executor", "coordinator"])
+    recover.add_argument("--kills", type=int, default=10, help="of each")
+    recover.add_argument("--rate", type=float, default=50_000, help="rows per second")
+    recover.add_argument("--pause", type=float, default=5.0, help="seconds between a recovery and the next kill")
+
+    grid = command("checkpoints", _checkpoints, "cost of checkpoints: interval, size of state, rate of change")
+    grid.add_argument("--quick", action="store_true")
+    grid.add_argument("--rounds", type=int)
+
+    targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
+    add_arguments(targets)
+
+    command("report", _report, "the report again, from results.json")
+    command("flink-setup", _flink_setup, "Flink and PyFlink in a side environment (about 1 GB in the user's cache)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

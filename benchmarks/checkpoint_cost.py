@@ -1,0 +1,99 @@
+"""What checkpoints cost this runtime: throughput lost (by interval, keys and parallelism), and bytes, requests, phases
+and latency against the size of the state and how much of it changes.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.inputs import with_input
+from benchmarks.progress import Progress
+from benchmarks.runner import run
+from benchmarks.spec import CheckpointCost, CheckpointSize, RunSpec, Storage
+
+NEVER_MS = 86_400_000
+
+
+def throughput_specs(
+    intervals_ms: Sequence[int], keys: Sequence[int], parallelisms: Sequence[int], rows: int, rounds: int, folder: str
+) -> Iterator[RunSpec]:
+    """Interval 0: no checkpoint but the last. Intervals take turns, so that each has a neighbour without."""
+    for number in range(rounds):
+        for size in keys:
+            for parallelism in parallelisms:
+                for interval_ms in intervals_ms:
+                    yield RunSpec(
+                        engine="ours",
+                        workload="keyed-count",
+                        measure="throughput",
+                        source="parquet",
+                        sink="discard",
+                        rows=rows,
+                        keys=size,
+                        parallelism=parallelism,
+                        interval_ms=interval_ms or NEVER_MS,
+                        round=number,
+                        folder=folder,
+                    )
+
+
+def size_specs(
+    keys: Sequence[int],
+    shares: Sequence[float],
+    storages: Sequence[Storage],
+    seconds: float,
+    warm_up_s: float,
+    rounds: int,
+    folder: str,
+) -> Iterator[RunSpec]:
+    """`shares` of the keys change per second."""
+    for number in range(rounds):
+        for storage in storages:
+            for size in keys:
+                for share in shares:
+                    yield RunSpec(
+                        engine="ours",
+                        workload="wide-state",
+                        measure="latency",
+                        source="generator",
+                        sink="measure",
+                        rate=max(1.0, size * share),
+                        keys=size,
+                        preload=size,
+                        storage=storage,
+                        seconds=seconds,
+                        warm_up_s=warm_up_s,
+                        round=number,
+                        folder=folder,
+                    )
+
+
+def cost(spec: RunSpec, inputs: Path, progress: Progress) -> CheckpointCost | None:
+    """None when the run failed; the bar says why."""
+    result = run(with_input(spec, inputs), None)
+    if result.rows_per_s_net is None:
+        progress.note(f"failed: {spec.name}: {result.error}")
+        return None
+    return CheckpointCost(
+        interval_ms=0 if spec.interval_ms == NEVER_MS else spec.interval_ms,
+        keys=spec.keys,
+        parallelism=spec.parallelism,
+        round=spec.round,
+        rows_per_s=result.rows_per_s_net,
+        checkpoints=result.checkpoints,
+    )
+
+
+def size(spec: RunSpec) -> CheckpointSize:
+    result = run(spec, None)
+    return CheckpointSize(
+        keys=spec.keys,
+        changed=spec.rate,
+        interval_ms=spec.interval_ms,
+        storage=spec.storage,
+        round=spec.round,
+        checkpoints=result.checkpoints,
+        processed=result.processed,
+        gap_ms=result.gap_ms,
+        checkpoint_gap_ms=result.checkpoint_gap_ms,
+        error=result.error,
+    )

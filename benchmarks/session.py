@@ -1,0 +1,171 @@
+"""What the commands do: runs, searches and grids, one result after the other into results.json."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import machine, plan
+from benchmarks.broker import broker
+from benchmarks.checkpoint_cost import cost, size, size_specs, throughput_specs
+from benchmarks.flink_setup import missing
+from benchmarks.inputs import with_input
+from benchmarks.plan import Wanted
+from benchmarks.progress import Progress
+from benchmarks.rates import highest_held, next_rate
+from benchmarks.recovery import recoveries
+from benchmarks.report import write_report
+from benchmarks.runner import run
+from benchmarks.spec import RateHeld, Results, RunSpec, decoded, encoded
+
+FOLDER = Path("build/bench")
+_LOWEST, _HIGHEST = 1_000.0, 5_000_000.0
+
+
+class Store:
+    """results.json: written after every run, so that a benchmark that is broken off leaves what it has."""
+
+    def __init__(self, folder: Path, fresh: bool) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "results.json"
+        kept = self._file.exists() and not fresh
+        self.results = decoded(self._file.read_bytes()) if kept else Results()
+        if not kept:
+            self.results.machine = machine.facts()
+            self.results.started = time.strftime("%Y-%m-%d %H:%M:%S")
+        self.results.command = "; ".join(filter(None, [self.results.command, machine.command()]))
+
+    def save(self) -> None:
+        part = self._file.with_suffix(".part")
+        part.write_bytes(encoded(self.results))
+        part.replace(self._file)
+
+    def report(self) -> None:
+        self.save()
+        for path in write_report(self.results, self._folder):
+            print(path)
+
+
+def there(store: Store, engines: Sequence[str]) -> list[str]:
+    """Engines that can run here; why the others cannot goes into the results."""
+    unknown = set(engines) - set(plan.ENGINES)
+    if unknown:
+        raise KeyError(f"no engine {', '.join(sorted(unknown))}: {', '.join(plan.ENGINES)}")
+    reason = missing() if any("flink" in engine for engine in engines) else None
+    for engine in engines:
+        if "flink" in engine and reason is not None:
+            store.results.left_out[engine] = reason
+            print(f"{engine} is left out: {reason}", file=sys.stderr)
+    return [engine for engine in engines if "flink" not in engine or reason is None]
+
+
+def measure(store: Store, wanted: Wanted) -> None:
+    wanted = _replaced(wanted, engines=there(store, wanted.engines))
+    specs = list(plan.runs(wanted))
+    minutes = plan.estimated_s(specs) / 60
+    with ExitStack() as stack:
+        kafka = stack.enter_context(broker()) if any(_needs_kafka(spec) for spec in specs) else None
+        progress = stack.enter_context(Progress(len(specs), f"about {minutes:.0f} min"))
+        for spec in specs:
+            progress.say(spec.name)
+            result = run(with_input(_placed(spec, wanted.folder), FOLDER / "input"), kafka)
+            if result.error is not None:
+                progress.note(f"failed: {spec.name}: {result.error.splitlines()[0]}")
+            store.results.runs.append(result)
+            store.save()
+            progress.step()
+
+
+def search(store: Store, engines: Sequence[str], picked: Sequence[str], sizes: Sequence[int], rounds: int) -> None:
+    engines = there(store, engines)
+    cells = [
+        RunSpec(
+            engine=engine,
+            workload=workload,
+            measure="latency",
+            source="generator",
+            sink="measure",
+            keys=keys,
+            seconds=15.0,
+            warm_up_s=8.0,
+            round=number,
+        )
+        for number in range(rounds)
+        for workload in picked
+        for keys in sizes
+        for engine in engines
+    ]
+    cells = [cell for cell in cells if plan.can(cell.engine, cell)]
+    with Progress(len(cells), "highest rate held") as progress:
+        for cell in cells:
+            tried: list[tuple[float, bool]] = []
+            while (rate := next_rate(tried, 50_000.0, _LOWEST, _HIGHEST)) is not None:
+                spec = msgspec.structs.replace(cell, rate=rate)
+                progress.say(spec.name)
+                result = run(_placed(spec, str(FOLDER / "run")), None)
+                tried.append((rate, bool(result.held)))
+            store.results.rates.append(
+                RateHeld(
+                    engine=cell.engine,
+                    workload=cell.workload,
+                    keys=cell.keys,
+                    source=cell.source,
+                    round=cell.round,
+                    rate=highest_held(tried),
+                    tried=tried,
+                )
+            )
+            store.save()
+            progress.step()
+
+
+def recover(store: Store, victims: Sequence[str], kills: int, rate: float, pause_s: float) -> None:
+
+    with Progress(len(victims) * kills, "recovery") as progress:
+        for victim in victims:
+            store.results.recoveries.extend(
+                recoveries([victim], kills, rate, 10_000, pause_s, progress)  # type: ignore[list-item]
+            )
+            store.save()
+
+
+def grid(store: Store, quick: bool, rounds: int | None) -> None:
+    folder = str(FOLDER / "run/grid")
+    if quick:
+        costs = list(throughput_specs((0, 1_000), (10_000,), (2,), 2_000_000, 1, folder))
+        sizes = list(size_specs((100_000,), (0.01,), ("file",), 5.0, 3.0, 1, folder))
+    else:
+        times = rounds or 3
+        costs = list(throughput_specs((0, 200, 1_000, 5_000), (10_000, 1_000_000), (1, 2), 20_000_000, times, folder))
+        sizes = list(size_specs((10_000, 100_000, 1_000_000), (0.001, 0.01, 0.1), ("file",), 20.0, 10.0, times, folder))
+        sizes += size_specs((100_000, 1_000_000), (0.01,), ("s3",), 20.0, 10.0, times, folder)
+    with Progress(len(costs) + len(sizes), "checkpoints") as progress:
+        for spec in costs:
+            progress.say(f"{spec.name}, every {spec.interval_ms} ms")
+            found = cost(spec, FOLDER / "input", progress)
+            store.results.grid.extend([found] if found is not None else [])
+            store.save()
+            progress.step()
+        for spec in sizes:
+            progress.say(f"{spec.keys:,} keys, {spec.rate:g} changed per second, {spec.storage}")
+            store.results.sizes.append(size(spec))
+            store.save()
+            progress.step()
+
+
+def _replaced(wanted: Wanted, **changes: object) -> Wanted:
+
+    return dataclasses.replace(wanted, **changes)  # type: ignore[arg-type]
+
+
+def _needs_kafka(spec: RunSpec) -> bool:
+    return "kafka" in (spec.source, spec.sink)
+
+
+def _placed(spec: RunSpec, folder: str) -> RunSpec:
+    return msgspec.structs.replace(spec, folder=f"{folder}/{spec.engine}")

@@ -1,0 +1,128 @@
+"""The generators: every row a function of its number, whoever asks for it, in whatever pieces."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import events, nexmark
+from benchmarks.paced_source import PacedSource
+from benchmarks.visible import seen_at
+
+
+def rows(first: int, last: int, keys: int = 100) -> list[dict[str, int]]:
+    numbers = np.arange(first, last)
+    return events.events(numbers, numbers * 1_000_000, keys).to_pylist()
+
+
+def test_the_mixer_is_splitmix64() -> None:
+    assert [int(value) for value in events.mixed(np.array([0, 1, -1]))] == [
+        0xE220A8397B1DCDAF,
+        0x910A2DEC89025CC1,
+        0xE4D971771B652C20,
+    ]
+
+
+def test_rows_do_not_depend_on_the_pieces_they_are_made_in() -> None:
+    assert rows(0, 1000) == rows(0, 333) + rows(333, 1000)
+
+
+def test_keys_and_values_are_spread_evenly_over_their_ranges() -> None:
+    made = events.events(np.arange(100_000), np.arange(100_000), 50)
+    counts = np.bincount(made.column("key").to_numpy(), minlength=50)
+    assert len(counts) == 50
+    assert counts.min() > 1_700
+    assert counts.max() < 2_300
+    values = made.column("value").to_numpy()
+    assert (values.min(), values.max()) == (0, 999)
+
+
+def test_json_has_the_same_columns_and_numbers() -> None:
+    batch = events.events(np.arange(5), np.arange(5) + 1_700_000_000_000_000_000, 10)
+    assert [json.loads(line) for line in events.as_json(batch)] == batch.to_pylist()
+
+
+def test_a_bounded_input_has_each_row_once_and_is_made_once(tmp_path: Path) -> None:
+    events.write_parquet(tmp_path / "in", events.bounded(1_000_500, 7))
+    table = pq.read_table(tmp_path / "in")
+    assert table.num_rows == 1_000_500
+    assert len(list((tmp_path / "in").glob("*.parquet"))) == 2
+    assert pc.count_distinct(table["emitted"]).as_py() == 1_000_500
+
+    def never() -> Iterator[pa.RecordBatch]:
+        pytest.fail("it is complete already")
+        yield
+
+    events.write_parquet(tmp_path / "in", never())
+
+
+def test_the_paced_source_gives_what_is_due_and_no_more() -> None:
+    source = PacedSource(1_000, 10)
+    splits = source.splits(2)
+    now_ns = time.time_ns()
+    found = []
+    for split in splits:
+        reader = source.reader(split)
+        reader.poll(1, now_ns)
+        polled = reader.poll(10_000, now_ns + 1_000_000_000)
+        assert polled is not None
+        assert reader.poll(10_000, now_ns + 1_000_000_000) is None
+        assert polled.emit_ns == polled.rows.column("emitted")[0].as_py()
+        found.append(polled.rows)
+    emitted = np.concatenate([rows.column("emitted").to_numpy() for rows in found])
+    assert emitted.max() <= now_ns + 1_000_000_000
+    assert 995 <= len(emitted) <= 1_001
+
+
+def test_a_paced_reader_that_is_sought_goes_on_with_the_next_row() -> None:
+    source = PacedSource(1_000, 10, preload=20)
+    reader = source.reader(source.splits(1)[0])
+    now_ns = time.time_ns()
+    loaded = reader.poll(15, now_ns)
+    assert loaded is not None
+    other = source.reader(source.splits(1)[0])
+    other.seek(reader.position())
+    rest = other.poll(100, now_ns)
+    assert rest is not None
+    keys = loaded.rows.column("key").to_pylist() + rest.rows.column("key").to_pylist()
+    assert keys == list(range(20))
+    reader.seek(other.position())
+    reader.poll(5, now_ns)
+    other.seek(reader.position())
+    first, second = (each.poll(50, now_ns + 10**9) for each in (reader, other))
+    assert first is not None
+    assert second is not None
+    assert first.rows.equals(second.rows)
+
+
+def test_nexmark_has_its_proportions_and_refers_to_what_exists() -> None:
+    numbers = np.arange(50_000)
+    table = pa.Table.from_batches([nexmark.events(numbers, numbers * 100_000)])
+    kinds = np.bincount(table["kind"].to_numpy())
+    assert kinds.tolist() == [1_000, 3_000, 46_000]
+    people = set(table.filter(pc.field("kind") == nexmark.PERSON)["id"].to_pylist())
+    auctions = table.filter(pc.field("kind") == nexmark.AUCTION)
+    bids = table.filter(pc.field("kind") == nexmark.BID)
+    assert set(auctions["seller"].to_pylist()) <= people
+    assert set(bids["bidder"].to_pylist()) <= people
+    assert set(bids["auction"].to_pylist()) <= set(auctions["id"].to_pylist())
+    assert len(set(auctions["id"].to_pylist())) == 3_000
+    assert table["price"].null_count == 4_000
+
+
+def test_rows_are_visible_when_the_end_has_first_passed_them() -> None:
+    ends = [(100, 0), (200, 3), (300, 3), (400, 5)]
+    assert seen_at(np.array([0, 2, 3, 4, 5]), ends).tolist() == [200, 200, 400, 400, -1]
+
+
+def test_positions_are_json() -> None:
+    source = PacedSource(10, 10)
+    reader = source.reader(source.splits(1)[0])
+    assert msgspec.json.decode(reader.position()) == {"row": 0, "start_ns": None, "loaded": 0}

@@ -1,0 +1,210 @@
+"""results.json there and back, rounds put together, and the report made of a stored file."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.report import write_report
+from benchmarks.report.page import page
+from benchmarks.report.summary import Figure, cells, figure, number, shown
+from benchmarks.spec import (
+    CheckpointCost,
+    CheckpointSize,
+    RateHeld,
+    Recovery,
+    Results,
+    RunResult,
+    RunSpec,
+    decoded,
+    encoded,
+)
+from benchmarks.stamps import Checkpoint, Stamps, checkpoint_figures, percentiles, timeline
+
+S = 10**9
+POWERS = {"ours": 0.6, "spark-tuned": 300.0, "flink": 0.8}
+
+
+def result(engine: str, number: int, rate: float = 10_000.0, measure: str = "latency") -> RunResult:
+    """A run of 5 s whose latency is spread around the engine's own."""
+    chance = np.random.default_rng(number)
+    due = np.arange(5_000, dtype=np.int64) * (S // 1_000)
+    stamps = Stamps(due, due + (chance.lognormal(np.log(POWERS[engine]), 0.6, 5_000) * 1e6).astype(np.int64))
+    checkpoints = [
+        Checkpoint(at_ns=second * S, duration_ms=40.0 + number, phases={"commit": 3.0}) for second in range(5)
+    ]
+    found = percentiles(stamps.latency_ns)
+    return RunResult(
+        engine=engine,
+        version="1",
+        workload="keyed-count",
+        measure=measure,  # type: ignore[arg-type]
+        source="generator",
+        sink="measure",
+        round=number,
+        rate=rate,
+        rows=0,
+        keys=10_000,
+        parallelism=2,
+        interval_ms=1_000,
+        seconds=5.0,
+        started="2026-01-01 00:00:00",
+        held=True,
+        processed=found if measure == "latency" else None,
+        visible=found if measure == "visible" else None,
+        cpu_s_per_million=12.5,
+        peak_mb=500.0,
+        gap_ms=20.0,
+        checkpoint_gap_ms=15.0,
+        checkpoints=checkpoint_figures(checkpoints),
+        checkpoint_times_s=[0.0, 1.0, 2.0, 3.0, 4.0],
+        timeline=timeline(stamps, 0),
+    )
+
+
+def bounded(engine: str, rows_per_s: float) -> RunResult:
+    return msgspec.structs.replace(
+        result(engine, 0, 0.0, "throughput"), rows=1_000_000, rows_per_s=rows_per_s, rows_per_s_net=rows_per_s * 1.2
+    )
+
+
+@pytest.fixture
+def results() -> Results:
+    runs = [result(engine, number, rate) for number in (0, 1, 2) for rate in (1_000.0, 10_000.0) for engine in POWERS]
+    runs += [result(engine, 0, 1_000.0, "visible") for engine in POWERS]
+    runs += [bounded("ours", 3e6), bounded("flink", 1e6)]
+    runs.append(
+        msgspec.structs.replace(result("flink", 3), error="broke <b>down</b>", processed=None, held=None, timeline=[])
+    )
+    kill = Recovery(
+        victim="slot",
+        rate=10_000.0,
+        keys=10_000,
+        first_output_ms=600.0,
+        first_due_ms=700.0,
+        caught_up_ms=900.0,
+        next_checkpoint_ms=1_500.0,
+        timeline=[(-0.1, 1_000), (0.7, 8_000), (0.8, 1_000)],
+    )
+    costs = [
+        CheckpointCost(
+            interval_ms=interval, keys=10_000, parallelism=2, round=0, rows_per_s=rows, checkpoints=runs[0].checkpoints
+        )
+        for interval, rows in ((0, 5e6), (1_000, 4.9e6), (200, 4.5e6))
+    ]
+    some = checkpoint_figures([Checkpoint(at_ns=0, duration_ms=70.0, bytes=1_100_000, full_bytes=100_000_000)], 8.0)
+    return Results(
+        machine={"cores": "2"},
+        command="python -m benchmarks all",
+        runs=runs,
+        rates=[
+            RateHeld(
+                engine="ours",
+                workload="keyed-count",
+                keys=10_000,
+                source="generator",
+                round=0,
+                rate=400_000.0,
+                tried=[(400_000.0, True), (450_000.0, False)],
+            )
+        ],
+        recoveries=[kill, kill],
+        grid=costs,
+        sizes=[
+            CheckpointSize(
+                keys=1_000_000,
+                changed=10_000.0,
+                interval_ms=1_000,
+                storage="file",
+                round=0,
+                checkpoints=some,
+                processed=runs[0].processed,
+                gap_ms=9.0,
+                checkpoint_gap_ms=9.0,
+            )
+        ],
+        left_out={"pyflink": "Flink is not set up"},
+    )
+
+
+def test_results_come_back_from_their_file_as_they_were(results: Results) -> None:
+    assert decoded(encoded(results)) == results
+
+
+def test_a_results_file_with_a_wrong_field_is_refused(results: Results) -> None:
+    broken = encoded(results).replace(b'"rate": 1000.0', b'"rate": "fast"', 1)
+    with pytest.raises(msgspec.ValidationError, match="rate"):
+        decoded(broken)
+
+
+def test_a_spec_travels_to_the_engine_as_it_is() -> None:
+    spec = RunSpec(engine="ours", workload="q3", measure="throughput", source="parquet", sink="discard", rows=5)
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=RunSpec) == spec
+
+
+def test_rounds_are_put_together_by_their_median_and_no_good_one_is_left_out(results: Results) -> None:
+    cell, rows = next((cell, rows) for cell, rows in cells(results).items() if cell.rate == 10_000)
+    assert (cell.workload, cell.measure) == ("keyed-count", "latency")
+    assert [(row.engine, len(row.runs), row.failed) for row in rows] == [
+        ("ours", 3, 0),
+        ("spark-tuned", 3, 0),
+        ("flink", 3, 1),
+    ]
+    assert rows[0].figure(lambda run: float(run.round)) == Figure(1.0, 0.0, 2.0)
+    assert rows[0].figure(lambda run: run.rows_per_s) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.00123, "0.00123"), (1.2345, "1.23"), (123.4, "123"), (98_765.0, "98,765"), (1_234_567, "1,234,567")],
+)
+def test_numbers_have_three_digits_and_thousands_apart(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_spread_is_shown_where_there_is_one() -> None:
+    assert shown(figure([1.0, 3.0, 2.0])) == "2 (1 to 3)"
+    assert shown(figure([2.0, None])) == "2"
+    assert shown(figure([None])) == "-"
+
+
+def test_the_report_of_a_stored_file_has_every_picture_and_needs_nothing_beside_it(
+    results: Results, tmp_path: Path
+) -> None:
+    stored = tmp_path / "results.json"
+    stored.write_bytes(encoded(results))
+    written = {path.name for path in write_report(decoded(stored.read_bytes()), tmp_path)}
+    assert written == {
+        "report.html",
+        *(
+            f"{name}.png"
+            for name in (
+                "latency-over-time",
+                "latency-cdf",
+                "visible-cdf",
+                "latency-by-rate",
+                "throughput",
+                "highest-rate",
+                "recovery",
+                "checkpoint-cost",
+                "checkpoint-size",
+            )
+        ),
+    }
+    text = (tmp_path / "report.html").read_text()
+    assert text.count('src="data:image/png;base64,') == 9
+    assert 'src="http' not in text
+    assert "<b>down" not in text
+    for said in (
+        "barrier-runtime",
+        "Spark micro-batch, tuned",
+        "Flink is not set up",
+        "broke &lt;b&gt;down",
+        "1,100,000",
+    ):
+        assert said in text
+
+
+def test_a_report_without_results_says_where_it_was_made() -> None:
+    assert "<td>cores<td>2" in page(Results(machine={"cores": "2"}, command="python -m benchmarks report"), {})

@@ -1,0 +1,100 @@
+"""The harness around an engine: what it counts of a process tree, and one short run of the real thing."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.counted_s3 import counted_s3
+from benchmarks.runner import run
+from benchmarks.spec import RunSpec
+from benchmarks.usage import Usage
+
+BURN = "import time\nwhile time.process_time() < 0.4: pass\nprint('burnt', flush=True)\n"
+PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN + 'input()'!r}])\n"
+
+
+def test_cpu_time_of_grandchildren_counts_also_when_they_have_ended() -> None:
+    program = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with Usage(process.pid) as usage:
+            began_ns = time.time_ns()
+            usage.look()
+            assert process.stdout.readline() == "burnt\n"
+            usage.look()
+            process.stdin.close()
+            process.wait()
+            usage.look()
+        assert usage.cpu_between(began_ns, time.time_ns()) > 0.3
+        assert usage.peak_mb() > 5
+
+
+@pytest.mark.slow
+def test_the_counted_store_counts_every_request_but_the_question() -> None:
+    import boto3
+
+    with counted_s3() as store:
+        before = store.requests()
+        client = boto3.client(
+            "s3",
+            endpoint_url=store.endpoint,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            region_name="us-east-1",
+        )
+        client.put_object(Bucket="barrier-runtime", Key="a", Body=b"1")
+        client.get_object(Bucket="barrier-runtime", Key="a")
+        assert store.requests() == before + 2
+        assert store.requests() == before + 2
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("workload", ["keyed-count", "wide-state"])
+def test_a_short_run_has_every_figure(workload: str, tmp_path: Path) -> None:
+    spec = RunSpec(
+        engine="ours",
+        workload=workload,
+        measure="latency",
+        source="generator",
+        sink="measure",
+        rate=500.0,
+        keys=1_000,
+        preload=1_000 if workload == "wide-state" else 0,
+        interval_ms=500,
+        warm_up_s=1.0,
+        seconds=3.0,
+        folder=str(tmp_path / "run"),
+    )
+    result = run(spec, None)
+    assert result.error is None
+    assert result.processed is not None
+    assert result.processed.count == pytest.approx(1_500, abs=3)
+    assert result.processed.p50 <= result.processed.p99 <= result.processed.max
+    assert result.checkpoints is not None
+    assert result.checkpoints.count > 0
+    assert result.checkpoints.bytes
+    assert result.peak_mb
+    assert result.cpu_s
+    assert result.timeline
+    assert result.version
+
+
+@pytest.mark.spark
+def test_an_engine_that_breaks_is_a_result_with_its_last_words(tmp_path: Path) -> None:
+    spec = RunSpec(
+        engine="ours",
+        workload="keyed-count",
+        measure="throughput",
+        source="parquet",
+        sink="discard",
+        rows=10,
+        input=str(tmp_path / "nothing"),
+        folder=str(tmp_path / "run"),
+    )
+    result = run(spec, None)
+    assert result.error is not None
+    assert "there is no file or folder" in result.error
