@@ -88,7 +88,9 @@ def run(chosen: argparse.Namespace, mode: dict[str, object]) -> tuple[JobStatus,
 def show(mode: str, status: JobStatus, measured_from_ms: float) -> None:
     checkpoints = status.checkpoints
     done = [c for c in checkpoints.history if c.outcome == "complete" and c.triggered_ms >= measured_from_ms]
-    under_way = f"; still under way: {', '.join(map(str, checkpoints.in_progress))}" if checkpoints.in_progress else ""
+    under_way = ""
+    if checkpoints.in_progress:
+        under_way = f"; {checkpoints.in_progress[0]} is under way, waiting for {', '.join(checkpoints.waiting_for)}"
     if not done:
         print(f"{mode}: no checkpoint completed{under_way}")
         return

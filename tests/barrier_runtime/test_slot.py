@@ -656,7 +656,10 @@ def test_operators_hear_of_an_abort_before_the_rest_of_the_snapshot_is_called_of
     run(main())
 
 
-def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_worked_off_first_after_a_restore(tmp_path):
+@pytest.mark.parametrize("aligned_timeout_ms", [0, 50])
+def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_worked_off_first_after_a_restore(
+    tmp_path, aligned_timeout_ms
+):
     """U1, U3: between three slots, over two generations; then nothing is left in flight."""
 
     async def main():
@@ -669,7 +672,7 @@ def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_worked_off_first_
             rows += range(9)
         await bench.until(lambda: sum(each.total for each in bench.operators) == 18)
         await bench.until(lambda: sum(len(target.inputs[0]._elements) for target in targets) == 9)
-        bench.tell(Trigger(5, 1, 0, 0))
+        bench.tell(Trigger(5, 1, 0, aligned_timeout_ms))
         snapshots = [snapshot for ack in await bench.acks(1, 5) for snapshot in ack.operators]
         assert sum(int(each.values["total"]) for each in snapshots if "total" in each.values) == 18
         assert sum(len(each.in_flight) for each in snapshots) == 3

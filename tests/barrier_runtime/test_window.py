@@ -28,7 +28,8 @@ def test_a_reader_that_keeps_up_has_the_largest_window():
 
 def test_the_window_stays_within_its_bounds_and_changes_by_a_factor_of_two_at_most():
     window = Window()
-    assert adapted(window, 0, 0.2) == MAX_WINDOW_BYTES // 2
+    first = window.bytes
+    assert adapted(window, 0, 0.2) == first // 2
     assert adapted(window, 0, 100) == MIN_WINDOW_BYTES
     assert adapted(window, 1e12, 0.2) == 2 * MIN_WINDOW_BYTES
     assert adapted(window, 1e12, 100) == MAX_WINDOW_BYTES
@@ -38,9 +39,10 @@ def test_a_blocked_channel_says_nothing_about_its_reader():
     channel = InputChannel(0, 0, lambda: None)
     channel.push(Barrier(1, 1), 10)
     channel.blocked = True
+    before = channel.window.bytes
     for _ in range(50):
         channel.adapt(0.2)
-    assert channel.window.bytes == MAX_WINDOW_BYTES
+    assert channel.window.bytes == before
 
 
 def test_room_is_told_of_when_a_quarter_of_the_window_was_taken_and_when_the_window_grows():
