@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 
@@ -165,13 +166,14 @@ def _prepared(spec: RunSpec, kafka: LoadedKafka | None) -> RunSpec:
 
 
 def _endless(spec: RunSpec, engine: Engine, usage: Usage, store: CountedS3 | None) -> dict[str, object]:
+    feeder = None
     with contextlib.ExitStack() as stack:
         watcher = None
         if spec.sink == "kafka":
             watcher = stack.enter_context(Watcher(spec.bootstrap, spec.topic_out, PARTITIONS))
         engine.wait_for("running", _START_S)
         if spec.source == "kafka":
-            stack.enter_context(_fed(spec))
+            feeder = stack.enter_context(_Feeder(spec))
         _wait_for_output(spec, engine, watcher)
         first_ns = time.time_ns() + int(spec.warm_up_s * 1e9)
         last_ns = first_ns + int(spec.seconds * 1e9)
@@ -182,7 +184,8 @@ def _endless(spec: RunSpec, engine: Engine, usage: Usage, store: CountedS3 | Non
         _go_on(engine, last_ns + int(_AFTER_S * 1e9))
         engine.stop()
     stamps = watcher.stamps() if watcher is not None else read_stamps(Path(spec.folder))
-    return _latency(spec, stamps, usage, first_ns, last_ns, requests)
+    found = _latency(spec, stamps, usage, first_ns, last_ns, requests)
+    return {**found, "feeder_late_ms": feeder.late_ms if feeder is not None else None}
 
 
 def _go_on(engine: Engine, until_ns: int) -> None:
@@ -256,19 +259,25 @@ def _facts(spec: RunSpec) -> Facts | None:
     return msgspec.json.decode(file.read_bytes(), type=Facts) if file.exists() else None
 
 
-@contextlib.contextmanager
-def _fed(spec: RunSpec) -> Iterator[None]:
-    """The feeder's process, for as long as the block runs."""
-    arguments = [spec.bootstrap, spec.topic_in, str(PARTITIONS), repr(spec.rate), str(spec.keys)]
-    feeder = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.feeder", *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-    try:
-        yield
-    finally:
-        assert feeder.stdin is not None
-        feeder.stdin.close()
+class _Feeder:
+    """The feeder's process, for as long as the block runs. `late_ms`, after it: what the feeder says of itself."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        arguments = [spec.bootstrap, spec.topic_in, str(PARTITIONS), repr(spec.rate), str(spec.keys)]
+        self.late_ms: float | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.feeder", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def __enter__(self) -> "_Feeder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            feeder.wait(40)
+            said, _ = self._process.communicate(timeout=_END_S)
+            self.late_ms = float(said) if said.strip() else None
         except subprocess.TimeoutExpired:
-            feeder.kill()
+            self._process.kill()
+            self._process.wait()

@@ -127,6 +127,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s_per_million: float | None = None
     cpu_s: float | None = None
     peak_mb: float | None = None
+    feeder_late_ms: float | None = None  # 99th percentile: how much of the latency is the feeder's, with Kafka
     gap_ms: float | None = None  # longest time without output
     checkpoint_gap_ms: float | None = None  # the same, around a checkpoint
     checkpoints: CheckpointFigures | None = None

@@ -81,7 +81,7 @@ def _latency_tables(
     if not found:
         return []
     head = ["", "rounds", "p50", "p90", "p99", "p99.9", "max", "held", "CPU s per M rows", "peak MB", "longest gap"]
-    head += ["gap at checkpoint", "checkpoints", "checkpoint p50", "bytes each"]
+    head += ["gap at checkpoint", "checkpoints", "checkpoint p50", "bytes each", "feeder late by"]
     tables = [f"<h2>{escape(title)}</h2>"]
     for cell, rows in found.items():
         lines = [(row.engine, _latency_row(row, of)) for row in rows if row.runs]
@@ -107,6 +107,7 @@ def _latency_row(row: Row, of: Callable[[RunResult], Percentiles | None]) -> lis
         shown(row.figure(lambda run: run.gap_ms)),
         shown(row.figure(lambda run: run.checkpoint_gap_ms)),
         *(checkpoint(name) for name in ("count", "p50_ms", "bytes")),
+        shown(row.figure(lambda run: run.feeder_late_ms)),
     ]
 
 
