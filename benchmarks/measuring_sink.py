@@ -38,9 +38,11 @@ class MeasuringSink(TwoPhaseCommitSink):
 
     guarantee = "at_least_once"
 
-    def __init__(self, folder: str, column: str = "intended_at") -> None:
+    def __init__(self, folder: str, column: str = "intended_at", keep_s: float | None = None) -> None:
+        """With `keep_s` what was noted is written that often, on the loop: so that a kill loses no more of it."""
         self.folder = folder
         self.column = column
+        self.keep_s = keep_s
 
     def __repr__(self) -> str:
         return f"MeasuringSink({self.folder!r})"
@@ -48,6 +50,7 @@ class MeasuringSink(TwoPhaseCommitSink):
     def open(self, context: SinkContext) -> None:
         self._context = context
         self._wrote = False
+        self._kept_ns = time.time_ns()
         Path(self.folder).mkdir(parents=True, exist_ok=True)
 
     def begin_transaction(self) -> "_Rows":
@@ -56,15 +59,23 @@ class MeasuringSink(TwoPhaseCommitSink):
     def write(self, transaction: "_Rows", rows: pa.RecordBatch) -> None:
         now_ns = time.time_ns()
         transaction.add(now_ns, rows.column(self.column).view(pa.int64()).to_numpy())
+        if self.keep_s is not None and now_ns - self._kept_ns > self.keep_s * 1e9:
+            self._keep(transaction)
+            self._kept_ns = now_ns
         if not self._wrote:
             self._wrote = True
             name = f"first-{self._context.token}-{self._context.subtask}-{now_ns}"
             Path(self.folder, name).touch()
 
     def pre_commit(self, transaction: "_Rows", checkpoint: int) -> None:
+        self._keep(transaction)
+
+    def _keep(self, transaction: "_Rows") -> None:
         if transaction.count:
-            name = f"rows-{self._context.token}-{self._context.subtask}-{checkpoint}-{uuid.uuid4().hex}"
-            np.save(Path(self.folder, f"{name}.npy"), transaction.noted[:, : transaction.count])
+            name = f"rows-{self._context.token}-{self._context.subtask}-{uuid.uuid4().hex}"
+            np.save(Path(self.folder, f".{name}.npy"), transaction.noted[:, : transaction.count])
+            Path(self.folder, f".{name}.npy").rename(Path(self.folder, f"{name}.npy"))
+            transaction.count = 0
 
     def commit(self, committable: bytes) -> None:
         """Never called: pre-commit hands nothing over."""

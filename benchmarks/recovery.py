@@ -36,6 +36,7 @@ _STEP_NS = 100_000_000
 _BEFORE_S, _AFTER_S = 2, 10  # of the timeline
 _BACK = 2.0  # times the usual median latency, and a little, is "back to what it was"
 _LITTLE_MS = 5.0
+_STEADY = 5  # steps in a row
 
 
 class _Kill:
@@ -81,7 +82,7 @@ def recoveries(
 def _job(victim: Victim, rate: float, keys: int, folder: Path) -> Iterator[JobHandle]:
     """Executors of their own only where one is to die."""
     flow, result = KEYED_COUNT.flow(lambda flow: flow.source("events", PacedSource(rate, keys), event_time="at"))
-    result.sink("measured", MeasuringSink(str((folder / "rows").resolve()), column="emitted"))
+    result.sink("measured", MeasuringSink(str((folder / "rows").resolve()), column="emitted", keep_s=0.05))
     with _spark_home(folder) if victim == "executor" else contextlib.nullcontext():
         master = "local-cluster[2,1,1024]" if victim == "executor" else "local[2]"
         with flow.start(
@@ -170,18 +171,17 @@ def _recovery(
 
 
 def caught_up(stamps: Stamps, at_ns: int, until_ns: int) -> int | None:
-    """End of the last tenth of a second after `at_ns` whose rows came out later than usual: what was due then had the
-    usual latency again. None if it never had up to `until_ns`."""
+    """When the last of the rows was out that the fault had held up: from then on, for half a second at least, every
+    tenth of a second of rows had the usual latency (twice its median, and a little). None if not before `until_ns`."""
     usual = stamps.due_in(at_ns - _BEFORE_S * 10**9, at_ns)
     after = stamps.due_in(at_ns, until_ns)
     limit_ms = _BACK * float(np.median(usual.latency_ns)) / 1e6 + _LITTLE_MS
     steps = (after.intended - at_ns) // _STEP_NS
-    late = [
-        int(step) for step in np.unique(steps) if float(np.median(after.latency_ns[steps == step])) / 1e6 > limit_ms
-    ]
-    if not late:
-        return at_ns
-    return None if max(late) == int(steps.max()) else at_ns + (max(late) + 1) * _STEP_NS
+    late = [float(np.median(after.latency_ns[steps == step])) / 1e6 > limit_ms for step in range(int(steps.max()) + 1)]
+    for first in range(len(late) - _STEADY + 1):
+        if not any(late[first : first + _STEADY]):
+            return int(after.arrived[steps < first].max()) if first else at_ns
+    return None
 
 
 def _until(handle: JobHandle, reached: Callable[[JobStatus], bool]) -> JobStatus:

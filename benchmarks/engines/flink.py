@@ -54,6 +54,7 @@ def settings(spec: RunSpec) -> dict[str, str]:
         "taskmanager.numberOfTaskSlots": str(spec.parallelism),
         "taskmanager.memory.managed.size": "256m",
         "taskmanager.memory.network.max": "128m",
+        "restart-strategy.type": "none",
         "rest.port": "0",
         "python.execution-mode": "thread",
     }
@@ -129,9 +130,16 @@ def _environment(spec: RunSpec) -> dict[str, str]:
     path = os.pathsep.join(
         map(str, [classes("flink"), *connectors("flink"), *spark_jars().glob("hadoop-client-*.jar")])
     )
+    site = next(flink_home().glob("lib/*/site-packages"))
     opened = " ".join(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED)
-    logging = f"-Dlog4j.configurationFile={Path(spec.folder, 'log4j.properties').resolve()}"
-    return {**kept, "HADOOP_CLASSPATH": path, "JDK_JAVA_OPTIONS": f"{opened} {logging}"}
+    return {
+        **kept,
+        "HADOOP_CLASSPATH": path,
+        "JDK_JAVA_OPTIONS": opened,
+        "LOG4J_PROPERTIES": str(Path(spec.folder, "log4j.properties")),
+        "FLINK_LOG_DIR": spec.folder,
+        "PYTHONPATH": str(site),  # the interpreter that Flink embeds does not know of the side environment
+    }
 
 
 def _source_ddl(spec: RunSpec) -> str:
