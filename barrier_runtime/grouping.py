@@ -4,6 +4,7 @@ Hash based (no sort), because keys of a stream are many and unordered. A tiny ba
 beats the fixed cost of the vectorised way below some hundred rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,3 +54,21 @@ def stable_order(slots: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     if not high.any():
         return order
     return order[np.argsort(high.astype(np.uint16)[order], kind="stable")]
+
+
+def order_of_ints(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.intp]:
+    """The order of rows by these columns, first column first: several times faster than a comparing sort where the
+    numbers of a column lie within 2**32."""
+    order = np.arange(len(columns[0]))
+    for column in reversed(columns):
+        if not len(column):
+            break
+        lowest, highest = int(column.min()), int(column.max())
+        if lowest == highest:
+            continue
+        values = column[order]
+        if highest - lowest < 1 << 32:
+            order = order[stable_order(values - lowest)]
+        else:
+            order = order[np.argsort(values, kind="stable")]
+    return order

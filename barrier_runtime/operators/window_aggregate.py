@@ -16,7 +16,7 @@ import pyarrow as pa
 from barrier_runtime.aggregates import Aggregate, plan_aggregates
 from barrier_runtime.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.event_time import check_event_time_type, event_times_ms
-from barrier_runtime.grouping import group_rows
+from barrier_runtime.grouping import group_rows, order_of_ints
 from barrier_runtime.keys import sort_rows
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
@@ -127,9 +127,19 @@ class WindowAggregateOperator(KeyedOperator):
             else:
                 known.append(its_slots)
 
-    def _fire(self, slots: Ints, emit: Emit) -> None:
+    def _ordered(self, slots: Ints) -> tuple[Ints, list[Any]]:
+        """`slots` by window and keys, and one sequence per field of their keys."""
         ints = self._table.int_keys_of(slots)
-        fields: list[Any] = list(ints if ints is not None else zip(*self._table.keys_of(slots), strict=True))
+        if ints is not None:
+            order = order_of_ints([ints[-1], *ints[:-1]])
+            return slots[order], list(ints[:, order])
+        *keys, starts = zip(*self._table.keys_of(slots), strict=True)
+        columns = [pa.array(starts), *(self.codec.column(i, values) for i, values in enumerate(keys))]
+        slots = slots[sort_rows(columns)]
+        return slots, list(zip(*self._table.keys_of(slots), strict=True))
+
+    def _fire(self, slots: Ints, emit: Emit) -> None:
+        slots, fields = self._ordered(slots)
         starts = np.array(fields.pop(), np.int64)
         keys = [self.codec.column(i, values) for i, values in enumerate(fields)]
         columns = self._table.columns
@@ -145,7 +155,6 @@ class WindowAggregateOperator(KeyedOperator):
             schema=self._output,
         )
         self._table.remove(slots)
-        results = results.take(pa.array(sort_rows([pa.array(starts), *keys])))
         for first in range(0, results.num_rows, _MAX_ROWS):
             emit(Batch(results.slice(first, _MAX_ROWS), self._emit_ns))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World
 
 from barrier_runtime.aggregates import count, max_, mean, min_, sum_
-from barrier_runtime.grouping import group_rows, stable_order
+from barrier_runtime.grouping import group_rows, order_of_ints, stable_order
 from barrier_runtime.operators.running_aggregate import RunningAggregateOperator
 from state.errors import InvalidJob
 
@@ -152,6 +152,14 @@ def test_the_radix_order_is_the_stable_order(values: list[int]) -> None:
 def test_the_radix_order_of_a_large_batch_is_stable(spread: int) -> None:
     slots = np.random.default_rng(1).integers(0, spread, 20_000)
     assert (stable_order(slots) == np.argsort(slots, kind="stable")).all()
+
+
+@pytest.mark.parametrize("spread", [1, 5, 2**20, 2**62])
+@pytest.mark.parametrize("rows", [0, 1, 900, 20_000])
+def test_rows_are_ordered_by_several_columns_of_ints_first_column_first(rows: int, spread: int) -> None:
+    random = np.random.default_rng(3)
+    first, second, third = random.integers(-spread, spread, rows), random.integers(0, 4, rows), np.full(rows, -7)
+    assert (order_of_ints([second, third, first]) == np.lexsort([first, third, second])).all()
 
 
 @pytest.mark.parametrize("rows", [5, 5_000])
