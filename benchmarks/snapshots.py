@@ -1,6 +1,6 @@
 """What a checkpoint costs: bytes uploaded against bytes changed, duration, and how long it keeps the loop.
 
-    python -m benchmarks.checkpoints --keys 1000000 --changed 0.01 --checkpoints 60
+    python -m benchmarks.snapshots --keys 1000000 --changed 0.01 --checkpoints 60
 
 One subtask of two (so half of the keys), values of 100 bytes in a state table over RocksDB, `--changed` of them
 changed per second, a checkpoint per second. Changes are made in small steps over the second, as batches would; a
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--changed", type=float, default=0.01, help="share of the keys per second")
     parser.add_argument("--checkpoints", type=int, default=30)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between checkpoints")
-    parser.add_argument("--folder", default="build/bench/checkpoints")
+    parser.add_argument("--folder", default="build/bench/snapshots")
     chosen = parser.parse_args()
     folder = Path(chosen.folder)
     folder.mkdir(parents=True, exist_ok=True)
