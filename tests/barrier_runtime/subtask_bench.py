@@ -63,14 +63,14 @@ class CapturedCalls:
 class Bench:
     """One subtask between real channels; plays the slot around it."""
 
-    def __init__(self, inputs=2, aligner=Aligner, room=1 << 20, ports=None, aligned_only=(), replay=()):
+    def __init__(self, inputs=2, aligner=Aligner, room=1 << 20, ports=None, aligned_only=(), replay=(), operator=None):
         self.captured = CapturedCalls()
         self.declined = []
         self.ended_subtasks = []
         self.clock_ms = 0.0
         self.timers = []  # (due_ms, callback)
         self.in_flight = {}  # checkpoint -> port -> values
-        self.operator = Summing()
+        self.operator = operator or Summing()
         self.inputs = [InputChannel(i, ports[i] if ports else 0, lambda: None) for i in range(inputs)]
         self.out = InputChannel(0, 0, lambda: None, room)
         edge = Edge(0, 0, 1, "forward")

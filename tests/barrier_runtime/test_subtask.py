@@ -4,6 +4,7 @@ from subtask_bench import TOKEN, Bench, barrier, rows
 
 from barrier_runtime.barrier_tracker import BarrierTracker
 from barrier_runtime.elements import WATERMARK_MAX, Barrier, CancelBarrier, EndOfInput, Idle, Watermark
+from barrier_runtime.operators.base import Operator
 from coordinator.messages import SubtaskId
 
 
