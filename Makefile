@@ -49,7 +49,7 @@ test: $(STAMP) java servers
 	$(BIN)/python tests/simulation/simulate.py --seeds 500
 	$(BIN)/python -m pytest -q -n 2 tests/ends
 	$(BIN)/python -m pytest -n 2 tests/integration/ends
-	$(BIN)/python -m pytest tests/integration --ignore tests/integration/ends
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integration --ignore tests/integration/ends
 
 check: $(STAMP)
 	$(BIN)/ruff check .

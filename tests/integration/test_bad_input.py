@@ -4,6 +4,7 @@ lost, and after the remedy the job goes on to the truth.
 
 import asyncio
 import json
+import tempfile
 import threading
 import time
 
@@ -461,25 +462,17 @@ def test_a_second_local_run_of_the_same_job_fences_the_first(tmp_path):
 # ---------------------------------------------------------------- nothing is left behind
 
 
-def leftovers():
-    import tempfile
-    from pathlib import Path
-
-    return {
-        path.name
-        for kind in ("local", "checkpoints")
-        for path in Path(tempfile.gettempdir()).glob(f"barrier-runtime-{kind}-*")
-    }
-
-
-def test_a_local_run_leaves_no_thread_and_no_folder_whether_it_ends_well_or_not(folder):
-    before, threads = leftovers(), set(threading.enumerate())
+def test_a_local_run_leaves_no_thread_and_no_folder_whether_it_ends_well_or_not(folder, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    threads = set(threading.enumerate())
     job(read_folder(folder), step=lambda s: s.key_by("k").aggregate("n", n=count())).run_local()
     with pytest.raises(JobFailed):
         job(read_folder(folder), step=lambda s: s.map(inverse)).run_local()
     with pytest.raises(JobFailed):
         job(read_folder(folder), JsonlSink("/proc/nowhere")).run_local()
-    assert leftovers() <= before
+    assert list(temporary.iterdir()) == []
     until(lambda: set(threading.enumerate()) <= threads, "all threads ended", 10)
 
 
