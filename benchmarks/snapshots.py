@@ -79,14 +79,14 @@ def _running_s() -> float:
     return time.perf_counter() - waited_ns / 1e9
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--changed", type=float, default=0.01, help="share of the keys per second")
     parser.add_argument("--checkpoints", type=int, default=30)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between checkpoints")
     parser.add_argument("--folder", default="build/bench/snapshots")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     folder = Path(chosen.folder)
     folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder))

@@ -79,9 +79,11 @@ class Surroundings:
             restored=(),
             open_keyed=open_keyed,
             lane=_InlineLane(),
+            snapshot_lane=_InlineLane(),
             report=_Silent(),
             local_dir=directory,
             make_store=lambda url: self.store,
             job_store=self.store,
             call_later=lambda seconds, callback: callback(),
+            wake=lambda: None,
         )

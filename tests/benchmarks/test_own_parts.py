@@ -1,0 +1,25 @@
+"""The benchmarks of our own parts, without engines: the rows each workload gives, with checkpoints on the way."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import operators, snapshots
+
+
+@pytest.mark.parametrize(("workload", "out"), [("window", 2_000), ("running", 40_000), ("process", 40_000)])
+def test_each_keyed_workload_gives_its_rows(workload: str, out: int, tmp_path: Path, capsys) -> None:
+    """1,000 keys in two windows of 20,000 rows each."""
+    sizes = ["--rows", "40000", "--keys", "1000", "--per-window", "20000", "--batch", "2000"]
+    assert operators.main([workload, *sizes, "--interval", "0", "--folder", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"40,000 rows in, {out:,} out" in printed
+    assert "snapshots" in printed
+
+
+def test_checkpoints_of_a_state_table_say_what_was_uploaded(tmp_path: Path, capsys) -> None:
+    chosen = ["--keys", "4000", "--checkpoints", "3", "--every", "0.05", "--folder", str(tmp_path)]
+    assert snapshots.main(chosen) == 0
+    printed = capsys.readouterr().out
+    assert "then 3 with 2,000 bytes changed each" in printed
+    assert not any(tmp_path.iterdir())
