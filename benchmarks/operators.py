@@ -4,8 +4,8 @@
 
 A job of parallelism 2 is played in one thread: two readers, their rows partitioned by key, half of them through the
 frames of a data connection (as between two slots), two operators with RocksDB and a checkpoint every `--interval`
-seconds of CPU time, however busy the machine is. So `rows/s` is what one core does; two cores do about twice as much. Times are CPU times of this thread, apart
-from `process`, which has RocksDB's threads in it as well. Sinks are left out.
+seconds of CPU time, however busy the machine is. So `rows/s` is what one core does; two cores do about twice as much.
+Times are CPU times of this thread, apart from `all`, which has RocksDB's threads in it as well. Sinks are left out.
 """
 
 import argparse
@@ -249,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=8_000_000)
     parser.add_argument("--per-window", type=int, default=1_000_000, help="rows in ten seconds of event time")
-    parser.add_argument("--interval", type=float, default=2.0, help="seconds between checkpoints (2 on one core: as 1)")
+    parser.add_argument("--interval", type=float, default=2.0, help="CPU seconds between checkpoints (2 on one core: as 1)")
     parser.add_argument("--batch", type=int, help="rows read at a time, at most: small batches, as at a low rate")
     parser.add_argument("--folder", default="build/bench/operators")
     chosen = parser.parse_args(arguments)
