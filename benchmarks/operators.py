@@ -249,7 +249,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=8_000_000)
     parser.add_argument("--per-window", type=int, default=1_000_000, help="rows in ten seconds of event time")
-    parser.add_argument("--interval", type=float, default=2.0, help="CPU seconds between checkpoints (2 on one core: as 1)")
+    parser.add_argument(
+        "--interval", type=float, default=2.0, help="CPU seconds between checkpoints (2 on one core: as 1)"
+    )
     parser.add_argument("--batch", type=int, help="rows read at a time, at most: small batches, as at a low rate")
     parser.add_argument("--folder", default="build/bench/operators")
     chosen = parser.parse_args(arguments)
