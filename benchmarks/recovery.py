@@ -149,11 +149,12 @@ def _recovery(
     victim: Victim, rate: float, keys: int, kill: _Kill, stamps: Stamps, first: dict[int, int], until_ns: int
 ) -> Recovery:
     """`until_ns`: the next kill, or as long as it is watched."""
-    due_after = stamps.intended >= kill.at_ns
-    fresh_ns = int(stamps.arrived[due_after].min())
-    first_ns = fresh_ns if victim == "coordinator" else first[kill.token]
+    due_after = stamps.arrived[stamps.intended >= kill.at_ns]
+    first_ns = int(due_after.min()) if victim == "coordinator" else first[kill.token]
+    fresh_ns = int(due_after[due_after >= first_ns].min())  # an executor's orphans go on for a moment
     from_ns = kill.at_ns - _BEFORE_S * 10**9
     within = stamps.arrived[(stamps.arrived >= from_ns) & (stamps.arrived < until_ns)]
+    within = within[within < kill.at_ns + (until_ns - kill.at_ns) // _STEP_NS * _STEP_NS]  # whole steps only
     steps, counts = np.unique((within - kill.at_ns) // _STEP_NS, return_counts=True)
     caught_up_ns = caught_up(stamps, kill.at_ns, until_ns)
     return Recovery(

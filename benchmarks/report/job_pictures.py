@@ -37,9 +37,12 @@ def recovery(results: Results) -> Canvas | None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         first = statistics.median(kill.first_due_ms for kill in kills)
         back = [kill.caught_up_ms for kill in kills if kill.caught_up_ms is not None]
+        checkpoint = [kill.next_checkpoint_ms for kill in kills if kill.next_checkpoint_ms is not None]
         text = f"{victim}: first new output after {first:,.0f} ms"
         if back:
             text += f", caught up after {statistics.median(back):,.0f} ms"
+        if checkpoint:
+            text += f", next checkpoint after {statistics.median(checkpoint):,.0f} ms"
         axes.set_title(f"{text} (median of {len(kills)})", loc="left")
         axes.set_ylabel("rows/s out")
     all_axes[-1, 0].set_xlabel("seconds from SIGKILL")
