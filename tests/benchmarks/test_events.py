@@ -1,6 +1,7 @@
 """The generators: every row a function of its number, whoever asks for it, in whatever pieces."""
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import events, nexmark
+from benchmarks.engines.java_build import HERE
 from benchmarks.paced_source import PacedSource
 from benchmarks.visible import seen_at
+from examples.servers.base import find_program
 
 
 def rows(first: int, last: int, keys: int = 100) -> list[dict[str, int]]:
@@ -126,3 +129,32 @@ def test_positions_are_json() -> None:
     source = PacedSource(10, 10)
     reader = source.reader(source.splits(1)[0])
     assert msgspec.json.decode(reader.position()) == {"row": 0, "start_ns": None, "loaded": 0}
+
+
+MAIN = """
+package bench;
+public class Main {
+    public static void main(String[] numbers) {
+        for (String number : numbers) {
+            long mixed = Events.mixed(Long.parseLong(number));
+            System.out.println(Events.key(mixed, 1_000_000L) + " " + Events.value(mixed));
+        }
+    }
+}
+"""
+
+
+@pytest.mark.spark
+def test_the_java_sources_make_the_same_rows(tmp_path: Path) -> None:
+    numbers = [0, 1, 2, 999_999, 123_456_789_012]
+    (tmp_path / "Main.java").write_text(MAIN)
+    sources = [str(HERE / "shared/Events.java"), str(tmp_path / "Main.java")]
+    subprocess.run([find_program("javac", "openjdk-17-jdk-headless"), "-d", str(tmp_path), *sources], check=True)
+    java = [find_program("java", "openjdk-17-jre-headless"), "-cp", str(tmp_path), "bench.Main", *map(str, numbers)]
+    said = subprocess.run(java, check=True, capture_output=True, text=True).stdout.split()
+    made = events.events(np.array(numbers), np.array(numbers), 1_000_000)
+    assert list(map(int, said)) == [
+        number
+        for pair in zip(made.column("key").to_pylist(), made.column("value").to_pylist(), strict=True)
+        for number in pair
+    ]
