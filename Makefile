@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 UNIT_TESTS := tests/test_house.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 
-.PHONY: help run test check format behaviours bench sim sim-canaries chaos java servers clean
+.PHONY: help run test check format behaviours bench sim sim-canaries chaos java jdk servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
@@ -37,13 +37,16 @@ $(STAMP): pyproject.toml
 java:
 	@.ci/java
 
+jdk:
+	@.ci/java jdk
+
 servers:
 	@.ci/servers
 
 run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
-test: $(STAMP) java servers
+test: $(STAMP) jdk servers
 	$(BIN)/python -m pytest -q -n 2 $(UNIT_TESTS)
 	$(BIN)/python -m pytest -q -n 2 tests/simulation
 	$(BIN)/python tests/simulation/simulate.py --seeds 500
@@ -64,8 +67,7 @@ format: $(STAMP)
 behaviours: $(STAMP)
 	$(BIN)/python tests/behaviours_table.py
 
-bench: $(STAMP) servers
-	@.ci/java jdk
+bench: $(STAMP) jdk servers
 	$(BIN)/python -m benchmarks all $(if $(QUICK),--quick)
 
 sim: $(STAMP)
