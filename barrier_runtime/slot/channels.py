@@ -14,7 +14,7 @@ from barrier_runtime.alignment_effects import Noticed
 from barrier_runtime.elements import Barrier, Batch, CancelBarrier, Element, EndOfInput
 from barrier_runtime.graph import Edge
 from barrier_runtime.partitioning import Rebalancer, hash_partition
-from barrier_runtime.slot.window import MAX_WINDOW_BYTES, Window
+from barrier_runtime.slot.window import MAX_WINDOW_BYTES, Piece, Window
 
 _CONTROL_BYTES = 64  # what a control element counts for
 _FEW_ROWS = 256
@@ -40,6 +40,7 @@ class InputChannel:
         "blocked",
         "bytes",
         "index",
+        "piece",
         "port",
         "window",
     )
@@ -50,6 +51,7 @@ class InputChannel:
         self.blocked = False
         self.bytes = 0
         self.window = Window(window)
+        self.piece = Piece()
         self.arrivals: deque[tuple[int, Noticed]] = deque()
         self._elements: deque[tuple[Element, int]] = deque()
         self._wake = wake
@@ -85,8 +87,12 @@ class InputChannel:
 
     def pop(self) -> Element:
         element, size = self._elements.popleft()
-        if size > self.window.piece:
-            element, size = self._cut(element, size)
+        if isinstance(element, Batch):
+            if size > self.piece.bytes:
+                element, size = self._cut(element, size)
+            self.piece.taken(size)
+        else:
+            self.piece.taken(0)
         self.bytes -= size
         self._taken += size
         if self._taken >= self._tell_at:
@@ -115,15 +121,15 @@ class InputChannel:
         if self._on_room is not None:
             self._on_room()
 
-    def _cut(self, element: Element, size: int) -> tuple[Element, int]:
+    def _cut(self, batch: Batch, size: int) -> tuple[Batch, int]:
         """The first rows of a batch that would take its reader long; the rest stays first in the queue."""
-        if not isinstance(element, Batch) or element.rows.num_rows == 1:
-            return element, size
-        rows = element.rows
-        count = max(1, rows.num_rows * self.window.piece // size)
+        rows = batch.rows
+        count = max(1, rows.num_rows * self.piece.bytes // size)
+        if count >= rows.num_rows:
+            return batch, size
         taken = size * count // rows.num_rows
-        self._elements.appendleft((Batch(rows.slice(count), element.emit_ns), size - taken))
-        return Batch(rows.slice(0, count), element.emit_ns), taken
+        self._elements.appendleft((Batch(rows.slice(count), batch.emit_ns), size - taken))
+        return Batch(rows.slice(0, count), batch.emit_ns), taken
 
     # ------------------------------------------------------------ in-flight data
 

@@ -23,6 +23,8 @@ from state.snapshot import FileRef, InFlight, OperatorSnapshot
 from state.snapshot_plan import in_flight_file
 from state.verified import describe, read_verified
 
+_ROWS_AT_ONCE = 256  # worked off before the slot looks at anything else
+
 
 def write_in_flight(
     data: InFlightData, store: ObjectStore, new_key: Callable[[], str], inline_bytes: int, check: Callable[[], None]
@@ -121,4 +123,9 @@ def _decoded(store: ObjectStore, ref: FileRef) -> list[Batch]:
             f"{describe(store, ref)} has the right hash, but holds no rows that can be read ({error}): restore with "
             "the release that wrote it"
         ) from error
-    return [element for element, _ in elements if isinstance(element, Batch)]
+    batches = [element for element, _ in elements if isinstance(element, Batch)]
+    return [
+        Batch(batch.rows.slice(start, _ROWS_AT_ONCE), batch.emit_ns)
+        for batch in batches
+        for start in range(0, batch.rows.num_rows, _ROWS_AT_ONCE)
+    ]

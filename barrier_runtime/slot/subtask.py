@@ -131,7 +131,8 @@ class Subtask:
         if self._arrivals:
             self.notice()
         worked = False
-        until_ns = self._host.now_ns() + _STEP_NS
+        now_ns = self._host.now_ns()
+        until_ns = now_ns + _STEP_NS
         for _ in range(_ELEMENTS_PER_STEP):
             channel = None if self._replay else self._next_readable()
             if (channel is None and not self._replay) or not self.writable:
@@ -142,7 +143,10 @@ class Subtask:
                 self._batch(batch, port)
             else:
                 self._take(channel)
-            if self.ended or self._host.now_ns() >= until_ns:
+            before_ns, now_ns = now_ns, self._host.now_ns()
+            if channel is not None:
+                channel.piece.worked(now_ns - before_ns)
+            if self.ended or now_ns >= until_ns:
                 return True
         return worked
 

@@ -3,27 +3,32 @@
 The window follows throughput (FLIP-183, buffer debloating): while its reader cannot keep up, it holds what the reader
 takes in `DRAIN_S`, so that a barrier is never far behind; a reader that keeps up gets the largest window, which costs
 nothing, since its queue is empty. It begins in between, so that a slow reader does not find more than it takes in a
-minute. While the window is small, large batches are taken in pieces: the loop waits for no longer than one of them.
+minute.
+
+A *piece* is what of a batch is worked off at once: about `PIECE_NS` of work, so that a slow operator does not hold up
+barriers, sockets and timers of its slot for as long as a large batch takes it.
 """
 
 MAX_WINDOW_BYTES = 4 * 1024 * 1024
 MIN_WINDOW_BYTES = 32 * 1024
 DRAIN_S = 0.5
+PIECE_NS = 20_000_000
+MIN_PIECE_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
-_PIECES = 16  # a window that is not the largest holds at least so many
-_WHOLE = 1 << 62  # bytes: batches are not cut
+_FIRST_PIECE_BYTES = 64 * 1024
+_GROWTH = 4
 
 
 class Window:
     """`most`: its upper bound, bytes."""
 
-    __slots__ = ("_least", "_most", "_taken", "bytes", "piece")
+    __slots__ = ("_least", "_most", "_taken", "bytes")
 
     def __init__(self, most: int = MAX_WINDOW_BYTES) -> None:
         self._most = most
         self._least = min(MIN_WINDOW_BYTES, most)
         self._taken = 0
-        self._set(min(_FIRST_BYTES, most))
+        self.bytes = min(_FIRST_BYTES, most)
 
     def adapt(self, taken: int, waiting: bool, elapsed_s: float) -> None:
         """`taken`: bytes since the beginning; `waiting`: something is queued. `elapsed_s`: since the last time. One
@@ -32,12 +37,28 @@ class Window:
         self._taken = taken
         wanted = int(per_s * DRAIN_S) if waiting else self._most
         wanted = max(self.bytes // 2, min(self.bytes * 2, wanted))
-        self._set(max(self._least, min(self._most, wanted)))
+        self.bytes = max(self._least, min(self._most, wanted))
 
     def forget(self, taken: int) -> None:
         """What was taken since the last time says nothing."""
         self._taken = taken
 
-    def _set(self, bytes: int) -> None:
-        self.bytes = bytes
-        self.piece = bytes // _PIECES if bytes < self._most else _WHOLE  # bytes of a batch that are taken at once
+
+class Piece:
+    """Bytes of a batch that are worked off at once, by measuring: it shrinks at once and grows step by step."""
+
+    __slots__ = ("_last", "bytes")
+
+    def __init__(self) -> None:
+        self.bytes = _FIRST_PIECE_BYTES
+        self._last = 0
+
+    def taken(self, size: int) -> None:
+        """A batch of `size` bytes, 0: something else, is being worked off."""
+        self._last = size
+
+    def worked(self, took_ns: int) -> None:
+        """… and took so long."""
+        if self._last and (took_ns > PIECE_NS or self._last * _GROWTH > self.bytes):
+            wanted = self._last * PIECE_NS // max(took_ns, 1)
+            self.bytes = max(MIN_PIECE_BYTES, min(wanted, self.bytes * _GROWTH))

@@ -4,7 +4,15 @@ import pyarrow as pa
 
 from barrier_runtime.elements import Barrier, Batch
 from barrier_runtime.slot.channels import InputChannel
-from barrier_runtime.slot.window import DRAIN_S, MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, Window
+from barrier_runtime.slot.window import (
+    DRAIN_S,
+    MAX_WINDOW_BYTES,
+    MIN_PIECE_BYTES,
+    MIN_WINDOW_BYTES,
+    PIECE_NS,
+    Piece,
+    Window,
+)
 
 
 def adapted(window, rate, seconds, waiting=True):
@@ -75,32 +83,56 @@ def test_a_writer_that_a_smaller_window_stopped_hears_of_room_before_the_queue_i
     assert min(told) < MIN_WINDOW_BYTES
 
 
-def test_large_batches_are_taken_in_pieces_while_the_window_is_small_and_lose_nothing():
+def full_of_rows(rows=100_000):
     channel = InputChannel(0, 0, lambda: None)
-    rows = pa.record_batch({"v": pa.array(range(100_000), pa.int64())})
-    channel.push(Batch(rows, 7), rows.nbytes)
+    batch = pa.record_batch({"v": pa.array(range(rows), pa.int64())})
+    channel.push(Batch(batch, 7), batch.nbytes)
+    return channel, batch
+
+
+def test_a_slow_reader_gets_large_batches_in_pieces_of_a_moment_each_and_loses_nothing():
+    channel, rows = full_of_rows()
     channel.push(Barrier(1, 1), 10)
-    while channel.window.bytes > MIN_WINDOW_BYTES:
-        channel.adapt(0.2)
     pieces = []
     while isinstance(element := channel.pop(), Batch):
         pieces.append(element)
+        channel.piece.worked(element.rows.num_rows * 100_000)  # 0.1 ms per row
     assert element == Barrier(1, 1)
     assert channel.bytes == 0
     assert pa.Table.from_batches([piece.rows for piece in pieces]).combine_chunks().to_batches()[0] == rows
     assert {piece.emit_ns for piece in pieces} == {7}
-    assert max(piece.rows.num_rows for piece in pieces) * 8 <= channel.window.piece
+    assert max(piece.rows.num_rows for piece in pieces[1:]) <= PIECE_NS / 100_000
+
+
+def test_a_fast_reader_soon_gets_whole_batches():
+    channel, rows = full_of_rows()
+    taken = 0
+    while taken < rows.num_rows:
+        taken += channel.pop().rows.num_rows
+        channel.piece.worked(100_000)
+    assert channel.piece.bytes > rows.nbytes
+
+
+def test_one_slow_moment_is_made_up_for_and_control_elements_say_nothing():
+    piece = Piece()
+    piece.taken(1_000)
+    piece.worked(10**12)
+    assert piece.bytes == MIN_PIECE_BYTES
+    for _ in range(4):
+        piece.taken(piece.bytes)
+        piece.worked(1_000)
+    assert piece.bytes == MIN_PIECE_BYTES * 4**4
+    piece.taken(0)
+    piece.worked(10**12)
+    assert piece.bytes == MIN_PIECE_BYTES * 4**4
 
 
 def test_what_is_left_of_a_batch_that_was_taken_in_part_is_in_flight():
     """U1"""
-    channel = InputChannel(0, 0, lambda: None)
-    rows = pa.record_batch({"v": pa.array(range(100_000), pa.int64())})
-    channel.push(Batch(rows, 7), rows.nbytes)
-    while channel.window.bytes > MIN_WINDOW_BYTES:
-        channel.adapt(0.2)
+    channel, _ = full_of_rows()
     taken = channel.pop()
     channel.push(Barrier(1, 1, 0, 0), 10)
     (left,) = channel.record(1)
+    assert 0 < taken.rows.num_rows < 100_000
     assert taken.rows.num_rows + left.rows.num_rows == 100_000
     assert left.rows.column(0)[0].as_py() == taken.rows.num_rows
