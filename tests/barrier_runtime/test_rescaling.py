@@ -14,6 +14,7 @@ from barrier_runtime.job_result import JobFailed
 from coordinator.manifest import decode_manifest
 from state.memory_store import Fault, MemoryStore
 from state.open_store import open_store
+from tests.integration.harness import visible_files
 
 SPLITS, KEYS = 6, 600  # a key's rows come from one split, so that their order is defined
 PARALLELISMS = (1, 2, 3, 5, 6, 5, 2, 5, 3, 2, 1)
@@ -52,8 +53,7 @@ def numbered(crash: Crash, out: Path) -> Dataflow:
 
 
 def visible(out: Path) -> list[dict[str, int]]:
-    files = (path for path in out.rglob("*.jsonl") if "_staging" not in path.parts)
-    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    return [json.loads(line) for path in visible_files(out) for line in path.read_text().splitlines()]
 
 
 def rows_in_flight(store: MemoryStore) -> int:

@@ -27,6 +27,7 @@ from barrier_runtime.sources.file_listing import find_arrivals
 from barrier_runtime.sources.source_operator import SourceDriver
 from state.errors import InvalidJob, Unavailable
 from state.open_store import open_store
+from tests.integration.harness import visible_files
 
 SCHEMA = pa.schema([("file", pa.string()), ("n", pa.int64())])
 SOON = timedelta(milliseconds=10)
@@ -225,8 +226,7 @@ def test_a_bucket_that_does_not_answer_is_tried_again(monkeypatch: pytest.Monkey
 
 
 def visible(out: Path) -> list[dict[str, Any]]:
-    files = (path for path in out.rglob("*.jsonl") if "_staging" not in path.parts)
-    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    return [json.loads(line) for path in visible_files(out) for line in path.read_text().splitlines()]
 
 
 async def run_for_a_while(folder: Path, out: Path, url: str, parallelism: int, until: Callable[[], bool]) -> None:

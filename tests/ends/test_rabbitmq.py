@@ -23,6 +23,7 @@ from barrier_runtime.sources.rabbitmq_rows import METADATA, columns_of
 from examples.servers import RabbitServer
 from state.errors import InvalidJob, Unavailable
 from tests.ends.rabbitmq_world import Queue, Wire, address, queue_of, wait_until
+from tests.integration.harness import visible_files
 
 NUMBERS = pa.schema([("value", pa.int64())])
 SECOND = datetime.timedelta(seconds=1)
@@ -422,8 +423,7 @@ def test_an_exactly_once_sink_needs_the_deduplication(rabbitmq: RabbitServer, qu
 
 
 def visible(out: Path) -> list[int]:
-    files = (path for path in out.rglob("*.jsonl") if "_staging" not in path.parts)
-    return sorted(json.loads(line)["value"] for path in files for line in path.read_text().splitlines())
+    return sorted(json.loads(line)["value"] for path in visible_files(out) for line in path.read_text().splitlines())
 
 
 def test_messages_that_are_delivered_or_published_twice_come_out_once_and_the_queue_is_empty_at_the_end(

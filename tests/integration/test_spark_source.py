@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from harness import visible_files
 
 from barrier_runtime import Dataflow, JsonlSink
 from barrier_runtime.sinks.collect import CollectSink
@@ -45,8 +46,7 @@ def flow_of(dataframe: Any, out: Path, staging: str | None = None) -> Dataflow:
 
 
 def visible(out: Path) -> list[tuple[int, str]]:
-    files = (path for path in out.rglob("*.jsonl") if "_staging" not in path.parts)
-    rows = (json.loads(line) for path in files for line in path.read_text().splitlines())
+    rows = (json.loads(line) for path in visible_files(out) for line in path.read_text().splitlines())
     return sorted((row["id"], row["token"]) for row in rows)
 
 
@@ -72,7 +72,7 @@ def test_a_program_that_is_broken_off_and_started_again_reads_the_rows_of_the_fi
     }
     with flow_of(random_rows(spark), out).start(**options) as handle:
         deadline = time.monotonic() + 60
-        while not any("_staging" not in path.parts for path in out.rglob("*.jsonl")):
+        while not visible_files(out):
             assert time.monotonic() < deadline, handle.status()
             time.sleep(0.05)
         wanted = staged_rows(checkpoints)
