@@ -248,7 +248,7 @@ def test_names_are_checked_and_unique():
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ({"paralelism": 3}, "unknown option paralelism: the options are allow_non_restored, "),
+        ({"paralelism": 3}, "unknown option paralelism: the options are aligned_timeout, allow_non_restored, "),
         ({"parallelism": "2"}, "parallelism='2': give a whole number"),
         ({"parallelism": True}, "parallelism=True: give a whole number"),
         ({"parallelism": 0}, "parallelism=0: give a whole number from 1 to 1024"),
