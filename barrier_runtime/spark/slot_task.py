@@ -7,6 +7,7 @@ uuid, Spark task attempt); never the partition number alone.
 import asyncio
 import contextlib
 import fcntl
+import functools
 import gc
 import logging
 import os
@@ -43,6 +44,7 @@ from state.rocksdb_kv import SlotMemory
 
 _SWITCH_INTERVAL_S = 0.0005  # how long a worker thread may keep the loop waiting for the interpreter (default: 5 ms)
 _LIFE = "life.lock"
+_LEAVE_S = 10.0  # how long operators may take to let go at the end
 _GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses are tail latency
 
 
@@ -64,7 +66,7 @@ class SlotSettings:
 
 def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
     """Run slot `slot` in this process. Returns (slot, outcome, reason) when the coordinator ended it."""
-    sockets = inherited_sockets()
+    sockets = _sockets_of_spark(os.getpid())
     check_packages()
     os.environ.update({k: v for k, v in settings.environment.items() if k not in os.environ})
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
@@ -80,6 +82,13 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
         finally:
             remove_local(directory)
     return result_of(slot, farewell)
+
+
+@functools.cache
+def _sockets_of_spark(pid: int) -> list[int]:
+    """What this process had before its first slot. One that Spark uses again has more: what clients keep open, as the
+    pools of S3's, whose other side may close it at any time."""
+    return inherited_sockets()
 
 
 def result_of(slot: int, farewell: Shutdown) -> tuple[int, str, str]:
@@ -173,7 +182,10 @@ async def _run(
     linking = loop.create_task(link.run())
     try:
         linking.add_done_callback(partial(_link_broke, this.left))
-        return await this.left
+        farewell = await this.left
+        # Spark uses the process again: what operators hold, as connections of sinks, is let go first.
+        await asyncio.wait([loop.create_task(this.closed())], timeout=_LEAVE_S)
+        return farewell
     finally:
         watchdog.stop()
         link.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from harness import counting_flow, kill, until, verdict, visible_files
 
-from barrier_runtime import InvalidJob
+from barrier_runtime import Dataflow, InvalidJob, JsonlSink
 from coordinator.client import CoordinatorClient
 from state.errors import Unavailable
 
@@ -155,6 +155,20 @@ def test_the_programs_own_coordinator_listens_where_it_is_told_to(spark, tmp_pat
 
 
 # ---------------------------------------------------------------- stopping
+
+
+def test_a_finished_job_has_let_go_of_its_sinks_in_the_workers_that_spark_uses_again(spark, tmp_path):
+    """Else their connections stay open, and the next slot in such a worker takes them for Spark's own."""
+
+    class Marking(JsonlSink):
+        def close(self):
+            super().close()
+            (tmp_path / f"closed-{os.getpid()}").touch()
+
+    flow = Dataflow("closing")
+    flow.rate("numbers", 1e6, 1_000).sink("out", Marking(str(tmp_path / "out")))
+    flow.run(spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.2)
+    assert len(list(tmp_path.glob("closed-*"))) == 2
 
 
 def test_a_stop_is_not_forgotten_when_the_coordinator_dies_before_it_is_done(spark, tmp_path):
