@@ -68,7 +68,6 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     """Run slot `slot` in this process. Returns (slot, outcome, reason) when the coordinator ended it."""
     sockets = _sockets_of_spark(os.getpid())
     check_packages()
-    os.environ.update({k: v for k, v in settings.environment.items() if k not in os.environ})
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -76,7 +75,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     directory = local_root(settings.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
     remove_what_the_dead_left(directory.parent)
     directory.mkdir(mode=0o700, parents=True)
-    with living_in(directory):
+    with lent_environment(settings.environment), living_in(directory):
         try:
             farewell = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
         finally:
@@ -222,6 +221,19 @@ def check_packages() -> None:
                 raise InvalidJob(
                     f"{place} hides the package {name!r} of barrier-runtime, which is in {ours}: rename your module"
                 )
+
+
+@contextlib.contextmanager
+def lent_environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set what is not set here, for as long as the slot runs: the next job in this process may be meant for another
+    endpoint."""
+    lent = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(lent)
+    try:
+        yield
+    finally:
+        for name in lent:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from barrier_runtime.launch import _Coordinator
 from barrier_runtime.options import JobOptions
-from barrier_runtime.spark.slot_task import living_in, remove_what_the_dead_left, result_of
+from barrier_runtime.spark.slot_task import lent_environment, living_in, remove_what_the_dead_left, result_of
 from coordinator.messages import ChainSpec, JobSpec, Shutdown
 from state.errors import Unavailable
 
@@ -99,3 +99,14 @@ print(sorted(set(sys.modules) - loaded))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_a_job_says_of_its_endpoint_is_gone_before_the_next_job_in_the_same_worker(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "of-the-worker")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    for endpoint in ("http://first", "http://second"):
+        with lent_environment({"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "of-the-driver"}):
+            assert os.environ["AWS_ENDPOINT_URL"] == endpoint
+            assert os.environ["AWS_REGION"] == "of-the-worker"
+        assert "AWS_ENDPOINT_URL" not in os.environ
+    assert os.environ["AWS_REGION"] == "of-the-worker"
