@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from coordinator.log_records import Fence, decode_record
 from state.errors import InvalidJob
 from state.open_store import open_existing_store, open_store
 from state.paths import Paths
+from tests.deciding import deciding
 
 pytestmark = pytest.mark.slow
 
@@ -116,18 +116,8 @@ def running(job: Killed, sink: str = "Stuck", rate: int = 500) -> Iterator[None]
     """The job's process, while it has decided some checkpoints; killed at the end."""
     job.folder.mkdir(exist_ok=True)
     (job.folder / "app.py").write_text(textwrap.dedent(APP.format(rows=ROWS, rate=rate, sink=sink)))
-    log = Path(job.url) / "stuck" / "log"
-    process = subprocess.Popen(job.command(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        deadline = time.monotonic() + 90
-        while len(list(log.glob("*.json"))) < 5:
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, "no checkpoints were decided"
-            time.sleep(0.02)
+    with deciding(job.command(), Path(job.url) / "stuck" / "log", records=5, patience_s=90):
         yield
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
 
 
 @pytest.fixture(scope="module")

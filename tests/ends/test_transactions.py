@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from examples.servers import KafkaServer, PostgresServer, postgres_server
+from tests.deciding import deciding
 from tests.ends.kafka_target import Topic, new_topic
 
 COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
@@ -69,17 +69,8 @@ class Job:
         return [*COMMAND, "run", f"{self._folder / 'app.py'}:flow", *options]
 
     def kill_with_decided_transactions(self) -> None:
-        log = Path(self.url) / "stuck" / "log"
-        process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            deadline = time.monotonic() + 120
-            while len(list(log.glob("*.json"))) < 6:
-                assert process.poll() is None, process.communicate()[0]
-                assert time.monotonic() < deadline, "no checkpoints were decided"
-                time.sleep(0.02)
-        finally:
-            process.kill()
-            process.communicate(timeout=30)
+        with deciding(self.command(), Path(self.url) / "stuck" / "log", records=6, patience_s=120):
+            pass
 
     def run_on(self) -> None:
         (self._folder / "may-commit").touch()

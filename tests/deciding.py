@@ -1,0 +1,23 @@
+"""A job's program as a process of its own, until it has decided some checkpoints; then it is killed."""
+
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def deciding(command: Sequence[str], log: Path, records: int, patience_s: float) -> Iterator[None]:
+    """Enters when there are so many records in the decision log `log`; SIGKILL at the end."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + patience_s
+        while len(list(log.glob("*.json"))) < records:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, "no checkpoints were decided"
+            time.sleep(0.02)
+        yield
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
