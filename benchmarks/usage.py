@@ -9,7 +9,7 @@ from types import TracebackType
 
 import psutil
 
-_PERIOD_S = 0.2
+_PERIOD_S = 0.5  # a look takes some milliseconds, on the cores that are measured
 
 
 class Usage:
