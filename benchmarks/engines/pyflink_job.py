@@ -17,6 +17,7 @@ from pyflink.table import StreamTableEnvironment
 
 NAMES = ["key", "value", "at", "emitted"]
 LOOK_S = 0.01
+CANCELLED = "JobCancellationException"  # in the error of a job that was cancelled
 
 
 class Counter(KeyedProcessFunction):
@@ -60,22 +61,21 @@ def main():
     else:
         counted.add_sink(SinkFunction(jvm.org.apache.flink.streaming.api.functions.sink.legacy.DiscardingSink()))
     job = env.execute_async("bench")
+    ended = job.get_job_execution_result()
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.buffer.read(), stop.set()), daemon=True).start()
-    running = False
-    while True:
-        status = str(job.get_job_status().result())
-        if not running and "RUNNING" in status:
-            say("running")
-            running = True
-        if any(end in status for end in ("FINISHED", "FAILED", "CANCELED")):
-            break
-        if stop.is_set():
-            job.cancel().result()
-            break
+    say("running")
+    while not ended.done() and not stop.is_set():
         time.sleep(LOOK_S)
+    asked = not ended.done()
+    if asked:
+        job.cancel()
+        while not ended.done():
+            time.sleep(LOOK_S)
     say("finished")
-    sys.exit("FAILED" in status)
+    error = ended.exception()
+    if error is not None and not (asked and CANCELLED in str(error)):
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

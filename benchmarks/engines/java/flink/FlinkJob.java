@@ -4,14 +4,16 @@ import bench.Stamps;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.Collectors;
-import org.apache.flink.api.common.JobStatus;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.state.ValueState;
 import org.apache.flink.api.common.state.ValueStateDescriptor;
 import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.configuration.Configuration;
 import org.apache.flink.core.execution.JobClient;
+import org.apache.flink.runtime.client.JobCancellationException;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.streaming.api.functions.KeyedProcessFunction;
@@ -23,6 +25,7 @@ import org.apache.flink.table.api.bridge.java.StreamTableEnvironment;
 import org.apache.flink.types.Row;
 import org.apache.flink.types.RowKind;
 import org.apache.flink.util.Collector;
+import org.apache.flink.util.ExceptionUtils;
 
 /** One workload in a MiniCluster of this process. Arguments are name=value; the names are in engines/flink.py. Says
  *  "bench: began|running|finished <ns>" on standard output; ends when the input does, or standard input is closed. */
@@ -133,12 +136,16 @@ public final class FlinkJob {
         }
     }
 
+    /** Waits on the result, not on the status: the cluster is gone as soon as the job has ended. A cancellation that was
+     *  asked for is a good end. */
     private static void waitFor(JobClient job) throws Exception {
+        AtomicBoolean asked = new AtomicBoolean();
         Thread listener = new Thread(() -> {
             try {
                 while (System.in.read() >= 0) {
                     Thread.onSpinWait();
                 }
+                asked.set(true);
                 job.cancel().get();
             } catch (Exception error) {
                 error.printStackTrace();
@@ -146,20 +153,16 @@ public final class FlinkJob {
         });
         listener.setDaemon(true);
         listener.start();
-        JobStatus status = JobStatus.CREATED;
-        while (status != JobStatus.RUNNING && !status.isTerminalState()) {
-            Thread.sleep(2);
-            status = job.getJobStatus().get();
-        }
         say("running");
-        while (!status.isTerminalState()) {
-            Thread.sleep(5);
-            status = job.getJobStatus().get();
+        try {
+            job.getJobExecutionResult().get();
+        } catch (ExecutionException error) {
+            if (!asked.get() || ExceptionUtils.findThrowable(error, JobCancellationException.class).isEmpty()) {
+                error.printStackTrace();
+                System.exit(1);
+            }
         }
         say("finished");
-        if (status == JobStatus.FAILED) {
-            job.getJobExecutionResult().get();
-        }
         System.exit(0);
     }
 
