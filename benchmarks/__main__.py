@@ -7,20 +7,19 @@ it again after each command.
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import plan, workloads
+from benchmarks import plan, programme, workloads
 from benchmarks.ends import add_arguments, measure_all
 from benchmarks.flink_setup import set_up
 from benchmarks.plan import Wanted
+from benchmarks.programme import SEARCHED, TableSizes
 from benchmarks.recovery import VICTIMS
-from benchmarks.session import FOLDER, Store, grid, measure, recover, search, there
+from benchmarks.session import FOLDER, Store, measure, recover, search
 from examples.servers.base import ServerError
 
 _ENGINES = ("ours", "spark", "spark-tuned", "flink")
-_THROUGHPUT = ("keyed-count", "map-filter", "tumbling", "python-count")
-_SEARCHED = ("keyed-count", "python-count")
+_BRIEFLY = ("ours", "spark-tuned", "flink")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +44,7 @@ def _rates(chosen: argparse.Namespace) -> None:
     search(
         store,
         chosen.engine or list(_ENGINES),
-        chosen.workload or list(_SEARCHED),
+        chosen.workload or list(SEARCHED),
         chosen.keys or list(Wanted.keys),
         chosen.rounds,
     )
@@ -60,32 +59,35 @@ def _recovery(chosen: argparse.Namespace) -> None:
 
 def _checkpoints(chosen: argparse.Namespace) -> None:
     store = Store(chosen.folder, fresh=False)
-    grid(store, chosen.quick, chosen.rounds)
+    if chosen.quick:
+        programme.quick_checkpoints(store)
+    else:
+        programme.checkpoints(store, chosen.rounds)
     store.report()
 
 
 def _all(chosen: argparse.Namespace) -> None:
     store = Store(chosen.folder, fresh=True)
-    engines = there(store, chosen.engine or (["ours", "spark-tuned", "flink"] if chosen.quick else list(_ENGINES)))
-    base = Wanted(engines=engines, folder=str(chosen.folder / "run"), rounds=chosen.rounds)
     if chosen.quick:
-        brief = replace(base, rounds=1, seconds=6.0, warm_up_s=3.0, keys=(10_000,), rows=1_000_000)
-        measure(store, replace(brief, measures=("latency",), rates=(10_000,)))
-        measure(store, replace(brief, measures=("visible",), visible_rates=(1_000,), engines=engines[:2]))
-        measure(store, replace(brief, measures=("throughput",), workloads=("tumbling",)))
-        recover(store, ["slot"], 2, 10_000, 3.0)
-        grid(store, quick=True, rounds=1)
+        programme.quick(store, chosen.engine or _BRIEFLY)
     else:
-        windows = ("map-filter", "tumbling", "sliding", "two-shuffles")
-        nexmark = workloads.names("nexmark")
-        measure(store, replace(base, measures=("latency", "visible")))
-        measure(store, replace(base, measures=("latency",), workloads=("python-count",), rates=(1_000, 10_000)))
-        measure(store, replace(base, measures=("latency",), workloads=windows, rates=(10_000,)))
-        measure(store, replace(base, measures=("throughput",), workloads=_THROUGHPUT))
-        measure(store, replace(base, measures=("throughput",), workloads=nexmark, nexmark=nexmark))
-        search(store, engines, _SEARCHED, Wanted.keys, 1)
-        recover(store, VICTIMS, 10, 50_000, 5.0)
-        grid(store, quick=False, rounds=chosen.rounds)
+        programme.everything(store, chosen.engine or _ENGINES, chosen.rounds)
+    store.report()
+
+
+def _table(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=not chosen.add)
+    sizes = TableSizes(
+        seconds=chosen.seconds,
+        warm_up_s=chosen.warm_up,
+        rounds=chosen.rounds,
+        rows=chosen.rows,
+        keys=chosen.keys,
+        rates=chosen.rates,
+        kills=chosen.kills,
+        cost_rounds=chosen.cost_rounds,
+    )
+    programme.table(store, chosen.engine or plan.ENGINES, sizes)
     store.report()
 
 
@@ -111,7 +113,7 @@ def _wanted(chosen: argparse.Namespace) -> Wanted:
         workloads.workload(name)
     brief = chosen.quick
     return Wanted(
-        engines=chosen.engine or (["ours", "spark-tuned", "flink"] if brief else list(_ENGINES)),
+        engines=chosen.engine or (_BRIEFLY if brief else _ENGINES),
         workloads=picked,
         measures=chosen.measure or ["latency"],
         rates=chosen.rates or ([10_000.0] if brief else Wanted.rates),
@@ -123,7 +125,7 @@ def _wanted(chosen: argparse.Namespace) -> Wanted:
         warm_up_s=chosen.warm_up if chosen.warm_up is not None else (3.0 if brief else 15.0),
         interval_ms=chosen.interval,
         visible_interval_ms=chosen.visible_interval,
-        rows=chosen.rows or (1_000_000 if brief else 10_000_000),
+        rows=chosen.rows or (4_000_000 if brief else plan.ROWS),
         parallelism=chosen.parallelism,
         folder=str(chosen.folder / "run"),
         nexmark=[name for name in known if name in workloads.names("nexmark")],
@@ -144,6 +146,18 @@ def _parser() -> argparse.ArgumentParser:
     every.add_argument("--quick", action="store_true", help="a taste of each figure, in 5 minutes")
     every.add_argument("--rounds", type=int, default=3)
     every.add_argument("--engine", action="append", help=", ".join(plan.ENGINES))
+
+    side = command("table", _table, "the table of figures, side by side, in half an hour; its sizes can be changed")
+    side.add_argument("--add", action="store_true", help="to the results there are")
+    side.add_argument("--engine", action="append", help=f"again for each: {', '.join(plan.ENGINES)}")
+    side.add_argument("--seconds", type=float, default=TableSizes.seconds, help="measured per run, after the warm-up")
+    side.add_argument("--warm-up", type=float, default=TableSizes.warm_up_s, help="seconds")
+    side.add_argument("--rounds", type=int, default=TableSizes.rounds)
+    side.add_argument("--rows", type=int, default=TableSizes.rows, help="of a bounded input, at most")
+    side.add_argument("--keys", type=int, nargs="+", default=TableSizes.keys)
+    side.add_argument("--rates", type=float, nargs="+", default=TableSizes.rates, help="rows per second")
+    side.add_argument("--kills", type=int, default=TableSizes.kills)
+    side.add_argument("--cost-rounds", type=int, default=TableSizes.cost_rounds, help="with and without checkpoints")
 
     one = command("run", _run, "engines side by side")
     one.add_argument("--quick", action="store_true", help="one short round at 10,000 rows per second")
@@ -176,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
 
     grid = command("checkpoints", _checkpoints, "cost of checkpoints: interval, size of state, rate of change")
     grid.add_argument("--quick", action="store_true")
-    grid.add_argument("--rounds", type=int)
+    grid.add_argument("--rounds", type=int, default=3)
 
     targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
     add_arguments(targets)

@@ -5,10 +5,11 @@ and latency against the size of the state and how much of it changes.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.inputs import with_input
 from benchmarks.progress import Progress
 from benchmarks.runner import run
 from benchmarks.spec import CheckpointCost, CheckpointSize, RunSpec, Storage
+from benchmarks.throughput import throughput
+from benchmarks.workloads import WIDE_BYTES
 
 NEVER_MS = 86_400_000
 
@@ -68,32 +69,42 @@ def size_specs(
 
 
 def cost(spec: RunSpec, inputs: Path, progress: Progress) -> CheckpointCost | None:
-    """None when the run failed; the bar says why."""
-    result = run(with_input(spec, inputs), None)
-    if result.rows_per_s_net is None:
-        progress.note(f"failed: {spec.name}: {result.error}")
+    """None when the run failed or was too short to tell; the bar says why."""
+    result = throughput(spec, inputs)
+    if result.rows_per_s_steady is None:
+        progress.note(f"failed: {spec.name}: {result.error or 'too few rows'}")
         return None
     return CheckpointCost(
         interval_ms=0 if spec.interval_ms == NEVER_MS else spec.interval_ms,
         keys=spec.keys,
         parallelism=spec.parallelism,
         round=spec.round,
-        rows_per_s=result.rows_per_s_net,
+        rows_per_s=result.rows_per_s_steady,
         checkpoints=result.checkpoints,
     )
 
 
 def size(spec: RunSpec) -> CheckpointSize:
     result = run(spec, None)
+    changed = changed_bytes(spec)
+    uploaded = result.checkpoints.mean_bytes if result.checkpoints is not None else None
     return CheckpointSize(
         keys=spec.keys,
         changed=spec.rate,
+        changed_bytes=round(changed),
         interval_ms=spec.interval_ms,
         storage=spec.storage,
         round=spec.round,
+        uploaded_by_changed=round(uploaded / changed, 2) if uploaded is not None else None,
         checkpoints=result.checkpoints,
         processed=result.processed,
         gap_ms=result.gap_ms,
         checkpoint_gap_ms=result.checkpoint_gap_ms,
         error=result.error,
     )
+
+
+def changed_bytes(spec: RunSpec) -> float:
+    """Bytes of the keys that get a row between two checkpoints: drawn at random, so some get two."""
+    rows = spec.rate * spec.interval_ms / 1000
+    return float(WIDE_BYTES * spec.keys * (1 - (1 - 1 / spec.keys) ** rows))

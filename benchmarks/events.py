@@ -4,7 +4,6 @@ Columns: `key` (uniform in 0 … keys-1), `value` (uniform in 0 … 999), `at` (
 emission, ns), all int64. Key and value are splitmix64 of the row's number; the Java sources do the same arithmetic.
 """
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 SCHEMA = pa.schema([(name, pa.int64()) for name in ("key", "value", "at", "emitted")])
 VALUES = 1_000
 _BEGIN_NS = 1_700_000_000 * 10**9  # event time of a bounded input's first row
-_FILE_ROWS = 1_000_000
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,22 +36,18 @@ def events(numbers: Ints, emitted_ns: Ints, keys: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA)
 
 
-def bounded(rows: int, keys: int, pace: int = 100_000) -> Iterator[pa.RecordBatch]:
-    """Rows 0 … rows-1 with `pace` of them per second of event time, in batches of at most a million."""
-    for first in range(0, rows, _FILE_ROWS):
-        numbers = np.arange(first, min(first + _FILE_ROWS, rows))
-        yield events(numbers, _BEGIN_NS + numbers * (10**9 // pace), keys)
+def bounded(begin: int, end: int, keys: int, pace: int = 100_000) -> pa.RecordBatch:
+    """Rows `begin` … `end` - 1 of a bounded input, with `pace` of them per second of event time."""
+    numbers = np.arange(begin, end)
+    return events(numbers, _BEGIN_NS + numbers * (10**9 // pace), keys)
 
 
-def write_parquet(folder: Path, batches: Iterable[pa.RecordBatch]) -> None:
-    """One file per batch. Nothing is done, and no batch made, if the folder is complete already."""
-    done = folder / "_DONE"
-    if done.exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, batch in enumerate(batches):
-        pq.write_table(pa.Table.from_batches([batch]), folder / f"part-{number:05}.parquet", compression="snappy")
-    done.touch()
+def write_parquet(path: Path, rows: pa.RecordBatch) -> None:
+    """Under another name first: a file that is there is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    pq.write_table(pa.Table.from_batches([rows]), part, compression="snappy")
+    part.replace(path)
 
 
 def as_json(batch: pa.RecordBatch) -> list[bytes]:

@@ -1,4 +1,6 @@
-"""Parquet files of a bounded run: made once, used by all engines and rounds."""
+"""Parquet files of bounded runs: each file made once, used by all engines and rounds. A run reads the first so many of
+them, through a folder of links, so a smaller input is the beginning of a larger one.
+"""
 
 from pathlib import Path
 
@@ -8,15 +10,28 @@ from benchmarks import events, nexmark
 from benchmarks.spec import RunSpec
 from benchmarks.workloads import workload
 
+_LEAST_FILES = 8
+_MOST_ROWS = {"events": 1_000_000, "nexmark": 500_000}
 
-def with_input(spec: RunSpec, parent: Path) -> RunSpec:
-    """`spec` with its Parquet files, which are made if they are not there yet."""
-    if spec.source != "parquet":
-        return spec
-    if workload(spec.workload).input == "nexmark":
-        folder = parent / f"nexmark-{spec.rows}"
-        events.write_parquet(folder, nexmark.bounded(spec.rows))
-    else:
-        folder = parent / f"events-{spec.rows}-{spec.keys}"
-        events.write_parquet(folder, events.bounded(spec.rows, spec.keys))
-    return msgspec.structs.replace(spec, input=str(folder.resolve()))
+
+def file_rows(spec: RunSpec) -> int:
+    """Rows of each file where `spec.rows` are the most that are read."""
+    return max(1, min(_MOST_ROWS[workload(spec.workload).input], spec.rows // _LEAST_FILES))
+
+
+def with_input(spec: RunSpec, parent: Path, rows_per_file: int) -> RunSpec:
+    """`spec` with the folder of its `rows`, rounded up to whole files; files that are not there yet are made."""
+    is_nexmark = workload(spec.workload).input == "nexmark"
+    every = parent / (f"nexmark-{rows_per_file}" if is_nexmark else f"events-{spec.keys}-{rows_per_file}")
+    count = -(-spec.rows // rows_per_file)
+    first = every / f"first-{count}"
+    first.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        made = every / f"part-{number:05}.parquet"
+        if not made.exists():
+            begin, end = number * rows_per_file, (number + 1) * rows_per_file
+            rows = nexmark.bounded(begin, end) if is_nexmark else events.bounded(begin, end, spec.keys)
+            events.write_parquet(made, rows)
+        if not (first / made.name).exists():
+            (first / made.name).hardlink_to(made)
+    return msgspec.structs.replace(spec, input=str(first.resolve()), rows=count * rows_per_file)

@@ -4,8 +4,6 @@ Event i is a function of i alone. All three kinds are rows of one stream with th
 have is null. Auctions and bids refer to persons and auctions of the recent past, some much more often than others.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -22,7 +20,6 @@ _FIRST = ("Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sa
 _LAST = ("Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris")
 _RECENT = 100  # persons and auctions in flight
 _BEGIN_NS = 1_700_000_000 * 10**9
-_FILE_ROWS = 500_000
 
 SCHEMA = pa.schema(
     [
@@ -77,11 +74,10 @@ def events(numbers: Ints, emitted_ns: Ints) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def bounded(rows: int, pace: int = 10_000) -> Iterator[pa.RecordBatch]:
-    """Events 0 … rows-1 with `pace` of them per second of event time, in batches of at most half a million."""
-    for first in range(0, rows, _FILE_ROWS):
-        numbers = np.arange(first, min(first + _FILE_ROWS, rows))
-        yield events(numbers, _BEGIN_NS + numbers * (10**9 // pace))
+def bounded(begin: int, end: int, pace: int = 10_000) -> pa.RecordBatch:
+    """Events `begin` … `end` - 1 of a bounded input, with `pace` of them per second of event time."""
+    numbers = np.arange(begin, end)
+    return events(numbers, _BEGIN_NS + numbers * (10**9 // pace))
 
 
 def _draw(numbers: Ints, salt: int) -> Ints:

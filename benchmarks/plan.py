@@ -10,10 +10,12 @@ import msgspec
 from benchmarks.spec import Measure, RunSpec, Source
 from benchmarks.workloads import workload
 
+ROWS = 16_000_000  # of a bounded input, at most
 ENGINES = ("ours", "spark", "spark-tuned", "flink", "flink-sql", "pyflink", "spark-real-time")
 _HAS = {"pyflink": ("keyed-count", "python-count")}
-_IN_PYTHON = {"python-count": ("ours", "pyflink")}
-_ROWWISE = 10  # times fewer rows where a Python function sees each
+_ONLY = {"python-count": ("ours", "pyflink"), "wide-state": ("ours",)}
+_IN_PYTHON = ("python-count", "wide-state")
+_ROWWISE = 8  # times fewer rows where a Python function sees each
 _SAME = {"flink-sql": ("keyed-count",)}  # elsewhere `flink` is SQL already
 
 
@@ -33,7 +35,7 @@ class Wanted:
     warm_up_s: float = 15.0
     interval_ms: int = 1_000
     visible_interval_ms: int = 100
-    rows: int = 10_000_000
+    rows: int = ROWS
     parallelism: int = 2
     folder: str = "build/bench/run"
     nexmark: Sequence[str] = field(default=())
@@ -53,7 +55,7 @@ def can(engine: str, cell: RunSpec) -> bool:
     """Has the engine this workload and this source?"""
     if cell.workload not in _HAS.get(engine, (cell.workload,)):
         return False
-    if engine not in _IN_PYTHON.get(cell.workload, (engine,)):
+    if engine not in _ONLY.get(cell.workload, (engine,)):
         return False
     if cell.workload not in _SAME.get(engine, (cell.workload,)):
         return False
@@ -70,7 +72,7 @@ def can(engine: str, cell: RunSpec) -> bool:
 
 def estimated_s(specs: Sequence[RunSpec]) -> float:
     """How long the runs will take, start and end of the engines included."""
-    return sum(25 + (spec.warm_up_s + spec.seconds + 4 if not spec.rows else spec.rows / 300_000) for spec in specs)
+    return sum(40.0 if spec.rows else 15 + spec.warm_up_s + spec.seconds + 4 for spec in specs)
 
 
 def _cells(wanted: Wanted) -> Iterator[RunSpec]:

@@ -22,7 +22,7 @@ from benchmarks.broker import PARTITIONS, LoadedKafka
 from benchmarks.counted_s3 import CountedS3, counted_s3
 from benchmarks.engines import MODULES
 from benchmarks.engines.child import PREFIX
-from benchmarks.spec import Facts, RunResult, RunSpec
+from benchmarks.spec import BoundedRun, Facts, RunResult, RunSpec
 from benchmarks.stamps import Stamps, checkpoint_figures, gaps_ms, held, percentiles, read_stamps, timeline
 from benchmarks.usage import Usage
 from benchmarks.visible import Watcher
@@ -238,15 +238,15 @@ def _latency(
 
 def _bounded(spec: RunSpec, engine: Engine, usage: Usage) -> dict[str, object]:
     began_ns = engine.wait_for("began", _START_S)
-    running_ns = engine.wait_for("running", _START_S)
     finished_ns = engine.wait_for("finished", _BOUNDED_S)
     usage.look()
     engine.stop()
     facts = _facts(spec)
     cpu_s = usage.cpu_between(began_ns, finished_ns)
+    seconds = (finished_ns - began_ns) / 1e9
     return {
-        "rows_per_s": round(spec.rows / ((finished_ns - began_ns) / 1e9)),
-        "rows_per_s_net": round(spec.rows / ((finished_ns - running_ns) / 1e9)),
+        "bounded": [BoundedRun(spec.rows, round(seconds, 3))],
+        "rows_per_s": round(spec.rows / seconds),
         "cpu_s": round(cpu_s, 2),
         "cpu_s_per_million": round(cpu_s / spec.rows * 1e6, 3),
         "peak_mb": round(usage.peak_mb()),

@@ -11,16 +11,16 @@ import msgspec
 
 from benchmarks import machine, plan
 from benchmarks.broker import broker
-from benchmarks.checkpoint_cost import cost, size, size_specs, throughput_specs
+from benchmarks.checkpoint_cost import cost, size
 from benchmarks.flink_setup import missing
-from benchmarks.inputs import with_input
 from benchmarks.plan import Wanted
 from benchmarks.progress import Progress
 from benchmarks.rates import highest_held, next_rate
-from benchmarks.recovery import recoveries
+from benchmarks.recovery import Victim, recoveries
 from benchmarks.report import write_report
 from benchmarks.runner import run
 from benchmarks.spec import RateHeld, Results, RunSpec, decoded, encoded
+from benchmarks.throughput import throughput
 
 FOLDER = Path("build/bench")
 _LOWEST, _HIGHEST = 1_000.0, 5_000_000.0
@@ -65,7 +65,7 @@ def there(store: Store, engines: Sequence[str]) -> list[str]:
 
 
 def measure(store: Store, wanted: Wanted) -> None:
-    wanted = _replaced(wanted, engines=there(store, wanted.engines))
+    wanted = dataclasses.replace(wanted, engines=there(store, wanted.engines))
     specs = list(plan.runs(wanted))
     minutes = plan.estimated_s(specs) / 60
     with ExitStack() as stack:
@@ -73,7 +73,8 @@ def measure(store: Store, wanted: Wanted) -> None:
         progress = stack.enter_context(Progress(len(specs), f"about {minutes:.0f} min"))
         for spec in specs:
             progress.say(spec.name)
-            result = run(with_input(_placed(spec, wanted.folder), FOLDER / "input"), kafka)
+            placed = _placed(spec, wanted.folder)
+            result = throughput(placed, FOLDER / "input") if spec.rows else run(placed, kafka)
             if result.error is not None:
                 progress.note(f"failed: {spec.name}: {result.error.splitlines()[0]}")
             store.results.runs.append(result)
@@ -124,26 +125,14 @@ def search(store: Store, engines: Sequence[str], picked: Sequence[str], sizes: S
             progress.step()
 
 
-def recover(store: Store, victims: Sequence[str], kills: int, rate: float, pause_s: float) -> None:
-
+def recover(store: Store, victims: Sequence[Victim], kills: int, rate: float, pause_s: float) -> None:
     with Progress(len(victims) * kills, "recovery") as progress:
         for victim in victims:
-            store.results.recoveries.extend(
-                recoveries([victim], kills, rate, 10_000, pause_s, progress)  # type: ignore[list-item]
-            )
+            store.results.recoveries.extend(recoveries([victim], kills, rate, 10_000, pause_s, progress))
             store.save()
 
 
-def grid(store: Store, quick: bool, rounds: int | None) -> None:
-    folder = str(FOLDER / "run/grid")
-    if quick:
-        costs = list(throughput_specs((0, 1_000), (10_000,), (2,), 2_000_000, 1, folder))
-        sizes = list(size_specs((100_000,), (0.01,), ("file",), 5.0, 3.0, 1, folder))
-    else:
-        times = rounds or 3
-        costs = list(throughput_specs((0, 200, 1_000, 5_000), (10_000, 1_000_000), (1, 2), 20_000_000, times, folder))
-        sizes = list(size_specs((10_000, 100_000, 1_000_000), (0.001, 0.01, 0.1), ("file",), 20.0, 10.0, times, folder))
-        sizes += size_specs((100_000, 1_000_000), (0.01,), ("s3",), 20.0, 10.0, times, folder)
+def grid(store: Store, costs: Sequence[RunSpec], sizes: Sequence[RunSpec]) -> None:
     with Progress(len(costs) + len(sizes), "checkpoints") as progress:
         for spec in costs:
             progress.say(f"{spec.name}, every {spec.interval_ms} ms")
@@ -156,11 +145,6 @@ def grid(store: Store, quick: bool, rounds: int | None) -> None:
             store.results.sizes.append(size(spec))
             store.save()
             progress.step()
-
-
-def _replaced(wanted: Wanted, **changes: object) -> Wanted:
-
-    return dataclasses.replace(wanted, **changes)  # type: ignore[arg-type]
 
 
 def _needs_kafka(spec: RunSpec) -> bool:

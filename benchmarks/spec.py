@@ -75,6 +75,7 @@ class CheckpointFigures(msgspec.Struct, frozen=True, kw_only=True):
     max_ms: float
     phases: dict[str, float]
     bytes: int | None
+    mean_bytes: float | None  # merges of files come now and then, and are in this one only
     full_bytes: int | None
     requests: float | None  # calls to the checkpoint store per checkpoint
 
@@ -100,6 +101,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     requests: float | None = None
 
 
+class BoundedRun(msgspec.Struct, frozen=True, array_like=True):
+    """One query over a bounded input: from its start, in a session that is there, to its end."""
+
+    rows: int
+    seconds: float
+
+
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """One object of `runs` in results.json."""
 
@@ -111,7 +119,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     sink: Sink
     round: int
     rate: float
-    rows: int
+    rows: int  # of a bounded input, the most that was asked for
     keys: int
     parallelism: int
     interval_ms: int
@@ -122,8 +130,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     processed: Percentiles | None = None
     visible: Percentiles | None = None
     held: bool | None = None  # the backlog did not grow
-    rows_per_s: float | None = None  # whole query, without the start of the process
-    rows_per_s_net: float | None = None  # from the moment that workers were there
+    bounded: list[BoundedRun] = []  # over the small and the large input
+    rows_per_s: float | None = None  # whole query over the large input
+    rows_per_s_steady: float | None = None  # what the large run had more than the small one, rows by seconds
     cpu_s_per_million: float | None = None
     cpu_s: float | None = None
     peak_mb: float | None = None
@@ -149,7 +158,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell of the grid (interval, keys, parallelism): keyed count at full speed. Interval 0: none but the last."""
+    """One cell of the grid (interval, keys, parallelism): keyed count at full speed, the steady rate. Interval 0: none
+    but the last."""
 
     interval_ms: int
     keys: int
@@ -160,13 +170,15 @@ class CheckpointCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint costs for `keys` of about 100 bytes of state, `changed` of them per second."""
+    """What a checkpoint costs for `keys` of 100 bytes that do not compress; so many rows per second change one each."""
 
     keys: int
     changed: float
+    changed_bytes: float  # between two checkpoints
     interval_ms: int
     storage: Storage
     round: int
+    uploaded_by_changed: float | None  # mean bytes of a checkpoint, by `changed_bytes`
     checkpoints: CheckpointFigures | None
     processed: Percentiles | None
     gap_ms: float | None

@@ -151,6 +151,7 @@ def checkpoint_figures(checkpoints: Sequence[Checkpoint], requests: float | None
             for name in names
         },
         bytes=int(np.median(sizes)) if sizes else None,
+        mean_bytes=round(float(np.mean(sizes))) if sizes else None,
         full_bytes=int(np.median(full)) if full else None,
         requests=requests,
     )

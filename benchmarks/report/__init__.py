@@ -1,9 +1,10 @@
-"""The report: one HTML file that needs nothing beside it, and its pictures as PNG files for the README."""
+"""The report: one HTML file that needs nothing beside it; for the README its pictures as PNG files, and a table."""
 
 from pathlib import Path
 
 from benchmarks.report.page import page
 from benchmarks.report.pictures import draw_all
+from benchmarks.report.table import markdown
 from benchmarks.spec import Results
 
 
@@ -12,4 +13,6 @@ def write_report(results: Results, folder: Path) -> list[Path]:
     pictures = {name: folder / f"{name}.png" for name in draw_all(results, folder)}
     report = folder / "report.html"
     report.write_text(page(results, pictures), encoding="utf-8")
-    return [report, *pictures.values()]
+    table = folder / "table.md"
+    table.write_text(markdown(results), encoding="utf-8")
+    return [report, table, *pictures.values()]

@@ -14,20 +14,36 @@ COLOURS = {
     "flink-sql": "#8fb3d9",
     "pyflink": "#8e6bbf",
 }
-SIZE = (9.0, 4.6)
+GREENS = ("#9fd3bd", "#3f9e7c", "#0b4f3a")
+"""Of pictures of this runtime alone: by size of state, small to large."""
+SIZE = (8.0, 4.4)
+GREY = "#555555"
 
 
 def nexmark(workload: str) -> bool:
     return workload.startswith("q") and workload[1:].isdigit()
 
 
+def headed(axes: Axes, title: str, detail: str) -> None:
+    """What is shown in bold, and under it what was measured, which may have two lines."""
+    lines = detail.count("\n") + 1
+    axes.set_title(title, loc="left", fontweight="bold", pad=8 + 13 * lines)
+    axes.annotate(
+        detail, (0, 1), (0, 5), "axes fraction", textcoords="offset points", va="bottom", color=GREY, fontsize=9
+    )
+
+
 def milliseconds(axis: Any) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} ms" if value < 1000 else f"{value / 1000:g} s"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: in_ms(value)))
+
+
+def in_ms(value: float) -> str:
+    return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
 
 
 def legend(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], frameon=False, loc="best")
+    axes.legend(handles[::-1], labels[::-1], frameon=False, loc="best", fontsize=9)
 
 
 def short(value: float) -> str:
@@ -35,3 +51,7 @@ def short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}"
+
+
+def words(workload: str) -> str:
+    return workload.replace("-", " ")

@@ -1,16 +1,19 @@
 """Pictures of this runtime alone: recovery, and what checkpoints cost."""
 
 import statistics
+from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from benchmarks.report.drawing import SIZE, short
+from benchmarks.report.drawing import COLOURS, GREENS, GREY, SIZE, headed, in_ms, short
+from benchmarks.report.summary import share_kept
 from benchmarks.spec import Results
 
-_VICTIMS = {"slot": "#0b6e4f", "executor": "#e07a1f", "coordinator": "#3a6ea5"}
+_VICTIMS = ("slot", "executor", "coordinator")
+_DASHES = {1: "--", 2: "-"}
 
 
 def recovery(results: Results) -> Canvas | None:
@@ -19,7 +22,7 @@ def recovery(results: Results) -> Canvas | None:
     if not victims:
         return None
     canvas, all_axes = plt.subplots(
-        len(victims), 1, figsize=(SIZE[0], 1.2 + 1.9 * len(victims)), sharex=True, squeeze=False
+        len(victims), 1, figsize=(SIZE[0], 0.9 + 2.3 * len(victims)), sharex=True, squeeze=False
     )
     for axes, victim in zip(all_axes[:, 0], victims, strict=True):
         kills = [found for found in results.recoveries if found.victim == victim]
@@ -29,21 +32,23 @@ def recovery(results: Results) -> Canvas | None:
             [[{round(at, 1): n for at, n in kill.timeline}.get(step, 0) for step in steps] for kill in kills]
         )
         rate = rows * 10
-        colour = _VICTIMS[victim]
-        axes.fill_between(steps, rate.min(axis=0), rate.max(axis=0), step="post", color=colour, alpha=0.25, linewidth=0)
+        colour = COLOURS["ours"]
+        axes.fill_between(steps, rate.min(axis=0), rate.max(axis=0), step="post", color=colour, alpha=0.2, linewidth=0)
         axes.step(steps, np.median(rate, axis=0), where="post", color=colour, linewidth=1.6)
-        axes.axvline(0, color="#333333", linewidth=1)
+        first = statistics.median(kill.first_due_ms for kill in kills)
+        axes.axvline(0, color="#b5371f", linewidth=1.2)
+        axes.axvline(first / 1000, color=GREY, linewidth=1, linestyle="--")
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        first = statistics.median(kill.first_due_ms for kill in kills)
         back = [kill.caught_up_ms for kill in kills if kill.caught_up_ms is not None]
         checkpoint = [kill.next_checkpoint_ms for kill in kills if kill.next_checkpoint_ms is not None]
-        text = f"{victim}: first new output after {first:,.0f} ms"
+        text = f"first new output after {in_ms(first)} (dashed)"
         if back:
-            text += f", caught up after {statistics.median(back):,.0f} ms"
+            text += f", caught up after {in_ms(statistics.median(back))}"
         if checkpoint:
-            text += f", next checkpoint after {statistics.median(checkpoint):,.0f} ms"
-        axes.set_title(f"{text} (median of {len(kills)})", loc="left")
+            text += f", next checkpoint after {in_ms(statistics.median(checkpoint))}"
+        kind = f"SIGKILL of {'an' if victim == 'executor' else 'a'} {victim} under {kills[0].rate:,.0f} events/s"
+        headed(axes, kind, f"{text}; median and spread of {len(kills)}")
         axes.set_ylabel("rows/s out")
     all_axes[-1, 0].set_xlabel("seconds from SIGKILL")
     return canvas
@@ -53,24 +58,21 @@ def checkpoint_cost(results: Results) -> Canvas | None:
     """Throughput at each interval as a share of that without checkpoints, in the same round."""
     grouped: dict[tuple[int, int], dict[int, list[float]]] = {}
     for cost in results.grid:
-        base = [
-            other.rows_per_s
-            for other in results.grid
-            if (other.keys, other.parallelism, other.round) == (cost.keys, cost.parallelism, cost.round)
-            and other.interval_ms == 0
-        ]
-        if base and cost.interval_ms:
-            share = cost.rows_per_s / base[0] * 100
-            grouped.setdefault((cost.keys, cost.parallelism), {}).setdefault(cost.interval_ms, []).append(share)
+        share = share_kept(cost, results.grid)
+        if share is not None and cost.interval_ms:
+            shares = grouped.setdefault((cost.keys, cost.parallelism), {})
+            shares.setdefault(cost.interval_ms, []).append(share * 100)
     if not grouped:
         return None
+    colours = _by_size([keys for keys, _ in grouped])
     canvas, axes = plt.subplots(figsize=SIZE)
     for (keys, parallelism), shares in grouped.items():
         intervals = sorted(shares)
         middle = [statistics.median(shares[interval]) for interval in intervals]
-        line = axes.plot(intervals, middle, "o-", label=f"{short(keys)} keys, parallelism {parallelism}")[0]
+        label = f"{short(keys)} keys, parallelism {parallelism}"
+        axes.plot(intervals, middle, "o", linestyle=_DASHES.get(parallelism, ":"), label=label, color=colours[keys])
         axes.vlines(
-            intervals, [min(shares[i]) for i in intervals], [max(shares[i]) for i in intervals], color=line.get_color()
+            intervals, [min(shares[i]) for i in intervals], [max(shares[i]) for i in intervals], color=colours[keys]
         )
     axes.axhline(100, color="#333333", linewidth=1)
     axes.set_xscale("log")
@@ -78,32 +80,38 @@ def checkpoint_cost(results: Results) -> Canvas | None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(sorted({interval for shares in grouped.values() for interval in shares}))
     axes.set_xlabel("checkpoint interval")
-    axes.set_ylabel("% of the throughput without checkpoints")
-    axes.set_title("Keyed count from Parquet at full speed: what checkpoints cost", loc="left")
-    axes.legend(frameon=False)
+    axes.set_ylabel("% of the rate without checkpoints")
+    headed(axes, "What checkpoints cost", "keyed count from Parquet as fast as it goes, steady rate, RocksDB")
+    axes.legend(frameon=False, fontsize=9)
     return canvas
 
 
 def checkpoint_size(results: Results) -> Canvas | None:
-    found = [size for size in results.sizes if size.checkpoints is not None and size.checkpoints.bytes]
+    found = [size for size in results.sizes if size.checkpoints is not None and size.storage == "file"]
     if not found:
         return None
-    canvas, (left, right) = plt.subplots(1, 2, figsize=(SIZE[0] + 1.5, SIZE[1]))
-    for keys in sorted({size.keys for size in found}):
-        sizes = [size for size in found if size.keys == keys and size.storage == "file"]
+    colours = _by_size([size.keys for size in found])
+    canvas, (left, right) = plt.subplots(1, 2, figsize=SIZE)
+    for keys, colour in colours.items():
+        sizes = [size for size in found if size.keys == keys]
         changes = sorted({size.changed for size in sizes})
-        grouped = [[s.checkpoints for s in sizes if s.changed == change and s.checkpoints] for change in changes]
+        grouped = [[s for s in sizes if s.changed == change] for change in changes]
         label = f"{short(keys)} keys, {short(keys * 100)}B"
-        left.plot(
-            changes, [statistics.median((c.bytes or 0) / 1e6 for c in group) for group in grouped], "o-", label=label
-        )
-        right.plot(changes, [statistics.median(c.p50_ms for c in group) for group in grouped], "o-", label=label)
-    for axes, title in ((left, "MB uploaded per checkpoint"), (right, "duration of a checkpoint, ms")):
+        uploads = [[s.uploaded_by_changed for s in group if s.uploaded_by_changed is not None] for group in grouped]
+        shown = [(change, statistics.median(upload)) for change, upload in zip(changes, uploads, strict=True) if upload]
+        left.plot([change for change, _ in shown], [ratio for _, ratio in shown], "o-", label=label, color=colour)
+        times = [statistics.median(s.checkpoints.p50_ms for s in group if s.checkpoints) for group in grouped]
+        right.plot(changes, times, "o-", color=colour)
+    for axes, title in ((left, "Bytes uploaded / bytes changed"), (right, "Duration of a checkpoint, ms")):
         axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("keys changed per second")
-        axes.set_title(title, loc="left")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    left.legend(frameon=False)
+        axes.set_xlabel("keys of 100 B changed per second")
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    left.legend(frameon=False, fontsize=9)
     return canvas
+
+
+def _by_size(keys: Sequence[int]) -> dict[int, str]:
+    """A green per size of state, in order."""
+    return {size: GREENS[min(place, len(GREENS) - 1)] for place, size in enumerate(sorted(set(keys)))}

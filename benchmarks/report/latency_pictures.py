@@ -1,82 +1,121 @@
 """Pictures of latency: over time, as a distribution, by rate. Ours is drawn last and strongest."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.report.drawing import COLOURS, SIZE, legend, milliseconds, nexmark
+from benchmarks.report.drawing import COLOURS, SIZE, headed, in_ms, legend, milliseconds, nexmark, words
 from benchmarks.report.summary import NAMES, Cell, Row, cells
 from benchmarks.spec import Percentiles, Results, RunResult
 from benchmarks.stamps import distribution
 
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
+_MARKED = (0.5, 0.99)
 
 
 def latency_over_time(results: Results) -> Canvas | None:
-    """The middle round of each engine: median and worst latency of every tenth of a second, checkpoints as ticks."""
+    """The middle round of each engine: median and worst latency of each tenth of a second; our checkpoints as lines."""
     cell, rows = _chosen(results, "latency")
     if cell is None:
         return None
     canvas, axes = plt.subplots(figsize=SIZE)
-    for place, row in enumerate(_drawn(rows)):
+    for row in _drawn(rows):
         run = _middle(row, lambda run: run.processed.p99 if run.processed else None)
         colour, strong = COLOURS[row.engine], row.engine == "ours"
         at = [moment.at_s for moment in run.timeline]
+        if strong:
+            for number, time_s in enumerate(run.checkpoint_times_s):
+                label = "checkpoint of barrier-runtime" if number == 0 else None
+                axes.axvline(time_s, color=colour, linewidth=0.8, linestyle=(0, (4, 3)), alpha=0.7, label=label)
         axes.fill_between(
-            at, [m.p50 for m in run.timeline], [m.max for m in run.timeline], color=colour, alpha=0.25, linewidth=0
+            at, [m.p50 for m in run.timeline], [m.max for m in run.timeline], color=colour, alpha=0.22, linewidth=0
         )
-        axes.plot(at, [m.p50 for m in run.timeline], color=colour, linewidth=1.8 if strong else 1.1, label=_name(row))
-        bottom = 0.015 + 0.022 * place
-        for time_s in run.checkpoint_times_s:
-            axes.axvline(time_s, bottom, bottom + 0.018, color=colour, linewidth=1.2)
+        axes.plot(at, [m.p50 for m in run.timeline], color=colour, linewidth=2.0 if strong else 1.3, label=_name(row))
     axes.set_yscale("log")
     milliseconds(axes.yaxis)
-    axes.set_xlabel("seconds   (ticks below: checkpoints, or the beginning of a micro-batch)")
-    axes.set_ylabel("processed latency")
-    axes.set_title(
-        f"Latency over time: {_described(cell)}\nline: median of 0.1 s, band: up to its worst row", loc="left"
-    )
-    legend(axes)
+    axes.margins(x=0.01)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("processed latency (log scale)")
+    headed(axes, "Latency over time", f"{_described(cell)}\nline: median of 0.1 s; band: up to its slowest row")
+    _legend_below(axes)
     return canvas
 
 
 def latency_cdf(results: Results) -> Canvas | None:
-    return _cdf(results, "latency", lambda run: run.processed, "processed latency")
+    return _cdf(
+        results, "latency", lambda run: run.processed, "Processed latency", "from when an event was due (log scale)"
+    )
 
 
 def visible_cdf(results: Results) -> Canvas | None:
-    return _cdf(results, "visible", lambda run: run.visible, "latency until a read-committed reader sees the row")
+    return _cdf(
+        results,
+        "visible",
+        lambda run: run.visible,
+        "Visible latency, Kafka to Kafka",
+        "from when an event was due until a read-committed reader sees its row (log scale)",
+    )
 
 
-def _cdf(results: Results, measure: str, of: Callable[[RunResult], Percentiles | None], label: str) -> Canvas | None:
+def _cdf(
+    results: Results, measure: str, of: Callable[[RunResult], Percentiles | None], title: str, label: str
+) -> Canvas | None:
+    """Curves of all rounds, with the values at the median and at 99 % beside them."""
     cell, rows = _chosen(results, measure)
     if cell is None:
         return None
     canvas, axes = plt.subplots(figsize=SIZE)
+    curves = {}
     for row in _drawn(rows):
         found = [percentiles.histogram for run in row.runs if (percentiles := of(run)) is not None]
         values, shares = distribution(found)
+        curves[row.engine] = (values, shares)
         axes.plot(
             values,
             _nines(np.minimum(shares, 0.999999)),
             color=COLOURS[row.engine],
-            linewidth=2.4 if row.engine == "ours" else 1.5,
-            label=_name(row),
+            linewidth=2.6 if row.engine == "ours" else 1.8,
+            label=_name(row) if all(run.held for run in row.runs) else f"{_name(row)} (rate not held)",
         )
     axes.set_xscale("log")
     milliseconds(axes.xaxis)
     axes.set_yticks(_nines(np.array(_QUANTILES)), [f"{share * 100:g}%" for share in _QUANTILES])
     axes.set_ylim(0, _nines(np.array([0.99995]))[0])
+    _mark(axes, curves)
     axes.set_xlabel(label)
     axes.set_ylabel("share of rows at or below")
     rounds = max(len(row.runs) for row in rows)
-    axes.set_title(f"{_described(cell)}\nall rows of {rounds} round{'s' * (rounds > 1)}", loc="left")
-    legend(axes)
+    headed(axes, title, _described(cell) + (f", all rows of {rounds} rounds" if rounds > 1 else ""))
+    _legend_below(axes)
     return canvas
+
+
+def _mark(axes: Axes, curves: Mapping[str, tuple[Any, Any]]) -> None:
+    """The leftmost curve's values on its left, the others' on their right, so that they do not meet."""
+    low, high = axes.get_xlim()
+    axes.set_xlim(low / 2, high * 2.5)
+    for share in _MARKED:
+        at = {engine: values[np.searchsorted(shares, share)] for engine, (values, shares) in curves.items()}
+        first = min(at, key=lambda engine: at[engine])
+        for engine, value in at.items():
+            height = _nines(np.array([share]))[0]
+            axes.plot(value, height, "o", color=COLOURS[engine], markersize=5)
+            axes.annotate(
+                in_ms(value),
+                (value, height),
+                (-7 if engine == first else 7, 0),
+                textcoords="offset points",
+                ha="right" if engine == first else "left",
+                va="center",
+                color=COLOURS[engine],
+                fontsize=9,
+                fontweight="bold",
+            )
 
 
 def latency_by_rate(results: Results) -> Canvas | None:
@@ -86,7 +125,7 @@ def latency_by_rate(results: Results) -> Canvas | None:
     same = [cell for cell in found if base is not None and _but_rate(cell) == _but_rate(base)]
     if base is None or len(same) < 2:
         return None
-    canvas, both = plt.subplots(1, 2, figsize=(SIZE[0] + 1.5, SIZE[1]), sharey=True)
+    canvas, both = plt.subplots(1, 2, figsize=SIZE, sharey=True)
     for axes, (title, of) in zip(
         both, {"median": lambda p: p.p50, "99th percentile": lambda p: p.p99}.items(), strict=True
     ):
@@ -108,18 +147,19 @@ def latency_by_rate(results: Results) -> Canvas | None:
                 axes.plot(rate, figure.median, "o", color=colour, markerfacecolor=colour if ok else "white")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("rows per second")
+        axes.set_xlabel("events per second")
         axes.set_title(title, loc="left")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     milliseconds(both[0].yaxis)
     both[0].set_ylabel("processed latency")
     legend(both[1])
-    canvas.suptitle(f"{base.workload}, {base.keys:,} keys (hollow: rate not held)", x=0.01, ha="left")
+    title = f"Processed latency by rate: {words(base.workload)}, {base.keys:,} keys (hollow: rate not held)"
+    canvas.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return canvas
 
 
 def _chosen(results: Results, measure: str) -> tuple[Cell | None, list[Row]]:
-    """The cell that most engines have, at the highest rate that all of them held; ours is always drawn last."""
+    """The cell that most engines have, at the highest rate: what did not hold it is drawn, and says so."""
     found = {
         cell: rows
         for cell, rows in cells(results).items()
@@ -128,10 +168,8 @@ def _chosen(results: Results, measure: str) -> tuple[Cell | None, list[Row]]:
     if not found:
         return None, []
 
-    def worth(cell: Cell) -> tuple[bool, int, int, float]:
-        rows = found[cell]
-        held = sum(all(run.held for run in row.runs) for row in rows if row.runs)
-        return cell.workload == "keyed-count", held, len(rows), cell.rate
+    def worth(cell: Cell) -> tuple[bool, int, float]:
+        return cell.workload == "keyed-count", sum(bool(row.runs) for row in found[cell]), cell.rate
 
     best = max(found, key=worth)
     return best, [row for row in found[best] if row.runs]
@@ -153,8 +191,16 @@ def _but_rate(cell: Cell) -> tuple[object, ...]:
 
 def _described(cell: Cell) -> str:
     return (
-        f"{cell.workload}, {cell.keys:,} keys, {cell.rate:,.0f} rows/s, parallelism {cell.parallelism}, "
-        f"checkpoints every {cell.interval_ms / 1000:g} s"
+        f"{words(cell.workload)}, {cell.keys:,} keys, {cell.rate:,.0f} events/s, parallelism {cell.parallelism}, "
+        f"a checkpoint every {cell.interval_ms / 1000:g} s"
+    )
+
+
+def _legend_below(axes: Axes) -> None:
+    """Where no curve can be. Ours, drawn last, comes first."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(
+        handles[::-1], labels[::-1], frameon=False, loc="outside lower center", ncols=min(4, len(labels)), fontsize=9
     )
 
 

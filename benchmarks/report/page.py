@@ -34,9 +34,10 @@ _HOW = (
     "<em>Processed</em>: until the row left the last operator, stamped in the engine's own process. <em>Visible</em>: "
     "until a reader of the target topic that wants committed rows only could see it; Spark's Kafka sink is at least "
     "once, so its rows are visible before they are safe. A micro-batch gives one row per key and batch, whose latency "
-    "counts from the key's last event of the batch. Figures are medians over the rounds, in brackets lowest and "
-    "highest round; engines took turns. CPU and memory are those of all processes of the engine (memory that processes "
-    "share counts in each), without broker and feeder."
+    "counts from the key's last event of the batch. <em>Steady</em> rows per second: what a large input had "
+    "more than a small one, rows by seconds, so that start and end of the query fall out. Figures are medians over the "
+    "rounds, in brackets lowest and highest; engines took turns. CPU and memory are those of all processes of the "
+    "engine (memory that processes share counts in each), without broker and feeder."
 )
 
 
@@ -115,7 +116,7 @@ def _throughput_table(results: Results) -> str:
     found = {cell: rows for cell, rows in cells(results).items() if cell.measure == "throughput"}
     if not found:
         return ""
-    head = ["", "rounds", "rows/s", "rows/s net of start-up", "CPU s per M rows", "peak MB"]
+    head = ["", "rounds", "steady rows/s", "whole query, rows/s", "rows", "CPU s per M rows", "peak MB"]
     tables = ["<h2>Throughput from Parquet</h2>"]
     for cell, rows in found.items():
         lines = [
@@ -124,8 +125,9 @@ def _throughput_table(results: Results) -> str:
                 [
                     NAMES[row.engine],
                     str(len(row.runs)),
+                    shown(row.figure(lambda run: run.rows_per_s_steady)),
                     shown(row.figure(lambda run: run.rows_per_s)),
-                    shown(row.figure(lambda run: run.rows_per_s_net)),
+                    shown(row.figure(lambda run: run.bounded[-1].rows if run.bounded else None)),
                     shown(row.figure(lambda run: run.cpu_s_per_million)),
                     shown(row.figure(lambda run: run.peak_mb), 4),
                 ],
@@ -212,8 +214,9 @@ def _size_table(results: Results) -> str:
                     str(len(same)),
                     *(
                         shown(figure(_of(c, name) for c in figures))
-                        for name in ("bytes", "full_bytes", "p50_ms", "max_ms")
+                        for name in ("full_bytes", "p50_ms", "max_ms", "bytes", "mean_bytes")
                     ),
+                    shown(figure(size.uploaded_by_changed for size in same)),
                     shown(figure(c.requests for c in figures)),
                     shown(figure(size.processed.p99 if size.processed else None for size in same)),
                     shown(figure(size.checkpoint_gap_ms for size in same)),
@@ -221,8 +224,8 @@ def _size_table(results: Results) -> str:
                 ],
             )
         )
-    head = ["state of about 100 bytes per key", "rounds", "bytes uploaded", "bytes in all", "p50, ms", "max, ms"]
-    head += ["requests", "processed p99, ms", "longest gap, ms", "phases (medians, ms)"]
+    head = ["state of 100 bytes per key", "rounds", "bytes in all", "p50, ms", "max, ms", "uploaded, p50", "mean"]
+    head += ["mean / changed bytes", "requests", "processed p99, ms", "longest gap, ms", "phases (medians, ms)"]
     return f"<h2>Checkpoints by size of state and rate of change</h2>{_table(head, lines)}"
 
 
@@ -263,7 +266,7 @@ def _machine(results: Results) -> str:
 
 
 def _described(cell: Cell) -> str:
-    pace = f"{cell.rate:,.0f} rows/s from {cell.source}" if cell.rate else f"{cell.rows:,} rows"
+    pace = f"{cell.rate:,.0f} rows/s from {cell.source}" if cell.rate else f"{cell.rows:,} rows at most"
     return (
         f"{cell.workload}, {cell.keys:,} keys, {pace}, parallelism {cell.parallelism}, checkpoints every "
         f"{cell.interval_ms / 1000:g} s"

@@ -15,13 +15,13 @@ from benchmarks.report.latency_pictures import latency_by_rate, latency_cdf, lat
 from benchmarks.report.rate_pictures import highest_rate, throughput
 from benchmarks.spec import Results
 
-_DPI = 150
+_DPI = 200
 
 Draw = Callable[[Results], Canvas | None]
 
 
 def draw_all(results: Results, folder: Path) -> list[str]:
-    """Names of the pictures written to `folder`/<name>.png."""
+    """Names of the pictures written to `folder`/<name>.png. An earlier report's that has no data now is removed."""
     pictures: dict[str, Draw] = {
         "latency-over-time": latency_over_time,
         "latency-cdf": latency_cdf,
@@ -37,6 +37,7 @@ def draw_all(results: Results, folder: Path) -> list[str]:
     with plt.rc_context(
         {
             "font.size": 10,
+            "axes.titlesize": 12,
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
@@ -47,8 +48,10 @@ def draw_all(results: Results, folder: Path) -> list[str]:
     ):
         for name, draw in pictures.items():
             canvas = draw(results)
+            file = folder / f"{name}.png"
+            file.unlink(missing_ok=True)
             if canvas is not None:
-                canvas.savefig(folder / f"{name}.png", dpi=_DPI)
+                canvas.savefig(file, dpi=_DPI)
                 plt.close(canvas)
                 written.append(name)
     return written

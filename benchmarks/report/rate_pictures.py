@@ -1,81 +1,92 @@
-"""Pictures of rates: bounded throughput and the highest rate held, as bars from zero."""
-
-from typing import Any
+"""Pictures of rates: bounded throughput and the highest rate held, as bars from zero, a panel per workload."""
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from benchmarks.report.drawing import COLOURS, SIZE, nexmark, short
-from benchmarks.report.summary import NAMES, cells, figure
+from benchmarks.report.drawing import COLOURS, GREY, SIZE, nexmark, short, words
+from benchmarks.report.summary import NAMES, Cell, Figure, cells, figure
 from benchmarks.spec import Results
+
+_MOST_PANELS = 5  # in a row
+_PANEL_HEIGHT = 2.7
+
+Bars = dict[str, dict[str, Figure]]  # panel -> engine -> rows per second
 
 
 def throughput(results: Results) -> Canvas | None:
-    found = {
-        f"{cell.workload}\n{short(cell.keys)} keys" if not nexmark(cell.workload) else cell.workload: rows
-        for cell, rows in cells(results).items()
-        if cell.measure == "throughput"
-    }
-    bars = {
-        group: {row.engine: figure for row in rows if (figure := row.figure(lambda run: run.rows_per_s)) is not None}
-        for group, rows in found.items()
-    }
-    return _bars(bars, "Bounded input from Parquet, rows per second (start of the query included)")
+    bars: Bars = {}
+    for cell, rows in cells(results).items():
+        if cell.measure == "throughput":
+            found = {row.engine: row.figure(lambda run: run.rows_per_s_steady) for row in rows}
+            bars[_panel(cell)] = {engine: rate for engine, rate in found.items() if rate is not None}
+    return _panels(
+        bars, "Rows per second, as fast as it goes", "from Parquet, start of the query not counted; more is better"
+    )
 
 
 def highest_rate(results: Results) -> Canvas | None:
-
     rates: dict[str, dict[str, list[float]]] = {}
     for held in results.rates:
-        rates.setdefault(f"{held.workload}\n{short(held.keys)} keys", {}).setdefault(held.engine, []).append(held.rate)
+        panel = f"{words(held.workload)}\n{short(held.keys)} keys"
+        rates.setdefault(panel, {}).setdefault(held.engine, []).append(held.rate)
     bars = {
-        group: {engine: found for engine, values in engines.items() if (found := figure(values)) is not None}
-        for group, engines in rates.items()
+        panel: {engine: found for engine, values in engines.items() if (found := figure(values)) is not None}
+        for panel, engines in rates.items()
     }
-    return _bars(bars, "Highest rate held, rows per second")
+    return _panels(bars, "Highest rate held, rows per second", "events on schedule, no growing backlog; more is better")
 
 
-def _bars(bars: dict[str, dict[str, Any]], title: str) -> Canvas | None:
-    bars = {group: engines for group, engines in bars.items() if engines}
+def _panel(cell: Cell) -> str:
+    return cell.workload if nexmark(cell.workload) else f"{words(cell.workload)}\n{short(cell.keys)} keys"
+
+
+def _panels(bars: Bars, title: str, detail: str) -> Canvas | None:
+    """Each has a scale of its own, from zero."""
+    bars = {panel: engines for panel, engines in bars.items() if engines}
     if not bars:
         return None
-    engines = [engine for engine in NAMES if any(engine in group for group in bars.values())]
-    canvas, axes = plt.subplots(figsize=(max(SIZE[0], 1.9 * len(bars) + 2), SIZE[1]))
-    width = 0.82 / max(3, len(engines))
-    for place, engine in enumerate(engines):
-        for number, group in enumerate(bars.values()):
-            if engine not in group:
-                continue
-            found = group[engine]
-            at = number + (place - (len(engines) - 1) / 2) * width
-            axes.bar(
-                at, found.median, width * 0.92, color=COLOURS[engine], label=NAMES[engine] if number == 0 else None
-            )
-            axes.vlines(at, found.low, found.high, color="#333333", linewidth=1)
-            axes.annotate(
-                short(found.median),
-                (at, found.high),
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                xytext=(0, 2),
-                textcoords="offset points",
-            )
-    axes.set_xticks(range(len(bars)), list(bars))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.grid(axis="x", visible=False)
-    axes.set_xlim(-0.6, len(bars) - 0.4)
-    axes.set_title(title, loc="left", pad=22)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[engine]) for engine in engines]
-    axes.legend(
-        handles,
-        [NAMES[engine] for engine in engines],
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=len(engines),
-        frameon=False,
-        fontsize=9,
-        borderpad=0,
+    engines = [engine for engine in NAMES if any(engine in found for found in bars.values())]
+    columns = min(_MOST_PANELS, max(3, len(bars)))
+    lines = -(-len(bars) // columns)
+    canvas, grid = plt.subplots(
+        lines, columns, figsize=(SIZE[0], 1.1 + _PANEL_HEIGHT * lines), squeeze=False, layout="constrained"
     )
+    for axes, panel in zip(grid.flat, [*bars, *[""] * (lines * columns - len(bars))], strict=True):
+        if panel:
+            _bars(axes, panel, bars[panel])
+        else:
+            axes.set_axis_off()
+    canvas.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
+    canvas.text(0.012, 1 - 0.42 / canvas.get_figheight(), detail, color=GREY, fontsize=9, va="center")
+    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[engine]) for engine in engines]
+    names = [NAMES[engine] for engine in engines]
+    canvas.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False, fontsize=9)
     return canvas
+
+
+def _bars(axes: Axes, panel: str, found: dict[str, Figure]) -> None:
+    engines = [engine for engine in NAMES if engine in found]
+    for at, engine in enumerate(engines):
+        rate = found[engine]
+        axes.bar(at, rate.median, 0.8, color=COLOURS[engine])
+        if rate.high > rate.low:
+            axes.vlines(at, rate.low, rate.high, color="#333333", linewidth=1)
+        axes.annotate(
+            short(rate.median),
+            (at, rate.high),
+            (0, 2),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+        )
+    axes.set_xticks([])
+    axes.set_xlim(-0.7, max(2, len(engines) - 1) + 0.7)
+    axes.set_ylim(0, max(rate.high for rate in found.values()) * 1.12)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axes.tick_params(axis="y", labelsize=8, length=0)
+    axes.grid(axis="x", visible=False)
+    axes.set_title(panel, loc="left", fontsize=10)

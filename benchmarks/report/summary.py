@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.spec import Results, RunResult
+from benchmarks.spec import CheckpointCost, Results, RunResult
 
 NAMES = {
     "ours": "barrier-runtime",
@@ -75,6 +75,13 @@ def cells(results: Results) -> dict[Cell, list[Row]]:
         cell: [_row(engine, engines[engine]) for engine in [*NAMES] if engine in engines]
         for cell, engines in grouped.items()
     }
+
+
+def share_kept(cost: CheckpointCost, grid: Sequence[CheckpointCost]) -> float | None:
+    """Its throughput by that without checkpoints in the same round; None where there is none."""
+    same = (cost.keys, cost.parallelism, cost.round, 0)
+    base = [one for one in grid if (one.keys, one.parallelism, one.round, one.interval_ms) == same]
+    return cost.rows_per_s / base[0].rows_per_s if base else None
 
 
 def shown(found: Figure | None, digits: int = 3) -> str:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,9 @@ import pytest
 
 from benchmarks import events, nexmark
 from benchmarks.engines.java_build import HERE
+from benchmarks.inputs import file_rows, with_input
 from benchmarks.paced_source import PacedSource
+from benchmarks.spec import RunSpec
 from benchmarks.visible import seen_at
 from examples.servers.base import find_program
 
@@ -52,18 +53,20 @@ def test_json_has_the_same_columns_and_numbers() -> None:
     assert [json.loads(line) for line in events.as_json(batch)] == batch.to_pylist()
 
 
-def test_a_bounded_input_has_each_row_once_and_is_made_once(tmp_path: Path) -> None:
-    events.write_parquet(tmp_path / "in", events.bounded(1_000_500, 7))
-    table = pq.read_table(tmp_path / "in")
-    assert table.num_rows == 1_000_500
-    assert len(list((tmp_path / "in").glob("*.parquet"))) == 2
-    assert pc.count_distinct(table["emitted"]).as_py() == 1_000_500
-
-    def never() -> Iterator[pa.RecordBatch]:
-        pytest.fail("it is complete already")
-        yield
-
-    events.write_parquet(tmp_path / "in", never())
+@pytest.mark.parametrize("workload", ["tumbling", "q1"])
+def test_a_small_input_is_the_beginning_of_a_large_one_and_each_file_is_made_once(
+    workload: str, tmp_path: Path
+) -> None:
+    spec = RunSpec(workload=workload, engine="ours", measure="throughput", source="parquet", sink="discard", rows=8_000)
+    assert file_rows(spec) == 1_000
+    large = with_input(spec, tmp_path, 1_000)
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+    small = with_input(msgspec.structs.replace(spec, rows=1_500), tmp_path, 1_000)
+    assert (small.rows, large.rows) == (2_000, 8_000)
+    rows = pq.read_table(large.input)
+    assert pc.count_distinct(rows["emitted"]).as_py() == rows.num_rows == 8_000
+    assert pq.read_table(small.input).equals(rows.slice(0, 2_000))
+    assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
 def test_the_paced_source_gives_what_is_due_and_no_more() -> None:

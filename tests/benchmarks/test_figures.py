@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.checkpoint_cost import changed_bytes, size_specs
 from benchmarks.plan import ENGINES, Wanted, estimated_s, runs
 from benchmarks.rates import highest_held, next_rate
 from benchmarks.recovery import caught_up
-from benchmarks.spec import Checkpoint
+from benchmarks.spec import BoundedRun, Checkpoint
 from benchmarks.stamps import (
     Stamps,
     checkpoint_figures,
@@ -20,6 +22,7 @@ from benchmarks.stamps import (
     read_stamps,
     timeline,
 )
+from benchmarks.throughput import largest, steady
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -143,6 +146,22 @@ def test_latency_is_back_when_no_later_tenth_is_slow() -> None:
     stamps = paced(12, 100, latency)
     assert caught_up(stamps, 3 * S, 12 * S) == stamps.arrived[300:340].max()
     assert caught_up(stamps, 3 * S, 3 * S + 300 * MS) is None
+
+
+def test_the_steady_rate_leaves_out_what_both_inputs_cost() -> None:
+    assert steady(BoundedRun(2_000_000, 3.0 + 1.0), BoundedRun(16_000_000, 3.0 + 8.0)) == 2_000_000
+    assert steady(BoundedRun(2_000_000, 4.0), BoundedRun(16_000_000, 4.1)) is None
+
+
+@pytest.mark.parametrize(("small_s", "rows"), [(1.0, 16_000_000), (4.0, 8_000_000), (17.0, 4_000_000)])
+def test_a_slow_engine_gets_fewer_rows(small_s: float, rows: int) -> None:
+    assert largest(16_000_000, BoundedRun(2_000_000, small_s)) == rows
+
+
+def test_bytes_changed_between_checkpoints_count_each_key_once() -> None:
+    few, *_ = size_specs((1_000_000,), (0.01,), ("file",), 1, 1, 1, "")
+    assert changed_bytes(few) == pytest.approx(10_000 * 100, rel=0.01)
+    assert changed_bytes(msgspec.structs.replace(few, rate=1e9)) == pytest.approx(1_000_000 * 100)
 
 
 def test_engines_take_turns_and_each_round_begins_with_another() -> None:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.report import write_report
 from benchmarks.report.page import page
 from benchmarks.report.summary import Figure, cells, figure, number, shown
+from benchmarks.report.table import markdown
 from benchmarks.spec import (
     CheckpointCost,
     CheckpointSize,
@@ -65,7 +66,7 @@ def result(engine: str, number: int, rate: float = 10_000.0, measure: str = "lat
 
 def bounded(engine: str, rows_per_s: float) -> RunResult:
     return msgspec.structs.replace(
-        result(engine, 0, 0.0, "throughput"), rows=1_000_000, rows_per_s=rows_per_s, rows_per_s_net=rows_per_s * 1.2
+        result(engine, 0, 0.0, "throughput"), rows=1_000_000, rows_per_s=rows_per_s, rows_per_s_steady=rows_per_s * 1.2
     )
 
 
@@ -115,6 +116,8 @@ def results() -> Results:
             CheckpointSize(
                 keys=1_000_000,
                 changed=10_000.0,
+                changed_bytes=995_000.0,
+                uploaded_by_changed=2.4,
                 interval_ms=1_000,
                 storage="file",
                 round=0,
@@ -177,6 +180,7 @@ def test_the_report_of_a_stored_file_has_every_picture_and_needs_nothing_beside_
     written = {path.name for path in write_report(decoded(stored.read_bytes()), tmp_path)}
     assert written == {
         "report.html",
+        "table.md",
         *(
             f"{name}.png"
             for name in (
@@ -208,3 +212,44 @@ def test_the_report_of_a_stored_file_has_every_picture_and_needs_nothing_beside_
 
 def test_a_report_without_results_says_where_it_was_made() -> None:
     assert "<td>cores<td>2" in page(Results(machine={"cores": "2"}, command="python -m benchmarks report"), {})
+
+
+def test_pictures_of_an_earlier_report_go_and_other_files_stay(results: Results, tmp_path: Path) -> None:
+    write_report(results, tmp_path)
+    (tmp_path / "mine.png").touch()
+    write_report(Results(runs=[run for run in results.runs if run.measure == "throughput"]), tmp_path)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"throughput.png", "mine.png"}
+
+
+def test_the_table_has_a_row_per_figure_and_a_dash_where_an_engine_was_not_measured(results: Results) -> None:
+    lines = markdown(results).splitlines()
+    assert lines[0] == "| figure | ours | spark-tuned | real-time | flink | flink-sql | pyflink |"
+    rows = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in lines[2 : lines.index("")]}
+    assert all(len(found) == 6 for found in rows.values())
+    latency = rows[
+        "keyed-count, 10k keys, 10,000 events/s, checkpoints every 1,000 ms: processed p50 / p99 / p99.9, ms"
+    ]
+    medians = [
+        one.processed.p50 for one in results.runs if one.engine == "ours" and one.rate == 10_000 and one.processed
+    ]
+    assert latency[0].split(" / ")[0] == number(sorted(medians)[1])
+    assert latency[2] == latency[4] == latency[5] == "-"
+    assert rows["keyed-count, 10k keys, from Parquet: rows/s, steady (whole query)"][:4] == [
+        "3.6M (3M)",
+        "-",
+        "-",
+        "1.2M (1M)",
+    ]
+    kill = "SIGKILL of a slot under 10,000 events/s: first new output / caught up, ms (median of 2)"
+    assert rows[kill][0] == "700 / 900"
+    state = "1M keys of 100 B, 10k changed per s, checkpoints to file"
+    assert rows[f"{state}: uploaded / changed bytes"][0] == "2.4"
+    assert rows[f"{state}: longest output gap around one, ms"][0] == "9"
+    cost = "keyed-count, 10k keys, parallelism 2, checkpoints every 1,000 ms: throughput lost"
+    assert rows[cost][0] == "2.0 %"
+
+
+def test_a_rate_that_was_not_held_is_said_in_the_table(results: Results) -> None:
+    lost = msgspec.structs.replace(result("ours", 7, 500_000.0), held=False)
+    assert "(rate not held)" not in markdown(results)
+    assert "(rate not held)" in markdown(Results(runs=[lost]))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from barrier_runtime import CollectSink
 from benchmarks import events, nexmark
 from benchmarks.paced_source import PacedSource
-from benchmarks.workloads import Workload, names, workload
+from benchmarks.workloads import WIDE_BYTES, Workload, names, wide_value, workload
 
 KEYS, ROWS, PACE = 300, 30_000, 500  # a minute of event time: several windows
 
@@ -19,8 +20,8 @@ KEYS, ROWS, PACE = 300, 30_000, 500  # a minute of event time: several windows
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    events.write_parquet(folder / "events", events.bounded(ROWS, KEYS, PACE))
-    events.write_parquet(folder / "nexmark", nexmark.bounded(ROWS, PACE))
+    events.write_parquet(folder / "events/part.parquet", events.bounded(0, ROWS, KEYS, PACE))
+    events.write_parquet(folder / "nexmark/part.parquet", nexmark.bounded(0, ROWS, PACE))
     return folder
 
 
@@ -73,6 +74,15 @@ def test_every_result_says_what_its_latency_counts_from(name: str) -> None:
     assert flow.name == f"bench-{name}"
     assert result.schema is not None
     assert "emitted" in result.schema.names
+
+
+def test_wide_state_is_a_hundred_bytes_with_its_key_that_follow_from_it_and_do_not_compress() -> None:
+    values = [wide_value(key, 3) for key in range(1_000)]
+    assert {len(value) for value in values} == {WIDE_BYTES - 8}
+    assert values == [wide_value(key, 3) for key in range(1_000)]
+    noise = b"".join(value[8:] for value in values)
+    assert len(zlib.compress(noise, 9)) >= len(noise)
+    assert not set(values) & {wide_value(key, 4) for key in range(1_000)}
 
 
 def test_an_unknown_workload_is_refused_with_the_names_there_are() -> None:

@@ -1,0 +1,101 @@
+"""What the larger commands measure, one part after the other: `all`, `all --quick` and `table`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks import workloads
+from benchmarks.checkpoint_cost import size_specs, throughput_specs
+from benchmarks.plan import ROWS, Wanted
+from benchmarks.recovery import VICTIMS
+from benchmarks.session import FOLDER, Store, grid, measure, recover, search, there
+
+_THROUGHPUT = ("keyed-count", "map-filter", "tumbling", "python-count")
+_WINDOWS = ("map-filter", "tumbling", "sliding", "two-shuffles")
+_GRID = str(FOLDER / "run/grid")
+
+SEARCHED = ("keyed-count", "python-count")
+
+
+@dataclass(frozen=True)
+class TableSizes:
+    """How much each part of the table takes. The defaults fit into half an hour on two cores."""
+
+    seconds: float = 15.0
+    warm_up_s: float = 8.0
+    rounds: int = 1
+    rows: int = ROWS
+    keys: Sequence[int] = (10_000, 1_000_000)
+    rates: Sequence[float] = (10_000, 100_000)
+    kills: int = 3
+    cost_rounds: int = 2
+
+
+def everything(store: Store, asked: Sequence[str], rounds: int) -> None:
+    engines = there(store, asked)
+    base = Wanted(engines=engines, rounds=rounds)
+    nexmark = workloads.names("nexmark")
+    measure(store, replace(base, measures=("latency", "visible")))
+    measure(store, replace(base, measures=("latency",), workloads=("python-count",), rates=(1_000, 10_000)))
+    measure(store, replace(base, measures=("latency",), workloads=_WINDOWS, rates=(10_000,)))
+    measure(store, replace(base, measures=("throughput",), workloads=_THROUGHPUT))
+    measure(store, replace(base, measures=("throughput",), workloads=nexmark, nexmark=nexmark))
+    search(store, engines, SEARCHED, Wanted.keys, 1)
+    recover(store, VICTIMS, 10, 50_000, 5.0)
+    checkpoints(store, rounds)
+
+
+def checkpoints(store: Store, rounds: int) -> None:
+    costs = throughput_specs((0, 200, 1_000, 5_000), (10_000, 1_000_000), (1, 2), 2 * ROWS, rounds, _GRID)
+    sizes = [
+        *size_specs((10_000, 100_000, 1_000_000), (0.001, 0.01, 0.1), ("file",), 20.0, 10.0, rounds, _GRID),
+        *size_specs((100_000, 1_000_000), (0.01,), ("s3",), 20.0, 10.0, rounds, _GRID),
+    ]
+    grid(store, list(costs), sizes)
+
+
+def quick(store: Store, asked: Sequence[str]) -> None:
+    """A taste of each figure."""
+    engines = there(store, asked)
+    brief = Wanted(engines=engines, rounds=1, seconds=4.0, warm_up_s=2.0, keys=(10_000,), rows=4_000_000)
+    measure(store, replace(brief, measures=("latency",), rates=(10_000,)))
+    measure(store, replace(brief, measures=("visible",), visible_rates=(1_000,), engines=engines[:2]))
+    measure(store, replace(brief, measures=("throughput",), workloads=("tumbling",)))
+    recover(store, ["slot"], 1, 10_000, 1.0)
+    quick_checkpoints(store)
+
+
+def quick_checkpoints(store: Store) -> None:
+    grid(store, [], list(size_specs((100_000,), (0.01,), ("file",), 5.0, 2.0, 1, _GRID)))
+
+
+def table(store: Store, asked: Sequence[str], sizes: TableSizes) -> None:
+    """The figures of the table, side by side."""
+    found = there(store, asked)
+
+    def of(*names: str) -> list[str]:
+        return [name for name in names if name in found]
+
+    few, many = min(sizes.keys), max(sizes.keys)
+    base = Wanted(
+        engines=of("ours", "spark-tuned", "flink", "flink-sql"),
+        rounds=sizes.rounds,
+        seconds=sizes.seconds,
+        warm_up_s=sizes.warm_up_s,
+        rows=sizes.rows,
+        keys=sizes.keys,
+        rates=sizes.rates,
+    )
+    measure(store, replace(base, measures=("latency",)))
+    through_kafka = replace(base, source="kafka", rates=[min(sizes.rates)], visible_rates=(1_000,))
+    peers = of("ours", "spark-tuned", "spark-real-time", "flink")
+    measure(store, replace(through_kafka, engines=peers, measures=("latency", "visible")))
+    measure(store, replace(base, measures=("throughput",), workloads=("keyed-count", "tumbling")))
+    measure(store, replace(base, measures=("throughput",), workloads=("map-filter",), keys=[few]))
+    python = replace(base, workloads=("python-count",), keys=[few])
+    measure(store, replace(python, measures=("throughput",), engines=of("ours", "pyflink")))
+    measure(store, replace(python, measures=("latency",), engines=of("ours"), rates=[min(sizes.rates)]))
+    if "ours" in found:
+        recover(store, ["slot"], sizes.kills, 50_000, 5.0)
+        costs = throughput_specs((0, 1_000), sizes.keys, (2,), 2 * sizes.rows, sizes.cost_rounds, _GRID)
+        size = size_specs((many,), (0.01,), ("file",), sizes.seconds, sizes.warm_up_s, 1, _GRID)
+        grid(store, list(costs), list(size))

@@ -1,0 +1,133 @@
+"""The figures side by side as one Markdown table, ready for the README. Pure.
+
+A row per figure that was measured, "-" where an engine was not. Medians over the rounds, without the spread, which the
+report has. Flink's column is Java's DataStream for the keyed count, and SQL elsewhere.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from benchmarks.report.drawing import short, words
+from benchmarks.report.summary import Cell, Row, cells, number, share_kept
+from benchmarks.spec import CheckpointSize, Percentiles, Results, RunResult
+
+_COLUMNS = {
+    "ours": "ours",
+    "spark-tuned": "spark-tuned",
+    "spark-real-time": "real-time",
+    "flink": "flink",
+    "flink-sql": "flink-sql",
+    "pyflink": "pyflink",
+}
+_NONE = "-"
+
+Line = tuple[str, Mapping[str, str]]  # the figure, and what each engine has
+
+
+def markdown(results: Results) -> str:
+    """Of one machine and date; both are in its last line."""
+    lines = [*_latency(results), *_throughput(results), *_rates(results), *_recovery(results)]
+    lines += [*_sizes(results), *_overhead(results)]
+    head = ["figure", *_COLUMNS.values()]
+    rows = [[figure, *(found.get(engine, _NONE) for engine in _COLUMNS)] for figure, found in lines]
+    table = [head, ["---"] * len(head), *rows]
+    facts = results.machine
+    where = f"{facts.get('cores', '?')} cores, {facts.get('processor', '?')}, {facts.get('memory', '?')}"
+    from_ = f"{results.started}, commit {facts.get('commit', '?')}, `{results.command}`"
+    return "\n".join(f"| {' | '.join(row)} |" for row in table) + f"\n\n{where}; {from_}\n"
+
+
+def _latency(results: Results) -> Iterator[Line]:
+    for measure, of in (("latency", _processed), ("visible", _visible)):
+        for cell, rows in cells(results).items():
+            if cell.measure == measure:
+                kind = "processed" if measure == "latency" else "visible"
+                through = " through Kafka" if cell.source == "kafka" else ""
+                yield (
+                    f"{_named(cell)}, {cell.rate:,.0f} events/s{through}, checkpoints every "
+                    f"{cell.interval_ms:,} ms: {kind} p50 / p99 / p99.9, ms",
+                    {row.engine: text for row in rows if (text := _percentiles(row, of))},
+                )
+
+
+def _processed(run: RunResult) -> Percentiles | None:
+    return run.processed
+
+
+def _visible(run: RunResult) -> Percentiles | None:
+    return run.visible
+
+
+def _percentiles(row: Row, of: Callable[[RunResult], Percentiles | None]) -> str:
+    found = [percentiles for run in row.runs if (percentiles := of(run)) is not None]
+    if not found:
+        return ""
+    text = " / ".join(number(statistics.median(getattr(one, name) for one in found)) for name in ("p50", "p99", "p999"))
+    return text if all(run.held for run in row.runs) else f"{text} (rate not held)"
+
+
+def _throughput(results: Results) -> Iterator[Line]:
+    for cell, rows in cells(results).items():
+        if cell.measure == "throughput":
+            found = {}
+            for row in rows:
+                whole = row.figure(lambda run: run.rows_per_s)
+                if whole is not None:
+                    steady = row.figure(lambda run: run.rows_per_s_steady)
+                    found[row.engine] = f"{short(steady.median) if steady else _NONE} ({short(whole.median)})"
+            yield f"{_named(cell)}, from Parquet: rows/s, steady (whole query)", found
+
+
+def _rates(results: Results) -> Iterator[Line]:
+    for workload, keys in dict.fromkeys((held.workload, held.keys) for held in results.rates):
+        same = [held for held in results.rates if (held.workload, held.keys) == (workload, keys)]
+        engines = dict.fromkeys(held.engine for held in same)
+        middle = {e: short(statistics.median(held.rate for held in same if held.engine == e)) for e in engines}
+        yield f"{words(workload)}, {short(keys)} keys: highest rate held, events/s", middle
+
+
+def _recovery(results: Results) -> Iterator[Line]:
+    for victim in dict.fromkeys(kill.victim for kill in results.recoveries):
+        kills = [kill for kill in results.recoveries if kill.victim == victim]
+        back = [kill.caught_up_ms for kill in kills if kill.caught_up_ms is not None]
+        first = statistics.median(kill.first_due_ms for kill in kills)
+        yield (
+            f"SIGKILL of a {victim} under {kills[0].rate:,.0f} events/s: first new output / caught up, ms "
+            f"(median of {len(kills)})",
+            {"ours": f"{first:,.0f} / {f'{statistics.median(back):,.0f}' if back else _NONE}"},
+        )
+
+
+def _sizes(results: Results) -> Iterator[Line]:
+    good = [size for size in results.sizes if size.checkpoints is not None]
+    for keys, changed, storage in dict.fromkeys((size.keys, size.changed, size.storage) for size in good):
+        same = [size for size in good if (size.keys, size.changed, size.storage) == (keys, changed, storage)]
+        name = f"{short(keys)} keys of 100 B, {short(changed)} changed per s, checkpoints to {storage}"
+        yield f"{name}: uploaded / changed bytes", _ours(same, lambda size: size.uploaded_by_changed)
+        yield (
+            f"{name}: duration p50, ms",
+            _ours(same, lambda size: size.checkpoints.p50_ms if size.checkpoints else None),
+        )
+        yield f"{name}: longest output gap around one, ms", _ours(same, lambda size: size.checkpoint_gap_ms)
+
+
+def _ours(sizes: Sequence[CheckpointSize], of: Callable[[CheckpointSize], float | None]) -> Mapping[str, str]:
+    found = [value for size in sizes if (value := of(size)) is not None]
+    return {"ours": number(statistics.median(found))} if found else {}
+
+
+def _overhead(results: Results) -> Iterator[Line]:
+    cost = [one for one in results.grid if one.interval_ms]
+    for keys, parallelism, interval in dict.fromkeys((c.keys, c.parallelism, c.interval_ms) for c in cost):
+        same = [c for c in cost if (c.keys, c.parallelism, c.interval_ms) == (keys, parallelism, interval)]
+        shares = [share for one in same if (share := share_kept(one, results.grid)) is not None]
+        if shares:
+            yield (
+                f"keyed count, {short(keys)} keys, parallelism {parallelism}, checkpoints every {interval:,} ms: "
+                "throughput lost",
+                {"ours": f"{(1 - statistics.median(shares)) * 100:.1f} %"},
+            )
+
+
+def _named(cell: Cell) -> str:
+    return f"{words(cell.workload)}, {short(cell.keys)} keys"
