@@ -31,7 +31,12 @@ def main() -> int:
     bootstrap, topic = sys.argv[1:3]
     partitions, rate, keys = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
     stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.buffer.read(), stop.set()), daemon=True).start()
+
+    def listen() -> None:
+        sys.stdin.buffer.read()
+        stop.set()
+
+    threading.Thread(target=listen, daemon=True).start()
     producer = Producer({"bootstrap.servers": bootstrap, **_CONFIG})
     began_ns, row = time.time_ns(), 0
     late_ns: list[int] = []

@@ -132,7 +132,8 @@ class Bench:
         data = b"".join(bytes(memoryview(piece)) for piece in self._writers[subtask].encode(batch))
         received: list[Batch] = []
         for start in range(0, len(data), 262_144):
-            received += [element for element, _ in self._readers[subtask].feed(data[start : start + 262_144])]
+            elements = self._readers[subtask].feed(data[start : start + 262_144])
+            received += [element for element, _ in elements if isinstance(element, Batch)]
         return received
 
     def _emitted(self, batch: Batch) -> None:

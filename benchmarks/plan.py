@@ -42,7 +42,8 @@ class Wanted:
 
 
 def runs(wanted: Wanted) -> Iterator[RunSpec]:
-    for number in range(wanted.rounds):
+    """None without engines."""
+    for number in range(wanted.rounds if wanted.engines else 0):
         turn = number % len(wanted.engines)
         engines = [*wanted.engines[turn:], *wanted.engines[:turn]]
         for cell in _cells(wanted):

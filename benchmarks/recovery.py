@@ -50,7 +50,7 @@ def recoveries(
     victims: Sequence[Victim], kills: int, rate: float, keys: int, pause_s: float, progress: Progress
 ) -> list[Recovery]:
     """Each victim on a job of its own."""
-    found = []
+    found: list[Recovery] = []
     for victim in victims:
         folder = _FOLDER / victim
         shutil.rmtree(folder, ignore_errors=True)
@@ -117,8 +117,7 @@ def _spark_home(folder: Path) -> Iterator[None]:
 def _kill(handle: JobHandle, victim: Victim, number: int) -> _Kill:
     before = handle.status()
     slot = before.slots[number % len(before.slots)].pid
-    pid = {"slot": lambda: slot, "executor": lambda: _executor_of(slot), "coordinator": lambda: handle.coordinator_pid}
-    target = pid[victim]()
+    target = handle.coordinator_pid if victim == "coordinator" else _executor_of(slot) if victim == "executor" else slot
     assert target is not None
     at_ns = time.time_ns()
     os.kill(target, signal.SIGKILL)
@@ -141,7 +140,7 @@ def _executor_of(slot: int) -> int:
 
     for parent in psutil.Process(slot).parents():
         if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline()):
-            return parent.pid
+            return int(parent.pid)
     raise RuntimeError(f"process {slot} runs below no executor")
 
 
@@ -153,6 +152,7 @@ def _recovery(
     first_ns = int(due_after.min()) if victim == "coordinator" else first[kill.token]
     fresh_ns = int(due_after[due_after >= first_ns].min())  # an executor's orphans go on for a moment
     from_ns = kill.at_ns - _BEFORE_S * 10**9
+    until_ns = min(until_ns, int(stamps.arrived.max()))
     within = stamps.arrived[(stamps.arrived >= from_ns) & (stamps.arrived < until_ns)]
     within = within[within < kill.at_ns + (until_ns - kill.at_ns) // _STEP_NS * _STEP_NS]  # whole steps only
     steps, counts = np.unique((within - kill.at_ns) // _STEP_NS, return_counts=True)

@@ -67,6 +67,8 @@ def there(store: Store, engines: Sequence[str]) -> list[str]:
 def measure(store: Store, wanted: Wanted) -> None:
     wanted = dataclasses.replace(wanted, engines=there(store, wanted.engines))
     specs = list(plan.runs(wanted))
+    if not specs:
+        return
     minutes = plan.estimated_s(specs) / 60
     with ExitStack() as stack:
         kafka = stack.enter_context(broker()) if any(_needs_kafka(spec) for spec in specs) else None
@@ -128,7 +130,11 @@ def search(store: Store, engines: Sequence[str], picked: Sequence[str], sizes: S
 def recover(store: Store, victims: Sequence[Victim], kills: int, rate: float, pause_s: float) -> None:
     with Progress(len(victims) * kills, "recovery") as progress:
         for victim in victims:
-            store.results.recoveries.extend(recoveries([victim], kills, rate, 10_000, pause_s, progress))
+            try:
+                store.results.recoveries.extend(recoveries([victim], kills, rate, 10_000, pause_s, progress))
+            except RuntimeError as error:
+                progress.note(f"failed: SIGKILL of {victim}: {error}")
+                store.results.left_out[f"SIGKILL of {victim}"] = str(error)
             store.save()
 
 

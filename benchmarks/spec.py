@@ -209,7 +209,7 @@ class Results(msgspec.Struct, kw_only=True):
     recoveries: list[Recovery] = []
     grid: list[CheckpointCost] = []
     sizes: list[CheckpointSize] = []
-    left_out: dict[str, str] = {}  # engine -> why it did not run
+    left_out: dict[str, str] = {}  # engine, or what else did not run -> why
 
 
 def encoded(results: Results) -> bytes:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from barrier_runtime import CallableSink, Dataflow, KafkaSink, TwoPhaseCommitSink
+from barrier_runtime import Dataflow, KafkaSink, TwoPhaseCommitSink
 from barrier_runtime.dataflow import Stream
+from barrier_runtime.sinks.callable_sink import CallableSink
 from barrier_runtime.spark.session import make_session
 from benchmarks import events
 from benchmarks.engines.child import leave_facts, say, spec_of_this_run, stop_order

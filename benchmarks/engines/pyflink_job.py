@@ -6,7 +6,9 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pyflink.common import Configuration, Row, Types
 from pyflink.datastream import StreamExecutionEnvironment
@@ -20,21 +22,21 @@ LOOK_S = 0.01
 CANCELLED = "JobCancellationException"  # in the error of a job that was cancelled
 
 
-class Counter(KeyedProcessFunction):
+class Counter(KeyedProcessFunction):  # type: ignore[misc]
     def open(self, context: RuntimeContext) -> None:
         self._count = context.get_state(ValueStateDescriptor("count", Types.LONG()))
 
-    def process_element(self, row, context):
+    def process_element(self, row: Any, context: Any) -> Iterator[Any]:
         count = (self._count.value() or 0) + 1
         self._count.update(count)
         yield Row(row[0], count, row[3])
 
 
-def say(word):
+def say(word: str) -> None:
     print(f"bench: {word} {time.time_ns()}", flush=True)
 
 
-def main():
+def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     if plan["workload"] not in ("keyed-count", "python-count"):
         sys.exit(f"pyflink has no {plan['workload']}")
@@ -63,7 +65,12 @@ def main():
     job = env.execute_async("bench")
     ended = job.get_job_execution_result()
     stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.buffer.read(), stop.set()), daemon=True).start()
+
+    def listen() -> None:
+        sys.stdin.buffer.read()
+        stop.set()
+
+    threading.Thread(target=listen, daemon=True).start()
     say("running")
     while not ended.done() and not stop.is_set():
         time.sleep(LOOK_S)

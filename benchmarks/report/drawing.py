@@ -28,9 +28,10 @@ def headed(axes: Axes, title: str, detail: str) -> None:
     """What is shown in bold, and under it what was measured, which may have two lines."""
     lines = detail.count("\n") + 1
     axes.set_title(title, loc="left", fontweight="bold", pad=8 + 13 * lines)
-    axes.annotate(
+    text = axes.annotate(
         detail, (0, 1), (0, 5), "axes fraction", textcoords="offset points", va="bottom", color=GREY, fontsize=9
     )
+    text.set_in_layout(False)  # the title has made room for it
 
 
 def milliseconds(axis: Any) -> None:

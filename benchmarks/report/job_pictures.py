@@ -48,7 +48,7 @@ def recovery(results: Results) -> Canvas | None:
         if checkpoint:
             text += f", next checkpoint after {in_ms(statistics.median(checkpoint))}"
         kind = f"SIGKILL of {'an' if victim == 'executor' else 'a'} {victim} under {kills[0].rate:,.0f} events/s"
-        headed(axes, kind, f"{text}; median and spread of {len(kills)}")
+        headed(axes, f"{kind} (median and spread of {len(kills)})", text)
         axes.set_ylabel("rows/s out")
     all_axes[-1, 0].set_xlabel("seconds from SIGKILL")
     return canvas
@@ -88,8 +88,8 @@ def checkpoint_cost(results: Results) -> Canvas | None:
 
 def checkpoint_size(results: Results) -> Canvas | None:
     found = [size for size in results.sizes if size.checkpoints is not None and size.storage == "file"]
-    if not found:
-        return None
+    if len({(size.keys, size.changed) for size in found}) < 2:
+        return None  # a single point is better told in the table
     colours = _by_size([size.keys for size in found])
     canvas, (left, right) = plt.subplots(1, 2, figsize=SIZE)
     for keys, colour in colours.items():

@@ -10,12 +10,13 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter
 
 from benchmarks.report.drawing import COLOURS, SIZE, headed, in_ms, legend, milliseconds, nexmark, words
-from benchmarks.report.summary import NAMES, Cell, Row, cells
+from benchmarks.report.summary import NAMES, Cell, Figure, Row, cells
 from benchmarks.spec import Percentiles, Results, RunResult
 from benchmarks.stamps import distribution
 
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 _MARKED = (0.5, 0.99)
+_FAINT = 0.005  # of the rows are left of the picture
 
 
 def latency_over_time(results: Results) -> Canvas | None:
@@ -97,8 +98,8 @@ def _cdf(
 
 def _mark(axes: Axes, curves: Mapping[str, tuple[Any, Any]]) -> None:
     """The leftmost curve's values on its left, the others' on their right, so that they do not meet."""
-    low, high = axes.get_xlim()
-    axes.set_xlim(low / 2, high * 2.5)
+    low = min(values[np.searchsorted(shares, _FAINT)] for values, shares in curves.values())
+    axes.set_xlim(low / 2.5, max(values[-1] for values, _ in curves.values()) * 2.5)
     for share in _MARKED:
         at = {engine: values[np.searchsorted(shares, share)] for engine, (values, shares) in curves.items()}
         first = min(at, key=lambda engine: at[engine])
@@ -126,16 +127,13 @@ def latency_by_rate(results: Results) -> Canvas | None:
     if base is None or len(same) < 2:
         return None
     canvas, both = plt.subplots(1, 2, figsize=SIZE, sharey=True)
-    for axes, (title, of) in zip(
-        both, {"median": lambda p: p.p50, "99th percentile": lambda p: p.p99}.items(), strict=True
-    ):
+    for axes, (title, of) in zip(both, (("median", _p50), ("99th percentile", _p99)), strict=True):
         for engine in reversed(list(NAMES)):
             points = [
                 (cell.rate, figure, all(run.held for run in row.runs))
                 for cell in sorted(same, key=lambda cell: cell.rate)
                 for row in found[cell]
-                if row.engine == engine
-                and (figure := row.figure(lambda run, of=of: of(run.processed) if run.processed else None)) is not None
+                if row.engine == engine and (figure := _figure(row, of)) is not None
             ]
             if not points:
                 continue
@@ -156,6 +154,18 @@ def latency_by_rate(results: Results) -> Canvas | None:
     title = f"Processed latency by rate: {words(base.workload)}, {base.keys:,} keys (hollow: rate not held)"
     canvas.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return canvas
+
+
+def _figure(row: Row, of: Callable[[Percentiles], float]) -> Figure | None:
+    return row.figure(lambda run: of(run.processed) if run.processed is not None else None)
+
+
+def _p50(found: Percentiles) -> float:
+    return found.p50
+
+
+def _p99(found: Percentiles) -> float:
+    return found.p99
 
 
 def _chosen(results: Results, measure: str) -> tuple[Cell | None, list[Row]]:

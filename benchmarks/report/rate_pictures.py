@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from benchmarks.report.drawing import COLOURS, GREY, SIZE, nexmark, short, words
@@ -11,6 +12,7 @@ from benchmarks.spec import Results
 
 _MOST_PANELS = 5  # in a row
 _PANEL_HEIGHT = 2.7
+_LEAST_WIDTH = 4.8
 
 Bars = dict[str, dict[str, Figure]]  # panel -> engine -> rows per second
 
@@ -48,21 +50,20 @@ def _panels(bars: Bars, title: str, detail: str) -> Canvas | None:
     if not bars:
         return None
     engines = [engine for engine in NAMES if any(engine in found for found in bars.values())]
-    columns = min(_MOST_PANELS, max(3, len(bars)))
+    columns = min(_MOST_PANELS, len(bars))
     lines = -(-len(bars) // columns)
-    canvas, grid = plt.subplots(
-        lines, columns, figsize=(SIZE[0], 1.1 + _PANEL_HEIGHT * lines), squeeze=False, layout="constrained"
-    )
+    size = (max(_LEAST_WIDTH, SIZE[0] / _MOST_PANELS * columns), 1.1 + _PANEL_HEIGHT * lines)
+    canvas, grid = plt.subplots(lines, columns, figsize=size, squeeze=False)
     for axes, panel in zip(grid.flat, [*bars, *[""] * (lines * columns - len(bars))], strict=True):
         if panel:
             _bars(axes, panel, bars[panel])
         else:
             axes.set_axis_off()
-    canvas.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
-    canvas.text(0.012, 1 - 0.42 / canvas.get_figheight(), detail, color=GREY, fontsize=9, va="center")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[engine]) for engine in engines]
+    canvas.suptitle(f"{title}\n", x=0.01, ha="left", fontweight="bold", fontsize=12)  # its second line: the detail
+    canvas.text(0.01, 1 - 0.38 / canvas.get_figheight(), detail, color=GREY, fontsize=9, va="center")
+    handles = [Rectangle((0, 0), 1, 1, color=COLOURS[engine]) for engine in engines]
     names = [NAMES[engine] for engine in engines]
-    canvas.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False, fontsize=9)
+    canvas.legend(handles, names, loc="outside lower center", ncols=4 if columns > 3 else 2, frameon=False, fontsize=9)
     return canvas
 
 

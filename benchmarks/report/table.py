@@ -19,7 +19,7 @@ _COLUMNS = {
     "flink-sql": "flink-sql",
     "pyflink": "pyflink",
 }
-_NONE = "-"
+_NONE, _FAILED = "-", "failed"
 
 Line = tuple[str, Mapping[str, str]]  # the figure, and what each engine has
 
@@ -46,7 +46,7 @@ def _latency(results: Results) -> Iterator[Line]:
                 yield (
                     f"{_named(cell)}, {cell.rate:,.0f} events/s{through}, checkpoints every "
                     f"{cell.interval_ms:,} ms: {kind} p50 / p99 / p99.9, ms",
-                    {row.engine: text for row in rows if (text := _percentiles(row, of))},
+                    {row.engine: _percentiles(row, of) for row in rows},
                 )
 
 
@@ -61,7 +61,7 @@ def _visible(run: RunResult) -> Percentiles | None:
 def _percentiles(row: Row, of: Callable[[RunResult], Percentiles | None]) -> str:
     found = [percentiles for run in row.runs if (percentiles := of(run)) is not None]
     if not found:
-        return ""
+        return _FAILED
     text = " / ".join(number(statistics.median(getattr(one, name) for one in found)) for name in ("p50", "p99", "p999"))
     return text if all(run.held for run in row.runs) else f"{text} (rate not held)"
 
@@ -69,13 +69,17 @@ def _percentiles(row: Row, of: Callable[[RunResult], Percentiles | None]) -> str
 def _throughput(results: Results) -> Iterator[Line]:
     for cell, rows in cells(results).items():
         if cell.measure == "throughput":
-            found = {}
-            for row in rows:
-                whole = row.figure(lambda run: run.rows_per_s)
-                if whole is not None:
-                    steady = row.figure(lambda run: run.rows_per_s_steady)
-                    found[row.engine] = f"{short(steady.median) if steady else _NONE} ({short(whole.median)})"
-            yield f"{_named(cell)}, from Parquet: rows/s, steady (whole query)", found
+            yield (
+                f"{_named(cell)}, from Parquet: rows/s, steady (whole query)",
+                {row.engine: _both(row) for row in rows},
+            )
+
+
+def _both(row: Row) -> str:
+    steady, whole = row.figure(lambda run: run.rows_per_s_steady), row.figure(lambda run: run.rows_per_s)
+    if whole is None:
+        return _FAILED
+    return f"{short(steady.median) if steady is not None else _NONE} ({short(whole.median)})"
 
 
 def _rates(results: Results) -> Iterator[Line]:

@@ -153,7 +153,7 @@ def test_the_steady_rate_leaves_out_what_both_inputs_cost() -> None:
     assert steady(BoundedRun(2_000_000, 4.0), BoundedRun(16_000_000, 4.1)) is None
 
 
-@pytest.mark.parametrize(("small_s", "rows"), [(1.0, 16_000_000), (4.0, 8_000_000), (17.0, 4_000_000)])
+@pytest.mark.parametrize(("small_s", "rows"), [(1.0, 16_000_000), (6.0, 8_000_000), (17.0, 4_000_000)])
 def test_a_slow_engine_gets_fewer_rows(small_s: float, rows: int) -> None:
     assert largest(16_000_000, BoundedRun(2_000_000, small_s)) == rows
 

@@ -12,6 +12,7 @@ from benchmarks.report.summary import Figure, cells, figure, number, shown
 from benchmarks.report.table import markdown
 from benchmarks.spec import (
     CheckpointCost,
+    CheckpointFigures,
     CheckpointSize,
     RateHeld,
     Recovery,
@@ -70,6 +71,22 @@ def bounded(engine: str, rows_per_s: float) -> RunResult:
     )
 
 
+def changing(rows_per_s: float, found: CheckpointFigures | None) -> CheckpointSize:
+    return CheckpointSize(
+        keys=1_000_000,
+        changed=rows_per_s,
+        changed_bytes=rows_per_s * 100,
+        uploaded_by_changed=2.4,
+        interval_ms=1_000,
+        storage="file",
+        round=0,
+        checkpoints=found,
+        processed=result("ours", 0).processed,
+        gap_ms=9.0,
+        checkpoint_gap_ms=9.0,
+    )
+
+
 @pytest.fixture
 def results() -> Results:
     runs = [result(engine, number, rate) for number in (0, 1, 2) for rate in (1_000.0, 10_000.0) for engine in POWERS]
@@ -112,21 +129,7 @@ def results() -> Results:
         ],
         recoveries=[kill, kill],
         grid=costs,
-        sizes=[
-            CheckpointSize(
-                keys=1_000_000,
-                changed=10_000.0,
-                changed_bytes=995_000.0,
-                uploaded_by_changed=2.4,
-                interval_ms=1_000,
-                storage="file",
-                round=0,
-                checkpoints=some,
-                processed=runs[0].processed,
-                gap_ms=9.0,
-                checkpoint_gap_ms=9.0,
-            )
-        ],
+        sizes=[changing(10_000.0, some), changing(100_000.0, some)],
         left_out={"pyflink": "Flink is not set up"},
     )
 
@@ -215,10 +218,11 @@ def test_a_report_without_results_says_where_it_was_made() -> None:
 
 
 def test_pictures_of_an_earlier_report_go_and_other_files_stay(results: Results, tmp_path: Path) -> None:
-    write_report(results, tmp_path)
-    (tmp_path / "mine.png").touch()
+    for name in ("latency-cdf.png", "throughput.png", "mine.png"):
+        (tmp_path / name).touch()
     write_report(Results(runs=[run for run in results.runs if run.measure == "throughput"]), tmp_path)
     assert {path.name for path in tmp_path.glob("*.png")} == {"throughput.png", "mine.png"}
+    assert (tmp_path / "throughput.png").stat().st_size > 0
 
 
 def test_the_table_has_a_row_per_figure_and_a_dash_where_an_engine_was_not_measured(results: Results) -> None:
@@ -226,30 +230,27 @@ def test_the_table_has_a_row_per_figure_and_a_dash_where_an_engine_was_not_measu
     assert lines[0] == "| figure | ours | spark-tuned | real-time | flink | flink-sql | pyflink |"
     rows = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in lines[2 : lines.index("")]}
     assert all(len(found) == 6 for found in rows.values())
-    latency = rows[
-        "keyed-count, 10k keys, 10,000 events/s, checkpoints every 1,000 ms: processed p50 / p99 / p99.9, ms"
-    ]
-    medians = [
-        one.processed.p50 for one in results.runs if one.engine == "ours" and one.rate == 10_000 and one.processed
-    ]
+    counted = "keyed count, 10k keys"
+    latency = rows[f"{counted}, 10,000 events/s, checkpoints every 1,000 ms: processed p50 / p99 / p99.9, ms"]
+    same = [one for one in results.runs if (one.engine, one.rate) == ("ours", 10_000)]
+    medians = [one.processed.p50 for one in same if one.processed is not None]
     assert latency[0].split(" / ")[0] == number(sorted(medians)[1])
     assert latency[2] == latency[4] == latency[5] == "-"
-    assert rows["keyed-count, 10k keys, from Parquet: rows/s, steady (whole query)"][:4] == [
-        "3.6M (3M)",
-        "-",
-        "-",
-        "1.2M (1M)",
-    ]
+    rates = rows[f"{counted}, from Parquet: rows/s, steady (whole query)"]
+    assert rates[:4] == ["3.6M (3M)", "-", "-", "1.2M (1M)"]
     kill = "SIGKILL of a slot under 10,000 events/s: first new output / caught up, ms (median of 2)"
     assert rows[kill][0] == "700 / 900"
     state = "1M keys of 100 B, 10k changed per s, checkpoints to file"
     assert rows[f"{state}: uploaded / changed bytes"][0] == "2.4"
     assert rows[f"{state}: longest output gap around one, ms"][0] == "9"
-    cost = "keyed-count, 10k keys, parallelism 2, checkpoints every 1,000 ms: throughput lost"
+    cost = f"{counted}, parallelism 2, checkpoints every 1,000 ms: throughput lost"
     assert rows[cost][0] == "2.0 %"
 
 
-def test_a_rate_that_was_not_held_is_said_in_the_table(results: Results) -> None:
+def test_a_rate_that_was_not_held_and_a_run_that_failed_are_said_in_the_table(results: Results) -> None:
     lost = msgspec.structs.replace(result("ours", 7, 500_000.0), held=False)
-    assert "(rate not held)" not in markdown(results)
-    assert "(rate not held)" in markdown(Results(runs=[lost]))
+    broken = msgspec.structs.replace(result("flink", 7, 500_000.0), error="broke", processed=None, held=None)
+    assert "rate not held" not in markdown(results)
+    row = markdown(Results(runs=[lost, broken])).splitlines()[2].strip("| ").split(" | ")
+    assert row[1].endswith("(rate not held)")
+    assert row[4] == "failed"
