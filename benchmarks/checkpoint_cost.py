@@ -86,7 +86,9 @@ def cost(spec: RunSpec, inputs: Path, progress: Progress) -> CheckpointCost | No
 
 def size(spec: RunSpec) -> CheckpointSize:
     result = run(spec, None)
-    changed = changed_bytes(spec)
+    times = result.checkpoint_times_s
+    every_s = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else spec.interval_ms / 1000
+    changed = changed_bytes(spec.keys, spec.rate * every_s)
     uploaded = result.checkpoints.mean_bytes if result.checkpoints is not None else None
     return CheckpointSize(
         keys=spec.keys,
@@ -104,7 +106,6 @@ def size(spec: RunSpec) -> CheckpointSize:
     )
 
 
-def changed_bytes(spec: RunSpec) -> float:
-    """Bytes of the keys that get a row between two checkpoints: drawn at random, so some get two."""
-    rows = spec.rate * spec.interval_ms / 1000
-    return float(WIDE_BYTES * spec.keys * (1 - (1 - 1 / spec.keys) ** rows))
+def changed_bytes(keys: int, rows: float) -> float:
+    """Bytes of the keys that so many rows change: drawn at random, so some get two."""
+    return float(WIDE_BYTES * keys * (1 - (1 - 1 / keys) ** rows))

@@ -95,10 +95,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     settings: dict[str, str] = {}
     checkpoints: list[Checkpoint] = []
-    began_ns: int = 0  # of a bounded run: the engine's process began to run the query …
-    running_ns: int = 0  # … its workers were there, and rows could flow …
-    finished_ns: int = 0  # … and everything was done
-    requests: float | None = None
 
 
 class BoundedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -174,7 +170,7 @@ class CheckpointSize(msgspec.Struct, frozen=True, kw_only=True):
 
     keys: int
     changed: float
-    changed_bytes: float  # between two checkpoints
+    changed_bytes: float  # from one checkpoint to the next
     interval_ms: int
     storage: Storage
     round: int

@@ -87,7 +87,7 @@ def changing(rows_per_s: float, found: CheckpointFigures | None) -> CheckpointSi
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def results() -> Results:
     runs = [result(engine, number, rate) for number in (0, 1, 2) for rate in (1_000.0, 10_000.0) for engine in POWERS]
     runs += [result(engine, 0, 1_000.0, "visible") for engine in POWERS]
