@@ -45,7 +45,7 @@ def everything(store: Store, asked: Sequence[str], rounds: int) -> None:
 
 
 def checkpoints(store: Store, rounds: int) -> None:
-    costs = throughput_specs((0, 200, 1_000, 5_000), (10_000, 1_000_000), (1, 2), 2 * ROWS, rounds, _GRID)
+    costs = throughput_specs((0, 200, 1_000, 5_000), (10_000, 1_000_000), (1, 2), ROWS, rounds, _GRID)
     sizes = [
         *size_specs((10_000, 100_000, 1_000_000), (0.001, 0.01, 0.1), ("file",), 20.0, 10.0, rounds, _GRID),
         *size_specs((100_000, 1_000_000), (0.01,), ("s3",), 20.0, 10.0, rounds, _GRID),
@@ -98,6 +98,6 @@ def table(store: Store, asked: Sequence[str], sizes: TableSizes) -> None:
     measure(store, replace(python, measures=("latency",), engines=of("ours"), rates=[min(sizes.rates)]))
     if "ours" in found:
         recover(store, ["slot"], sizes.kills, 50_000, 5.0)
-        costs = throughput_specs((0, 1_000), sizes.keys, (2,), 2 * sizes.rows, sizes.cost_rounds, _GRID)
+        costs = throughput_specs((0, 1_000), sizes.keys, (2,), sizes.rows, sizes.cost_rounds, _GRID)
         size = size_specs((many,), (0.01,), ("file",), sizes.seconds * 2, sizes.warm_up_s * 2, 1, _GRID)
         grid(store, list(costs), list(size))
