@@ -1,5 +1,6 @@
 """The engine's side of a run: its spec, the three words it says, and the order to stop (standard input ends)."""
 
+import os
 import sys
 import threading
 import time
@@ -26,7 +27,8 @@ def stop_order() -> threading.Event:
     ordered = threading.Event()
 
     def listen() -> None:
-        sys.stdin.buffer.read()
+        while os.read(sys.stdin.fileno(), 1):  # not by way of its buffer, whose lock the end of the interpreter needs
+            pass
         ordered.set()
 
     threading.Thread(target=listen, name="stop-order", daemon=True).start()

@@ -3,6 +3,7 @@ per key in a Python `KeyedProcessFunction` with `ValueState`. Source and measuri
 """
 
 import json
+import os
 import sys
 import threading
 import time
@@ -67,7 +68,8 @@ def main() -> None:
     stop = threading.Event()
 
     def listen() -> None:
-        sys.stdin.buffer.read()
+        while os.read(sys.stdin.fileno(), 1):  # not by way of its buffer, whose lock the end of the interpreter needs
+            pass
         stop.set()
 
     threading.Thread(target=listen, daemon=True).start()

@@ -42,11 +42,6 @@ def in_ms(value: float) -> str:
     return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
 
 
-def legend(axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], frameon=False, loc="best", fontsize=9)
-
-
 def short(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:

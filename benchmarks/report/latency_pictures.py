@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.report.drawing import COLOURS, SIZE, headed, in_ms, legend, milliseconds, nexmark, words
+from benchmarks.report.drawing import COLOURS, SIZE, headed, in_ms, milliseconds, nexmark, short, words
 from benchmarks.report.summary import NAMES, Cell, Figure, Row, cells
 from benchmarks.spec import Percentiles, Results, RunResult
 from benchmarks.stamps import distribution
@@ -147,10 +147,10 @@ def latency_by_rate(results: Results) -> Canvas | None:
         axes.set_yscale("log")
         axes.set_xlabel("events per second")
         axes.set_title(title, loc="left")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     milliseconds(both[0].yaxis)
     both[0].set_ylabel("processed latency")
-    legend(both[1])
+    _legend_below(both[1])
     title = f"Processed latency by rate: {words(base.workload)}, {base.keys:,} keys (hollow: rate not held)"
     canvas.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return canvas

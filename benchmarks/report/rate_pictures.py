@@ -10,8 +10,8 @@ from benchmarks.report.drawing import COLOURS, GREY, SIZE, nexmark, short, words
 from benchmarks.report.summary import NAMES, Cell, Figure, cells, figure
 from benchmarks.spec import Results
 
-_MOST_PANELS = 5  # in a row
-_PANEL_HEIGHT = 2.7
+_MOST_PANELS = 3  # in a row
+_PANEL_HEIGHT = 2.4
 _LEAST_WIDTH = 4.8
 
 Bars = dict[str, dict[str, Figure]]  # panel -> engine -> rows per second
@@ -63,7 +63,9 @@ def _panels(bars: Bars, title: str, detail: str) -> Canvas | None:
     canvas.text(0.01, 1 - 0.38 / canvas.get_figheight(), detail, color=GREY, fontsize=9, va="center")
     handles = [Rectangle((0, 0), 1, 1, color=COLOURS[engine]) for engine in engines]
     names = [NAMES[engine] for engine in engines]
-    canvas.legend(handles, names, loc="outside lower center", ncols=4 if columns > 3 else 2, frameon=False, fontsize=9)
+    canvas.legend(
+        handles, names, loc="outside lower center", ncols=4 if columns == _MOST_PANELS else 2, frameon=False, fontsize=9
+    )
     return canvas
 
 
