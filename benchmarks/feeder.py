@@ -20,6 +20,7 @@ _MOST = 20_000  # events per turn
 _PATIENCE_S = 30
 _CONFIG = {
     "linger.ms": 0,
+    "max.in.flight": 5,  # what a slow broker has not answered must not be thousands of requests of one event each
     "acks": "1",
     "queue.buffering.max.messages": 2_000_000,
     "queue.buffering.max.kbytes": 1 << 20,

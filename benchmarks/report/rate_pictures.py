@@ -63,9 +63,8 @@ def _panels(bars: Bars, title: str, detail: str) -> Canvas | None:
     canvas.text(0.01, 1 - 0.38 / canvas.get_figheight(), detail, color=GREY, fontsize=9, va="center")
     handles = [Rectangle((0, 0), 1, 1, color=COLOURS[engine]) for engine in engines]
     names = [NAMES[engine] for engine in engines]
-    canvas.legend(
-        handles, names, loc="outside lower center", ncols=4 if columns == _MOST_PANELS else 2, frameon=False, fontsize=9
-    )
+    abreast = 4 if columns == _MOST_PANELS else 2
+    canvas.legend(handles, names, loc="outside lower center", ncols=abreast, frameon=False, fontsize=9)
     return canvas
 
 
