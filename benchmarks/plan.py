@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from benchmarks.spec import Measure, RunSpec, Source
-from benchmarks.workloads import workload
+from benchmarks.workloads import ROWWISE, workload
 
 ROWS = 32_000_000  # of a bounded input, at most
 ENGINES = ("ours", "spark", "spark-tuned", "flink", "flink-sql", "pyflink", "spark-real-time")
 _HAS = {"pyflink": ("keyed-count", "python-count")}
 _ONLY = {"python-count": ("ours", "pyflink"), "wide-state": ("ours",)}
-_IN_PYTHON = ("python-count", "wide-state")
 _ROWWISE = 8  # times fewer rows where a Python function sees each
 _WIDE = 4  # times fewer of Nexmark's
 _SAME = {"flink-sql": ("keyed-count",)}  # elsewhere `flink` is SQL already
@@ -113,7 +112,7 @@ def _cells(wanted: Wanted) -> Iterator[RunSpec]:
                     measure="throughput",
                     source="parquet",
                     sink="discard",
-                    rows=wanted.rows // (_ROWWISE if name in _IN_PYTHON else _WIDE if bounded_only else 1),
+                    rows=wanted.rows // (_ROWWISE if name in ROWWISE else _WIDE if bounded_only else 1),
                     keys=number,
                     interval_ms=wanted.interval_ms,
                     **common,  # type: ignore[arg-type]

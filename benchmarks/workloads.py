@@ -178,6 +178,9 @@ TWO_SHUFFLES = Workload(
     windowed=True,
 )
 
+ROWWISE = ("python-count", "wide-state")
+"""Where a Python function sees every row."""
+
 
 def _all() -> dict[str, Workload]:
     from benchmarks.nexmark_queries import QUERIES

@@ -59,6 +59,7 @@ def test_a_small_input_is_the_beginning_of_a_large_one_and_each_file_is_made_onc
 ) -> None:
     spec = RunSpec(workload=workload, engine="ours", measure="throughput", source="parquet", sink="discard", rows=8_000)
     assert file_rows(spec) == 1_000
+    assert file_rows(msgspec.structs.replace(spec, rows=10**9)) == (500_000 if workload == "q1" else 1_000_000)
     large = with_input(spec, tmp_path, 1_000)
     made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
     small = with_input(msgspec.structs.replace(spec, rows=1_500), tmp_path, 1_000)
