@@ -3,8 +3,12 @@
 Everything below `slot/` asks a `Clock` and never the `time` module; the simulation gives each process one of its own.
 """
 
+import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
+
+from barrier_runtime.slot.alarm import Alarm, best_alarm
 
 
 class Clock(Protocol):
@@ -16,12 +20,15 @@ class Clock(Protocol):
         """Seconds since an unknown moment; never goes back."""
         ...
 
+    def alarm(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Alarm: ...
+
 
 class SystemClock:
     """This machine's. The steady clock is the one with the best resolution."""
 
     wall_ns = staticmethod(time.time_ns)
     monotonic_s = staticmethod(time.perf_counter)
+    alarm = staticmethod(best_alarm)
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

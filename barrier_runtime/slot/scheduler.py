@@ -10,7 +10,7 @@ from collections.abc import Callable
 from barrier_runtime.slot.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.slot.subtask import Subtask
 
-_TICK_S = 0.001  # a source sleeps at least this long: rows due within it go together, in one batch
+_ASK_AGAIN_S = 0.001  # a source that does not know when its next rows are due
 _PASS_BUDGET_S = 0.002
 _BETWEEN_SHARE = 0.5  # of the time the last pass took, for the small work between passes
 
@@ -35,8 +35,7 @@ class Scheduler:
         self._stepping: Subtask | None = None
         self._scheduled = False
         self._stopped = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._alarm = clock.alarm(loop, self.wake)
         self._last_pass_s = 0.0
         self.busy_s = 0.0
         self.backpressured_s = 0.0
@@ -54,8 +53,7 @@ class Scheduler:
 
     def stop(self) -> None:
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.close()
 
     def _pass(self) -> None:
         self._scheduled = False
@@ -105,7 +103,7 @@ class Scheduler:
         self._backpressured_since = now if held else None
 
     def _sleep(self) -> None:
-        """Sources need a timer; everything else is woken by its channels."""
+        """Sources need to be asked in time; everything else is woken by its channels."""
         now_ns = self._wall_ns()
         delay: float | None = None
         for subtask in self._subtasks:
@@ -113,20 +111,7 @@ class Scheduler:
                 continue
             self._stepping = subtask
             due_ns = subtask.source[1].next_due_ns()
-            wait = _TICK_S if due_ns is None else max(_TICK_S, (due_ns - now_ns) / 1e9)
+            wait = _ASK_AGAIN_S if due_ns is None else (due_ns - now_ns) / 1e9
             delay = wait if delay is None else min(delay, wait)
-        if delay is None:
-            return
-        at = self._loop.time() + delay
-        if self._timer is not None and self._loop.time() < self._timer_at <= at:
-            return  # an earlier wake-up is already set
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = self._loop.call_later(delay, self._on_timer)
-
-    def _on_timer(self) -> None:
-        """uvloop's timers fire up to half a millisecond before their time: one that fired must not pass for a wake-up
-        that is still to come."""
-        self._timer = None
-        self.wake()
+        if delay is not None:
+            self._alarm.set(delay)

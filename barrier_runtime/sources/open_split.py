@@ -6,6 +6,8 @@ from barrier_runtime.elements import WATERMARK_MIN
 from barrier_runtime.sources.base import CheckpointListener, Split, SplitReader
 from barrier_runtime.sources.source_progress import NO_POSITION, SplitProgress
 
+_TICK_NS = 600_000  # rows that fall due within it are read together: a batch costs as much as hundreds of rows
+
 
 class OpenSplit:
     __slots__ = (
@@ -18,6 +20,7 @@ class OpenSplit:
         "payload",
         "polled",
         "reader",
+        "rests_ns",
         "rows",
         "silent_ns",
     )
@@ -31,9 +34,17 @@ class OpenSplit:
         self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
         self.finished = reader is None
         self.polled = 0  # turn of the last poll
+        self.rests_ns = 0  # not asked before: it gave all that was due
         self.silent_ns: int | None = None  # since when it was asked and had nothing …
         self.asked_ns = 0  # … and when it was asked last
         self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader listens
+
+    def had_rows(self, rows: int, turn: int, now_ns: int) -> None:
+        self.polled = turn
+        self.silent_ns = None
+        self.rows += rows
+        due_ns = None if self.reader is None else self.reader.next_due_ns()
+        self.rests_ns = 0 if due_ns is None or due_ns <= now_ns else now_ns + _TICK_NS
 
     def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
         """It was asked for rows in vain. Who was not asked for as long as the timeout may have had some meanwhile."""

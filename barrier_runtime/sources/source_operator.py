@@ -119,15 +119,15 @@ class SourceDriver:
             if due_ns is not None and due_ns > now_ns:
                 split.had_nothing(now_ns, self._timeout_ns)
                 continue
+            if now_ns < split.rests_ns:
+                continue
             self._latest = None
             polled = reader.poll(limit, now_ns)
             if polled is None or not polled.rows.num_rows:
                 split.had_nothing(now_ns, self._timeout_ns)
             else:
                 self._turn += 1
-                split.polled = self._turn
-                split.silent_ns = None
-                split.rows += polled.rows.num_rows
+                split.had_rows(polled.rows.num_rows, self._turn, now_ns)
                 self._latest = split, polled.rows.num_rows
                 self._observe(split, polled.rows)
             if reader.finished:
@@ -162,6 +162,7 @@ class SourceDriver:
                 return None
             if split.silent_ns is not None and split.silent_for_ns() <= self._timeout_ns and self._timeout_ns:
                 due_ns = min(due_ns, split.asked_ns + self._timeout_ns // 2)  # to notice in time that it is idle
+            due_ns = max(due_ns, split.rests_ns)
             earliest = due_ns if earliest is None else min(earliest, due_ns)
         return earliest
 

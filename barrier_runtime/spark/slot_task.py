@@ -34,6 +34,7 @@ from barrier_runtime.slot.execution import SlotResources, StateSettings
 from barrier_runtime.slot.slot import Slot, SlotIdentity
 from barrier_runtime.slot.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.slot.workers import Workers
+from barrier_runtime.spark.time_slice import ask_for_short_slices
 from coordinator.messages import Shutdown, SlotClaims
 from state.errors import InvalidJob, ProtocolViolation, Unavailable
 from state.ids import check_job_id
@@ -71,6 +72,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    ask_for_short_slices()
     slot_uuid = uuid.uuid4().hex
     directory = local_root(settings.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
     remove_what_the_dead_left(directory.parent)

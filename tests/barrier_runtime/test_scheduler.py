@@ -9,6 +9,7 @@ import pyarrow as pa
 from barrier_runtime.alignment import Aligner
 from barrier_runtime.elements import Batch
 from barrier_runtime.operators.base import Operator
+from barrier_runtime.slot.alarm import LoopAlarm
 from barrier_runtime.slot.channels import InputChannel
 from barrier_runtime.slot.scheduler import Scheduler
 from barrier_runtime.slot.subtask import Subtask
@@ -52,6 +53,7 @@ class HandClock:
         return int(self.now * 1e9)
 
     now_ns = wall_ns
+    alarm = LoopAlarm
 
 
 class Slow(Operator):

@@ -271,6 +271,27 @@ def test_next_due_says_when_to_come_back() -> None:
     assert driver.poll(SECOND_NS + 9_999_999) is None
 
 
+def test_rows_that_fall_due_within_a_moment_are_read_together() -> None:
+    """A batch costs as much as hundreds of rows: at 100 rows per ms one batch per row would be all that is done."""
+    driver = opened(spec_of(RateSource("src", 100_000, None, None, None)), World())
+    assert driver.poll(SECOND_NS) is not None
+    assert driver.poll(SECOND_NS + 100_000) is None  # ten rows are due
+    due_ns = driver.next_due_ns()
+    assert due_ns is not None
+    assert SECOND_NS + 100_000 < due_ns <= SECOND_NS + 1_000_000
+    batch = driver.poll(due_ns)
+    assert batch is not None
+    assert batch.rows.num_rows == (due_ns - SECOND_NS) // 10_000
+
+
+def test_a_backlog_is_read_without_a_rest() -> None:
+    driver = opened(spec_of(RateSource("src", 100_000, None, None, None)), World())
+    assert driver.poll(SECOND_NS) is not None
+    late_ns = 2 * SECOND_NS
+    batches = [driver.poll(late_ns, 1_000) for _ in range(100)]
+    assert [batch.rows.num_rows for batch in batches if batch is not None] == [1_000] * 100
+
+
 def test_after_an_outage_the_schedule_goes_on_and_the_backlog_keeps_its_intended_times() -> None:
     spec, world = spec_of(RateSource("src", 1_000, None, None, None)), World()
     driver = opened(spec, world)

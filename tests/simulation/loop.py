@@ -26,6 +26,8 @@ from typing import Any
 from jobs import Jobs, Pool, SimWorkers
 from network import SimListening, SimNetwork, SimServer
 
+from barrier_runtime.slot.alarm import LoopAlarm
+
 WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
 SECOND = 1_000_000  # the unit of virtual time is a microsecond
 _ALIVE, _STALLED, _DEAD = "alive", "stalled", "dead"
@@ -232,6 +234,9 @@ class SimProcess:
 
     def monotonic_s(self) -> float:
         return self.simulation.now_us / SECOND
+
+    def alarm(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> LoopAlarm:
+        return LoopAlarm(loop, ring)
 
     # ------------------------------------------------------------ life
 
