@@ -32,6 +32,7 @@ class WatchedSink(TwoPhaseCommitSink):
         self.sink = sink
         self.guarantee = sink.guarantee
         self.global_committer = sink.global_committer
+        self.commits_together = sink.commits_together
         self._process = process
         self._subtask = subtask
 
@@ -76,6 +77,13 @@ class WatchedSink(TwoPhaseCommitSink):
             self.sink.commit(committable)
         if not self.global_committer:
             self._process.place.committed([committable])
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        self._call(f"commit of {' and '.join(map(self._process.named, committables))}")
+        with self._process.lines.watched():
+            self.sink.commit_together(committables)
+        if not self.global_committer:
+            self._process.place.committed(committables)
 
     def abort(self, committable: bytes) -> None:
         self._call(f"abort of {self._process.named(committable)}")

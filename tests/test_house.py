@@ -59,6 +59,7 @@ PURE = {
     "barrier_runtime/latency.py",
     "barrier_runtime/snapshot_values.py",
     "barrier_runtime/sinks/sink_driver.py",
+    "barrier_runtime/sinks/sink_effects.py",
     "barrier_runtime/sinks/pending_set.py",
     "barrier_runtime/sinks/file_committable.py",
     "barrier_runtime/sinks/write_ahead_committable.py",

@@ -44,6 +44,7 @@ class TwoPhaseCommitSink:
 
     guarantee: Guarantee = "exactly_once"
     global_committer: bool = False  # True: `commit` shows nothing, `commit_globally` shows the parts of all subtasks
+    commits_together: bool = False  # True: `commit_together` costs less than one `commit` after the other
     kind: ClassVar[str] = ""  # name in `barrier_runtime.sinks.kinds`, for who settles transactions without the flow
 
     def settings(self) -> dict[str, Any]:
@@ -75,6 +76,12 @@ class TwoPhaseCommitSink:
     def commit(self, committable: bytes) -> None:
         """Make it visible. Idempotent."""
         raise NotImplementedError
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        """Only with `commits_together`, when commits have fallen behind: make several transactions visible, oldest
+        first. Idempotent. If it raises, `commit` is called for the oldest of them."""
+        for committable in committables:
+            self.commit(committable)
 
     def abort(self, committable: bytes) -> None:
         """Drop it. Idempotent."""

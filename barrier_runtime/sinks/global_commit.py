@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from barrier_runtime.sinks.pending_set import PendingEntry, PendingSet
-from barrier_runtime.sinks.sink_driver import Backoff, ReportFailing, RetryAt
+from barrier_runtime.sinks.sink_driver import Backoff
+from barrier_runtime.sinks.sink_effects import ReportFailing, RetryAt
 
 
 @dataclass(frozen=True, slots=True)

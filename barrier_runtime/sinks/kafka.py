@@ -59,6 +59,7 @@ class KafkaSink(TwoPhaseCommitSink):
         if guarantee not in ("exactly_once", "at_least_once"):
             raise InvalidJob(f"KafkaSink: guarantee={guarantee!r}: use 'exactly_once' or 'at_least_once'")
         self.guarantee = guarantee
+        self.commits_together = guarantee == "exactly_once"
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._key = key
@@ -112,6 +113,9 @@ class KafkaSink(TwoPhaseCommitSink):
 
     def commit(self, committable: bytes) -> None:
         self._delivery.commit(committable)
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        self._delivery.commit_together(committables)
 
     def abort(self, committable: bytes) -> None:
         self._delivery.abort(committable)

@@ -4,8 +4,10 @@ No Kafka transaction is open while rows are collected: they are staged beside th
 decision written, with a marker that moves in the same transaction. However long the brokers are away, and however short
 they keep transactions open, nothing that was decided can expire.
 
-The rows of one subtask and checkpoint go in one transaction as long as they are less than 16 MiB and are sent in a
-third of the transaction's time; the rest follows in further ones, each a prefix of what is left, and the marker counts.
+The rows of one subtask and checkpoint go in one transaction, and with them those of the checkpoints that were decided
+meanwhile, as long as they are less than 16 MiB and are sent in a third of the transaction's time; the rest follows in
+further ones, each a prefix of what is left, and the marker counts. So a marker speaks for all checkpoints up to its
+own, and however short checkpoints are, commits do not fall behind them by more than one transaction.
 
 A marker that must be there and is not (it expired, or the topic was made anew) stops the commit: nobody can say whether
 the rows are in the topic, so a person must say it (`kafka_lost_marker`). That it must be there says a note in the job's
@@ -16,8 +18,9 @@ their time: a decided row would become too old while the brokers are away. Rows 
 that a compacted topic wants, or too large are refused when they are staged.
 """
 
+import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -29,11 +32,14 @@ from barrier_runtime.sinks.kafka_records import RecordFormat
 from barrier_runtime.sinks.kafka_target import KafkaLimits, check_waiting, decode_limits, encode_limits, read_limits
 from barrier_runtime.sinks.kafka_transactions import MarkedProducer, Marker, Origin
 from barrier_runtime.sinks.write_ahead import WriteAheadSink
-from barrier_runtime.sinks.write_ahead_committable import DeliveryToken
+from barrier_runtime.sinks.write_ahead_committable import DeliveryToken, WriteAheadCommittable
 from state.errors import Corrupt, Fenced, Unavailable
+from state.object_store import ObjectNotFound
 
 
 class KafkaWriteAhead(WriteAheadSink):
+    commits_together = True
+
     def __init__(
         self,
         cluster_of: Mapping[str, Any],
@@ -54,7 +60,7 @@ class KafkaWriteAhead(WriteAheadSink):
         self._producers: dict[tuple[str, int], MarkedProducer] = {}  # by (lineage, origin subtask)
         self._noted: set[tuple[str, int]] = set()
         self._said: dict[tuple[str, int], int] = {}  # by a person, and not in a marker yet
-        self._decided: dict[tuple[str, int], int] = {}  # last checkpoint of each origin, when recovering
+        self._decided: dict[tuple[str, int], int] = {}  # last checkpoint of each origin that was to be written
         self._own = (context.lineage, context.subtask)
         self._marked_at = time.monotonic()
         self._fenced: Fenced | None = None
@@ -102,40 +108,70 @@ class KafkaWriteAhead(WriteAheadSink):
             producer.close()
 
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
-        producer = self._connected(token.lineage, token.subtask, token)
+        self._deliver(token, [(token, batches)])
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        """What follows each other from one origin goes in one transaction, with the marker of the last."""
+        entries = [self._decoded(each) for each in committables]
+        self._are_decided(entries)
+        for _, same in itertools.groupby(entries, lambda entry: (entry.lineage, entry.subtask)):
+            self._commit_all(list(same))
+
+    def _commit_all(self, entries: Sequence[WriteAheadCommittable]) -> None:
+        missing = [entry for entry in entries if not self.delivered(entry.delivery, entry.rows)]
         try:
-            self._write(producer, token, batches)
+            if missing:
+                self._deliver(missing[0].delivery, ((entry.delivery, self._batches(entry)) for entry in missing))
+        except ObjectNotFound:  # of which one, and has a successor written it? Asked one by one
+            for entry in entries:
+                self._commit_entry(entry)
+        else:
+            self._drop(entries)
+
+    def _deliver(self, first: DeliveryToken, lot: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
+        """`lot`: of one origin, oldest first."""
+        producer = self._connected(first.lineage, first.subtask, first)
+        try:
+            self._write(producer, lot)
         except BaseException:
             producer.abandon()
             raise
-        if (token.lineage, token.subtask) == self._own:
+        if (first.lineage, first.subtask) == self._own:
             self._marked_at = time.monotonic()
 
-    def _write(self, producer: MarkedProducer, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
-        marker = producer.marker
-        assert marker is not None, "connected without a marker"
-        written = marker.rows if marker.checkpoint == token.checkpoint else 0
-        position = 0
+    def _write(
+        self, producer: MarkedProducer, lot: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]
+    ) -> None:
+        before = producer.marker
+        assert before is not None, "connected without a marker"
+        reached = before
         producer.begin()
-        for batch in batches:
-            for piece in _pieces(batch):
-                skipped = min(piece.num_rows, max(0, written - position))
-                position += piece.num_rows
-                producer.send(piece.slice(skipped))
-                if producer.full and position > written:
-                    producer.commit(self._marker(token, position))
-                    producer.begin()
-        producer.commit(self._marker(token, position))
+        for token, batches in lot:
+            written = before.rows if before.checkpoint == token.checkpoint else 0
+            position = 0
+            for batch in batches:
+                for piece in _pieces(batch):
+                    skipped = min(piece.num_rows, max(0, written - position))
+                    position += piece.num_rows
+                    producer.send(piece.slice(skipped))
+                    if producer.full and position > written:
+                        producer.commit(self._marker(token, position))
+                        producer.begin()
+            reached = self._marker(token, position)
+        producer.commit(reached)
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        for each in map(self._decoded, decided):
-            origin = each.lineage, each.subtask
-            self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
+        self._are_decided([self._decoded(each) for each in decided])
         super().recover(decided)
         # All that is decided has been written, so nobody can be in doubt about a marker that is not there now.
         self._connected(*self._own, None)
         for origin in [origin for origin in self._producers if origin != self._own]:
             self._producers.pop(origin).close()
+
+    def _are_decided(self, entries: Iterable[WriteAheadCommittable]) -> None:
+        for each in entries:
+            origin = each.lineage, each.subtask
+            self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
 
     def _marker(self, token: DeliveryToken, rows: int) -> Marker:
         return Marker(token.checkpoint, token.token, rows, self._context.token)

@@ -9,17 +9,21 @@ Life of one transaction (`_MOVES` below is this table)
 |------------|----------------------------------|------------|----------------------------------------------|
 | OPEN       | barrier n                        | SEALING    | PreCommit(txn, n); the next one is OPEN      |
 | SEALING    | its committable is durable       | SEALED     |                                              |
-| SEALED     | decided, oldest, lane free       | COMMITTING | Commit (none for an empty transaction)       |
+| SEALED     | decided, oldest, lane free       | COMMITTING | Commit (none for an empty transaction), or   |
+|            |                                  |            | CommitTogether with those behind it          |
 | COMMITTING | the sink says done               | gone       | Visible(txn); ReportCommitted when all ≤ n   |
 |            | … of a sink with global committer| COMMITTED  | ReportCommitted when all ≤ n                 |
 | COMMITTED  | the global committer is through  | gone       | Visible(txn)                                 |
 | COMMITTING | the sink raised                  | BACKOFF    | ReportFailing, RetryAt                       |
+|            | … and it is not the oldest       | SEALED     |                                              |
 | BACKOFF    | the time has come                | COMMITTING | Commit with the same committable             |
 
 Laws
 - `complete(n)` decides *every* transaction closed at or before n, also those of checkpoints that were aborted, declined
   or expired in this generation: their rows ride with n. So `abort(n)` drops nothing.
 - Commits happen one at a time, oldest first; a failing one is tried for ever and holds back the later ones.
+- `together`: all that may be committed when the lane gets free is committed at once, as one. If that fails the oldest
+  is tried alone, so what cannot be committed never holds back what is older.
 - A snapshot at n lists every transaction not known to be visible. Listing one that has become visible meanwhile is
   harmless (commit is idempotent); leaving one out would lose it. With a global committer that is all which it has not
   reported: it works from what the manifest lists.
@@ -29,12 +33,23 @@ Laws
 """
 
 import enum
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from barrier_runtime.sinks.pending_set import PendingEntry
+from barrier_runtime.sinks.sink_effects import (
+    Commit,
+    CommitTogether,
+    Effect,
+    PreCommit,
+    Recover,
+    ReportCommitted,
+    ReportFailing,
+    RetryAt,
+    Visible,
+)
 from state.errors import ProtocolViolation
 
 RECOVERY_TXN = 0  # number of the recovered lot; transactions of this incarnation count from 1
@@ -58,6 +73,7 @@ class Move(enum.Enum):
     COMMITTED_PART = "committed its part"
     COMMITTED_GLOBALLY = "committed globally"
     COMMIT_FAILED = "commit failed"
+    PUT_BACK = "put back behind one that failed"
 
 
 _MOVES: dict[tuple[Stage, Move], Stage] = {
@@ -68,6 +84,7 @@ _MOVES: dict[tuple[Stage, Move], Stage] = {
     (Stage.COMMITTING, Move.COMMITTED_PART): Stage.COMMITTED,
     (Stage.COMMITTED, Move.COMMITTED_GLOBALLY): Stage.VISIBLE,
     (Stage.COMMITTING, Move.COMMIT_FAILED): Stage.BACKOFF,
+    (Stage.COMMITTING, Move.PUT_BACK): Stage.SEALED,
     (Stage.BACKOFF, Move.COMMIT): Stage.COMMITTING,
 }
 
@@ -84,59 +101,6 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class PreCommit:
-    """Make transaction `txn` durable and answer with `precommitted(checkpoint, committable)`."""
-
-    txn: int
-    checkpoint: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Make it visible; answer `committed(checkpoint)` or `commit_failed(checkpoint, error, now)`."""
-
-    checkpoint: int
-    committable: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Recover:
-    """Commit all of these, then drop what older generations left undecided; answer as to a `Commit`."""
-
-    checkpoint: int
-    committables: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Visible:
-    """Transaction `txn` can be seen by readers from now on."""
-
-    txn: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportCommitted:
-    checkpoint: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFailing:
-    checkpoint: int
-    attempts: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class RetryAt:
-    """Call `retry(now)` when `now >= at` (seconds on the clock of `now`)."""
-
-    at: float
-
-
-Effect: TypeAlias = PreCommit | Commit | Recover | Visible | ReportCommitted | ReportFailing | RetryAt
-
-
-@dataclass(frozen=True, slots=True)
 class Backoff:
     """Seconds between attempts to commit: doubling from `first` to `most`."""
 
@@ -149,13 +113,22 @@ class Backoff:
 
 class SinkDriver:
     """See the table above. `name` (job, sink, subtask) is only for messages. `part_of_whole`: a global committer makes
-    visible what all subtasks have committed."""
+    visible what all subtasks have committed. `together`: the sink can commit several transactions as one."""
 
-    def __init__(self, name: str, subtask: int, backoff: Backoff = Backoff(), *, part_of_whole: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        subtask: int,
+        backoff: Backoff = Backoff(),
+        *,
+        part_of_whole: bool = False,
+        together: bool = False,
+    ) -> None:
         self._name = name
         self._subtask = subtask
         self._backoff = backoff
         self._part_of_whole = part_of_whole
+        self._together = together
         self._committed: deque[Transaction] = deque()  # stage COMMITTED, oldest first: older than what is pending
         self._visible_through = 0  # as the global committer reported
         self._pending: deque[Transaction] = deque()  # closed and not committed, oldest first
@@ -253,7 +226,10 @@ class SinkDriver:
     def committed(self, checkpoint: int) -> list[Effect]:
         """The commit under way succeeded (or found that it had been done already)."""
         self._note(f"committed({checkpoint})")
-        return [*self._committed_one(self._under_way(checkpoint, self._move_when_done())), *self._advance()]
+        effects: list[Effect] = []
+        for transaction in self._under_way(checkpoint, self._move_when_done()):
+            effects += self._committed_one(transaction)
+        return effects + self._advance()
 
     def visible(self, checkpoint: int) -> list[Effect]:
         """The global committer has made everything up to `checkpoint` visible. May be repeated."""
@@ -266,18 +242,20 @@ class SinkDriver:
         return effects
 
     def commit_failed(self, checkpoint: int, error: str, now: float) -> list[Effect]:
-        """The commit under way raised. It stays the oldest and is tried again, for ever."""
+        """The commit under way raised. The oldest stays the oldest and is tried again, for ever."""
         self._note(f"commit_failed({checkpoint}, {error})")
-        transaction = self._under_way(checkpoint, Move.COMMIT_FAILED)
-        attempts = transaction.attempts + 1
-        self._pending[0] = replace(transaction, stage=Stage.BACKOFF, attempts=attempts)
-        return [ReportFailing(checkpoint, attempts, error), RetryAt(now + self._backoff.delay(attempts))]
+        oldest, *others = self._under_way(checkpoint, Move.COMMIT_FAILED)
+        attempts = oldest.attempts + 1
+        self._pending[0] = replace(oldest, stage=Stage.BACKOFF, attempts=attempts)
+        for index, transaction in enumerate(others, start=1):
+            self._pending[index] = replace(transaction, stage=self._moved(transaction.stage, Move.PUT_BACK))
+        return [ReportFailing(oldest.checkpoint, attempts, error), RetryAt(now + self._backoff.delay(attempts))]
 
     def retry(self) -> list[Effect]:
         """The time of `RetryAt` has come. Without effect when nothing waits for it."""
         self._note("retry()")
         if self._pending and self._pending[0].stage is Stage.BACKOFF:
-            return self._start(self._pending[0])
+            return self._start(1)
         return []
 
     # ------------------------------------------------------------ inside
@@ -291,7 +269,7 @@ class SinkDriver:
                 break
             if oldest.entries or oldest.number == RECOVERY_TXN:  # recovery also drops leftovers: never skipped
                 effects += self._reports()
-                return effects + self._start(oldest)
+                return effects + self._start(self._ready())
             self._pending.popleft()
             effects.append(Visible(oldest.number))
         return effects + self._reports()
@@ -307,11 +285,27 @@ class SinkDriver:
             return []
         return [Visible(transaction.number)]
 
-    def _start(self, transaction: Transaction) -> list[Effect]:
-        self._pending[0] = replace(transaction, stage=self._moved(transaction.stage, Move.COMMIT))
-        if transaction.number == RECOVERY_TXN:
-            return [Recover(transaction.checkpoint, tuple(entry.committable for entry in transaction.entries))]
-        return [Commit(transaction.checkpoint, transaction.entries[0].committable)]
+    def _ready(self) -> int:
+        """How many may be committed at once, the oldest among them. No empty one is the last."""
+        ready = 1
+        if self._together and self._pending[0].number != RECOVERY_TXN:
+            for index, transaction in enumerate(self._pending):
+                if transaction.stage is not Stage.SEALED or transaction.checkpoint > self._decided_through:
+                    break
+                if transaction.entries:
+                    ready = index + 1
+        return ready
+
+    def _start(self, count: int) -> list[Effect]:
+        """With the `count` oldest."""
+        for index, transaction in enumerate(itertools.islice(list(self._pending), count)):
+            self._pending[index] = replace(transaction, stage=self._moved(transaction.stage, Move.COMMIT))
+        started = list(itertools.islice(self._pending, count))
+        checkpoint = started[-1].checkpoint
+        committables = tuple(entry.committable for transaction in started for entry in transaction.entries)
+        if started[0].number == RECOVERY_TXN:
+            return [Recover(checkpoint, committables)]
+        return [Commit(checkpoint, *committables)] if count == 1 else [CommitTogether(checkpoint, committables)]
 
     def _reports(self) -> list[Effect]:
         """The newest decided checkpoint below which nothing is pending, if it was not reported yet."""
@@ -323,11 +317,14 @@ class SinkDriver:
         self._committed_through = visible_through
         return [ReportCommitted(visible_through)]
 
-    def _under_way(self, checkpoint: int, move: Move) -> Transaction:
-        if not self._pending or self._pending[0].checkpoint != checkpoint:
+    def _under_way(self, checkpoint: int, move: Move) -> list[Transaction]:
+        """Those that are being committed, of which `checkpoint` closed the last one."""
+        under_way = list(itertools.takewhile(lambda each: each.stage is Stage.COMMITTING, self._pending))
+        if not under_way or under_way[-1].checkpoint != checkpoint:
             raise self._violation(f"an answer for the commit of checkpoint {checkpoint}, which is not under way")
-        self._moved(self._pending[0].stage, move)
-        return self._pending[0]
+        for transaction in under_way:
+            self._moved(transaction.stage, move)
+        return under_way
 
     def _moved(self, stage: Stage, move: Move) -> Stage:
         try:

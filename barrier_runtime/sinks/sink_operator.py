@@ -33,17 +33,16 @@ from barrier_runtime.sinks.pending_set import (
     encode_pending,
     entries_of_subtask,
 )
-from barrier_runtime.sinks.sink_driver import (
+from barrier_runtime.sinks.sink_driver import SinkDriver, Stage, Transaction
+from barrier_runtime.sinks.sink_effects import (
     Commit,
+    CommitTogether,
     Effect,
     PreCommit,
     Recover,
     ReportCommitted,
     ReportFailing,
     RetryAt,
-    SinkDriver,
-    Stage,
-    Transaction,
     Visible,
 )
 from state.errors import PERMANENT, Unavailable
@@ -97,7 +96,12 @@ class SinkOperator(Operator):
                 context.new_id,
             )
         )
-        self._driver = SinkDriver(where, context.subtask, part_of_whole=self._sink.global_committer)
+        self._driver = SinkDriver(
+            where,
+            context.subtask,
+            part_of_whole=self._sink.global_committer,
+            together=self._sink.commits_together,
+        )
         self._global = GlobalCommitDriver()
         self._stagings = 0  # early ones that have not ended
         self._staged: dict[int, _Staged] = {}  # by transaction number; the open one included
@@ -212,6 +216,8 @@ class SinkOperator(Operator):
                 self._begin()
             elif isinstance(effect, Commit):
                 self._commit(effect)
+            elif isinstance(effect, CommitTogether):
+                self._commit_together(effect)
             elif isinstance(effect, Recover):
                 self._recover_on_lane(effect)
             elif isinstance(effect, Visible):
@@ -230,6 +236,9 @@ class SinkOperator(Operator):
 
     def _commit(self, effect: Commit) -> None:
         self._on_lane(effect.checkpoint, lambda: self._sink.commit(effect.committable))
+
+    def _commit_together(self, effect: CommitTogether) -> None:
+        self._on_lane(effect.checkpoint, lambda: self._sink.commit_together(effect.committables))
 
     def _recover_on_lane(self, effect: Recover) -> None:
         self._on_lane(effect.checkpoint, lambda: self._sink.recover(effect.committables))

@@ -136,7 +136,9 @@ class WriteAheadSink(TwoPhaseCommitSink):
     # ------------------------------------------------------------ deciding
 
     def commit(self, committable: bytes) -> None:
-        entry = self._decoded(committable)
+        self._commit_entry(self._decoded(committable))
+
+    def _commit_entry(self, entry: WriteAheadCommittable) -> None:
         remembered = self.delivered(entry.delivery, entry.rows)
         if not remembered:
             try:
@@ -147,14 +149,13 @@ class WriteAheadSink(TwoPhaseCommitSink):
             self.deliver(entry.delivery, batches)
         if remembered is None:
             self._note(entry)
-        self._drop(entry)
+        self._drop([entry])
 
     def abort(self, committable: bytes) -> None:
-        self._drop(self._decoded(committable))
+        self._drop([self._decoded(committable)])
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        for committable in decided:
-            self.commit(committable)
+        self.commit_together(decided)
         context = self._context
         store = context.job_store
         leftovers = [
@@ -202,7 +203,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
             for info in context.job_store.list(prefix):
                 said = self._paths.delivery_of(info.key)
                 if said is not None and said[0] >= entry.checkpoint:
-                    self._drop(entry)
+                    self._drop([entry])
                     return
         else:
             self.look_again()
@@ -230,11 +231,13 @@ class WriteAheadSink(TwoPhaseCommitSink):
         context.job_store.delete(older)
         self._notes[origin] = max(note, before or note)
 
-    def _drop(self, entry: WriteAheadCommittable) -> None:
-        keys = [each.key for each in entry.objects]
-        self._context.job_store.delete(keys[:1])
-        if keys[1:]:
-            self._context.job_store.delete(keys[1:])
+    def _drop(self, entries: Sequence[WriteAheadCommittable]) -> None:
+        """The staged rows of these; of each its first object first."""
+        store = self._context.job_store
+        store.delete([each.key for entry in entries for each in entry.objects[:1]])
+        rest = [each.key for entry in entries for each in entry.objects[1:]]
+        if rest:
+            store.delete(rest)
 
 
 def _encoded(batches: Sequence[pa.RecordBatch]) -> bytes:

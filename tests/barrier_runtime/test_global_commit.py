@@ -5,14 +5,13 @@ from sink_harness import Subtask, numbers_in, numbers_in_commit_log
 from barrier_runtime.sinks.files import JsonlSink
 from barrier_runtime.sinks.global_commit import CommitAll, GlobalCommitDriver, ReportGlobally, entries_of_all
 from barrier_runtime.sinks.pending_set import PendingEntry, PendingSet, decode_pending
-from barrier_runtime.sinks.sink_driver import (
-    Backoff,
+from barrier_runtime.sinks.sink_driver import Backoff, SinkDriver
+from barrier_runtime.sinks.sink_effects import (
     Commit,
     PreCommit,
     ReportCommitted,
     ReportFailing,
     RetryAt,
-    SinkDriver,
     Visible,
 )
 from state.memory_store import Fault, MemoryStore

@@ -8,23 +8,23 @@ from barrier_runtime.sinks.pending_set import (
     encode_pending,
     entries_of_subtask,
 )
-from barrier_runtime.sinks.sink_driver import (
+from barrier_runtime.sinks.sink_driver import SinkDriver, Stage
+from barrier_runtime.sinks.sink_effects import (
     Commit,
+    CommitTogether,
     PreCommit,
     Recover,
     ReportCommitted,
     ReportFailing,
     RetryAt,
-    SinkDriver,
-    Stage,
     Visible,
 )
 from state.errors import Corrupt, InvalidJob, ProtocolViolation
 
 
-def driver(restored: int = 0, entries: tuple[PendingEntry, ...] = ()) -> SinkDriver:
+def driver(restored: int = 0, entries: tuple[PendingEntry, ...] = (), *, together: bool = False) -> SinkDriver:
     """Past its recovery."""
-    made = SinkDriver("job 'j', sink 's', subtask 0", 0)
+    made = SinkDriver("job 'j', sink 's', subtask 0", 0, together=together)
     made.recover(restored, entries)
     made.committed(restored)
     return made
@@ -201,6 +201,119 @@ def test_a_retry_that_nothing_waits_for_has_no_effect() -> None:
     assert made.retry() == []
     made.complete(1)
     assert made.retry() == []
+
+
+# ---------------------------------------------------------------- several at once
+
+
+def behind(*decided: int) -> SinkDriver:
+    """One that may commit several at once; `decided` were decided while checkpoint 1 was being committed."""
+    made = sealed(driver(together=True), 1, *decided)
+    assert made.complete(1) == [Commit(1, data(1))], "one alone is committed as ever"
+    for checkpoint in decided:
+        assert made.complete(checkpoint) == []
+    return made
+
+
+def together(*checkpoints: int) -> CommitTogether:
+    return CommitTogether(checkpoints[-1], tuple(data(checkpoint) for checkpoint in checkpoints))
+
+
+def test_what_was_decided_during_a_commit_is_committed_at_once() -> None:
+    made = behind(2, 3)
+    assert made.committed(1) == [Visible(1), ReportCommitted(1), together(2, 3)]
+    assert listed(made) == [2, 3], "a snapshot taken now lists both"
+    assert made.committed(3) == [Visible(2), Visible(3), ReportCommitted(3)]
+    assert made.pending == ()
+
+
+def test_without_the_sinks_consent_every_transaction_is_committed_alone() -> None:
+    made = sealed(driver(), 1, 2)
+    assert made.complete(2) == [Commit(1, data(1))]
+    assert made.committed(1) == [Visible(1), Commit(2, data(2))]
+
+
+def test_what_is_not_decided_does_not_go_along() -> None:
+    """T2"""
+    made = sealed(driver(together=True), 1, 2, 3)
+    assert made.complete(2) == [together(1, 2)]
+    assert made.committed(2) == [Visible(1), Visible(2), ReportCommitted(2)]
+    assert listed(made) == [3]
+
+
+def test_what_is_not_durable_holds_back_itself_and_all_behind_it() -> None:
+    made = sealed(driver(together=True), 1, 2)
+    made.barrier(3)
+    made.barrier(4)
+    made.precommitted(4, data(4))
+    assert made.complete(4) == [together(1, 2)]
+    assert made.precommitted(3, data(3)) == []
+    assert made.committed(2) == [Visible(1), Visible(2), together(3, 4)]
+
+
+def test_empty_transactions_among_several_become_visible_in_their_turn() -> None:
+    """T7"""
+    made = sealed(driver(together=True), 1)
+    for checkpoint, held in ((2, None), (3, data(3)), (4, None)):
+        made.barrier(checkpoint)
+        made.precommitted(checkpoint, held)
+    assert made.complete(4) == [together(1, 3)]
+    assert made.committed(3) == [Visible(1), Visible(2), Visible(3), Visible(4), ReportCommitted(4)]
+
+
+def test_after_a_failure_the_oldest_is_tried_alone_and_the_others_follow_together() -> None:
+    """T4, T10"""
+    made = behind(2, 3, 4)
+    made.committed(1)
+    report, retry = made.commit_failed(4, "the rows of 3 are damaged", now=0.0)
+    assert report == ReportFailing(2, 1, "the rows of 3 are damaged")
+    assert retry == RetryAt(0.1)
+    assert listed(made) == [2, 3, 4]
+    assert made.complete(4) == [], "not before its time"
+    assert made.retry() == [Commit(2, data(2))]
+    assert made.committed(2) == [Visible(2), ReportCommitted(2), together(3, 4)]
+    assert made.commit_failed(4, "the rows of 3 are damaged", 1.0)[0] == ReportFailing(3, 1, "the rows of 3 are damaged")
+    assert made.retry() == [Commit(3, data(3))], "what cannot be committed holds back nothing older"
+    assert made.commit_failed(3, "the rows of 3 are damaged", 2.0) == [
+        ReportFailing(3, 2, "the rows of 3 are damaged"),
+        RetryAt(2.2),
+    ]
+
+
+def test_what_is_decided_while_several_are_committed_waits_for_the_lane() -> None:
+    made = behind(2, 3)
+    made.committed(1)
+    sealed(made, 4)
+    assert made.complete(4) == []
+    assert made.committed(3) == [Visible(2), Visible(3), ReportCommitted(3), Commit(4, data(4))]
+
+
+def test_an_answer_for_a_part_of_those_under_way_is_a_bug_that_stops() -> None:
+    made = behind(2, 3)
+    made.committed(1)
+    for wrong in (lambda: made.committed(2), lambda: made.commit_failed(2, "?", 0.0)):
+        with pytest.raises(ProtocolViolation, match="Recent events"):
+            wrong()
+
+
+def test_what_was_recovered_is_never_mixed_with_what_came_later() -> None:
+    """T3"""
+    made = SinkDriver("successor", 0, together=True)
+    assert made.recover(5, (entry(4), entry(5))) == [Recover(5, (data(4), data(5)))]
+    sealed(made, 6, 7)
+    assert made.complete(7) == []
+    assert made.committed(5) == [Visible(0), ReportCommitted(5), together(6, 7)]
+
+
+def test_parts_of_a_whole_are_committed_at_once_and_stay_listed() -> None:
+    made = SinkDriver("part", 0, part_of_whole=True, together=True)
+    made.recover(0, ())
+    made.committed(0)
+    sealed(made, 1, 2)
+    assert made.complete(2) == [together(1, 2)]
+    assert made.committed(2) == [ReportCommitted(2)]
+    assert listed(made) == [1, 2]
+    assert made.visible(2) == [Visible(1), Visible(2)]
 
 
 # ---------------------------------------------------------------- aborted checkpoints

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from barrier_runtime import alignment
-from barrier_runtime.sinks import commit_log, files, sink_driver
+from barrier_runtime.sinks import commit_log, files, sink_driver, sink_effects
 from barrier_runtime.slot import channels, recording
 from barrier_runtime.slot import slot as slot_module
 from barrier_runtime.slot import subtask as subtask_module
@@ -267,6 +267,23 @@ def _pending_set_cut() -> Iterator[None]:
         return tuple(t for t in original(self) if t.checkpoint == self._last_barrier)
 
     with patch.object(sink_driver.SinkDriver, "pending", property(pending)):
+        yield
+
+
+@canary("lot-done-in-part", "several transactions that fail to be committed at once count as committed, but the oldest")
+def _lot_done_in_part() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def commit_failed(self: Any, checkpoint: int, error: str, now: float) -> Any:
+            under_way = [t for t in self._pending if t.stage is sink_driver.Stage.COMMITTING]
+            effects = original(self, checkpoint, error, now)
+            for transaction in under_way[1:]:
+                del self._pending[1]
+                effects.append(sink_effects.Visible(transaction.number))
+            return effects
+
+        return commit_failed
+
+    with _replaced(sink_driver.SinkDriver, "commit_failed", make):
         yield
 
 

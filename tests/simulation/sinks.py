@@ -1,8 +1,8 @@
 """The target of the simulated job's second sink: a transactional store outside of the runtime, with faults of its own.
 
 `LedgerSink` honours the two-phase contract and has no global committer: each subtask's transactions become visible by
-themselves. The ledger survives every process. Its commits may fail before or after they took effect, hang, and be
-repeated by zombies.
+themselves, several at once when commits have fallen behind. The ledger survives every process. Its commits may fail
+before or after they took effect, hang, and be repeated by zombies; of several at once, only the first may be done.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,6 +60,8 @@ class Ledger:
 
 
 class LedgerSink(TwoPhaseCommitSink):
+    commits_together = True
+
     def __init__(self, ledger: Ledger, weather: Callable[[], Weather]) -> None:
         self._ledger = ledger
         self._weather = weather
@@ -86,6 +88,10 @@ class LedgerSink(TwoPhaseCommitSink):
 
     def commit(self, committable: bytes) -> None:
         self._perform("commit", lambda: self._ledger.commit(committable))
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        self._perform("commit", lambda: self._ledger.commit(committables[0]))
+        self._perform("commit of the rest", lambda: [self._ledger.commit(each) for each in committables[1:]])
 
     def abort(self, committable: bytes) -> None:
         name = msgspec.json.decode(committable, type=_Handle).transaction

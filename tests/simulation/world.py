@@ -761,6 +761,8 @@ class _LedgerWeather:
         sim = world.sim
         troubled = sim.now_us < world._sink_trouble_until_us
         sim.jobs.block(sim.between_us(200, 3_000))
+        if sim.chance(0.03):  # long enough for the next decisions to be there before this commit is done
+            sim.jobs.block(sim.between_us(200_000, 1_500_000))
         if troubled and sim.chance(0.05):
             sim.jobs.block(sim.between_us(1_000_000, 20_000_000))
         if troubled and sim.chance(0.5):
