@@ -139,9 +139,7 @@ class KafkaWriteAhead(WriteAheadSink):
         if (first.lineage, first.subtask) == self._own:
             self._marked_at = time.monotonic()
 
-    def _write(
-        self, producer: MarkedProducer, lot: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]
-    ) -> None:
+    def _write(self, producer: MarkedProducer, lot: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
         before = producer.marker
         assert before is not None, "connected without a marker"
         reached = before

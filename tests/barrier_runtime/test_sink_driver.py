@@ -272,7 +272,9 @@ def test_after_a_failure_the_oldest_is_tried_alone_and_the_others_follow_togethe
     assert made.complete(4) == [], "not before its time"
     assert made.retry() == [Commit(2, data(2))]
     assert made.committed(2) == [Visible(2), ReportCommitted(2), together(3, 4)]
-    assert made.commit_failed(4, "the rows of 3 are damaged", 1.0)[0] == ReportFailing(3, 1, "the rows of 3 are damaged")
+    assert made.commit_failed(4, "the rows of 3 are damaged", 1.0)[0] == ReportFailing(
+        3, 1, "the rows of 3 are damaged"
+    )
     assert made.retry() == [Commit(3, data(3))], "what cannot be committed holds back nothing older"
     assert made.commit_failed(3, "the rows of 3 are damaged", 2.0) == [
         ReportFailing(3, 2, "the rows of 3 are damaged"),

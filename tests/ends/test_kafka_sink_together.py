@@ -1,4 +1,4 @@
-"""Checkpoints that were decided while the exactly-once Kafka sink was busy: written as one, and as safe as one by one."""
+"""Checkpoints that were decided while the exactly-once Kafka sink was busy: written as one, as safe as one by one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -137,7 +137,7 @@ def test_rows_that_are_gone_and_were_not_written_are_named_after_the_older_ones_
     before = staged(job)
     second = sealed(sink, 2, [2])
     job.store.delete([key for key in staged(job) if key not in before])
-    with pytest.raises(Corrupt, match="1 decided rows of checkpoint 2, .* are gone") as raised:
+    with pytest.raises(Corrupt, match=r"1 decided rows of checkpoint 2, .* are gone") as raised:
         sink.commit_together([first, second])
     assert isinstance(raised.value.__cause__, ObjectNotFound)
     assert numbers(topic) == [1]

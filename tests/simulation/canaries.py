@@ -270,20 +270,20 @@ def _pending_set_cut() -> Iterator[None]:
         yield
 
 
-@canary("lot-done-in-part", "several transactions that fail to be committed at once count as committed, but the oldest")
-def _lot_done_in_part() -> Iterator[None]:
+@canary("lot-committed-in-part", "of several transactions that are committed at once only the oldest is")
+def _lot_committed_in_part() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def commit_failed(self: Any, checkpoint: int, error: str, now: float) -> Any:
-            under_way = [t for t in self._pending if t.stage is sink_driver.Stage.COMMITTING]
-            effects = original(self, checkpoint, error, now)
-            for transaction in under_way[1:]:
-                del self._pending[1]
-                effects.append(sink_effects.Visible(transaction.number))
-            return effects
+        def start(self: Any, count: int) -> Any:
+            return [
+                sink_effects.CommitTogether(effect.checkpoint, effect.committables[:1])
+                if isinstance(effect, sink_effects.CommitTogether)
+                else effect
+                for effect in original(self, count)
+            ]
 
-        return commit_failed
+        return start
 
-    with _replaced(sink_driver.SinkDriver, "commit_failed", make):
+    with _replaced(sink_driver.SinkDriver, "_start", make):
         yield
 
 

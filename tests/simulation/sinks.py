@@ -14,6 +14,7 @@ import pyarrow as pa
 from workload import Row
 
 from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.sinks.files import JsonlSink
 from state.errors import ProtocolViolation, Unavailable
 
 
@@ -117,3 +118,9 @@ class LedgerSink(TwoPhaseCommitSink):
         effect()
         if fate == "fail after":
             raise Unavailable(f"the ledger's answer was lost ({what}): try again")
+
+
+class TogetherJsonlSink(JsonlSink):
+    """Commits its parts at once when they have fallen behind, one after the other."""
+
+    commits_together = True

@@ -20,14 +20,13 @@ from loop import WALL_START_NS, SimProcess, Simulation
 from lsm_kv import LsmBackend
 from network import SimListening
 from schedule import Action, Schedule
-from sinks import Ledger, LedgerSink
+from sinks import Ledger, LedgerSink, TogetherJsonlSink
 from store import SimStore, StoreFaults
 from workload import Workload, rows_in
 
 from barrier_runtime.compile import compile_flow
 from barrier_runtime.graph import JobGraph
 from barrier_runtime.sinks.commit_log import CommitRecord
-from barrier_runtime.sinks.files import JsonlSink
 from barrier_runtime.slot.control_link import TcpControlLink
 from barrier_runtime.slot.data_plane import TcpDataPlane
 from barrier_runtime.slot.execution import SlotResources, StateSettings
@@ -165,7 +164,7 @@ class World:
             WALL_START_NS + 500_000_000,
             schedule.period_ms * 1_000_000,
             schedule.bounded,
-            lambda: JsonlSink("sim://target"),
+            lambda: TogetherJsonlSink("sim://target"),
             lambda: LedgerSink(self.ledger, self._weather),
         )
         self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in CHECKERS]
@@ -761,8 +760,6 @@ class _LedgerWeather:
         sim = world.sim
         troubled = sim.now_us < world._sink_trouble_until_us
         sim.jobs.block(sim.between_us(200, 3_000))
-        if sim.chance(0.03):  # long enough for the next decisions to be there before this commit is done
-            sim.jobs.block(sim.between_us(200_000, 1_500_000))
         if troubled and sim.chance(0.05):
             sim.jobs.block(sim.between_us(1_000_000, 20_000_000))
         if troubled and sim.chance(0.5):
