@@ -9,7 +9,8 @@ heard of the deletion gives the old id; both end within a second, and the rows o
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from barrier_runtime.sources.kafka_client import KafkaClient, known_id, missing, transient, what_to_do
@@ -17,31 +18,35 @@ from barrier_runtime.sources.kafka_feed import Feed
 from barrier_runtime.sources.kafka_position import made_again
 
 _TRUSTED_S = 0.4
+_AHEAD_S = 0.2  # after the question that the last answer is to
 _ANSWER_S = 2.0
 
 
 class TopicIds:
-    """The fetching thread's. Asks when an answer is needed, so not at all while nothing comes."""
+    """The fetching thread's. Asks when an answer is or soon will be needed, so not at all while nothing comes."""
 
     def __init__(self, client: KafkaClient, kafka: Any) -> None:
         self._client = client
         self._kafka = kafka
         self._admin: Any = None
         self._seen: dict[str, tuple[str, float]] = {}  # id by topic, and when it was asked for
+        self._asked: dict[str, tuple[Future[Any], float]] = {}  # not heard yet
 
     def forget(self, topic: str) -> None:
         """A partition of it is read anew: what was heard before says nothing about its rows."""
         self._seen.pop(topic, None)
+        self._asked.pop(topic, None)
 
     def judge(self, feeds: Collection[Feed]) -> list[Feed]:
         """Fails feeds of topics that are others by now. Gives those of which nobody can tell at present."""
         checked = [feed for feed in feeds if feed.start.topic_id]
-        began_s = time.monotonic()
-        old = sorted({feed.topic for feed in checked if not self._trusted(feed.topic, began_s)})
-        for topic in old:
-            self.forget(topic)
-        if old:
-            self._ask(old, checked, began_s)
+        topics = sorted({feed.topic for feed in checked})
+        now_s = time.monotonic()
+        due = [topic for topic in topics if self._is_due(topic, now_s)]
+        if due:
+            self._ask(due, now_s)
+        for topic in topics:
+            self._hear(topic, checked, now_s)
         unknown = []
         for feed in checked:
             if feed.topic not in self._seen:
@@ -50,19 +55,31 @@ class TopicIds:
                 feed.fail(made_again(feed.where, feed.next_offset))
         return unknown
 
-    def _trusted(self, topic: str, now_s: float) -> bool:
-        return topic in self._seen and now_s - self._seen[topic][1] < _TRUSTED_S
+    def _is_due(self, topic: str, now_s: float) -> bool:
+        """Time for a question. One that is under way is given up when its answer would be too old."""
+        if topic in self._asked:
+            return now_s - self._asked[topic][1] >= _TRUSTED_S
+        return topic not in self._seen or now_s - self._seen[topic][1] >= _AHEAD_S
 
-    def _ask(self, topics: list[str], feeds: Collection[Feed], now_s: float) -> None:
+    def _ask(self, topics: Sequence[str], now_s: float) -> None:
         if self._admin is None:
             self._admin = self._client.admin()
         wanted = self._kafka.TopicCollection(topics)
         for topic, answer in self._admin.describe_topics(wanted, request_timeout=_ANSWER_S).items():
-            try:
-                self._seen[topic] = known_id(answer.result().topic_id), now_s
-            except self._kafka.KafkaException as error:
-                reason = error.args[0]
-                if reason.code() not in transient(self._kafka) | missing(self._kafka):
-                    for feed in feeds:
-                        if feed.topic == topic:
-                            feed.fail(what_to_do(reason, feed.where, self._kafka))
+            self._asked[topic] = answer, now_s
+
+    def _hear(self, topic: str, feeds: Collection[Feed], now_s: float) -> None:
+        """The answer, if it is there; where the last one is too old by now it is waited for."""
+        if topic in self._seen and now_s - self._seen[topic][1] >= _TRUSTED_S:
+            del self._seen[topic]
+        if topic not in self._asked or (topic in self._seen and not self._asked[topic][0].done()):
+            return
+        answer, asked_s = self._asked.pop(topic)
+        try:
+            self._seen[topic] = known_id(answer.result().topic_id), asked_s
+        except self._kafka.KafkaException as error:
+            reason = error.args[0]
+            if reason.code() not in transient(self._kafka) | missing(self._kafka):
+                for feed in feeds:
+                    if feed.topic == topic:
+                        feed.fail(what_to_do(reason, feed.where, self._kafka))

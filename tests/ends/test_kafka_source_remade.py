@@ -3,12 +3,15 @@
 import contextlib
 import datetime
 import random
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 import pytest
 
-from barrier_runtime.sources.kafka_position import KafkaSplit
+from barrier_runtime.sources.kafka_client import KafkaClient, load_client
+from barrier_runtime.sources.kafka_feed import Feed
+from barrier_runtime.sources.kafka_position import KafkaSplit, begin
 from barrier_runtime.sources.kafka_topic_ids import TopicIds
 from examples.servers import KafkaServer
 from state.errors import InvalidJob, Unavailable
@@ -77,7 +80,8 @@ def test_rows_wait_until_the_brokers_say_which_topic_they_are_of(
             ask(self, *args)
 
     monkeypatch.setattr(TopicIds, "_ask", ask_or_not)
-    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._TRUSTED_S", 0.0)
+    for name in ("_TRUSTED_S", "_AHEAD_S"):
+        monkeypatch.setattr(f"barrier_runtime.sources.kafka_topic_ids.{name}", 0.0)
     topic = Topic(kafka, partitions=2)
     for partition in range(2):
         topic.write((str(number) for number in range(2_000)), partition)
@@ -89,6 +93,62 @@ def test_rows_wait_until_the_brokers_say_which_topic_they_are_of(
             assert [row["value"] for row in rows_from(reader)] == [str(number).encode() for number in range(2_000)]
     assert True in answers
     assert False in answers
+
+
+class _Unanswered(Future[Any]):
+    def result(self, timeout: float | None = None) -> Any:
+        raise AssertionError("waited for, though the last answer is still good")
+
+
+def judged(kafka: KafkaServer, topic: Topic) -> tuple[TopicIds, Feed]:
+    """A feed of the topic as it is now, and ids that know it."""
+    source = source_of(kafka, topic.name)
+    split = msgspec.json.decode(source.splits(1)[0].payload, type=KafkaSplit)
+    ids = TopicIds(KafkaClient("source", kafka.bootstrap, "group", {}), load_client("source"))
+    feed = Feed(topic.name, 0, begin(split), "source")
+    wait_until(lambda: ids.judge([feed]) == [], "the topic's id is known")
+    assert feed.trouble is None
+    return ids, feed
+
+
+def test_rows_wait_for_no_answer_while_the_last_one_is_good(
+    kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, feed = judged(kafka, Topic(kafka))
+    asked: list[str] = []
+
+    def ask(self: TopicIds, topics: list[str], now_s: float) -> None:
+        asked.extend(topics)
+        self._asked[feed.topic] = _Unanswered(), now_s
+
+    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._AHEAD_S", 0.0)
+    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._TRUSTED_S", 1_000.0)
+    monkeypatch.setattr(TopicIds, "_ask", ask)
+    assert [ids.judge([feed]), ids.judge([feed])] == [[], []]
+    assert asked == [feed.topic], "asked ahead, and once"
+    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._TRUSTED_S", 0.0)
+    with pytest.raises(AssertionError, match="waited for"):
+        ids.judge([feed])
+
+
+def test_an_answer_that_was_asked_for_ahead_is_heard(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the last one would still be good."""
+    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._AHEAD_S", 0.0)
+    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._TRUSTED_S", 1_000.0)
+    topic = Topic(kafka)
+    ids, feed = judged(kafka, topic)
+    topic.delete()
+    Topic(kafka, name=topic.name)
+    wait_until(lambda: ids.judge([feed]) == [] and feed.over, "the other topic is noticed")
+    assert isinstance(feed.trouble, InvalidJob)
+    assert "deleted and made again" in str(feed.trouble)
+
+
+def test_what_was_asked_before_a_partition_is_read_anew_says_nothing(kafka: KafkaServer) -> None:
+    ids, feed = judged(kafka, Topic(kafka))
+    ids._asked[feed.topic] = _Unanswered(), float("inf")
+    ids.forget(feed.topic)
+    assert ids.judge([feed]) == []
 
 
 def test_brokers_that_give_no_ids_are_not_asked_for_them(kafka: KafkaServer) -> None:
