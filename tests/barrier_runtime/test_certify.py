@@ -251,6 +251,20 @@ class LosesRowsAfterARepeat(CallableSink):
         self.rows.clear()
 
 
+class CommitsSeveralAtOnce(RightSink):
+    commits_together = True
+
+
+class CommitsTheNewestOfSeveral(CommitsSeveralAtOnce):
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        self.commit(committables[-1])
+
+
+class CommitsTheNewestFirst(CommitsSeveralAtOnce):
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        super().commit_together(committables[::-1])
+
+
 class Upserts(RightSink):
     """Writes at once, by key: right for who sees early what a replay will write again."""
 
@@ -275,6 +289,8 @@ WRONG: list[tuple[type[RightSink], Rule]] = [
     (NeverSweeps, "left over"),
     (TurnsRowsAround, "out of order"),
     (ShowsPartsOfAWhole, "torn"),
+    (CommitsTheNewestOfSeveral, "lost"),
+    (CommitsTheNewestFirst, "out of order"),
     (PreCommitNeverWorks, "raises"),
     (Upserts, "undecided visible"),
 ]
@@ -362,6 +378,11 @@ def test_a_failure_tells_the_scenario_the_steps_and_what_was_seen() -> None:
 def test_a_pre_commit_that_fails_once_is_called_again() -> None:
     """T10: its rows ride with the next checkpoint."""
     assert "held" in certified(PreCommitWorksTheSecondTime)
+
+
+def test_a_sink_that_commits_several_at_once_passes() -> None:
+    """T2, T10"""
+    assert "held" in certified(CommitsSeveralAtOnce)
 
 
 def test_upserts_pass_where_undecided_rows_may_be_seen() -> None:
