@@ -120,6 +120,7 @@ def test_the_order_of_columns_counts_and_null_is_neither_empty_nor_zero() -> Non
     assert len(set(hash_rows([pa.array([None, 0, 1], pa.int64())]).tolist())) == 3
 
 
+@pytest.mark.slow
 def test_a_million_texts_have_a_million_hashes() -> None:
     texts = pa.array([f"order-{number:08d}" for number in range(1_000_000)])
     assert len(np.unique(hash_rows([texts]))) == 1_000_000

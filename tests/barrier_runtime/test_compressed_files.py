@@ -47,6 +47,7 @@ def source(path: Path) -> JsonlSource:
     return JsonlSource("src", str(path), SCHEMA, None)
 
 
+@pytest.mark.slow
 def test_any_piece_is_that_of_the_plain_file_in_whatever_order_they_are_asked_for(tmp_path: Path, ending: str) -> None:
     chance = random.Random(3)
     data = chance.randbytes(3_000_000)

@@ -101,6 +101,7 @@ ACTION = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.lists(ACTION, max_size=20), st.sampled_from([None, 1, 3, 100]), st.integers(1, 3))
 def test_each_id_passes_exactly_once_within_its_horizon_over_restarts_and_other_parallelisms(

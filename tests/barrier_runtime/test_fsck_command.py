@@ -64,6 +64,7 @@ def run_and_kill(folder: Path, url: str) -> ObjectStore:
     return store
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
     run_and_kill(tmp_path, str(tmp_path / "checkpoints"))
     controller, terminal = pty.openpty()

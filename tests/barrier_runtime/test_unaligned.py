@@ -352,6 +352,7 @@ def test_an_aligned_checkpoint_comes_after_all_restored_rows():
 # ---------------------------------------------------------------- all interleavings
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_state_and_in_flight_rows_are_together_what_came_before_the_barriers(data):

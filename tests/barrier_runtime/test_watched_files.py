@@ -250,6 +250,7 @@ async def run_for_a_while(folder: Path, out: Path, url: str, parallelism: int, u
     await running
 
 
+@pytest.mark.slow
 def test_every_row_of_every_file_is_visible_once_over_restarts_with_other_parallelisms(tmp_path: Path) -> None:
     """R2: files appear all the while; runs are broken off and go on as 2 → 3 → 1 → 2 subtasks."""
     chance = random.Random(7)

@@ -82,6 +82,7 @@ def notes_in(store: MemoryStore) -> list[str]:
     return [info.key for info in store.list("") if "/delivered/" in info.key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MailboxSink, RememberingSink])
 def test_the_sink_is_exactly_once_wherever_it_crashes(kind: type[MailboxSink]) -> None:
     """T1, T2, T3, T6, T7, T8, T9, T10, T11, T14, T15: see the scenarios of `certify`."""

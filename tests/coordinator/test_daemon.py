@@ -384,6 +384,7 @@ def test_a_bad_frame_of_a_proven_slot_costs_it_the_connection_only(embedded, wha
     assert embedded.client.status("flights").recoveries[-1].token == 1
 
 
+@pytest.mark.slow
 def test_many_silent_connections_do_not_keep_slots_out_for_long(tmp_path):
     """H3: a bounded number of places before authentication, each for a few seconds."""
     with Daemon(tmp_path, "--handshake-timeout", "1") as daemon:

@@ -120,6 +120,7 @@ def test_trouble_with_the_store_is_shown_and_waited_out():
     assert runner.status().storage_trouble == ""
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_at_random_gives_the_same_log_in_the_end():
     """O3, C12."""
     store = MemoryStore()

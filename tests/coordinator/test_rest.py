@@ -279,6 +279,7 @@ def test_a_second_run_of_a_job_is_led_beside_the_first_until_the_log_decides():
     calls(step)
 
 
+@pytest.mark.slow
 def test_a_program_sees_and_stops_its_own_run_though_another_was_submitted_since():
     """The program of a run that is being taken over must not end the run that takes over."""
 

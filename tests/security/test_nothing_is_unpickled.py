@@ -91,6 +91,7 @@ def run_without_unpickler(codec: str, folder: Path) -> "subprocess.CompletedProc
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_job_runs_fails_and_restores_though_nothing_can_be_unpickled(tmp_path: Path) -> None:
     """H4: source, shuffle, keyed state of both kinds, checkpoints, commits and restore."""
     done = run_without_unpickler("msgpack", tmp_path)
@@ -98,6 +99,7 @@ def test_a_job_runs_fails_and_restores_though_nothing_can_be_unpickled(tmp_path:
     assert done.stdout.splitlines()[-1] == "restored True with state True"
 
 
+@pytest.mark.slow
 def test_the_trap_of_the_test_above_does_snap(tmp_path: Path) -> None:
     """H4: with the one codec that unpickles, which a user has to ask for by name, the same program fails."""
     done = run_without_unpickler("pickle", tmp_path)

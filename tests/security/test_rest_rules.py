@@ -231,6 +231,7 @@ def test_the_audit_has_one_line_per_call_with_the_tokens_name_however_the_path_i
     assert lines == ["token operator: PUT /jobs/flights", f"token operator: PUT {forged}"]
 
 
+@pytest.mark.slow
 def test_a_request_id_counts_for_one_run_of_one_job_only() -> None:
     """G6: the same id for another run is another request."""
 
