@@ -20,7 +20,7 @@ help:
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (under 2 minutes, no Java)"
 	@echo "make format                 let ruff put the style right"
 	@echo "make behaviours             docs/behaviours.md anew from the tests"
-	@echo "make bench [QUICK=1]        engines side by side: build/bench/report.html (hours; QUICK: 5 minutes)"
+	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"
 	@echo "make chaos [MINUTES=n] [KILLS=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
@@ -68,7 +68,7 @@ behaviours: $(STAMP)
 	$(BIN)/python tests/behaviours_table.py
 
 bench: $(STAMP) jdk servers
-	$(BIN)/python -m benchmarks all $(if $(QUICK),--quick)
+	$(BIN)/python -m benchmarks $(if $(QUICK),all --quick,$(if $(ALL),all,table))
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) \
