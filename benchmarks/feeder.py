@@ -19,7 +19,7 @@ _TURN_S = 0.001
 _MOST = 20_000  # events per turn
 _PATIENCE_S = 30
 _CONFIG = {
-    "linger.ms": 0,
+    "linger.ms": 1,  # a request per event would be most of what the broker does
     "max.in.flight": 5,  # what a slow broker has not answered must not be thousands of requests of one event each
     "acks": "1",
     "queue.buffering.max.messages": 2_000_000,

@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.spec import Measure, RunSpec, Source
 from benchmarks.workloads import ROWWISE, workload
 
-ROWS = 32_000_000  # of a bounded input, at most
+ROWS = 64_000_000  # of a bounded input, at most
 ENGINES = ("ours", "spark", "spark-tuned", "flink", "flink-sql", "pyflink", "spark-real-time")
 _HAS = {"pyflink": ("keyed-count", "python-count")}
 _ONLY = {"python-count": ("ours", "pyflink"), "wide-state": ("ours",)}

@@ -16,6 +16,7 @@ from benchmarks.spec import BoundedRun, RunResult, RunSpec
 _FEW_FILES = 2  # one per subtask, and one micro-batch
 _LONGEST_S = 40.0
 _SHORTEST_S = 0.2  # a difference below that is noise
+_ENOUGH_S = 3.0  # one from that on is taken as it is; below, a larger input is tried
 
 
 def throughput(spec: RunSpec, inputs: Path) -> RunResult:
@@ -23,7 +24,11 @@ def throughput(spec: RunSpec, inputs: Path) -> RunResult:
     small = _one(spec, _FEW_FILES * file_rows(spec), inputs)
     if not small.bounded:
         return small
-    large = _one(spec, largest(spec.rows, small.bounded[0]), inputs)
+    rows = largest(spec.rows, small.bounded[0])
+    large = _one(spec, rows, inputs)
+    while large.bounded and rows * 2 <= spec.rows and large.bounded[0].seconds - small.bounded[0].seconds < _ENOUGH_S:
+        rows *= 2
+        large = _one(spec, rows, inputs)
     if not large.bounded:
         return large
     pair = [small.bounded[0], large.bounded[0]]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from benchmarks.stamps import Stamps
 
-_PERIOD_S = 0.004
+_PERIOD_S = 0.008
 _READ_S = 60.0
 
 Ends = Sequence[tuple[int, int]]
