@@ -3,6 +3,7 @@
 No lock: each side writes its own counter, and a deque hands over. Trouble is met where it lies, after the rows before.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from barrier_runtime.sources.kafka_position import KafkaPosition
+
+_TOGETHER_BYTES = 256 * 1024  # up to which small pieces are taken as one
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Feed:
             if trouble is not None:
                 raise trouble
             return None
-        item = self._items.popleft()
+        item = self._joined(max_rows)
         rows = item.rows
         if rows is None or rows.num_rows <= max_rows:
             self._taken_bytes += rows.nbytes if rows is not None else 0
@@ -86,3 +89,27 @@ class Feed:
         self._items.appendleft(later)
         self.reached = offsets[max_rows - 1] + 1
         return Fetched(taken, offsets[:max_rows], self.reached, item.epoch, item.at_ns)
+
+    def _joined(self, max_rows: int) -> Fetched:
+        """The next piece, and small ones behind it: a batch costs as much as hundreds of rows."""
+        lot = [self._items.popleft()]
+        count, size = len(lot[0].offsets), _size(lot[0])
+        while self._items:
+            count, size = count + len(self._items[0].offsets), size + _size(self._items[0])
+            if count > max_rows or size > _TOGETHER_BYTES:
+                break
+            lot.append(self._items.popleft())
+        if len(lot) == 1:
+            return lot[0]
+        batches = [each.rows for each in lot if each.rows is not None]
+        return Fetched(
+            pa.concat_batches(batches) if batches else None,
+            list(itertools.chain.from_iterable(each.offsets for each in lot)),
+            lot[-1].next_offset,
+            next((each.epoch for each in reversed(lot) if each.epoch is not None), None),
+            lot[0].at_ns,
+        )
+
+
+def _size(fetched: Fetched) -> int:
+    return int(fetched.rows.nbytes) if fetched.rows is not None else 0

@@ -33,6 +33,8 @@ from state.errors import InvalidJob, Unavailable
 _AT_ONCE = 2_000  # messages: some milliseconds of the interpreter's time
 _WAIT_S = 0.1  # how long an order may lie
 _WAIT_FULL_S = 0.005  # while a feed is full
+_FEW = 200  # messages: after so few the next ones are let come together for a moment,
+_REST_S = 0.001  # since a turn of the thread costs as much as dozens of them
 _HELD_AT_LEAST = 1024 * 1024  # by one feed, however many there are
 _RETRY_S = 1.0  # a schema registry that does not answer
 _COMPLAIN_S = 30.0  # between two warnings of the same kind
@@ -113,8 +115,11 @@ class Fetcher:
         self._go_on(consumer)
         first = consumer.poll(_WAIT_FULL_S if self._full else _WAIT_S)
         if first is not None:
-            self._hand_out(consumer, converter, [first, *consumer.consume(_AT_ONCE, 0)])
+            messages = [first, *consumer.consume(_AT_ONCE, 0)]
+            self._hand_out(consumer, converter, messages)
             self._hold_back(consumer)
+            if len(messages) < _FEW:
+                self._stop.wait(_REST_S)
         if time.monotonic() >= self._look_at_s:
             watched = [feed for feed in self._feeds.values() if not feed.over]
             self._look_at_s = time.monotonic() + self._watch.look(consumer, watched)

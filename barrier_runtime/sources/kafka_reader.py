@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from barrier_runtime.sources.kafka_fetcher import Fetcher
     from barrier_runtime.sources.kafka_fetcher_pool import FetcherPool
 
-_LOOK_AGAIN_NS = 2_000_000  # at an empty feed
+_LOOK_AGAIN_NS = 1_000_000  # at an empty feed
 
 
 class KafkaReader:
