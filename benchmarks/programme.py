@@ -99,5 +99,6 @@ def table(store: Store, asked: Sequence[str], sizes: TableSizes) -> None:
     if "ours" in found:
         recover(store, ["slot"], sizes.kills, 50_000, 5.0)
         costs = throughput_specs((0, 1_000), sizes.keys, (2,), sizes.rows, sizes.cost_rounds, _GRID)
-        size = size_specs((many,), (0.01,), ("file",), sizes.seconds * 2, sizes.warm_up_s * 2, 1, _GRID)
+        # long enough for merges of files to be in it as often as they are in the long run
+        size = size_specs((many,), (0.01,), ("file",), sizes.seconds * 5, sizes.warm_up_s * 5, 1, _GRID)
         grid(store, list(costs), list(size))

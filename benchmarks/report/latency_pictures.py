@@ -16,6 +16,8 @@ from benchmarks.stamps import distribution
 
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 _MARKED = (0.5, 0.99)
+_TOO_NEAR = 3.0  # times another value: beside each other the two could not be read
+_LINE_POINTS = 11
 _FAINT = 0.005  # of the rows are left of the picture
 
 
@@ -97,21 +99,24 @@ def _cdf(
 
 
 def _mark(axes: Axes, curves: Mapping[str, tuple[Any, Any]]) -> None:
-    """The leftmost curve's values on its left, the others' on their right, so that they do not meet."""
+    """The leftmost curve's values on its left, the others' on their right, below one another where they would meet."""
     low = min(values[np.searchsorted(shares, _FAINT)] for values, shares in curves.values())
     axes.set_xlim(low / 2.5, max(values[-1] for values, _ in curves.values()) * 2.5)
     for share in _MARKED:
         at = {engine: values[np.searchsorted(shares, share)] for engine, (values, shares) in curves.items()}
-        first = min(at, key=lambda engine: at[engine])
-        for engine, value in at.items():
-            height = _nines(np.array([share]))[0]
+        height = _nines(np.array([share]))[0]
+        level, before = 0, 0.0
+        for position, engine in enumerate(sorted(at, key=lambda engine: float(at[engine]))):
+            value = float(at[engine])
+            level = level + 1 if position > 1 and value < before * _TOO_NEAR else 0
+            before = value
             axes.plot(value, height, "o", color=COLOURS[engine], markersize=5)
             axes.annotate(
                 in_ms(value),
                 (value, height),
-                (-7 if engine == first else 7, 0),
+                (-7 if position == 0 else 7, -_LINE_POINTS * level),
                 textcoords="offset points",
-                ha="right" if engine == first else "left",
+                ha="right" if position == 0 else "left",
                 va="center",
                 color=COLOURS[engine],
                 fontsize=9,

@@ -266,7 +266,7 @@ def _machine(results: Results) -> str:
 
 
 def _described(cell: Cell) -> str:
-    pace = f"{cell.rate:,.0f} rows/s from {cell.source}" if cell.rate else f"{cell.rows:,} rows at most"
+    pace = f"{cell.rate:,.0f} rows/s from {cell.source}" if cell.rate else "as fast as it goes"
     return (
         f"{cell.workload}, {cell.keys:,} keys, {pace}, parallelism {cell.parallelism}, checkpoints every "
         f"{cell.interval_ms / 1000:g} s"

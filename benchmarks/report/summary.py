@@ -38,7 +38,6 @@ class Cell:
     measure: str
     source: str
     rate: float
-    rows: int
     keys: int
     parallelism: int
     interval_ms: int
@@ -67,9 +66,7 @@ def cells(results: Results) -> dict[Cell, list[Row]]:
     """Cells in the order they were first measured, engines in the order of `NAMES`."""
     grouped: dict[Cell, dict[str, list[RunResult]]] = {}
     for run in results.runs:
-        cell = Cell(
-            run.workload, run.measure, run.source, run.rate, run.rows, run.keys, run.parallelism, run.interval_ms
-        )
+        cell = Cell(run.workload, run.measure, run.source, run.rate, run.keys, run.parallelism, run.interval_ms)
         grouped.setdefault(cell, {}).setdefault(run.engine, []).append(run)
     return {
         cell: [_row(engine, engines[engine]) for engine in [*NAMES] if engine in engines]
