@@ -46,6 +46,10 @@ class OpenSplit:
         due_ns = None if self.reader is None else self.reader.next_due_ns()
         self.rests_ns = 0 if due_ns is None or due_ns <= now_ns else now_ns + _TICK_NS
 
+    def rests(self, now_ns: int) -> bool:
+        """A clock that went back keeps nobody waiting."""
+        return 0 < self.rests_ns - now_ns <= _TICK_NS
+
     def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
         """It was asked for rows in vain. Who was not asked for as long as the timeout may have had some meanwhile."""
         if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:

@@ -119,7 +119,7 @@ class SourceDriver:
             if due_ns is not None and due_ns > now_ns:
                 split.had_nothing(now_ns, self._timeout_ns)
                 continue
-            if now_ns < split.rests_ns:
+            if split.rests(now_ns):
                 continue
             self._latest = None
             polled = reader.poll(limit, now_ns)

@@ -1,7 +1,7 @@
 """Asks the kernel for short time slices for the thread of a slot's loop.
 
 A loop that waits for input is to run as soon as there is some, and needs little time then. By default a thread that
-competes with others gets, and lets others have, slices of about 3 ms; that is most of a slow row's latency where cores
+competes with others gets, and lets others have, slices of 1 to 3 ms; that is most of a slow row's latency where cores
 are shared. Linux from 6.12 on schedules a thread that asks for shorter slices sooner, without giving it more time.
 """
 
@@ -12,16 +12,16 @@ import struct
 
 SLICE_NS = 100_000  # the least the kernel gives
 _SYSTEM_CALLS = {"x86_64": 314, "aarch64": 274}  # sched_setattr
-_NORMAL_POLICY = 0
 _THREADS_AS_USUAL = 0x01  # SCHED_FLAG_RESET_ON_FORK: threads that this one starts get slices of the usual length
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 
 
 def ask_for_short_slices() -> bool:
-    """For the calling thread, for good. False: this system has no such thing, and everything is as it was."""
+    """For the calling thread, for good. False: this system has no such thing, or somebody chose another way of
+    scheduling; everything is as it was."""
     number = _SYSTEM_CALLS.get(platform.machine())
-    if platform.system() != "Linux" or number is None:
+    if platform.system() != "Linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, _NORMAL_POLICY, _THREADS_AS_USUAL, nice, 0, SLICE_NS, 0, 0)
+    wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _THREADS_AS_USUAL, nice, 0, SLICE_NS, 0, 0)
     return bool(ctypes.CDLL(None).syscall(number, 0, wanted, 0) == 0)

@@ -336,7 +336,7 @@ class BacklogReader:
             return None
         return Polled(pa.RecordBatch.from_pydict({"t": self._waiting.pop(0)}, schema=Backlog.schema), now_ns)
 
-    def next_due_ns(self) -> None:
+    def next_due_ns(self) -> int | None:
         return None
 
     def position(self) -> bytes:
@@ -344,6 +344,35 @@ class BacklogReader:
 
     def seek(self, position: bytes) -> None: ...
     def close(self) -> None: ...
+
+
+class Fetching(Backlog):
+    def reader(self, split: Split) -> "BacklogReader":
+        return FetchingReader(self.waiting[split.id])
+
+
+class FetchingReader(BacklogReader):
+    """Knows whether rows are there and looks again soon when there are none, like those that fetch on a thread."""
+
+    asked_ns = 0
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        self.asked_ns = now_ns
+        return super().poll(max_rows, now_ns)
+
+    def next_due_ns(self) -> int | None:
+        return None if self._waiting else self.asked_ns + 1_000_000
+
+
+def test_a_clock_that_goes_back_keeps_nobody_waiting_who_rested() -> None:
+    source = Fetching()
+    driver = opened(spec_of(source, 2), World())
+    now_ns = 10**18
+    source.waiting["a"] += [[1]]
+    assert driver.poll(now_ns) is not None
+    source.waiting["a"] += [[2]]
+    assert driver.poll(now_ns + 100_000) is None
+    assert driver.poll(now_ns - 3_600 * SECOND_NS) is not None
 
 
 def test_a_split_whose_rows_wait_for_their_turn_is_not_idle() -> None:

@@ -61,3 +61,16 @@ def test_the_calling_thread_has_short_slices_and_those_it_starts_the_usual_ones_
 def test_a_system_without_it_goes_on_as_it_was(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert not ask_for_short_slices()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_who_chose_another_policy_keeps_it():
+    program = (
+        "import os\n"
+        "from barrier_runtime.spark.time_slice import ask_for_short_slices\n"
+        "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))\n"
+        "assert not ask_for_short_slices()\n"
+        "assert os.sched_getscheduler(0) == os.SCHED_BATCH\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
