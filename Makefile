@@ -49,7 +49,7 @@ run: $(STAMP) java $(if $(EXAMPLE),servers)
 test: $(STAMP) jdk servers
 	$(BIN)/python -m pytest -q -n 2 $(UNIT_TESTS)
 	$(BIN)/python -m pytest -q -n 2 tests/simulation
-	$(BIN)/python tests/simulation/simulate.py --seeds 500
+	$(BIN)/python tests/simulation/simulate.py --seeds 300
 	$(BIN)/python -m pytest -q -n 2 tests/ends
 	$(BIN)/python -m pytest -n 2 tests/integration/ends
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integration --ignore tests/integration/ends
