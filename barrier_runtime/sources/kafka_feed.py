@@ -54,8 +54,7 @@ class Feed:
         return self._put_bytes - self._taken_bytes
 
     def put(self, fetched: Fetched) -> None:
-        if fetched.rows is not None:
-            self._put_bytes += fetched.rows.nbytes
+        self._put_bytes += _size(fetched)
         self.next_offset = fetched.next_offset
         self._items.append(fetched)
 
@@ -76,39 +75,42 @@ class Feed:
             if trouble is not None:
                 raise trouble
             return None
-        item = self._joined(max_rows)
+        item, size = self._joined(max_rows)
         rows = item.rows
         if rows is None or rows.num_rows <= max_rows:
-            self._taken_bytes += rows.nbytes if rows is not None else 0
+            self._taken_bytes += size
             self.reached = item.next_offset
             return item
         taken, rest = rows.slice(0, max_rows), rows.slice(max_rows)
-        self._taken_bytes += rows.nbytes - rest.nbytes
         offsets = item.offsets
         later = Fetched(rest, offsets[max_rows:], item.next_offset, item.epoch, item.at_ns)
+        self._taken_bytes += size - _size(later)
         self._items.appendleft(later)
         self.reached = offsets[max_rows - 1] + 1
         return Fetched(taken, offsets[:max_rows], self.reached, item.epoch, item.at_ns)
 
-    def _joined(self, max_rows: int) -> Fetched:
-        """The next piece, and small ones behind it: a batch costs as much as hundreds of rows."""
+    def _joined(self, max_rows: int) -> tuple[Fetched, int]:
+        """The next piece, and small ones behind it: a batch costs as much as hundreds of rows. With their bytes as they
+        were put: joined, they may be others."""
         lot = [self._items.popleft()]
         count, size = len(lot[0].offsets), _size(lot[0])
         while self._items:
-            count, size = count + len(self._items[0].offsets), size + _size(self._items[0])
-            if count > max_rows or size > _TOGETHER_BYTES:
+            behind = self._items[0]
+            if count + len(behind.offsets) > max_rows or size + _size(behind) > _TOGETHER_BYTES:
                 break
             lot.append(self._items.popleft())
+            count, size = count + len(behind.offsets), size + _size(behind)
         if len(lot) == 1:
-            return lot[0]
+            return lot[0], size
         batches = [each.rows for each in lot if each.rows is not None]
-        return Fetched(
+        joined = Fetched(
             pa.concat_batches(batches) if batches else None,
             list(itertools.chain.from_iterable(each.offsets for each in lot)),
             lot[-1].next_offset,
             next((each.epoch for each in reversed(lot) if each.epoch is not None), None),
             lot[0].at_ns,
         )
+        return joined, size
 
 
 def _size(fetched: Fetched) -> int:

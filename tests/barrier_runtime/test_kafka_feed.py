@@ -50,6 +50,19 @@ def test_never_more_than_is_asked_for_and_every_row_once(max_rows):
     assert source.held_bytes == 0
 
 
+def test_what_is_held_is_nothing_once_all_is_taken_whatever_the_columns_weigh_together():
+    """Bits of truth values and nulls are packed anew when pieces are joined: what grew with every piece would pass for
+    a full feed in the end, and nothing would be fetched any more."""
+    source = feed()
+    schema = pa.schema([("yes", pa.bool_()), ("text", pa.string()), ("tags", pa.list_(pa.string()))])
+    for number in range(1_000):
+        row = {"yes": [number % 2 == 0], "text": [None if number % 3 else "x"], "tags": [["a"] * (number % 4)]}
+        source.put(Fetched(pa.RecordBatch.from_pydict(row, schema=schema), [10 + number], 11 + number, None, 0))
+    batches = list(iter(lambda: source.take(7), None))
+    assert sum(batch.rows.num_rows for batch in batches) == 1_000
+    assert source.held_bytes == 0
+
+
 def test_large_pieces_stay_what_they_are():
     source = feed()
     for first in (10, 11, 12):
