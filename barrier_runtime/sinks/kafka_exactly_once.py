@@ -38,8 +38,6 @@ from state.object_store import ObjectNotFound
 
 
 class KafkaWriteAhead(WriteAheadSink):
-    commits_together = True
-
     def __init__(
         self,
         cluster_of: Mapping[str, Any],
@@ -113,7 +111,9 @@ class KafkaWriteAhead(WriteAheadSink):
     def commit_together(self, committables: Sequence[bytes]) -> None:
         """What follows each other from one origin goes in one transaction, with the marker of the last."""
         entries = [self._decoded(each) for each in committables]
-        self._are_decided(entries)
+        for each in entries:
+            origin = each.lineage, each.subtask
+            self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
         for _, same in itertools.groupby(entries, lambda entry: (entry.lineage, entry.subtask)):
             self._commit_all(list(same))
 
@@ -159,17 +159,11 @@ class KafkaWriteAhead(WriteAheadSink):
         producer.commit(reached)
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        self._are_decided([self._decoded(each) for each in decided])
         super().recover(decided)
         # All that is decided has been written, so nobody can be in doubt about a marker that is not there now.
         self._connected(*self._own, None)
         for origin in [origin for origin in self._producers if origin != self._own]:
             self._producers.pop(origin).close()
-
-    def _are_decided(self, entries: Iterable[WriteAheadCommittable]) -> None:
-        for each in entries:
-            origin = each.lineage, each.subtask
-            self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
 
     def _marker(self, token: DeliveryToken, rows: int) -> Marker:
         return Marker(token.checkpoint, token.token, rows, self._context.token)

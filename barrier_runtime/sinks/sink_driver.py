@@ -298,9 +298,10 @@ class SinkDriver:
 
     def _start(self, count: int) -> list[Effect]:
         """With the `count` oldest."""
-        for index, transaction in enumerate(itertools.islice(list(self._pending), count)):
-            self._pending[index] = replace(transaction, stage=self._moved(transaction.stage, Move.COMMIT))
-        started = list(itertools.islice(self._pending, count))
+        oldest = list(itertools.islice(self._pending, count))
+        started = [replace(each, stage=self._moved(each.stage, Move.COMMIT)) for each in oldest]
+        for index, transaction in enumerate(started):
+            self._pending[index] = transaction
         checkpoint = started[-1].checkpoint
         committables = tuple(entry.committable for transaction in started for entry in transaction.entries)
         if started[0].number == RECOVERY_TXN:
