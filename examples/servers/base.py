@@ -39,6 +39,7 @@ class Server:
         self.user = user
         self.directory = Path(tempfile.mkdtemp(prefix=f"barrier-{self.name}-", dir="/tmp"))
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._serving = False
         if user:
             shutil.chown(self.directory, user, user)
 
@@ -55,7 +56,8 @@ class Server:
 
     @property
     def running(self) -> bool:
-        return self.alive
+        """Has it served since its start, and is it still there? Not yet while it starts."""
+        return self._serving and self.alive
 
     @property
     def alive(self) -> bool:
@@ -87,6 +89,7 @@ class Server:
         except BaseException:
             self.kill()
             raise
+        self._serving = True
 
     def stop(self, patience_s: float = 30.0) -> None:
         """Ask it to end, as an administrator would; kill what has not ended then."""
@@ -106,6 +109,7 @@ class Server:
         return self.directory / "server.log"
 
     def _order(self, order: str) -> None:
+        self._serving = False
         if self._keeper is None:
             return
         assert self._keeper.stdin is not None

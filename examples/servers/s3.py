@@ -31,10 +31,6 @@ _REFUSE, _SERVE = signal.SIGUSR1, signal.SIGUSR2
 class S3Server(Server):
     name = "s3"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._serving = False
-
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
@@ -42,10 +38,6 @@ class S3Server(Server):
     @property
     def url(self) -> str:
         return f"s3://{BUCKET}"
-
-    @property
-    def running(self) -> bool:
-        return self._serving and self.alive
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "examples.servers.s3", str(self.port)]

@@ -319,7 +319,13 @@ class _Run:
             if time.monotonic() > deadline:
                 start = self._supervisor.current
                 status = self._supervisor.status()
-                known = "" if status is None else f"phase {status.phase}: {status.reason or status.error}\n"
+                watch = self._watch
+                known = f"{self._audit.rows} rows are visible, after {watch.looks} looks and {watch.blind} failed\n"
+                if status is not None:
+                    last = status.checkpoints.last_completed
+                    known += (
+                        f"phase {status.phase}: {status.reason or status.error}; last completed checkpoint: {last}\n"
+                    )
                 troubles = "" if status is None else "\n".join(str(each) for each in status.commits.troubles)
                 tail = start.log.read_text(errors="replace")[-3000:]
                 raise StuckJob(f"gave up waiting until {what}, {patience_s:.0f} s\n{known}{troubles}\n{tail}")

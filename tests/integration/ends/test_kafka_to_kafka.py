@@ -26,7 +26,10 @@ class CommittedRecords:
         self._ends = dict.fromkeys(range(PARTITIONS), 0)
         self._client = {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 500, "log_level": 0}
         self._admin = AdminClient(self._client)
-        self._consumer = Consumer(
+        self._consumer = self._consumer_from(self._ends)
+
+    def _consumer_from(self, offsets: dict[int, int]) -> Consumer:
+        consumer = Consumer(
             {
                 **self._client,
                 "group.id": "watch",
@@ -36,7 +39,10 @@ class CommittedRecords:
                 "fetch.wait.max.ms": 20,
             }
         )
-        self._consumer.assign(self._places)
+        consumer.assign(
+            [TopicPartition(place.topic, place.partition, offsets[place.partition]) for place in self._places]
+        )
+        return consumer
 
     def look(self) -> Seen:
         rows: list[dict[str, int]] = []
@@ -44,10 +50,14 @@ class CommittedRecords:
         deadline = time.monotonic() + 10
         while any(self._ends[number] < stable[number] for number in stable):
             if time.monotonic() > deadline:
-                break  # what came must not be lost; the rest comes with the next look
+                # What came must not be lost; the rest comes with the next look, to a fresh consumer
+                self._consumer.close()
+                self._consumer = self._consumer_from(self._ends)
+                break
             for message in self._consumer.consume(1_000, timeout=0.1):
                 if message.error() is None:
                     rows.append(json.loads(message.value()))
+                    self._ends[message.partition()] = message.offset() + 1
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     self._ends[message.partition()] = message.offset()
         return Seen([row["value"] for row in rows], [row["n"] for row in rows], whole=False)
