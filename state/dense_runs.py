@@ -105,13 +105,19 @@ class TupleRun:
         return len(self._bag) - self._taken
 
     def take(self, count: int) -> list[Entry]:
-        start, end = self._taken, min(self._taken + count, len(self._bag))
-        self._taken = end
-        data_keys = self._data_keys(start, end)
+        start = self._taken
+        data_keys = self.take_keys(count)
+        end = self._taken
         if self._rows is None:
             return sorted((data_key, None) for data_key in data_keys)
         packed = struct.iter_unpack(f"{self._rows.itemsize}s", self._rows[start:end].tobytes())
         return sorted(zip(data_keys, [data for (data,) in packed], strict=True))
+
+    def take_keys(self, count: int) -> list[bytes]:
+        """The next `count` keys as they are in the store, in the order of `slots`."""
+        start, end = self._taken, min(self._taken + count, len(self._bag))
+        self._taken = end
+        return self._data_keys(start, end)
 
     def tuples(self) -> list[Key]:
         return self._bag

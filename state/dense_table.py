@@ -1,13 +1,19 @@
 """Keyed state as columns: every key has a slot number, and a value is one row over a few numpy arrays.
 
-For vectorised operators: `slots(keys)` once per batch, then plain numpy on `columns`, then `mark_dirty`. A freeze
-copies the dirty rows; they are written to the key-value store in slices later, one entry per key: a version byte and
-the row's values, packed, little endian. Keys of plain ints, of any number of fields, are held without Python objects
-(see `dense_keys`) until a key comes that is no such thing.
+For vectorised operators: `slots(keys)` once per batch, then plain numpy on `columns`, then `mark_dirty`. Keys of plain
+ints, of any number of fields, are held without Python objects (see `dense_keys`) until a key comes that is no such
+thing. A freeze copies the dirty rows. Where they go:
+
+    in segments    as long as all entries are in memory: a freeze gives one segment (see `segment`), which a worker
+                   writes; nothing runs once per entry
+    as entries     of the key-value store, one per key, from the first eviction on, because single ones are looked up
+                   then: a version byte and the row's values, packed, little endian; written in slices
+
+The first eviction makes everything dirty, so that the next snapshot has all entries, and no segment of this table.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,8 +22,10 @@ import numpy.typing as npt
 
 from state.dense_keys import IntKeys, Ints, Key, Slots, TupleKeys, int_bag, tuple_keys
 from state.dense_runs import IntRun, TupleRun, decoded_ints, int_fields
+from state.dense_segments import FrozenSegment, tuples_of
 from state.errors import InvalidJob
 from state.kv_store import Entry
+from state.segment import Keys, Segment, count
 from state.shard import Shard, entry_key
 
 VALUE_VERSION = 1
@@ -44,9 +52,10 @@ class DenseTable:
         key_width: int,
         evictable: bool,
         cache_bytes: int,
+        segments: Iterable[Segment],
         stored: bool,
     ) -> None:
-        """`stored`: the key-value store may hold entries of this table already."""
+        """`segments`: of this table, to begin with, oldest first. `stored`: the key-value store has entries of it."""
         self.name = name
         self.key_width = key_width
         self._state_id = state_id
@@ -59,6 +68,9 @@ class DenseTable:
         self._keys: IntKeys | TupleKeys = IntKeys(key_width)
         self._removed: IntKeys | TupleKeys = IntKeys(key_width)  # keys to delete from the store
         self._recent: dict[int, int] = {}  # key of a single int -> slot, of those asked for in small batches
+        self._in_segments = True
+        self._segments: list[FrozenSegment] = []  # frozen, not yet written
+        self._segments_end = False  # there are none in the next snapshot
         self._frozen: deque[IntRun | TupleRun] = deque()
         self._capacity = 0
         self.columns = {column: np.empty(0, kind) for column, (kind, _) in columns.items()}
@@ -69,6 +81,10 @@ class DenseTable:
         self._calls = 0
         self.limit_cache(cache_bytes)
         self._grow(_FIRST_CAPACITY)
+        for segment in segments:
+            self._load_segment(segment)
+        if stored:
+            self._leave_segments()
 
     # ---- what operators use
 
@@ -119,6 +135,12 @@ class DenseTable:
     # ---- what the backend uses
 
     def freeze(self) -> None:
+        if self._in_segments:
+            self._freeze_segment()
+            return
+        if self._segments_end:
+            self._segments.append(self._segment(_NO_SLOTS, self._emptied(), base=True))
+            self._segments_end = False
         if len(self._removed):
             self._frozen.append(self._run(self._removed, self._removed.all(), None))
             self._removed = self._emptied()
@@ -126,10 +148,13 @@ class DenseTable:
 
     @property
     def frozen_entries(self) -> int:
-        return sum(map(len, self._frozen))
+        return sum(map(len, self._frozen)) + sum(segment.left for segment in self._segments)
 
     def take(self, max_entries: int) -> list[Entry]:
-        """Up to `max_entries` frozen entries, to be written to the store at once, oldest freeze first."""
+        """Up to `max_entries` frozen entries, to be written to the store at once, oldest freeze first. Makes that many
+        keys of segments ready meanwhile."""
+        for segment in self._segments:
+            segment.encode_keys(max_entries)
         entries: list[Entry] = []
         while self._frozen and len(entries) < max_entries:
             run = self._frozen[0]
@@ -138,11 +163,17 @@ class DenseTable:
                 self._frozen.popleft()
         return entries
 
+    def take_segments(self) -> list[FrozenSegment]:
+        """Those of all freezes, oldest first, once nothing frozen is left. They are the caller's then."""
+        taken, self._segments = self._segments, []
+        return taken
+
     def limit_cache(self, cache_bytes: int) -> None:
         self._cache_bytes = cache_bytes
 
     def memory_bytes(self) -> int:
-        return (len(self._keys) + self.frozen_entries) * self._entry_bytes
+        frozen = sum(map(len, self._frozen)) + sum(map(len, self._segments))
+        return (len(self._keys) + frozen) * self._entry_bytes
 
     # ---- finding and making entries
 
@@ -297,6 +328,64 @@ class DenseTable:
     def _emptied(self) -> IntKeys | TupleKeys:
         return IntKeys(self._keys.fields) if isinstance(self._keys, IntKeys) else TupleKeys()
 
+    # ---- segments
+
+    def _load_segment(self, segment: Segment) -> None:
+        kinds = {name: column.dtype for name, column in segment.columns.items()}
+        if kinds != {name: _little(column.dtype.str) for name, column in self.columns.items()}:
+            raise InvalidJob(
+                f"state {self.name!r} of {self._shard.operator} was written with other columns than it has now "
+                f"({_described(kinds)}): restore with the columns it was written with, or give the changed state a new "
+                "name"
+            )
+        if segment.base:
+            self._forget(self._keys.all())
+        if count(segment.removed):
+            removed = self._own(segment.removed)
+            found = self._keys.find(removed)
+            self._forget(found[found >= 0])
+        bag = self._own(segment.keys)
+        slots, _ = self._keys.place(bag)
+        self._grow(self._keys.numbers.limit)
+        for name, column in segment.columns.items():
+            self.columns[name][slots] = column
+        self._stored[slots] = True
+        self._dirty[slots] = False
+
+    def _own(self, keys: Keys) -> Any:
+        """As the index takes them."""
+        if isinstance(keys, np.ndarray) and self._fits(len(keys)):
+            return keys
+        return self._bag(tuples_of(keys))
+
+    def _freeze_segment(self) -> None:
+        dirty = np.flatnonzero(self._dirty)
+        if not len(dirty) and not len(self._removed):
+            return
+        base = 2 * len(dirty) > len(self._keys)  # a delta would be as large, and others would be read before it
+        if base:
+            every = self._keys.all()
+            dirty = every[self._dirty[every] | self._stored[every]]
+        self._segments.append(self._segment(dirty, self._emptied() if base else self._removed, base))
+        self._removed = self._emptied()
+        self._dirty[dirty] = False
+        self._stored[dirty] = True
+
+    def _segment(self, slots: Slots, removed: IntKeys | TupleKeys, base: bool) -> FrozenSegment:
+        columns = {name: column[slots] for name, column in self.columns.items()}
+        return FrozenSegment(
+            self._shard, self.name, self._state_id, self.key_width, base, self._keys, slots, columns, removed
+        )
+
+    def _leave_segments(self) -> None:
+        """From now on what is stored are entries. The store has none of what is in memory."""
+        self._in_segments = False
+        self._segments_end = True
+        self._removed = self._emptied()
+        every = self._keys.all()
+        self._dirty[every] |= self._stored[every]
+        self._stored[every] = False
+
     # ---- freezing and writing
 
     def _pack(self, slots: Slots) -> None:
@@ -320,6 +409,8 @@ class DenseTable:
 
     def _make_room(self) -> None:
         """Forget the longest unused entries; write some dirty ones behind if there are not enough clean ones."""
+        if self._in_segments:
+            self._leave_segments()
         if self._frozen:
             if not self._shard.may_write():
                 return
@@ -342,6 +433,10 @@ class DenseTable:
         self._keys.remove(slots)
         self._dirty[slots] = False
         self._recent.clear()
+
+
+def _described(kinds: Mapping[str, np.dtype[Any]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in kinds.items())
 
 
 def _little(kind: str) -> np.dtype[Any]:

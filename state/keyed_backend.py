@@ -7,6 +7,8 @@ Life of the snapshot of checkpoint n
     completed(n) or aborted(n)   on the loop
 The key-value store thus holds exactly the state at barrier n when its files are linked. Until then nothing else may be
 written to it: caches spill later, and `drain` does nothing while a worker is `linking`. Gets are always fine.
+Segments of dense tables (`segment_log`) are not in that store: whoever links takes them from the tables, writes them,
+and links their files beside its files.
 
 When barrier m comes while n is still frozen, n is finished on the loop first: drained, flushed and linked; its
 `write_snapshot` then only uploads. If n was aborted, its leftovers just join m. `write_snapshot` of a checkpoint that
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from state.dense_segments import FrozenSegment
 from state.dense_table import DenseTable
 from state.errors import InvalidJob, ProtocolViolation, Unavailable
 from state.key_groups import check_max_parallelism
@@ -27,9 +30,10 @@ from state.kv_store import KvStore
 from state.local_copies import LocalCopies
 from state.object_store import ObjectStore
 from state.paths import Paths
-from state.restore import RestoreFrom, restore
+from state.restore import DATABASE, SEGMENTS, RestoreFrom, restore
 from state.restore_plan import plan_restore
 from state.rocksdb_kv import SlotMemory
+from state.segment_log import SegmentLog
 from state.shard import Shard
 from state.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
 from state.snapshot_files import local_files, upload
@@ -58,6 +62,7 @@ class KeyedBackend:
         self,
         shard: Shard,
         states: Mapping[str, int],
+        segments: SegmentLog,
         target: UploadTo,
         directory: Path,
         copies: LocalCopies,
@@ -69,6 +74,7 @@ class KeyedBackend:
         self._shard = shard
         shard.may_write = self._may_write
         self._restored_states = frozenset(states)
+        self._segments = segments  # while `_linking_lock` is held, or before the first freeze
         self._states = dict(states)
         self._target = target
         self._directory = directory
@@ -113,9 +119,12 @@ class KeyedBackend:
         entries is held in memory; without it all are."""
         if not columns:
             raise InvalidJob(f"dense state {name!r} of {self._shard.operator} has no columns: give it one or more")
-        stored = name in self._restored_states
         state_id = self._state_id(name, key_width)
-        table = DenseTable(name, state_id, self._shard, columns, key_width, evictable, self._cache_bytes, stored)
+        stored = name in self._restored_states and any(True for _ in self._shard.scan_state(state_id))
+        segments = self._segments.of(name)
+        table = DenseTable(
+            name, state_id, self._shard, columns, key_width, evictable, self._cache_bytes, segments, stored
+        )
         self._add(name, table)
         return table
 
@@ -227,7 +236,8 @@ class KeyedBackend:
             with self._linking_lock:
                 self._shard.kv.close()
         finally:
-            shutil.rmtree(self._directory / "db", ignore_errors=True)
+            for name in (DATABASE, SEGMENTS):
+                shutil.rmtree(self._directory / name, ignore_errors=True)
 
     # ---- inside
 
@@ -265,7 +275,7 @@ class KeyedBackend:
                 return
             while not self.drain(_SYNCHRONOUS_SLICE):
                 pass
-            directory = self._link(earlier)
+            directory = self._link(earlier, self._take_segments())
             with self._state_lock:
                 self._linked[earlier] = directory
                 self._frozen = None
@@ -283,17 +293,33 @@ class KeyedBackend:
                         f"checkpoint {checkpoint} of {self._place()} is written before it is drained: report this"
                     )
                 self._linking = checkpoint
+                segments = self._take_segments()  # before the loop may freeze the next ones
                 self._frozen = None
             try:
-                return self._link(checkpoint)
+                return self._link(checkpoint, segments)
             finally:
                 self._linking = None
 
-    def _link(self, checkpoint: int) -> Path:
+    def _take_segments(self) -> list[FrozenSegment]:
+        taken = []
+        for table in self._tables.values():
+            if isinstance(table, DenseTable):
+                taken += table.take_segments()
+        return taken
+
+    def _link(self, checkpoint: int, segments: Sequence[FrozenSegment]) -> Path:
         directory = self._copies.new_directory(self._directory, checkpoint)
         try:
+            self._segments.write(segments)
             self._shard.kv.flush()
             self._shard.kv.checkpoint(directory)
+            self._segments.link(directory)
+        except OSError as error:
+            self._copies.discard(directory)
+            raise Unavailable(
+                f"the snapshot of {self._place()} for checkpoint {checkpoint} could not be written to disk: {error}; "
+                "decline it and free some space"
+            ) from error
         except BaseException:
             self._copies.discard(directory)
             raise
@@ -346,6 +372,7 @@ def open_keyed_backend(
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         kv: KvStore = restore(kind, plan, RestoreFrom(operator, store, copies, directory, memory, transfers_at_once))
+        segments = SegmentLog(directory / SEGMENTS, max_parallelism)
     except OSError as error:
         raise Unavailable(
             f"the state of {operator}, subtask {subtask}, could not be put on this machine's disk: {error}; "
@@ -353,4 +380,4 @@ def open_keyed_backend(
         ) from error
     shard = Shard(kv, operator, subtask, max_parallelism, plan.key_group_first, plan.key_group_last)
     target = UploadTo(store, lambda: paths.data_file(token, slot_uuid, new_uuid()), transfers_at_once, thresholds)
-    return KeyedBackend(shard, plan.states, target, directory, copies, cache_bytes)
+    return KeyedBackend(shard, plan.states, segments, target, directory, copies, cache_bytes)

@@ -5,6 +5,7 @@ made it, beside the database, so that files can be linked. It is a cache: losing
 from the loop and from worker threads.
 """
 
+import os
 import shutil
 import threading
 from collections.abc import Sequence
@@ -100,3 +101,11 @@ class LocalCopies:
 
 def _content(files: Sequence[FileRef]) -> frozenset[tuple[str, int, str]]:
     return frozenset((ref.name, ref.size, ref.sha256) for ref in files)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """For files that never change."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system: costs time, nothing else; a missing source fails in the copy too
+        shutil.copyfile(source, target)

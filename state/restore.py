@@ -17,11 +17,13 @@ from state.memory_kv import RECORDS_FILE, MemoryKv, read_records
 from state.object_store import ObjectStore
 from state.restore_plan import RestorePart, RestorePlan
 from state.rocksdb_kv import RocksDbKv, SlotMemory, link_database
+from state.segment_log import SegmentsOf, copy_segments, is_segment_file, link_segments
 from state.shard import range_end, range_start
 from state.snapshot import KeyedSnapshot
 from state.snapshot_files import download
 
 BackendKind = Literal["rocksdb", "memory"]  # those for users
+DATABASE, SEGMENTS = "db", "segments"  # folders of an incarnation
 _COPY_SLICE = 2_000
 
 
@@ -54,16 +56,21 @@ def restore(kind: str, plan: RestorePlan, source: RestoreFrom) -> KvStore:
     """Raises `Corrupt` when stored bytes are wrong, `Unavailable` when they cannot be had now."""
     if kind not in BACKENDS:
         raise InvalidJob(f"there is no state backend {kind!r}: use 'rocksdb' or 'memory'")
-    database = source.directory / "db"
+    database = source.directory / DATABASE
     fetched = source.directory / "fetched"
     try:
         adopted = plan.adopts(kind)
         if adopted is not None:
             files = _files_of(plan.parts[0], source, fetched)
+            link_segments(files, [ref.name for ref in adopted.files], source.directory / SEGMENTS)
             return BACKENDS[kind].adopt(adopted, files, database, source.memory)
         kv = BACKENDS[kind].fresh(database, source.memory)
+        segments = []
         for number, part in enumerate(plan.parts):
-            _copy_part(part, kv, source, fetched, number)
+            files = _files_of(part, source, fetched)
+            _copy_part(part, files, kv, source, fetched / f"open-{number}")
+            segments.append(SegmentsOf(files, [ref.name for ref in part.keyed.files], part.first, part.last))
+        copy_segments(segments, source.directory / SEGMENTS, plan.max_parallelism)
         return kv
     finally:
         shutil.rmtree(fetched, ignore_errors=True)
@@ -78,16 +85,15 @@ def _files_of(part: RestorePart, source: RestoreFrom, fetched: Path) -> Path:
     return target
 
 
-def _copy_part(part: RestorePart, kv: KvStore, source: RestoreFrom, fetched: Path, number: int) -> None:
+def _copy_part(part: RestorePart, files: Path, kv: KvStore, source: RestoreFrom, directory: Path) -> None:
     """Entries of the part's key groups into `kv`, foreign ones left out, state ids translated."""
-    files = _files_of(part, source, fetched)
     backend = BACKENDS.get(part.keyed.backend)
     if backend is None:
         raise InvalidJob(
             f"the state of {source.operator} was written by a backend {part.keyed.backend!r} that this version does "
             "not know: restore it with the version that wrote it"
         )
-    old = backend.adopt(part.keyed, files, fetched / f"open-{number}", source.memory)
+    old = backend.adopt(part.keyed, files, directory, source.memory)
     try:
         entries: list[Entry] = []
         for key, value in old.scan(range_start(part.first), range_end(part.last)):
@@ -109,7 +115,7 @@ class _RocksDbBackend:
         return RocksDbKv(directory, memory)
 
     def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
-        link_database(files, [ref.name for ref in keyed.files], directory)
+        link_database(files, [ref.name for ref in keyed.files if not is_segment_file(ref.name)], directory)
         return RocksDbKv(directory, memory)
 
 

@@ -28,6 +28,7 @@ class RestorePart:
 class RestorePlan:
     key_group_first: int
     key_group_last: int
+    max_parallelism: int
     parts: tuple[RestorePart, ...]  # empty: start without state
     states: dict[str, int]  # state name -> state id after the restore
 
@@ -60,7 +61,7 @@ def plan_restore(
         RestorePart(old_subtask, keyed, max(first, keyed.key_group_first), min(last, keyed.key_group_last), renumbering)
         for (old_subtask, keyed), renumbering in zip(overlapping, renumberings, strict=True)
     )
-    return RestorePlan(first, last, parts, states)
+    return RestorePlan(first, last, max_parallelism, parts, states)
 
 
 def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], list[dict[int, int]]]:

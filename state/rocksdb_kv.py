@@ -5,7 +5,6 @@ the database's folder more than its caller, so ours is written there before ever
 a snapshot. The write-ahead log is off: the checkpoint is the log. All databases of a slot share one `SlotMemory`.
 """
 
-import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from state.kv_store import Entry
+from state.local_copies import link_or_copy
 
 CONFIG_FILE = "rocksdict-config.json"
 _OUR_CONFIG = '{"raw_mode":true,"prefix_extractors":{}}'
@@ -128,16 +128,9 @@ def link_database(source: Path, names: Sequence[str], target: Path) -> None:
     target.mkdir(parents=True, mode=0o700)
     for name in names:
         if name.endswith(".sst"):
-            _link_or_copy(source / name, target / name)
+            link_or_copy(source / name, target / name)
         else:
             shutil.copyfile(source / name, target / name)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system: costs time, nothing else; a missing source fails in the copy too
-        shutil.copyfile(source, target)
 
 
 def _write_config(directory: Path) -> None:

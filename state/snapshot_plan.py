@@ -1,8 +1,8 @@
 """Which files of a local checkpoint are uploaded, and how. Pure: file names and sizes in, a plan out.
 
 Rules
-- An SST is reused only if a *completed* checkpoint of this very incarnation of the database holds it; the map of those
-  (local name → where it is) starts empty at every open and restore, because RocksDB then gives old names to new bytes.
+- An SST or a segment is reused only if a *completed* checkpoint of this very incarnation holds it; the map of those
+  (local name → where it is) starts empty at every open and restore, because old names are then given to new bytes.
   What an aborted or unfinished checkpoint uploaded is uploaded again.
 - MANIFEST, CURRENT and OPTIONS always go anew: same name, other bytes.
 - Large files become objects of their own. Small ones are packed into one object per snapshot, or, when all of them
@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from state.errors import ProtocolViolation
 from state.snapshot import FileRef
 
-_SNAPSHOT_FILE = re.compile(r"[0-9]{1,20}\.sst|CURRENT|MANIFEST-[0-9]{1,20}|OPTIONS-[0-9]{1,20}|records\.kv")
+_SNAPSHOT_FILE = re.compile(
+    r"[0-9]{1,20}\.sst|CURRENT|MANIFEST-[0-9]{1,20}|OPTIONS-[0-9]{1,20}|records\.kv|segment-[0-9]{1,20}\.rows"
+)
 _WRITE_AHEAD_LOG = re.compile(r"\d{1,20}\.log")
 _IN_FLIGHT_FILE = re.compile(r"in-flight-[0-9]{1,9}\.frames")
-_NEVER_CHANGES = re.compile(r"\d{1,20}\.sst")
+_NEVER_CHANGES = re.compile(r"[0-9]{1,20}\.sst|segment-[0-9]{1,20}\.rows")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def is_immutable(name: str) -> bool:
 def plan_snapshot(
     files: Sequence[LocalFile], confirmed: Mapping[str, FileRef], thresholds: Thresholds | None = None
 ) -> SnapshotPlan:
-    """`files`: all of the local checkpoint's folder. `confirmed`: SSTs of a completed one of this incarnation."""
+    """`files`: all of the local checkpoint's folder. `confirmed`: what never changes of a completed one of this
+    incarnation."""
     limits = thresholds or Thresholds()
     for file in files:
         if _WRITE_AHEAD_LOG.fullmatch(file.name) and file.size:

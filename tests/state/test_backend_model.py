@@ -80,7 +80,7 @@ class KeyedBackendModel(RuleBasedStateMachine):
         assert self.table.get((key,)) == self.values.get(key)
 
     @rule(keys=st.lists(KEYS, min_size=1, max_size=8, unique=True), fast=st.booleans())
-    def count(self, keys: list[int], fast: bool) -> None:
+    def count(self, keys: list[Any], fast: bool) -> None:
         slots = self.dense.slots_int64(np.array(keys)) if fast else self.dense.slots([(key,) for key in keys])
         assert self.dense.columns["count"][slots].tolist() == [self.counts.get(key, 0) for key in keys]
         self.dense.columns["count"][slots] += 1
@@ -92,8 +92,13 @@ class KeyedBackendModel(RuleBasedStateMachine):
     def count_many(self, start: int, count: int) -> None:
         self.count(list(range(start, start + count)), True)
 
-    @rule(key=KEYS)
-    def remove(self, key: int) -> None:
+    @rule(numbers=st.lists(KEYS, min_size=1, max_size=4, unique=True))
+    def count_texts(self, numbers: list[int]) -> None:
+        """Keys that are no ints change how all are held and written."""
+        self.count([f"text {number}" for number in numbers], False)
+
+    @rule(key=KEYS | KEYS.map("text {}".format))
+    def remove(self, key: Any) -> None:
         if key in self.counts:
             self.dense.remove(self.dense.slots([(key,)]))
             del self.counts[key]

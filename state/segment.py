@@ -1,0 +1,267 @@
+"""Rows of a dense table as bytes: a *segment*, the unit in which such a table is written at a checkpoint. Pure.
+
+A segment is a *delta* (the rows that changed since the one before, and the keys that were removed) or a *base* (all
+rows: nothing before it counts). Read in order from the last base on, segments give the table. Everything is columns, so
+that no code runs once per row: keys of ints as int64 fields, all others as binary values of key group (2 bytes, big
+endian) and encoded key (`key_codec`).
+
+    magic, length of the header (4 bytes, big endian), header (JSON, see `Header`), then per column its bytes by
+    significance (all first bytes, all second bytes, …), as one LZ4 block
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from state.dense_keys import IntKeys, Ints
+from state.errors import UNREADABLE, Corrupt
+from state.key_codec import INT_TAG
+from state.key_groups import key_groups_of_int64
+
+MAGIC = b"barrier-segment-1\n"
+GROUP_BYTES = 2
+
+Keys: TypeAlias = Ints | pa.LargeBinaryArray  # int64 of shape (fields, keys), or key group and encoded key
+Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+_length = struct.Struct(">I")
+_INT_SIGN = np.uint64(1 << 63)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`columns`: name → value per key. `removed`: keys that are gone, none of `keys`, and none in a base."""
+
+    state: str
+    key_width: int  # fields of a key that decide its group
+    base: bool
+    keys: Keys
+    columns: Columns
+    removed: Keys
+
+    @property
+    def entries(self) -> int:
+        return count(self.keys) + count(self.removed)
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a segment holds. `fields`: of int keys; 0 for binary ones. `level`: how often its rows were merged."""
+
+    state: str
+    key_width: int
+    base: bool
+    level: int
+    fields: int
+    keys: int
+    removed: int
+    columns: list[tuple[str, str]]  # name and numpy dtype
+    blocks: list[tuple[int, int]]  # bytes of each block: compressed and not
+
+    @property
+    def entries(self) -> int:
+        return self.keys + self.removed
+
+
+def count(keys: Keys) -> int:
+    return int(keys.shape[1]) if isinstance(keys, np.ndarray) else len(keys)
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def encode(segment: Segment, level: int) -> list[bytes]:
+    """In parts. The large steps let go of the interpreter: a worker does this beside the loop."""
+    arrays = [*_key_arrays(segment.keys), *segment.columns.values(), *_key_arrays(segment.removed)]
+    blocks = [_by_significance(array) for array in arrays]
+    compressed = [pa.compress(block, codec="lz4_raw", asbytes=True) if len(block) else b"" for block in blocks]
+    header = msgspec.json.encode(
+        Header(
+            state=segment.state,
+            key_width=segment.key_width,
+            base=segment.base,
+            level=level,
+            fields=len(segment.keys) if isinstance(segment.keys, np.ndarray) else 0,
+            keys=count(segment.keys),
+            removed=count(segment.removed),
+            columns=[(name, column.dtype.str) for name, column in segment.columns.items()],
+            blocks=[(len(small), len(block)) for small, block in zip(compressed, blocks, strict=True)],
+        )
+    )
+    return [MAGIC + _length.pack(len(header)) + header, *compressed]
+
+
+def decode_header(data: bytes, where: str) -> tuple[Header, int]:
+    """The header, and how many bytes come before the first block. Raises `Corrupt` for anything else."""
+    start = len(MAGIC) + _length.size
+    if not data.startswith(MAGIC) or len(data) < start:
+        raise _corrupt(where, "it begins with something else")
+    end = start + _length.unpack_from(data, len(MAGIC))[0]
+    try:
+        return msgspec.json.decode(data[start:end], type=Header), end
+    except UNREADABLE as error:
+        raise _corrupt(where, error) from error
+
+
+def decode(data: bytes, where: str) -> Segment:
+    """Raises `Corrupt` for bytes that `encode` never makes."""
+    header, at = decode_header(data, where)
+    if len(data) != at + sum(small for small, _ in header.blocks):
+        raise _corrupt(where, f"it has {len(data)} bytes")
+    blocks = []
+    try:
+        for small, size in header.blocks:
+            block = pa.decompress(data[at : at + small], size, codec="lz4_raw", asbytes=True) if size else b""
+            blocks.append(block)
+            at += small
+        keys = _decoded_keys(blocks, header.fields, header.keys)
+        columns = {name: _of_significance(blocks.pop(0), kind, header.keys) for name, kind in header.columns}
+        removed = _decoded_keys(blocks, header.fields, header.removed)
+    except (OSError, ValueError, TypeError, IndexError) as error:
+        raise _corrupt(where, error) from error
+    return Segment(header.state, header.key_width, header.base, keys, columns, removed)
+
+
+def _key_arrays(keys: Keys) -> list[npt.NDArray[Any]]:
+    if isinstance(keys, np.ndarray):
+        return list(keys)
+    offsets, data = _buffers(keys)
+    return [np.diff(offsets).astype("<u4"), data]
+
+
+def _decoded_keys(blocks: list[bytes], fields: int, keys: int) -> Keys:
+    """Takes what it needs from the front of `blocks`."""
+    if fields:
+        return np.array([_of_significance(blocks.pop(0), "<i8", keys) for _ in range(fields)]).reshape(fields, keys)
+    lengths = _of_significance(blocks.pop(0), "<u4", keys)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    data = blocks.pop(0)
+    if offsets[-1] != len(data):
+        raise ValueError(f"keys of {offsets[-1]} bytes in {len(data)}")
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), keys, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _by_significance(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(little.view(np.uint8).reshape(len(values), values.dtype.itemsize).T).reshape(-1)
+
+
+def _of_significance(block: bytes, kind: str, values: int) -> npt.NDArray[Any]:
+    dtype = np.dtype(kind)
+    planes = np.frombuffer(block, np.uint8).reshape(dtype.itemsize, values)
+    return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
+
+
+def _buffers(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Offsets that begin with 0, and the bytes."""
+    if not len(keys):
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+    _, offsets_buffer, data_buffer = keys.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[keys.offset : keys.offset + len(keys) + 1]
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+    return offsets - offsets[0], data[offsets[0] : offsets[-1]]
+
+
+def _corrupt(where: str, what: object) -> Corrupt:
+    return Corrupt(f"{where} is not a segment of state ({what}): restore from another checkpoint")
+
+
+# ---------------------------------------------------------------- several as one
+
+
+def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Segment:
+    """One for all of `segments`, which follow each other: the last word on each key. As a base it leaves out what was
+    removed."""
+    first = next((at for at in range(len(segments) - 1, -1, -1) if segments[at].base), 0)
+    parts = segments[first:]
+    last = parts[-1]
+    fields = {len(part.keys) if isinstance(part.keys, np.ndarray) else 0 for part in parts}
+    runs: list[Keys] = []
+    for part in parts:
+        runs += [part.removed, part.keys]
+    if len(fields) > 1 or 0 in fields:
+        runs = [as_binary(run, last.key_width, max_parallelism) for run in runs]
+    every = _joined(runs)
+    newest = _newest(every)  # positions in `every`, one per key
+    is_row = np.concatenate([np.full(count(run), at % 2 == 1) for at, run in enumerate(runs)])[newest]
+    row_number = np.cumsum(np.concatenate([np.full(count(run), at % 2, np.int64) for at, run in enumerate(runs)])) - 1
+    rows, gone = newest[is_row], newest[~is_row]
+    columns = {name: np.concatenate([part.columns[name] for part in parts])[row_number[rows]] for name in last.columns}
+    removed = chosen(every, gone[:0] if base else gone)
+    return Segment(last.state, last.key_width, base, chosen(every, rows), columns, removed)
+
+
+def chosen(keys: Keys, positions: npt.NDArray[np.intp]) -> Keys:
+    return keys[:, positions] if isinstance(keys, np.ndarray) else keys.take(pa.array(positions))
+
+
+def within(segment: Segment, first: int, last: int, max_parallelism: int) -> Segment:
+    """What belongs to the key groups `first` to `last`."""
+
+    def inside(keys: Keys) -> npt.NDArray[np.intp]:
+        groups = groups_of(keys, segment.key_width, max_parallelism)
+        return np.flatnonzero((groups >= first) & (groups <= last))
+
+    rows, gone = inside(segment.keys), inside(segment.removed)
+    columns = {name: column[rows] for name, column in segment.columns.items()}
+    keys, removed = chosen(segment.keys, rows), chosen(segment.removed, gone)
+    return Segment(segment.state, segment.key_width, segment.base, keys, columns, removed)
+
+
+def pieces(segment: Segment, entries: int) -> list[Segment]:
+    """The same in segments of at most `entries` rows each. Only the first is a base, and has the removed keys."""
+    rows = count(segment.keys)
+    cut = []
+    for start in range(0, max(rows, 1), entries):
+        at = np.arange(start, min(start + entries, rows))
+        columns = {name: column[start : start + entries] for name, column in segment.columns.items()}
+        removed = segment.removed if start == 0 else chosen(segment.removed, at[:0])
+        base = segment.base and start == 0
+        cut.append(Segment(segment.state, segment.key_width, base, chosen(segment.keys, at), columns, removed))
+    return cut
+
+
+def groups_of(keys: Keys, key_width: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    if isinstance(keys, np.ndarray):
+        return key_groups_of_int64(keys[0], max_parallelism, *keys[1:key_width])
+    offsets, data = _buffers(keys)
+    starts = offsets[:-1]
+    return np.left_shift(data[starts], 8, dtype=np.uint16) | data[starts + 1]
+
+
+def as_binary(keys: Keys, key_width: int, max_parallelism: int) -> pa.LargeBinaryArray:
+    if not isinstance(keys, np.ndarray):
+        return keys
+    parts: list[tuple[str, str]] = [("group", ">u2")]
+    for number in range(len(keys)):
+        parts += [(f"tag{number}", "u1"), (f"field{number}", ">u8")]
+    encoded = np.empty(count(keys), np.dtype(parts))
+    encoded["group"] = groups_of(keys, key_width, max_parallelism)
+    for number, field in enumerate(keys):
+        encoded[f"tag{number}"] = INT_TAG
+        encoded[f"field{number}"] = field.view(np.uint64) ^ _INT_SIGN
+    offsets = np.arange(len(encoded) + 1, dtype=np.int64) * np.int64(encoded.itemsize)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(encoded.tobytes())]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(encoded), buffers)
+
+
+def _joined(runs: Sequence[Keys]) -> Keys:
+    if isinstance(runs[0], np.ndarray):
+        return np.concatenate(runs, 1)
+    return pa.concat_arrays(runs)
+
+
+def _newest(keys: Keys) -> npt.NDArray[np.intp]:
+    """The last position of each key."""
+    if isinstance(keys, np.ndarray):
+        codes, _ = IntKeys(len(keys)).place(keys)
+    else:
+        codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    last = np.zeros(int(codes.max()) + 1 if len(codes) else 0, np.intp)
+    np.maximum.at(last, codes, np.arange(len(codes)))
+    return last

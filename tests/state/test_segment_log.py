@@ -1,0 +1,181 @@
+"""Dense tables in segments: through many checkpoints, merges, disk trouble, eviction and rescaling."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backend_bench import Bench, checkpoint, drain, of_operator
+
+from state.dense_table import DenseTable
+from state.errors import Unavailable
+from state.keyed_backend import KeyedBackend
+from state.local_copies import LocalCopies
+from state.segment_log import is_segment_file
+from state.snapshot import KeyedSnapshot
+
+
+def dense(backend: KeyedBackend, name: str = "dense", evictable: bool = False) -> DenseTable:
+    return backend.dense_table(name, {"count": ("i8", 0), "high": ("f8", -1.0)}, 1, evictable)
+
+
+def count(table: DenseTable, keys: np.ndarray) -> None:
+    slots = table.slots_int64(keys)
+    table.columns["count"][slots] += 1
+    table.mark_dirty(slots)
+
+
+def content(table: DenseTable) -> dict[object, int]:
+    slots = table.load_all()
+    return {key[0]: n for key, n in zip(table.keys_of(slots), table.columns["count"][slots].tolist(), strict=True)}
+
+
+def segments(snapshot: KeyedSnapshot) -> set[str]:
+    return {ref.name for ref in snapshot.files if is_segment_file(ref.name)}
+
+
+def test_many_small_checkpoints_are_few_files_and_restore_to_the_whole(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    expected: dict[object, int] = {}
+    random = np.random.default_rng(1)
+    for number in range(1, 120):
+        keys = np.arange(3_000) if number == 1 else random.choice(3_000, 20, replace=False)
+        count(table, keys)
+        for key in keys.tolist():
+            expected[key] = expected.get(key, 0) + 1
+        if number % 7 == 0:
+            gone = random.choice(3_000, 3, replace=False)
+            table.remove(table.slots_int64(gone))
+            for key in gone.tolist():
+                expected.pop(key, None)
+        snapshot = checkpoint(backend, number)
+        backend.completed(number)
+        assert len(segments(snapshot)) <= 30
+        if number % 40 == 0:
+            bench.copies = LocalCopies() if number == 80 else bench.copies
+            assert content(dense(bench.open([of_operator(snapshot)]))) == expected
+    assert content(table) == expected
+
+
+def test_unchanged_segments_are_not_uploaded_again(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    count(table, np.random.default_rng(2).integers(0, 2**60, 20_000))
+    first = checkpoint(backend, 1)
+    backend.completed(1)
+    count(table, np.arange(10))
+    second = checkpoint(backend, 2)
+    assert segments(first) < segments(second)
+    assert second.new_bytes < first.new_bytes / 5
+
+
+def test_what_could_not_be_written_is_in_the_next_snapshot(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    count(table, np.arange(100))
+    checkpoint(backend, 1)
+    backend.completed(1)
+    count(table, np.arange(40))
+    in_the_way = bench.directory / "incarnation-1" / "segments" / "segment-000002.rows"
+    in_the_way.mkdir()
+    backend.freeze(2)
+    drain(backend)
+    with pytest.raises(Unavailable, match="free some space"):
+        backend.write_snapshot(2)
+    backend.aborted(2)
+    in_the_way.rmdir()
+    count(table, np.arange(10))
+    restored = dense(bench.open([of_operator(checkpoint(backend, 3))]))
+    assert content(restored) == {key: 1 + (key < 40) + (key < 10) for key in range(100)}
+
+
+def test_the_first_eviction_turns_everything_into_entries(bench: Bench) -> None:
+    bench.cache_bytes = 1
+    backend = bench.open()
+    table = dense(backend, evictable=True)
+    count(table, np.arange(800))
+    small = checkpoint(backend, 1)
+    backend.completed(1)
+    assert segments(small)
+    table.remove(table.slots_int64(np.array([7])))
+    count(table, np.arange(1_000, 2_500))
+    count(table, np.arange(10, 20))
+    large = checkpoint(backend, 2)
+    backend.completed(2)
+    assert not segments(large)
+    expected = {key: 1 + (10 <= key < 20) for key in [*range(800), *range(1_000, 2_500)] if key != 7}
+    assert content(dense(bench.open([of_operator(large)]))) == expected
+    assert content(dense(bench.open([of_operator(small)]))) == dict.fromkeys(range(800), 1)
+
+
+def test_one_part_in_segments_and_one_in_entries_become_one_table(bench: Bench) -> None:
+    bench.cache_bytes = 1
+    expected: dict[object, int] = {}
+    parts = []
+    for subtask, keys in enumerate((np.arange(300), np.arange(1_000, 6_000))):
+        backend = bench.open(subtask=subtask, parallelism=2)
+        table = dense(backend, evictable=True)
+        groups = [key for key in keys.tolist() if _owner(key) == subtask]
+        for start in range(0, len(groups), 500):
+            count(table, np.array(groups[start : start + 500]))
+        expected |= dict.fromkeys(groups, 1)
+        parts.append(of_operator(checkpoint(backend, 1), subtask, 2))
+    assert parts[0].keyed is not None
+    assert parts[1].keyed is not None
+    assert segments(parts[0].keyed)
+    assert not segments(parts[1].keyed)
+    whole = bench.open(parts)
+    table = dense(whole, evictable=True)
+    count(table, np.array([next(iter(expected))]))
+    expected[next(iter(expected))] += 1
+    again = checkpoint(whole, 2)
+    assert content(dense(bench.open([of_operator(again)]))) == expected
+    halves = [dense(bench.open([of_operator(again)], subtask, 2)) for subtask in range(2)]
+    assert content(halves[0]) | content(halves[1]) == expected
+
+
+def _owner(key: int) -> int:
+    from state.key_groups import key_group, subtask_of_key_group
+
+    return subtask_of_key_group(key_group((key,), 128), 2, 128)
+
+
+def test_a_subtask_gets_the_rows_of_its_key_groups_and_no_others(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    count(table, np.arange(2_000))
+    checkpoint(backend, 1)
+    count(table, np.arange(100))
+    table.remove(table.slots_int64(np.array([50, 1_500])))
+    parts = [of_operator(checkpoint(backend, 2))]
+    expected = {key: 1 + (key < 100) for key in range(2_000) if key not in (50, 1_500)}
+    for number, parallelism in enumerate((3, 2, 1), 3):
+        opened = [bench.open(parts, subtask, parallelism) for subtask in range(parallelism)]
+        found = [content(dense(each)) for each in opened]
+        assert {key: n for each in found for key, n in each.items()} == expected
+        assert sum(map(len, found)) == len(expected)
+        parts = [of_operator(checkpoint(each, number), at, parallelism) for at, each in enumerate(opened)]
+
+
+@pytest.mark.parametrize("through", [1, 3])
+def test_a_state_that_the_job_does_not_use_any_more_is_kept(bench: Bench, through: int) -> None:
+    backend = bench.open()
+    count(dense(backend, "old"), np.arange(500))
+    count(dense(backend, "new"), np.arange(5))
+    restored = [of_operator(checkpoint(backend, 1))]
+    without = []
+    for subtask in range(through):
+        part = bench.open(restored, subtask, through)
+        count(dense(part, "new"), np.empty(0, np.int64))
+        without.append(of_operator(checkpoint(part, 2), subtask, through))
+    back = dense(bench.open(without), "old")
+    assert content(back) == dict.fromkeys(range(500), 1)
+
+
+def test_closing_leaves_no_segments_behind_but_those_of_snapshots(bench: Bench) -> None:
+    backend = bench.open()
+    count(dense(backend), np.arange(5))
+    checkpoint(backend, 1)
+    backend.close()
+    left = [path.parent.name for path in Path(bench.directory).rglob("segment-*.rows")]
+    assert left == ["checkpoint-1-1"]
