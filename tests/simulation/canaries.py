@@ -21,7 +21,7 @@ from coordinator import commits, decision_log, job_runner, pending_checkpoints, 
 from coordinator.effects import WriteManifest
 from coordinator.events import ManifestWritten
 from coordinator.phase_ended import Finishing
-from state import keyed_backend, snapshot_plan
+from state import keyed_backend, segment_log, snapshot_plan
 from state.object_store import PutOutcome
 
 
@@ -499,4 +499,33 @@ def _replayed_after_new_rows() -> Iterator[None]:
         return step
 
     with _replaced(subtask_module.Subtask, "step", make):
+        yield
+
+
+@canary("delta-without-its-base", "a snapshot links only the newest of a state's segments")
+def _delta_without_its_base() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def link(self: Any, directory: Any) -> None:
+            live = self._live
+            self._live = {state: files[-1:] for state, files in live.items()}
+            original(self, directory)
+            self._live = live
+
+        return link
+
+    with _replaced(segment_log.SegmentLog, "link", make):
+        yield
+
+
+@canary("segments-of-one-checkpoint-later", "what a freeze copied of columns is written with the next checkpoint")
+def _segments_late() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def write(self: Any, frozen: Any) -> None:
+            late = getattr(self, "late", [])
+            self.late = list(frozen)
+            original(self, late)
+
+        return write
+
+    with _replaced(segment_log.SegmentLog, "write", make):
         yield

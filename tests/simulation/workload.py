@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime import Dataflow, ValueState
+from barrier_runtime import Dataflow, ValueState, count, sum_
 from barrier_runtime.sinks.base import TwoPhaseCommitSink
 from barrier_runtime.sources.base import Polled, Split, SplitReader
 
@@ -159,6 +159,7 @@ class Workload:
     bounded: bool
     out: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "out"
     side: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "side", in two-sinks
+    aggregated: bool = False  # the same state as aggregates, so in columns
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -189,9 +190,18 @@ class Workload:
             stream = streams[0].union(streams[1])
         else:
             stream = streams[0]
-        counted = stream.key_by("account").process("balance", Balance, schema=COUNTED)
+        accounts = stream.key_by("account")
+        if self.aggregated:
+            counted = accounts.aggregate("balance", n=count(), balance=sum_("delta"))
+        else:
+            counted = accounts.process("balance", Balance, schema=COUNTED)
         if self.audited:
-            counted = counted.key_by("source", "split").process("audit", Audit, schema=AUDITED)
+            splits = counted.key_by("source", "split")
+            counted = (
+                splits.aggregate("audit", m=count())
+                if self.aggregated
+                else splits.process("audit", Audit, schema=AUDITED)
+            )
         counted.sink("out", self.out())
         if self.graph == "two-sinks":
             counted.sink("side", self.side())

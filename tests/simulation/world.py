@@ -166,6 +166,7 @@ class World:
             schedule.bounded,
             lambda: TogetherJsonlSink("sim://target"),
             lambda: LedgerSink(self.ledger, self._weather),
+            schedule.aggregated,
         )
         self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in CHECKERS]
 
