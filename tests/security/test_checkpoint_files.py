@@ -23,7 +23,7 @@ from coordinator.messages import JobSpec, ToCoordinator, ToSlot
 from state.errors import Corrupt
 from state.rocksdb_kv import CONFIG_FILE, RocksDbKv, SlotMemory, link_database
 
-ROWS, KEYS = 6_000, 5_000  # enough state for objects of their own beside the manifest
+ROWS, KEYS = 12_000, 10_000  # enough state for objects of their own beside the manifest
 
 
 def run(folder: Path) -> None:
