@@ -362,10 +362,9 @@ class DenseTable:
         dirty = np.flatnonzero(self._dirty)
         if not len(dirty) and not len(self._removed):
             return
-        base = 2 * len(dirty) > len(self._keys)  # a delta would be as large, and others would be read before it
+        base = 2 * (len(dirty) + len(self._removed)) > len(self._keys)  # a delta would be about as large
         if base:
-            every = self._keys.all()
-            dirty = every[self._dirty[every] | self._stored[every]]
+            dirty = np.flatnonzero(self._dirty | self._stored)
         self._segments.append(self._segment(dirty, self._emptied() if base else self._removed, base))
         self._removed = self._emptied()
         self._dirty[dirty] = False
@@ -382,9 +381,8 @@ class DenseTable:
         self._in_segments = False
         self._segments_end = True
         self._removed = self._emptied()
-        every = self._keys.all()
-        self._dirty[every] |= self._stored[every]
-        self._stored[every] = False
+        self._dirty |= self._stored
+        self._stored[:] = False
 
     # ---- freezing and writing
 
@@ -432,6 +430,7 @@ class DenseTable:
     def _forget(self, slots: Slots) -> None:
         self._keys.remove(slots)
         self._dirty[slots] = False
+        self._stored[slots] = False
         self._recent.clear()
 
 
