@@ -359,19 +359,25 @@ def test_columns_that_a_sinks_format_does_not_have_fail_the_job_once(tmp_path):
 
 def counted(tmp_path, rows=3_000, keys=50, aggregate="count", **options):
     flow = Dataflow("restored")
-    numbers = flow.rate("numbers", 30_000, rows, keys=keys)
+    numbers = flow.rate("numbers", 30_000, rows, keys=keys).map_batches(scatter)
     numbers.key_by("key").aggregate(aggregate, n=count()).sink("out", JsonlSink(str(tmp_path / "out")))
     return flow.run_local(checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.03, **options)
 
 
+def scatter(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Keys that lie far apart: state of neighbours is so small that it travels inside the manifest."""
+    at = rows.schema.get_field_index("key")
+    return rows.set_column(at, "key", pa.array(rows["key"].to_numpy() * 0x9E3779B97F4A7))
+
+
 def test_a_byte_flipped_in_a_snapshot_is_found_named_with_both_hashes_and_nothing_is_written(tmp_path):
     """O8, J2: restore refuses; with the byte put back the job goes on to the truth."""
-    counted(tmp_path, rows=8_000, keys=5_000)
+    counted(tmp_path, rows=12_000, keys=10_000)
     before = sorted(visible_files(tmp_path / "out"))
-    objects = sorted(
-        (tmp_path / "checkpoints").rglob("data/**/*"), key=lambda path: path.stat().st_size * path.is_file()
-    )
-    victim = objects[-1]
+    manifests = (tmp_path / "checkpoints").rglob("manifest.json")
+    restored = max(manifests, key=lambda path: path.stat().st_mtime_ns).read_text()
+    objects = (path for path in (tmp_path / "checkpoints").rglob("data/**/*") if path.is_file())
+    victim = max((path for path in objects if path.name in restored), key=lambda path: path.stat().st_size)
     good = victim.read_bytes()
     victim.write_bytes(bytes([good[0] ^ 1]) + good[1:])
     with pytest.raises(
@@ -379,12 +385,12 @@ def test_a_byte_flipped_in_a_snapshot_is_found_named_with_both_hashes_and_nothin
         match=rf"{victim.name} is not what was written: expected \d+ bytes with sha256 "
         r"[0-9a-f]{64}, found \d+ bytes with sha256 [0-9a-f]{64}; restore the object",
     ) as error:
-        counted(tmp_path, rows=8_000, keys=5_000)
+        counted(tmp_path, rows=12_000, keys=10_000)
     assert error.value.status.generations == 2, "that of the first run, and one of this"
     assert sorted(visible_files(tmp_path / "out")) == before
     victim.write_bytes(good)
-    counted(tmp_path, rows=8_000, keys=5_000)
-    assert verdict(tmp_path / "out", 8_000).right
+    counted(tmp_path, rows=12_000, keys=10_000)
+    assert verdict(tmp_path / "out", 12_000).right
 
 
 def test_renamed_operators_are_listed_and_their_state_is_dropped_only_on_demand(tmp_path):
