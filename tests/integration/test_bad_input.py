@@ -26,6 +26,7 @@ from barrier_runtime import (
     count,
 )
 from barrier_runtime.spark.java import check_java
+from coordinator.manifest import decode_manifest
 from state.memory_store import Fault
 from state.open_store import open_store
 
@@ -375,11 +376,13 @@ def test_a_byte_flipped_in_a_snapshot_is_found_named_with_both_hashes_and_nothin
     counted(tmp_path, rows=12_000, keys=10_000)
     before = sorted(visible_files(tmp_path / "out"))
     manifests = (tmp_path / "checkpoints").rglob("manifest.json")
-    restored = max(manifests, key=lambda path: path.stat().st_mtime_ns).read_text()
-    objects = (path for path in (tmp_path / "checkpoints").rglob("data/**/*") if path.is_file())
-    victim = max((path for path in objects if path.name in restored), key=lambda path: path.stat().st_size)
+    restored = max(manifests, key=lambda path: path.stat().st_mtime_ns)
+    snapshots = decode_manifest(restored.name, restored.read_bytes()).operators
+    stored = [ref for snapshot in snapshots for ref in snapshot.files if ref.key is not None]
+    ref = max(stored, key=lambda ref: ref.size)
+    victim = tmp_path / "checkpoints" / ref.key
     good = victim.read_bytes()
-    victim.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    victim.write_bytes(good[: ref.offset] + bytes([good[ref.offset] ^ 1]) + good[ref.offset + 1 :])
     with pytest.raises(
         JobFailed,
         match=rf"{victim.name} is not what was written: expected \d+ bytes with sha256 "
