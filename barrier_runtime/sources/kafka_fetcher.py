@@ -27,6 +27,7 @@ from barrier_runtime.sources.kafka_client import (
 from barrier_runtime.sources.kafka_feed import Feed, Fetched
 from barrier_runtime.sources.kafka_records import RecordConverter
 from barrier_runtime.sources.kafka_retention import RetentionWatch
+from barrier_runtime.sources.kafka_silence import Patience, SilenceWatch
 from barrier_runtime.sources.kafka_topic_ids import TopicIds
 from state.errors import InvalidJob, Unavailable
 
@@ -47,7 +48,12 @@ class Fetcher:
     """`limit_bytes`: of what is converted and not yet taken, over all partitions."""
 
     def __init__(
-        self, where: str, client: KafkaClient, make_converter: Callable[[], RecordConverter], limit_bytes: int
+        self,
+        where: str,
+        client: KafkaClient,
+        make_converter: Callable[[], RecordConverter],
+        limit_bytes: int,
+        patience: Patience,
     ) -> None:
         self._where = where
         self._client = client
@@ -62,7 +68,8 @@ class Fetcher:
         self._over: set[Partition] = set()  # paused for good
         self._look_at_s = 0.0
         self._watch = RetentionWatch(self._kafka)
-        self._ids = TopicIds(client, self._kafka)
+        self._silence = SilenceWatch(client, self._kafka, patience)
+        self._ids = TopicIds(client, self._kafka, self._complain)
         self._complained_s = float("-inf")
         self._refused_s: float | None = None
         self._stop = threading.Event()
@@ -107,6 +114,7 @@ class Fetcher:
             for feed in self._added:
                 feed.fail(error)
         finally:
+            self._silence.close()
             if consumer is not None:
                 consumer.close()
 
@@ -114,12 +122,14 @@ class Fetcher:
         self._obey(consumer)
         self._go_on(consumer)
         first = consumer.poll(_WAIT_FULL_S if self._full else _WAIT_S)
-        if first is not None:
-            messages = [first, *consumer.consume(_AT_ONCE, 0)]
+        messages = [] if first is None else [first, *consumer.consume(_AT_ONCE, 0)]
+        if messages:
             self._hand_out(consumer, converter, messages)
             self._hold_back(consumer)
             if len(messages) < _FEW:
                 self._stop.wait(_REST_S)
+        if len(messages) < _AT_ONCE and self._silence.due:
+            self._silence.look(consumer, self._awaited())
         if time.monotonic() >= self._look_at_s:
             watched = [feed for feed in self._feeds.values() if not feed.over]
             self._look_at_s = time.monotonic() + self._watch.look(consumer, watched)
@@ -172,6 +182,10 @@ class Fetcher:
         if free:
             consumer.resume([self._kafka.TopicPartition(*partition) for partition in free])
             self._full -= free
+            self._silence.heard(free)
+
+    def _awaited(self) -> dict[Partition, Feed]:
+        return {at: feed for at, feed in self._feeds.items() if not feed.over and at not in self._full}
 
     def _share(self) -> int:
         return max(min(_HELD_AT_LEAST, self._limit_bytes), self._limit_bytes // max(1, len(self._feeds)))
@@ -188,7 +202,9 @@ class Fetcher:
                 records.setdefault((message.topic(), message.partition()), []).append(message)
             else:
                 events.append(message)
-        again = self._not_sure_of(consumer, [*records, *self._ended(events)])
+        came = [*records, *self._ended(events)]
+        self._silence.heard(came)
+        again = self._not_sure_of(consumer, came)
         for partition, found in records.items():
             feed = self._feeds.get(partition)
             if feed is not None and not feed.over and partition not in again:

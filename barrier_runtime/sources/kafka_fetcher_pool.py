@@ -8,6 +8,7 @@ from barrier_runtime.sources.kafka_client import KafkaClient, Partition
 from barrier_runtime.sources.kafka_feed import Feed
 from barrier_runtime.sources.kafka_fetcher import Fetcher
 from barrier_runtime.sources.kafka_records import RecordConverter
+from barrier_runtime.sources.kafka_silence import Patience
 
 
 class FetcherPool:
@@ -19,8 +20,9 @@ class FetcherPool:
         client: KafkaClient,
         make_converter: Callable[[], RecordConverter],
         limit_bytes: int,
+        patience: Patience = Patience(),
     ) -> None:
-        self._make = partial(Fetcher, where, client, make_converter, limit_bytes)
+        self._make = partial(Fetcher, where, client, make_converter, limit_bytes, patience)
         self._lock = threading.Lock()
         self._current: Fetcher | None = None
         self._used: set[Partition] = set()  # by readers of the current fetcher, also those that left

@@ -6,11 +6,16 @@ thread asks for the id after rows have come and before they are handed out. An a
 client waits after the failure that such a deletion is to it (`fetch.error.backoff.ms`): until then no row of the new
 topic can have come. What remains: a partition that was paused just then meets no failure, and a broker that has not
 heard of the deletion gives the old id; both end within a second, and the rows of that second were read.
+
+Rows wait for an answer as long as there is none. So that they do not wait for a client that is out of order, as one may
+be since an outage, another is made when questions have been in vain for some seconds.
 """
 
+import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoResult
 from typing import Any
 
 from barrier_runtime.sources.kafka_client import KafkaClient, known_id, missing, transient, what_to_do
@@ -20,15 +25,20 @@ from barrier_runtime.sources.kafka_position import made_again
 _TRUSTED_S = 0.4
 _AHEAD_S = 0.2  # after the question that the last answer is to
 _ANSWER_S = 2.0
+_OVERDUE_S = 1.0  # the client itself should have given up before
+_IN_VAIN_S = 5.0
 
 
 class TopicIds:
-    """The fetching thread's. Asks when an answer is or soon will be needed, so not at all while nothing comes."""
+    """The fetching thread's. Asks when an answer is or soon will be needed, so not at all while nothing comes. `say`:
+    hears why rows wait."""
 
-    def __init__(self, client: KafkaClient, kafka: Any) -> None:
+    def __init__(self, client: KafkaClient, kafka: Any, say: Callable[[str], None]) -> None:
         self._client = client
         self._kafka = kafka
+        self._say = say
         self._admin: Any = None
+        self._in_vain_s: dict[str, float] = {}  # since when, by topic, all questions were
         self._seen: dict[str, tuple[str, float]] = {}  # id by topic, and when it was asked for
         self._asked: dict[str, tuple[Future[Any], float]] = {}  # not heard yet
 
@@ -36,6 +46,7 @@ class TopicIds:
         """A partition of it is read anew: what was heard before says nothing about its rows."""
         self._seen.pop(topic, None)
         self._asked.pop(topic, None)
+        self._in_vain_s.pop(topic, None)
 
     def judge(self, feeds: Collection[Feed]) -> list[Feed]:
         """Fails feeds of topics that are others by now. Gives those of which nobody can tell at present."""
@@ -64,6 +75,7 @@ class TopicIds:
     def _ask(self, topics: Sequence[str], now_s: float) -> None:
         if self._admin is None:
             self._admin = self._client.admin()
+        self._admin.poll(0)  # what it logs
         wanted = self._kafka.TopicCollection(topics)
         for topic, answer in self._admin.describe_topics(wanted, request_timeout=_ANSWER_S).items():
             self._asked[topic] = answer, now_s
@@ -76,10 +88,25 @@ class TopicIds:
             return
         answer, asked_s = self._asked.pop(topic)
         try:
-            self._seen[topic] = known_id(answer.result().topic_id), asked_s
+            self._seen[topic] = known_id(answer.result(_ANSWER_S + _OVERDUE_S).topic_id), asked_s
+        except NoResult:
+            self._replace_admin("its client does not say how a question ended")
+            return
         except self._kafka.KafkaException as error:
             reason = error.args[0]
-            if reason.code() not in transient(self._kafka) | missing(self._kafka):
+            if reason.code() in transient(self._kafka):
+                if time.monotonic() - self._in_vain_s.setdefault(topic, asked_s) >= _IN_VAIN_S:
+                    self._replace_admin(reason.str())
+                return
+            if reason.code() not in missing(self._kafka):
                 for feed in feeds:
                     if feed.topic == topic:
                         feed.fail(what_to_do(reason, feed.where, self._kafka))
+        self._in_vain_s.pop(topic, None)
+
+    def _replace_admin(self, reason: str) -> None:
+        """What was asked has no answer then."""
+        self._say(f"waits: the brokers do not tell its topics' ids ({reason}), and are asked by another client")
+        old, self._admin = [self._admin], None
+        self._asked, self._in_vain_s = {}, {}
+        threading.Thread(target=old.clear, name="kafka-admin-ends", daemon=True).start()  # that may block
