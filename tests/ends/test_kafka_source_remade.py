@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import random
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -100,11 +101,12 @@ class _Unanswered(Future[Any]):
         raise AssertionError("waited for, though the last answer is still good")
 
 
-def judged(kafka: KafkaServer, topic: Topic) -> tuple[TopicIds, Feed]:
+def judged(kafka: KafkaServer, topic: Topic, said: list[str] | None = None) -> tuple[TopicIds, Feed]:
     """A feed of the topic as it is now, and ids that know it."""
+    say = [].append if said is None else said.append
     source = source_of(kafka, topic.name)
     split = msgspec.json.decode(source.splits(1)[0].payload, type=KafkaSplit)
-    ids = TopicIds(KafkaClient("source", kafka.bootstrap, "group", {}), load_client("source"))
+    ids = TopicIds(KafkaClient("source", kafka.bootstrap, "group", {}), load_client("source"), say)
     feed = Feed(topic.name, 0, begin(split), "source")
     wait_until(lambda: ids.judge([feed]) == [], "the topic's id is known")
     assert feed.trouble is None
@@ -149,6 +151,44 @@ def test_what_was_asked_before_a_partition_is_read_anew_says_nothing(kafka: Kafk
     ids._asked[feed.topic] = _Unanswered(), float("inf")
     ids.forget(feed.topic)
     assert ids.judge([feed]) == []
+
+
+def test_a_question_whose_end_nobody_hears_of_is_asked_by_another_client(
+    kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._OVERDUE_S", 0.0)
+    said: list[str] = []
+    ids, feed = judged(kafka, Topic(kafka), said)
+    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._ANSWER_S", 0.1)
+    first = ids._admin
+    ids.forget(feed.topic)
+    ids._asked[feed.topic] = Future(), time.monotonic()
+    assert ids.judge([feed]) == [feed], "nobody can tell at present"
+    assert len(said) == 1
+    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._ANSWER_S", 2.0)
+    wait_until(lambda: ids.judge([feed]) == [], "the other client knows it")
+    assert ids._admin is not first
+    assert feed.trouble is None
+
+
+def test_a_client_whose_questions_are_in_vain_for_long_is_replaced_and_that_is_said(
+    kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    ids, feed = judged(kafka, Topic(kafka), said)
+    first = ids._admin
+    for name, value in (("_ANSWER_S", 0.2), ("_IN_VAIN_S", 1.0)):
+        monkeypatch.setattr(f"barrier_runtime.sources.kafka_topic_ids.{name}", value)
+    ids.forget(feed.topic)
+    kafka.kill()
+    try:
+        wait_until(lambda: ids.judge([feed]) == [feed] and bool(said), "it is said")
+        assert "the brokers do not tell its topics' ids" in said[0]
+        assert ids._admin is not first
+    finally:
+        kafka.start()
+    wait_until(lambda: ids.judge([feed]) == [], "the topic's id is known again")
+    assert feed.trouble is None
 
 
 def test_brokers_that_give_no_ids_are_not_asked_for_them(kafka: KafkaServer) -> None:
