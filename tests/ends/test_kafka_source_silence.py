@@ -107,9 +107,7 @@ def test_a_client_that_goes_silent_is_replaced_and_nothing_is_lost_or_doubled(ka
         assert values(rows_from(other, 1)) == ["other"]
 
 
-def test_a_client_that_goes_silent_in_an_outage_is_found_out_after_it(
-    kafka: KafkaServer, questions: list[Any]
-) -> None:
+def test_a_client_that_goes_silent_in_an_outage_is_found_out_after_it(kafka: KafkaServer, questions: list[Any]) -> None:
     """While no broker answers nobody is blamed."""
     world = World(kafka)
     world.topic.write(numbers(0, 10))
