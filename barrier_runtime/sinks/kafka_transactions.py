@@ -188,6 +188,7 @@ class MarkedProducer:
             self._consumer = self._cluster.consumer(
                 {"group.id": self._origin.group, "isolation.level": "read_committed", "enable.auto.commit": False}
             )
+        self._consumer.poll(0)  # of no partition: its log and its errors wait for that
         return self._consumer
 
     def _read_marker(self) -> Marker | None:

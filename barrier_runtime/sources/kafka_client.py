@@ -78,10 +78,11 @@ class KafkaClient:
         return self._make(kafka.Consumer, {"group.id": self.group, **_READING, **given, **callbacks})
 
     def admin(self) -> Any:
+        """It logs nothing: its log would wait for a poll, and what is wrong its answers say, and a consumer's log."""
         load_client(self.where)
         from confluent_kafka.admin import AdminClient
 
-        return self._make(AdminClient, self.settings())
+        return self._make(AdminClient, {**self.settings(), "log_level": 0})
 
     def _make(self, make: Callable[..., Any], settings: dict[str, Any]) -> Any:
         kafka = load_client(self.where)

@@ -75,7 +75,7 @@ class TopicIds:
     def _ask(self, topics: Sequence[str], now_s: float) -> None:
         if self._admin is None:
             self._admin = self._client.admin()
-        self._admin.poll(0)  # what it logs
+        self._admin.poll(0)  # callbacks in config=
         wanted = self._kafka.TopicCollection(topics)
         for topic, answer in self._admin.describe_topics(wanted, request_timeout=_ANSWER_S).items():
             self._asked[topic] = answer, now_s
