@@ -6,6 +6,7 @@ Read when the sink opens: after the decision it would be too late to refuse anyt
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import TimeoutError as NoResult
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ LIMITS_VERSION = 2
 _LIBRARY_MESSAGE_BYTES = 1_000_000  # the client's own limit, where the topic's cannot be read
 _LIBRARY_TRANSACTION_MS = 60_000
 _REFRESH_S = 12 * 3_600
+_OVERDUE_S = 1.0  # beyond the time in which a client should have given up by itself
 _FEW_BYTES = 200  # of a row's size are left to the protocol
 _NO_LIMIT = 2**63 - 1
 _BEFORE = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")  # the latter until Kafka 4
@@ -112,7 +114,13 @@ def _settings(cluster: KafkaCluster, admin: Any, kind: str, name: str) -> dict[s
     resources = library().admin.ConfigResource
     asked = resources(getattr(resources.Type, kind), name)
     try:
-        found = admin.describe_configs([asked], request_timeout=kafka_client.ANSWER_S)[asked].result()
+        answer = admin.describe_configs([asked], request_timeout=kafka_client.ANSWER_S)[asked]
+        found = answer.result(kafka_client.ANSWER_S + _OVERDUE_S)
+    except NoResult as error:
+        raise Unavailable(
+            f"{cluster.where}: the client of Kafka at {cluster.bootstrap_servers} does not say what became of a "
+            f"question for the settings of {kind.lower()} {name!r}: it is asked again"
+        ) from error
     except library().KafkaException as error:
         if error.args[0].name() not in _NOT_ALLOWED:
             raise cluster.meaning(error, f"read the settings of {kind.lower()} {name!r} of") from error

@@ -8,6 +8,8 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoResult
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,6 +23,7 @@ Partition: TypeAlias = tuple[str, int]  # topic and number
 EARLIEST, LATEST = -2, -1  # instead of a time, where offsets are looked up
 
 _PATIENCE_S = 15.0  # for the cluster's first answer, and for each one after it
+_OVERDUE_S = 1.0  # beyond the time in which a client should have given up by itself
 _OURS = {
     "bootstrap.servers": "pass bootstrap_servers=",
     "metadata.broker.list": "pass bootstrap_servers=",
@@ -138,7 +141,7 @@ class Cluster:
 
         def ask(left: float) -> dict[str, str]:
             futures = self._admin.describe_topics(self._kafka.TopicCollection(wanted), request_timeout=left)
-            described = {topic: future.result() for topic, future in futures.items()}
+            described = {topic: answered(future, left, self._kafka) for topic, future in futures.items()}
             return {topic: known_id(found.topic_id) for topic, found in described.items()}
 
         found: dict[str, str] = self._patiently(ask)
@@ -192,6 +195,15 @@ class Cluster:
         if not self._must_exist and error.code() in missing(self._kafka):
             return Unavailable(f"{where}: it is going or coming ({error.str()}): it is looked for again")
         return what_to_do(error, where, self._kafka)
+
+
+def answered(answer: Future[Any], within_s: float, kafka: Any) -> Any:
+    """Raises `KafkaException` also where the client never says how a question ended that it had so long for."""
+    try:
+        return answer.result(within_s + _OVERDUE_S)
+    except NoResult as error:
+        said = "its client does not say how a question ended"
+        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT, said)) from error
 
 
 def known_id(id: Any) -> str:

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from barrier_runtime.sources.kafka_client import (
@@ -24,11 +25,13 @@ from barrier_runtime.sources.kafka_client import (
     transient,
     what_to_do,
 )
+from barrier_runtime.sources.kafka_complaints import Complaints
 from barrier_runtime.sources.kafka_feed import Feed, Fetched
 from barrier_runtime.sources.kafka_records import RecordConverter
 from barrier_runtime.sources.kafka_retention import RetentionWatch
 from barrier_runtime.sources.kafka_silence import Patience, SilenceWatch
 from barrier_runtime.sources.kafka_topic_ids import TopicIds
+from barrier_runtime.sources.kafka_turns import Turns, standing_at
 from state.errors import InvalidJob, Unavailable
 
 _AT_ONCE = 2_000  # messages: some milliseconds of the interpreter's time
@@ -38,8 +41,6 @@ _FEW = 200  # messages: after so few the next ones are let come together for a m
 _REST_S = 0.001  # since a turn of the thread costs as much as dozens of them
 _HELD_AT_LEAST = 1024 * 1024  # by one feed, however many there are
 _RETRY_S = 1.0  # a schema registry that does not answer
-_COMPLAIN_S = 30.0  # between two warnings of the same kind
-_REFUSED_S = 30.0  # credentials refused for so long, and nothing read meanwhile: that is no broker just starting
 
 T = TypeVar("T")
 
@@ -69,11 +70,10 @@ class Fetcher:
         self._look_at_s = 0.0
         self._watch = RetentionWatch(self._kafka)
         self._silence = SilenceWatch(client, self._kafka, patience)
-        self._ids = TopicIds(client, self._kafka, self._complain)
-        self._complained_s = float("-inf")
-        self._refused_s: float | None = None
+        self._complaints = Complaints(where, self._kafka)
+        self._ids = TopicIds(client, self._kafka, partial(self._complaints.say, "ids"))
+        self._turns = Turns()
         self._stop = threading.Event()
-        self.commit_failures = 0
         self._thread = threading.Thread(target=self._run, name=f"kafka-{where}", daemon=True)
         self._thread.start()
 
@@ -92,6 +92,13 @@ class Fetcher:
         """Commit an offset to the group: for monitoring, so nobody waits for it."""
         self._orders.put(lambda consumer: self._commit(consumer, topic, partition, offset))
 
+    def look(self, now_ns: int) -> None:
+        """Say so if the thread hangs. For those that wait for it, again and again."""
+        if self._turns.held(now_ns):
+            log.warning(
+                "%s: nothing is fetched while the client is in %s", self._where, standing_at(self._thread.ident)
+            )
+
     @property
     def failed(self) -> bool:
         return self._failed is not None
@@ -104,21 +111,24 @@ class Fetcher:
     def _run(self) -> None:
         consumer = None
         try:
-            consumer = self._client.consumer(error_cb=self._on_error, on_commit=self._on_commit)
+            complaints = self._complaints
+            consumer = self._client.consumer(error_cb=complaints.on_error, on_commit=complaints.on_commit)
             converter = self._patiently(self._make_converter)
             while not self._stop.is_set():
                 self._serve(consumer, converter)
             self._obey(consumer)
-        except Exception as error:
-            self._failed = error
+        except BaseException as error:  # whatever ends the thread: readers must hear of it
+            ended = Unavailable(f"{self._where}: the fetching thread ended ({error!r}): it is started again")
+            self._failed = error if isinstance(error, Exception) else ended
             for feed in self._added:
-                feed.fail(error)
+                feed.fail(self._failed)
         finally:
             self._silence.close()
             if consumer is not None:
                 consumer.close()
 
     def _serve(self, consumer: Any, converter: RecordConverter) -> None:
+        self._turns.turn()
         self._obey(consumer)
         self._go_on(consumer)
         first = consumer.poll(_WAIT_FULL_S if self._full else _WAIT_S)
@@ -161,7 +171,7 @@ class Fetcher:
         try:
             consumer.commit(offsets=[place], asynchronous=True)
         except self._kafka.KafkaException as error:
-            self._on_commit(error.args[0], [place])
+            self._complaints.on_commit(error.args[0], [place])
 
     # ------------------------------------------------------------ back-pressure
 
@@ -194,7 +204,7 @@ class Fetcher:
 
     def _hand_out(self, consumer: Any, converter: RecordConverter, messages: Sequence[Any]) -> None:
         at_ns = time.time_ns()
-        self._refused_s = None
+        self._complaints.read()
         records: dict[Partition, list[Any]] = {}
         events = []
         for message in messages:
@@ -280,33 +290,10 @@ class Fetcher:
     def _patiently(self, work: Callable[[], T]) -> T:
         """Wait for a schema registry that does not answer; what it should explain is not a bad record."""
         while True:
+            self._turns.turn()
             try:
                 return work()
             except Unavailable as error:
-                self._complain(f"waits: {error}")
+                self._complaints.say("work", f"waits: {error}")
                 if self._stop.wait(_RETRY_S):
                     raise
-
-    # ------------------------------------------------------------ what the client says besides
-
-    def _on_commit(self, error: Any, partitions: Any) -> None:
-        if error is not None:
-            self.commit_failures += 1
-            self._complain(
-                f"commits to its group in vain ({self.commit_failures} times): {error.str()}. No record is lost by that"
-            )
-
-    def _on_error(self, error: Any) -> None:
-        codes = self._kafka.KafkaError
-        if error.code() in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED):
-            now = time.monotonic()
-            self._refused_s = self._refused_s or now
-            if now - self._refused_s > _REFUSED_S:
-                raise what_to_do(error, self._where, self._kafka)
-        self._complain(f"waits for Kafka: {error.str()}")
-
-    def _complain(self, reason: str) -> None:
-        now = time.monotonic()
-        if now - self._complained_s > _COMPLAIN_S:
-            self._complained_s = now
-            log.warning("%s %s", self._where, reason)

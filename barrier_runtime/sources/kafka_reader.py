@@ -55,8 +55,10 @@ class KafkaReader:
         if self.finished:
             return None
         assert self._feed is not None
+        assert self._fetcher is not None
         fetched = self._feed.take(max_rows)
         if fetched is None:
+            self._fetcher.look(now_ns)
             return None
         position = self._position
         offset = fetched.next_offset if position.end is None else min(fetched.next_offset, position.end)

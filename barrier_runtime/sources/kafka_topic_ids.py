@@ -15,17 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NoResult
 from typing import Any
 
-from barrier_runtime.sources.kafka_client import KafkaClient, known_id, missing, transient, what_to_do
+from barrier_runtime.sources.kafka_client import KafkaClient, answered, known_id, missing, transient, what_to_do
 from barrier_runtime.sources.kafka_feed import Feed
 from barrier_runtime.sources.kafka_position import made_again
 
 _TRUSTED_S = 0.4
 _AHEAD_S = 0.2  # after the question that the last answer is to
 _ANSWER_S = 2.0
-_OVERDUE_S = 1.0  # the client itself should have given up before
 _IN_VAIN_S = 5.0
 
 
@@ -88,10 +86,7 @@ class TopicIds:
             return
         answer, asked_s = self._asked.pop(topic)
         try:
-            self._seen[topic] = known_id(answer.result(_ANSWER_S + _OVERDUE_S).topic_id), asked_s
-        except NoResult:
-            self._replace_admin("its client does not say how a question ended")
-            return
+            self._seen[topic] = known_id(answered(answer, _ANSWER_S, self._kafka).topic_id), asked_s
         except self._kafka.KafkaException as error:
             reason = error.args[0]
             if reason.code() in transient(self._kafka):

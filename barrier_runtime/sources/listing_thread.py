@@ -6,12 +6,15 @@ from collections.abc import Callable, Collection, Sequence
 from barrier_runtime.sources.base import Split
 from state.errors import Unavailable
 
+_AGAIN_S = 2.0
+
 
 class ListingThread:
     """`list_splits` gives all splits there are, in the order in which they are best read. It may block, and raise
     `Unavailable` (it is tried again) or what ends the job or the generation (it is not).
 
-    The first listing begins at once; `period_s` lie between the end of one and the begin of the next.
+    The first listing begins at once; `period_s` lie between the end of one and the begin of the next; after one that
+    failed it may be less.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class ListingThread:
 
     def _run(self) -> None:
         while not self._closed.is_set():
+            rest_s = self._period_s
             try:
                 splits = self._list()
             except Exception as error:
@@ -52,9 +56,10 @@ class ListingThread:
                     self._trouble = error
                 if not isinstance(error, Unavailable):
                     return
+                rest_s = min(rest_s, _AGAIN_S)
             else:
                 new = [split for split in splits if split.id not in self._seen]
                 self._seen.update(split.id for split in new)
                 with self._lock:
                     self._new += new
-            self._closed.wait(self._period_s)
+            self._closed.wait(rest_s)

@@ -1,5 +1,6 @@
 """Sources whose splits become more: who reads them, what a snapshot keeps, who hears of decided checkpoints."""
 
+import contextlib
 import random
 import threading
 import time
@@ -528,6 +529,31 @@ def test_a_listing_thread_gives_each_split_once_and_goes_on_after_trouble() -> N
     finally:
         listing.close()
     until(lambda: all(thread.name != "discovery-src" for thread in threading.enumerate()))
+
+
+def test_a_listing_that_failed_is_repeated_soon_also_where_one_is_all_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("barrier_runtime.sources.listing_thread._AGAIN_S", 0.002)
+    shelf = shelf_of(a=1)
+    answers = [Unavailable("no answer")] * 3
+
+    def list_splits() -> Sequence[Split]:
+        if answers:
+            raise answers.pop()
+        return shelf.listed()
+
+    listing = ListingThread(list_splits, (), 1e9, "src-3")
+
+    def look() -> bool:
+        with contextlib.suppress(Unavailable):
+            return [split.id for split in listing.found()] == ["a"]
+        return False
+
+    try:
+        until(look)
+    finally:
+        listing.close()
 
 
 def test_a_listing_thread_that_met_a_mistake_says_so_for_ever_and_lists_no_more() -> None:

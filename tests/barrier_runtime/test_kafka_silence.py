@@ -1,8 +1,11 @@
 """When a partition counts as silent: what was asked, what was answered, and what came meanwhile."""
 
+import threading
+
 import pytest
 
 from barrier_runtime.sources.kafka_silence import Patience, Silences, to_blame
+from barrier_runtime.sources.kafka_turns import Turns, standing_at
 
 A, B, C = ("t", 0), ("t", 1), ("u", 0)
 PATIENCE = Patience(quiet=5, still=15, answer=1.5, trial=30, tried=300)
@@ -122,3 +125,41 @@ def test_a_partition_that_spoke_since_is_asked_about_as_any_other():
 def test_who_is_hardly_slower_than_another_is_not_to_blame():
     assert to_blame(quiet_s=20, took_s=5)
     assert not to_blame(quiet_s=20, took_s=6)
+
+
+# ---------------------------------------------------------------- the fetching thread itself
+
+
+def test_a_thread_that_makes_no_turn_is_noticed_twice_a_minute():
+    turns = Turns()
+    turns.turn()
+    noticed = [tenth for tenth in range(1, 1_000) if turns.held(tenth * 100_000_000)]
+    assert noticed == [300, 600, 900]
+
+
+def test_a_thread_that_makes_turns_is_not_noticed_nor_one_that_nobody_looked_at():
+    turns = Turns()
+    for second in range(1, 1_000):
+        turns.turn()
+        assert not turns.held(second * 1_000_000_000)
+    assert not turns.held(10**15), "the process was stopped for long"
+    assert not turns.held(10**14), "the clock went back"
+
+
+def test_where_a_thread_stands_is_said():
+    inside, leave = threading.Event(), threading.Event()
+
+    def held_up():
+        inside.set()
+        leave.wait()
+
+    thread = threading.Thread(target=held_up)
+    thread.start()
+    inside.wait()
+    try:
+        said = standing_at(thread.ident)
+    finally:
+        leave.set()
+        thread.join()
+    assert said.startswith("wait (")
+    assert "threading.py:" in said

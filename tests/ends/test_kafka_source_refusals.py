@@ -205,7 +205,7 @@ def test_the_right_password_opens_and_a_wrong_one_is_said_at_once_without_showin
 def test_a_password_that_is_wrong_in_the_slot_ends_the_job_after_a_while(
     guarded: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("barrier_runtime.sources.kafka_fetcher._REFUSED_S", 0.5)
+    monkeypatch.setattr("barrier_runtime.sources.kafka_complaints._REFUSED_S", 0.5)
     topic = Topic(guarded)
     driver = ["open-sesame"] * 2  # a consumer and an administrator
     source = secured_source(guarded, topic.name, *driver, "open-barley")

@@ -153,19 +153,19 @@ def test_what_was_asked_before_a_partition_is_read_anew_says_nothing(kafka: Kafk
     assert ids.judge([feed]) == []
 
 
-def test_a_question_whose_end_nobody_hears_of_is_asked_by_another_client(
+def test_a_client_that_does_not_say_how_a_question_ended_is_replaced(
     kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._OVERDUE_S", 0.0)
     said: list[str] = []
     ids, feed = judged(kafka, Topic(kafka), said)
-    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._ANSWER_S", 0.1)
     first = ids._admin
+    for name in ("client._OVERDUE_S", "topic_ids._ANSWER_S", "topic_ids._IN_VAIN_S"):
+        monkeypatch.setattr(f"barrier_runtime.sources.kafka_{name}", 0.1)
     ids.forget(feed.topic)
     ids._asked[feed.topic] = Future(), time.monotonic()
     assert ids.judge([feed]) == [feed], "nobody can tell at present"
-    assert len(said) == 1
-    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._ANSWER_S", 2.0)
+    assert "its client does not say how a question ended" in said[0]
+    monkeypatch.undo()
     wait_until(lambda: ids.judge([feed]) == [], "the other client knows it")
     assert ids._admin is not first
     assert feed.trouble is None

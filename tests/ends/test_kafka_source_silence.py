@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -164,3 +165,28 @@ def test_where_another_client_reads_nothing_either_the_source_waits_and_says_so(
         world.topic.write(numbers(10, 20))
         wait_until(lambda: "nothing comes at offset 10 although there are records" in caplog.text, "it is said")
         assert reader.poll(10, time.time_ns()) is None
+
+
+def test_a_thread_that_hangs_in_the_client_is_said_to_and_goes_on_after_it(
+    kafka: KafkaServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was held up for is no silence of the client."""
+    monkeypatch.setattr("barrier_runtime.sources.kafka_turns._MANY_TICKS", 5)
+    world = World(kafka)
+    world.topic.write(numbers(0, 10))
+    with world.reading() as reader, caplog.at_level(logging.WARNING, "barrier_runtime.kafka"):
+        assert values(rows_from(reader, 10)) == numbers(0, 10)
+        assert reader._fetcher is not None
+        answered = threading.Event()
+        reader._fetcher._orders.put(lambda consumer: answered.wait())
+        world.topic.write(numbers(10, 20))
+
+        def said() -> bool:
+            assert reader.poll(10, time.time_ns()) is None
+            return "nothing is fetched while the client is in wait (" in caplog.text
+
+        try:
+            wait_until(said, "the thread is missed")
+        finally:
+            answered.set()
+        assert values(rows_from(reader, 10)) == numbers(10, 20)
