@@ -2,14 +2,20 @@
 
 import datetime
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import TopicPartition
 
 from barrier_runtime import Dataflow, JsonlSink, ParquetSink, Tumbling, count
 from barrier_runtime.sinks.commit_log import committed_files
+from barrier_runtime.sources.kafka_fetcher import Fetcher
+from barrier_runtime.sources.kafka_fetcher_pool import FetcherPool
+from barrier_runtime.sources.kafka_silence import Patience
 from examples.servers import KafkaServer
 from tests.ends.kafka_world import Topic
 
@@ -64,3 +70,35 @@ def test_event_time_is_kept_per_partition(kafka: KafkaServer, tmp_path: Path) ->
     found = pa.concat_tables(pq.read_table(url) for url in committed_files(str(tmp_path / "out"), flow.name, "out"))
     by_hour = {row["window_start"]: row["n"] for row in found.to_pylist()}
     assert by_hour == {begin + datetime.timedelta(hours=hour): n for hour, n in enumerate((60, 120, 60))}
+
+
+def test_a_job_whose_client_goes_silent_goes_on_by_itself_and_writes_every_row_once(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of the topic."""
+    topic = Topic(kafka, partitions=2)
+    for partition in range(2):
+        for first in range(0, 1_000, 100):  # in batches that are fetched one by one
+            topic.write((f"{n:050}" for n in range(first, first + 100)), partition)
+    hand_out, silenced = Fetcher._hand_out, []
+
+    def hand_out_and_fall_silent(self: Fetcher, consumer: Any, *args: Any) -> None:
+        hand_out(self, consumer, *args)
+        if not silenced:
+            silenced.extend(sorted(feed.next_offset for feed in self._feeds.values()))
+            consumer.pause([TopicPartition(*partition) for partition in self._feeds])
+
+    monkeypatch.setattr(Fetcher, "_hand_out", hand_out_and_fall_silent)
+    patience = Patience(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
+    monkeypatch.setattr("barrier_runtime.sources.kafka.FetcherPool", partial(FetcherPool, patience=patience))
+    flow = Dataflow("silence")
+    small = {"fetch.message.max.bytes": 1_000, "fetch.max.bytes": 1_000, "message.max.bytes": 1_000}
+    records = flow.read_kafka("src", kafka.bootstrap, topic.name, group="g", until="latest", config=small)
+    records.select(["value", "partition"]).sink("out", ParquetSink(str(tmp_path / "out")))
+    result = flow.run_local(parallelism=2, checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.1)
+    assert 0 < silenced[-1] < 1_000, "it was in the middle"
+    assert "the client went silent at offset" in result.status.recoveries[-1].reason
+    found = pa.concat_tables(pq.read_table(url) for url in committed_files(str(tmp_path / "out"), flow.name, "out"))
+    assert sorted((row["partition"], int(row["value"])) for row in found.to_pylist()) == [
+        (partition, n) for partition in range(2) for n in range(1_000)
+    ]
