@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -208,8 +209,8 @@ class EmbeddedCoordinator:
                     return
                 self.restarts += 1
                 specs = tuple(self._specs.values())
-            for spec in specs:
-                self._resubmit(spec)
+            # Not on this thread: it waits for an answer, and the child that is to give it may die first.
+            threading.Thread(target=self._resubmit, args=(specs,), name="coordinator-submit", daemon=True).start()
 
     def _give_up(self, why: str) -> None:
         self._error = why
@@ -220,11 +221,13 @@ class EmbeddedCoordinator:
         for listening in (self._control, self._web):
             listening.close()
 
-    def _resubmit(self, spec: JobSpec) -> None:
-        try:
-            self._submit(spec)
-        except (InvalidJob, Unavailable) as error:
-            log.error("job %s could not be submitted to the restarted coordinator: %s", spec.job, error)
+    def _resubmit(self, specs: Sequence[JobSpec]) -> None:
+        for spec in specs:
+            try:
+                self._submit(spec)
+            except (InvalidJob, Unavailable) as error:
+                if not self._closing.is_set():
+                    log.error("job %s could not be submitted to the restarted coordinator: %s", spec.job, error)
 
     def _submit(self, spec: JobSpec) -> SubmitReply:
         deadline = time.monotonic() + _SUBMIT_TIMEOUT_S
@@ -239,13 +242,8 @@ class EmbeddedCoordinator:
         self.ensure_alive()
         if self._closing.is_set():
             raise Unavailable("the coordinator is being closed") from error
-        if self._process.poll() is not None and threading.current_thread() is self._supervisor_or_none():
-            raise Unavailable(f"the coordinator ended again (exit code {self._process.returncode})") from error
         if time.monotonic() > deadline:
             raise Unavailable(f"the coordinator did not come up in time:\n{self.log_tail()}") from error
-
-    def _supervisor_or_none(self) -> threading.Thread | None:
-        return getattr(self, "_supervisor", None)
 
 
 def _listen(host: str) -> socket.socket:

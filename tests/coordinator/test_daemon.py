@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from coordinator_world import log_of, options, spec
 from tcp_slot import TcpSlot, wait_for
@@ -130,6 +132,29 @@ def test_a_slot_of_a_run_that_was_taken_over_is_sent_home(tmp_path):
         farewell = old[0].until(Shutdown)
         assert farewell.outcome == "fenced"
         assert "taken over by generation 2" in farewell.reason
+
+
+def test_a_child_that_dies_before_it_answers_is_replaced_though_somebody_waits_for_its_answer(embedded):
+    """G7: killed twice in a row, the second time before it served anybody."""
+    slots = running_slots(embedded)
+    last = one_checkpoint(slots)
+    embedded.client._timeout_s = 3_600
+    first = embedded.pid
+    os.kill(first, signal.SIGKILL)
+    wait_for("a second child", lambda: embedded.pid != first)
+    second = embedded.pid
+    os.kill(second, signal.SIGSTOP)
+    wait_for("the job to be submitted again", lambda: asked(urlsplit(embedded.url).port))
+    os.kill(second, signal.SIGKILL)
+    reconnect(slots, embedded.control_address)
+    assert one_checkpoint(slots) > last
+    assert embedded.restarts == 2
+
+
+def asked(port):
+    """Has this process a question to that port under way?"""
+    connections = psutil.Process().net_connections("tcp")
+    return any(c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in connections)
 
 
 def test_the_child_leaves_when_its_parent_does(tmp_path):
