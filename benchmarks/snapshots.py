@@ -1,10 +1,12 @@
 """What a checkpoint costs: bytes uploaded against bytes changed, duration, and how long it keeps the loop.
 
     python -m benchmarks.snapshots --keys 1000000 --changed 0.01 --checkpoints 60
+    python -m benchmarks.snapshots --keys 1000000 --changed 1 --columns
 
-One subtask of two (so half of the keys), values of 100 bytes in a state table over RocksDB, `--changed` of them
-changed per second, a checkpoint per second. Changes are made in small steps over the second, as batches would; a
-*gap* is the longest time the loop made no step, less what its thread waited for a processor (as Linux counts it).
+One subtask of two (so half of the keys), values of 100 bytes in a state table over RocksDB, or with `--columns` one
+count per key in columns; `--changed` of them changed per second, a checkpoint per second. Changes are made in small
+steps over the second, as batches would; a *gap* is the longest time the loop made no step, less what its thread
+waited for a processor (as Linux counts it).
 """
 
 import argparse
@@ -19,6 +21,8 @@ import numpy as np
 
 from benchmarks.machine import describe
 from benchmarks.surroundings import Surroundings
+from state.dense_keys import Ints
+from state.dense_table import DenseTable
 from state.keyed_backend import KeyedBackend
 from state.snapshot import KeyedSnapshot
 from state.state_table import StateTable
@@ -28,19 +32,59 @@ _STEP_S = 0.001
 _SWITCH_INTERVAL_S = 0.0005  # as in slots
 
 
+class Values:
+    """Keys and bytes that do not compress, in a state table."""
+
+    entry_bytes = 8 + _VALUE_BYTES
+
+    def __init__(self, backend: KeyedBackend, keys: Ints) -> None:
+        self._table: StateTable = backend.table("value", bytes, bytes, 1, immutable=True)
+        self._random = np.random.default_rng(2)
+        self.begin(keys)
+        self.change(0, len(keys))
+
+    def begin(self, keys: Ints) -> None:
+        self._keys = keys.tolist()
+        self._values = self._random.bytes(len(keys) * _VALUE_BYTES)
+
+    def change(self, first: int, end: int) -> None:
+        for at in range(first, end):
+            self._table.put((self._keys[at],), self._values[at * _VALUE_BYTES : (at + 1) * _VALUE_BYTES])
+
+
+class Columns:
+    """Keys and their counts, in a dense table."""
+
+    entry_bytes = 8 + 8
+
+    def __init__(self, backend: KeyedBackend, keys: Ints) -> None:
+        self._table: DenseTable = backend.dense_table("count", {"count": ("i8", 0)}, 1, evictable=True)
+        self.begin(keys)
+        self.change(0, len(keys))
+
+    def begin(self, keys: Ints) -> None:
+        self._keys = keys
+
+    def change(self, first: int, end: int) -> None:
+        slots = self._table.slots_int64(self._keys[first:end])
+        self._table.columns["count"][slots] += 1
+        self._table.mark_dirty(slots)
+
+
 class Round:
     """One second and its checkpoint."""
 
-    def __init__(self, backend: KeyedBackend, table: StateTable, number: int, every_s: float) -> None:
+    def __init__(self, backend: KeyedBackend, state: Values | Columns, number: int, every_s: float) -> None:
         self._backend = backend
-        self._table = table
+        self._state = state
         self._number = number
         self._every_s = every_s
         self.gap_s = self.freeze_s = self.drain_s = 0.0
         self.upload_s = 0.0
         self.snapshot: KeyedSnapshot | None = None
 
-    def run(self, keys: list[int], values: bytes) -> None:
+    def run(self, keys: Ints) -> None:
+        self._state.begin(keys)
         began = time.perf_counter()
         last = _running_s()
         self._backend.freeze(self._number)
@@ -55,17 +99,13 @@ class Round:
                     self.drain_s = time.perf_counter() - began
                     worker.start()
             due = min(len(keys), int((now - began) / self._every_s * len(keys)))
-            self._change(keys, values, done, due)
+            self._state.change(done, due)
             if due == done and drained:
                 time.sleep(_STEP_S / 4)
             done = due
         worker.join()
-        self._change(keys, values, done, len(keys))
+        self._state.change(done, len(keys))
         self._backend.completed(self._number)
-
-    def _change(self, keys: list[int], values: bytes, first: int, end: int) -> None:
-        for at in range(first, end):
-            self._table.put((keys[at],), values[at * _VALUE_BYTES : (at + 1) * _VALUE_BYTES])
 
     def _upload(self) -> None:
         began = time.perf_counter()
@@ -85,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--changed", type=float, default=0.01, help="share of the keys per second")
     parser.add_argument("--checkpoints", type=int, default=30)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between checkpoints")
+    parser.add_argument("--columns", action="store_true", help="a count per key, as aggregates keep it")
     parser.add_argument("--folder", default="build/bench/snapshots")
     chosen = parser.parse_args(arguments)
     folder = Path(chosen.folder)
@@ -102,18 +143,16 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(surroundings: Surroundings, chosen: argparse.Namespace) -> None:
     random = np.random.default_rng(1)
     backend = surroundings.context("values").open_keyed()
-    table = backend.table("value", bytes, bytes, 1, immutable=True)
-    own = random.choice(1 << 40, chosen.keys // 2).tolist()
-    for key in own:
-        table.put((key,), random.bytes(_VALUE_BYTES))
+    own = random.choice(1 << 40, chosen.keys // 2)
+    state = Columns(backend, own) if chosen.columns else Values(backend, own)
     count = int(len(own) * chosen.changed)
     rounds = []
     for number in range(1, chosen.checkpoints + 2):
-        each = Round(backend, table, number, chosen.every)
-        each.run([own[at] for at in random.integers(0, len(own), count)], random.bytes(count * _VALUE_BYTES))
+        each = Round(backend, state, number, chosen.every)
+        each.run(random.permutation(own) if chosen.changed >= 1 else random.choice(own, count))
         rounds.append(each)
     backend.close()
-    report(rounds, count * (8 + _VALUE_BYTES))
+    report(rounds, count * state.entry_bytes)
 
 
 def report(rounds: list[Round], changed_bytes: int) -> None:

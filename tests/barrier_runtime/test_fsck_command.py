@@ -21,11 +21,14 @@ from state.paths import Paths
 COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
 PATHS = Paths("killed")
 APP = """
+    import pyarrow.compute as pc
+
     from barrier_runtime import Dataflow, JsonlSink, count
 
     flow = Dataflow("killed")
-    numbers = flow.rate("numbers", 15_000, None, keys=3_000)
-    numbers.key_by("key").aggregate("count", n=count()).sink("out", JsonlSink("{out}"))
+    numbers = flow.rate("numbers", 60_000, None, keys=20_000)
+    scattered = numbers.select({{"key": pc.field("key") * 0x9E3779B97F}})  # state that is objects of its own
+    scattered.key_by("key").aggregate("count", n=count()).sink("out", JsonlSink("{out}"))
 """
 
 
