@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.progress import Progress
 from benchmarks.runner import run
 from benchmarks.spec import CheckpointCost, CheckpointSize, RunSpec, Storage
-from benchmarks.throughput import throughput
+from benchmarks.throughput import throughput_of_all
 from benchmarks.workloads import WIDE_BYTES
 
 NEVER_MS = 86_400_000
@@ -17,11 +17,12 @@ NEVER_MS = 86_400_000
 def throughput_specs(
     intervals_ms: Sequence[int], keys: Sequence[int], parallelisms: Sequence[int], rows: int, rounds: int, folder: str
 ) -> Iterator[RunSpec]:
-    """Interval 0: no checkpoint but the last. Intervals take turns, so that each has a neighbour without."""
+    """Interval 0: no checkpoint but the last. Intervals take turns, so that each has a neighbour without, and every
+    other round begins at the other end: what runs second finds another machine than what runs first."""
     for number in range(rounds):
         for size in keys:
             for parallelism in parallelisms:
-                for interval_ms in intervals_ms:
+                for interval_ms in intervals_ms if number % 2 == 0 else intervals_ms[::-1]:
                     yield RunSpec(
                         engine="ours",
                         workload="keyed-count",
@@ -70,7 +71,7 @@ def size_specs(
 
 def cost(spec: RunSpec, inputs: Path, progress: Progress) -> CheckpointCost | None:
     """None when the run failed or was too short to tell; the bar says why."""
-    result = throughput(spec, inputs)
+    result = throughput_of_all(spec, inputs)
     if result.rows_per_s_steady is None:
         progress.note(f"failed: {spec.name}: {result.error or 'too few rows'}")
         return None
