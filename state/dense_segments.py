@@ -17,6 +17,8 @@ from state.key_codec import decode_key
 from state.segment import GROUP_BYTES, Keys, Segment, groups_of
 from state.shard import PREFIX_BYTES, Shard
 
+_KEY_BYTES = 50  # of a key that is no int, encoded or waiting for it
+
 
 class FrozenSegment:
     def __init__(
@@ -32,10 +34,10 @@ class FrozenSegment:
         removed: IntKeys | TupleKeys,
     ) -> None:
         """`columns`: of `slots`. All entries of `removed` are to be removed."""
+        self.state = state
+        self.base = base
         self._shard = shard
-        self._state = state
         self._key_width = key_width
-        self._base = base
         self._columns = columns
         self._keys: Ints | _Encoded
         self._removed: Ints | _Encoded
@@ -49,6 +51,12 @@ class FrozenSegment:
 
     def __len__(self) -> int:
         return sum(keys.shape[1] if isinstance(keys, np.ndarray) else keys.count for keys in self._both())
+
+    @property
+    def nbytes(self) -> int:
+        """Held in memory, roughly."""
+        keys = sum(each.nbytes if isinstance(each, np.ndarray) else each.count * _KEY_BYTES for each in self._both())
+        return int(keys + sum(column.nbytes for column in self._columns.values()))
 
     @property
     def left(self) -> int:
@@ -65,7 +73,7 @@ class FrozenSegment:
         keys, removed = (each if isinstance(each, np.ndarray) else each.ready() for each in self._both())
         for each in (keys, removed):
             self._refuse_foreign(each)
-        return Segment(self._state, self._key_width, self._base, keys, self._columns, removed)
+        return Segment(self.state, self._key_width, self.base, keys, self._columns, removed)
 
     def _both(self) -> "tuple[Ints | _Encoded, Ints | _Encoded]":
         return self._keys, self._removed

@@ -139,7 +139,7 @@ class DenseTable:
             self._freeze_segment()
             return
         if self._segments_end:
-            self._segments.append(self._segment(_NO_SLOTS, self._emptied(), base=True))
+            self._segments = [self._segment(_NO_SLOTS, self._emptied(), base=True)]
             self._segments_end = False
         if len(self._removed):
             self._frozen.append(self._run(self._removed, self._removed.all(), None))
@@ -172,8 +172,8 @@ class DenseTable:
         self._cache_bytes = cache_bytes
 
     def memory_bytes(self) -> int:
-        frozen = sum(map(len, self._frozen)) + sum(map(len, self._segments))
-        return (len(self._keys) + frozen) * self._entry_bytes
+        frozen = sum(segment.nbytes for segment in self._segments)
+        return (len(self._keys) + sum(map(len, self._frozen))) * self._entry_bytes + frozen
 
     # ---- finding and making entries
 
@@ -362,9 +362,11 @@ class DenseTable:
         dirty = np.flatnonzero(self._dirty)
         if not len(dirty) and not len(self._removed):
             return
-        base = 2 * (len(dirty) + len(self._removed)) > len(self._keys)  # a delta would be about as large
+        changed = len(dirty) + len(self._removed) + sum(map(len, self._segments))  # with leftovers of aborted ones
+        base = 2 * changed > len(self._keys)  # deltas would be about as large
         if base:
             dirty = np.flatnonzero(self._dirty | self._stored)
+            self._segments = []
         self._segments.append(self._segment(dirty, self._emptied() if base else self._removed, base))
         self._removed = self._emptied()
         self._dirty[dirty] = False

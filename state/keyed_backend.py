@@ -15,6 +15,7 @@ When barrier m comes while n is still frozen, n is finished on the loop first: d
 was aborted, subsumed or closed meanwhile raises `SnapshotDropped`, for the caller to decline.
 """
 
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ from state.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
 from state.snapshot_files import local_files, upload
 from state.snapshot_plan import Thresholds, is_immutable, plan_snapshot
 from state.state_table import StateTable
+
+log = logging.getLogger("barrier_runtime.state")
 
 _SYNCHRONOUS_SLICE = 4_096
 
@@ -74,7 +77,7 @@ class KeyedBackend:
         self._shard = shard
         shard.may_write = self._may_write
         self._restored_states = frozenset(states)
-        self._segments = segments  # while `_linking_lock` is held, or before the first freeze
+        self._segments = segments  # written and linked with `_linking_lock` held
         self._states = dict(states)
         self._target = target
         self._directory = directory
@@ -107,6 +110,10 @@ class KeyedBackend:
 
         The first `key_width` fields of an entry's key decide where it lives (its key group); the rest is namespace.
         """
+        if self._segments.has(name):
+            raise InvalidJob(
+                f"state {name!r} of {self._shard.operator} was written as columns: give the changed state a new name"
+            )
         state_id = self._state_id(name, key_width)
         table = StateTable(name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes)
         self._add(name, table)
@@ -184,6 +191,7 @@ class KeyedBackend:
             raise
         finally:
             self._copies.delete_unwanted()
+        self._merge_segments()
         return KeyedSnapshot(
             backend=self._shard.kv.kind,
             max_parallelism=self.max_parallelism,
@@ -223,7 +231,8 @@ class KeyedBackend:
 
     def memory_bytes(self) -> int:
         """Approximate, without what the slot's databases share."""
-        return int(sum(table.memory_bytes() for table in self._tables.values())) + self._shard.kv.memory_bytes()
+        tables = int(sum(table.memory_bytes() for table in self._tables.values()))
+        return tables + self._segments.waiting_bytes + self._shard.kv.memory_bytes()
 
     def close(self) -> None:
         """Release the database and its folder. Local copies stay; nothing remote is touched."""
@@ -292,17 +301,27 @@ class KeyedBackend:
                     raise ProtocolViolation(
                         f"checkpoint {checkpoint} of {self._place()} is written before it is drained: report this"
                     )
-                self._linking = checkpoint
                 segments = self._take_segments()  # before the loop may freeze the next ones
+                self._linking = checkpoint
                 self._frozen = None
             try:
                 return self._link(checkpoint, segments)
             finally:
                 self._linking = None
 
+    def _merge_segments(self) -> None:
+        """Beside the loop and the next link. The snapshot does not need it: without it there are more files."""
+        try:
+            self._segments.merge(lambda: not self._closed)
+        except OSError as error:
+            if not self._closed:
+                log.warning(
+                    "segments of %s are not merged (%s): tried again at the next checkpoint", self._place(), error
+                )
+
     def _take_segments(self) -> list[FrozenSegment]:
         taken = []
-        for table in self._tables.values():
+        for table in list(self._tables.values()):
             if isinstance(table, DenseTable):
                 taken += table.take_segments()
         return taken

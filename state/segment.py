@@ -5,12 +5,13 @@ rows: nothing before it counts). Read in order from the last base on, segments g
 that no code runs once per row: keys of ints as int64 fields, all others as binary values of key group (2 bytes, big
 endian) and encoded key (`key_codec`).
 
-    magic, length of the header (4 bytes, big endian), header (JSON, see `Header`), then per column its bytes by
-    significance (all first bytes, all second bytes, …), as one LZ4 block
+    magic, length and CRC-32 of the header (4 bytes each, big endian), header (JSON, see `Header`), then per column its
+    bytes by significance (all first bytes, all second bytes, …), as one LZ4 block; the header has their CRC-32
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,7 +31,9 @@ GROUP_BYTES = 2
 Keys: TypeAlias = Ints | pa.LargeBinaryArray  # int64 of shape (fields, keys), or key group and encoded key
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
-_length = struct.Struct(">I")
+_fixed = struct.Struct(">II")  # length and CRC-32 of the header
+FIXED_BYTES = len(MAGIC) + _fixed.size
+_LZ4_AT_MOST = 255  # times the compressed bytes
 _INT_SIGN = np.uint64(1 << 63)
 
 
@@ -62,6 +65,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     removed: int
     columns: list[tuple[str, str]]  # name and numpy dtype
     blocks: list[tuple[int, int]]  # bytes of each block: compressed and not
+    crc32: int  # of all blocks as they are stored
 
     @property
     def entries(self) -> int:
@@ -89,21 +93,29 @@ def encode(segment: Segment, level: int) -> list[bytes]:
             fields=len(segment.keys) if isinstance(segment.keys, np.ndarray) else 0,
             keys=count(segment.keys),
             removed=count(segment.removed),
-            columns=[(name, column.dtype.str) for name, column in segment.columns.items()],
+            columns=[(name, column.dtype.newbyteorder("<").str) for name, column in segment.columns.items()],
             blocks=[(len(small), len(block)) for small, block in zip(compressed, blocks, strict=True)],
+            crc32=_crc32(compressed),
         )
     )
-    return [MAGIC + _length.pack(len(header)) + header, *compressed]
+    return [MAGIC + _fixed.pack(len(header), zlib.crc32(header)) + header, *compressed]
+
+
+def header_bytes(fixed: bytes, where: str) -> int:
+    """Of a file that begins with these FIXED_BYTES. Raises `Corrupt` for anything else."""
+    if len(fixed) < FIXED_BYTES or not fixed.startswith(MAGIC):
+        raise _corrupt(where, "it begins with something else")
+    return int(_fixed.unpack_from(fixed, len(MAGIC))[0])
 
 
 def decode_header(data: bytes, where: str) -> tuple[Header, int]:
     """The header, and how many bytes come before the first block. Raises `Corrupt` for anything else."""
-    start = len(MAGIC) + _length.size
-    if not data.startswith(MAGIC) or len(data) < start:
-        raise _corrupt(where, "it begins with something else")
-    end = start + _length.unpack_from(data, len(MAGIC))[0]
+    end = FIXED_BYTES + header_bytes(data[:FIXED_BYTES], where)
+    header = data[FIXED_BYTES:end]
+    if zlib.crc32(header) != _fixed.unpack_from(data, len(MAGIC))[1]:
+        raise _corrupt(where, "its header is damaged")
     try:
-        return msgspec.json.decode(data[start:end], type=Header), end
+        return msgspec.json.decode(header, type=Header), end
     except UNREADABLE as error:
         raise _corrupt(where, error) from error
 
@@ -111,8 +123,10 @@ def decode_header(data: bytes, where: str) -> tuple[Header, int]:
 def decode(data: bytes, where: str) -> Segment:
     """Raises `Corrupt` for bytes that `encode` never makes."""
     header, at = decode_header(data, where)
-    if len(data) != at + sum(small for small, _ in header.blocks):
-        raise _corrupt(where, f"it has {len(data)} bytes")
+    if len(data) != at + sum(small for small, _ in header.blocks) or _crc32([memoryview(data)[at:]]) != header.crc32:
+        raise _corrupt(where, "its rows are damaged")
+    if any(small < 0 or not 0 <= size <= _LZ4_AT_MOST * small for small, size in header.blocks):
+        raise _corrupt(where, "it has blocks of impossible sizes")
     blocks = []
     try:
         for small, size in header.blocks:
@@ -125,6 +139,13 @@ def decode(data: bytes, where: str) -> Segment:
     except (OSError, ValueError, TypeError, IndexError) as error:
         raise _corrupt(where, error) from error
     return Segment(header.state, header.key_width, header.base, keys, columns, removed)
+
+
+def _crc32(parts: Iterable[bytes | memoryview]) -> int:
+    found = 0
+    for part in parts:
+        found = zlib.crc32(part, found)
+    return found
 
 
 def _key_arrays(keys: Keys) -> list[npt.NDArray[Any]]:

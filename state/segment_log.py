@@ -1,23 +1,36 @@
 """The segments of all dense tables of one backend: files that are written once, linked into snapshots, and merged.
 
-Written and merged by whoever links a checkpoint's files, one at a time. A segment replaces those it was merged from
-only when it is complete on disk; what cannot be written stays for the next checkpoint. Number and name of a file are
-given once in the life of an incarnation, so that a name says which bytes they are.
+`write` and `link` are for whoever links a checkpoint's files, one at a time. `merge` takes longer, and may run beside
+them: it works on files that do not change, and what it made takes their place only if they are all still wanted. A file
+is listed when it is complete on disk; what could not be written waits for the next checkpoint. Number and name of a
+file are given once in the life of an incarnation, so that a name says which bytes they are; a restore reads them in the
+order of their numbers.
 """
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from state.dense_segments import FrozenSegment
 from state.local_copies import link_or_copy
-from state.segment import Header, Segment, decode, decode_header, encode, merged, pieces, within
+from state.segment import (
+    FIXED_BYTES,
+    Header,
+    Segment,
+    decode,
+    decode_header,
+    encode,
+    header_bytes,
+    merged,
+    pieces,
+    within,
+)
 from state.segment_plan import BOTTOM, Size, merge_from
 
 _NAME = re.compile(r"segment-([0-9]{1,20})\.rows")
-_HEADER_BYTES = 1 << 16  # more than any header has
 _PIECE_ENTRIES = 1 << 20
 
 
@@ -36,59 +49,154 @@ class SegmentFile:
         return Size(self.header.entries, self.header.level)
 
 
+@dataclass(frozen=True)
+class _Merge:
+    """The last files of a state, which shall become one; its files get numbers from `number` on."""
+
+    state: str
+    files: tuple[SegmentFile, ...]
+    base: bool
+    number: int
+
+
 class SegmentLog:
     """In `directory`, which it makes when there is something to write, or takes over with the segments in it."""
 
     def __init__(self, directory: Path, max_parallelism: int) -> None:
         self._directory = directory
         self._max_parallelism = max_parallelism
+        self._lock = threading.Lock()  # guards the three below; held while files are linked, not while they are written
+        self._writing = False
         self._live: dict[str, list[SegmentFile]] = {}  # by state, in the order of writing
+        self._next = 1
         self._waiting: list[FrozenSegment] = []
-        found = _files(directory, os.listdir(directory)) if directory.exists() else []
-        for file in found:
+        for file in _files(directory, os.listdir(directory)) if directory.exists() else []:
             self._live.setdefault(file.header.state, []).append(file)
-        self._next = found[-1].number + 1 if found else 1
+            self._next = file.number + 1
+
+    def has(self, state: str) -> bool:
+        return state in self._live
 
     def of(self, state: str) -> Iterator[Segment]:
         """The segments of a state, oldest first."""
         for file in self._live.get(state, ()):
             yield _read(file)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Held in memory since it could not be written."""
+        return sum(segment.nbytes for segment in list(self._waiting))
+
     def write(self, frozen: Iterable[FrozenSegment]) -> None:
         """They are part of what is linked from now on."""
-        self._waiting += frozen
+        self._waiting = _since_the_last_bases([*self._waiting, *frozen])
         while self._waiting:
             self._append(self._waiting[0].segment())
-            self._waiting.pop(0)
+            self._waiting = self._waiting[1:]
 
     def link(self, directory: Path) -> None:
-        """Hard links of all live segments into `directory`."""
-        for files in self._live.values():
-            for file in files:
-                os.link(file.path, directory / file.path.name)
+        """All live segments into `directory`, as hard links where the file system has them."""
+        with self._lock:
+            for files in self._live.values():
+                for file in files:
+                    link_or_copy(file.path, directory / file.path.name)
+
+    def merge(self, wanted: Callable[[], bool]) -> None:
+        """What has gathered, as `segment_plan` says; given up when it is not `wanted` any more."""
+        for state in list(self._live):
+            with self._lock:
+                plan = self._planned(state)
+            if plan is not None and wanted():
+                self._carry_out(plan, wanted)
 
     # ---- inside
 
     def _append(self, segment: Segment) -> None:
-        before = self._live.get(segment.state, [])
-        kept = [] if segment.base else before
-        level = BOTTOM if segment.base else 0
-        start = merge_from([*(file.size for file in kept), Size(segment.entries, level)])
-        if start is not None:
-            level = BOTTOM if start == 0 else 1 + max(file.header.level for file in kept[start:])
-            segment = merged([*map(_read, kept[start:]), segment], self._max_parallelism, base=start == 0)
-            kept = kept[:start]
-        written = [self._written(piece, level) for piece in pieces(segment, _PIECE_ENTRIES) if piece.entries]
-        if kept or written:
-            self._live[segment.state] = [*kept, *written]
-        else:
-            self._live.pop(segment.state, None)
-        for file in before[len(kept) :]:
-            file.path.unlink(missing_ok=True)
+        with self._lock:
+            level = 0 if self._live.get(segment.state) and not segment.base else BOTTOM
+            number, self._next = self._next, self._next + _numbers(segment.entries)
+            self._writing = True
+        try:
+            written = self._written(segment, level, number)
+            with self._lock:
+                kept = [] if segment.base else self._live.get(segment.state, [])
+                self._replace(segment.state, [*kept, *written])
+        finally:
+            self._writing = False
 
-    def _written(self, segment: Segment, level: int) -> SegmentFile:
-        number, self._next = self._next, self._next + 1
-        return _write(self._directory, number, segment, level)
+    def _planned(self, state: str) -> _Merge | None:
+        """With the lock held. Not while a segment is being written: what is merged would get a higher number, and come
+        after it in a restore."""
+        files = self._live.get(state, [])
+        start = merge_from([file.size for file in files])
+        if start is None or self._writing:
+            return None
+        number = self._next
+        self._next += _numbers(sum(file.header.entries for file in files[start:]))
+        return _Merge(state, tuple(files[start:]), start == 0, number)
+
+    def _carry_out(self, plan: _Merge, wanted: Callable[[], bool]) -> None:
+        level = BOTTOM if plan.base else 1 + max(file.header.level for file in plan.files)
+        try:
+            segment = merged([_read(file) for file in plan.files if wanted()], self._max_parallelism, plan.base)
+            if not wanted():
+                return
+            written = self._written(segment, level, plan.number)
+        except FileNotFoundError:
+            if self._place_of(plan) is not None:
+                raise
+            return  # a new base came meanwhile
+        with self._lock:
+            start = self._place_of(plan)
+            if start is not None:
+                live = self._live[plan.state]
+                self._replace(plan.state, [*live[:start], *written, *live[start + len(plan.files) :]])
+        if start is None:
+            _remove(written)
+
+    def _place_of(self, plan: _Merge) -> int | None:
+        """Where the files of `plan` are in the list; None when they are not wanted any more."""
+        live = self._live.get(plan.state, [])
+        start = next((at for at, file in enumerate(live) if file is plan.files[0]), None)
+        return start if start is not None and tuple(live[start : start + len(plan.files)]) == plan.files else None
+
+    def _replace(self, state: str, files: list[SegmentFile]) -> None:
+        """With the lock held."""
+        before = self._live.get(state, [])
+        if files:
+            self._live[state] = files
+        else:
+            self._live.pop(state, None)
+        kept = {file.number for file in files}
+        _remove([file for file in before if file.number not in kept])
+
+    def _written(self, segment: Segment, level: int, number: int) -> list[SegmentFile]:
+        """In files with numbers from `number` on; all of them or, when one cannot be written, none."""
+        written: list[SegmentFile] = []
+        try:
+            for piece in pieces(segment, _PIECE_ENTRIES):
+                if piece.entries:
+                    written.append(_write(self._directory, number + len(written), piece, level))
+        except BaseException:
+            _remove(written)
+            raise
+        return written
+
+
+def _numbers(entries: int) -> int:
+    """How many files that many entries may take."""
+    return 1 + entries // _PIECE_ENTRIES
+
+
+def _since_the_last_bases(frozen: Sequence[FrozenSegment]) -> list[FrozenSegment]:
+    """Without those before a base of the same state: they do not count any more."""
+    last = {segment.state: at for at, segment in enumerate(frozen) if segment.base}
+    return [segment for at, segment in enumerate(frozen) if at >= last.get(segment.state, 0)]
+
+
+def _remove(files: Iterable[SegmentFile]) -> None:
+    for file in files:
+        file.path.unlink(missing_ok=True)
 
 
 def _files(directory: Path, names: Iterable[str]) -> list[SegmentFile]:
@@ -99,7 +207,8 @@ def _files(directory: Path, names: Iterable[str]) -> list[SegmentFile]:
         if named is not None:
             path = directory / name
             with path.open("rb") as file:
-                header, _ = decode_header(file.read(_HEADER_BYTES), str(path))
+                fixed = file.read(FIXED_BYTES)
+                header, _ = decode_header(fixed + file.read(header_bytes(fixed, str(path))), str(path))
             files.append(SegmentFile(int(named[1]), path, header))
     return sorted(files, key=lambda file: file.number)
 
@@ -113,7 +222,12 @@ def _write(directory: Path, number: int, segment: Segment, level: int) -> Segmen
     path = directory / f"segment-{number:06d}.rows"
     parts = encode(segment, level)
     with path.open("xb") as file:
-        file.writelines(parts)
+        try:
+            file.writelines(parts)
+            file.flush()
+        except BaseException:
+            path.unlink()
+            raise
     return SegmentFile(number, path, decode_header(parts[0], str(path))[0])
 
 

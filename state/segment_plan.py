@@ -20,8 +20,7 @@ class Size:
 
 
 def merge_from(sizes: Sequence[Size]) -> int | None:
-    """From which of a state's segments on, the one about to be written last, all should become one; None: it is
-    written as it is."""
+    """From which of a state's segments on, oldest first, all should become one; None: they stay."""
     below = list(itertools.takewhile(lambda size: size.level == BOTTOM, sizes))
     above = sizes[len(below) :]
     if not above:

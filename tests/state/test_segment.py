@@ -50,7 +50,7 @@ def test_a_segment_comes_back_from_its_bytes_as_it_was(binary: bool) -> None:
     assert rows_of(again) == rows
     assert tuples_of(again.removed) == [(9_999, 0), (-(2**63), 2**63 - 1)]
     assert (again.state, again.key_width, again.base, again.entries) == ("s", 1, False, 2_002)
-    header, _ = decode_header(data[:500], "here")
+    header, _ = decode_header(data[:800], "here")
     assert (header.level, header.entries, header.base) == (3, 2_002, False)
 
 

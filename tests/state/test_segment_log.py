@@ -1,16 +1,20 @@
 """Dense tables in segments: through many checkpoints, merges, disk trouble, eviction and rescaling."""
 
+import resource
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from backend_bench import Bench, checkpoint, drain, of_operator
+from backend_bench import Bench, checkpoint, drain, of_operator, values
 
 from state.dense_table import DenseTable
-from state.errors import Unavailable
+from state.errors import Corrupt, InvalidJob, Unavailable
 from state.keyed_backend import KeyedBackend
 from state.local_copies import LocalCopies
-from state.segment_log import is_segment_file
+from state.memory_kv import MemoryKv
+from state.segment_log import SegmentLog, is_segment_file
+from state.shard import Shard
 from state.snapshot import KeyedSnapshot
 
 
@@ -87,6 +91,117 @@ def test_what_could_not_be_written_is_in_the_next_snapshot(bench: Bench) -> None
     count(table, np.arange(10))
     restored = dense(bench.open([of_operator(checkpoint(backend, 3))]))
     assert content(restored) == {key: 1 + (key < 40) + (key < 10) for key in range(100)}
+
+
+def test_a_disk_that_is_full_is_left_as_it_was_and_memory_holds_the_rows_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, kind="memory")
+    backend = bench.open()
+    table = dense(backend)
+    keys = np.random.default_rng(4).integers(0, 2**60, 20_000)
+    before = backend.memory_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        for number in range(1, 6):
+            count(table, keys)
+            with pytest.raises(Unavailable, match="free some space"):
+                checkpoint(backend, number)
+            backend.aborted(number)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(tmp_path.rglob("segment-*")) == []
+    assert backend.memory_bytes() - before < 3 * 20_000 * 70
+    restored = dense(bench.open([of_operator(checkpoint(backend, 6))]))
+    assert content(restored) == dict.fromkeys(keys.tolist(), 5)
+
+
+def test_checkpoints_that_are_aborted_before_they_are_written_pile_up_no_copies(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    count(table, np.arange(20_000))
+    checkpoint(backend, 1)
+    backend.completed(1)
+    for changed in (20_000, 1_000):
+        before = backend.memory_bytes()
+        for number in range(changed + 2, changed + 32):
+            count(table, np.arange(changed))
+            backend.freeze(number)
+            drain(backend)
+            backend.aborted(number)
+        assert backend.memory_bytes() - before < 2 * 20_000 * 24
+    restored = dense(bench.open([of_operator(checkpoint(backend, 50_000))]))
+    assert content(restored) == {key: 61 if key < 1_000 else 31 for key in range(20_000)}
+
+
+def test_rows_that_a_disk_changed_are_noticed_when_they_are_read(bench: Bench) -> None:
+    backend = bench.open()
+    count(dense(backend), np.arange(1_000))
+    snapshot = checkpoint(backend, 1)
+    backend.completed(1)
+    (path,) = (bench.directory / "incarnation-1" / "checkpoint-1-1").glob("segment-*")
+    good = path.read_bytes()
+    for at in range(0, len(good), 7):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(Corrupt, match="segment-000001"):
+            content(dense(bench.open([of_operator(snapshot)])))
+    path.write_bytes(good)
+    assert content(dense(bench.open([of_operator(snapshot)]))) == dict.fromkeys(range(1_000), 1)
+
+
+def test_states_of_many_columns_come_back(bench: Bench) -> None:
+    columns = {f"sum:a column with quite a long name, number {number}": ("f8", 0.5) for number in range(1_500)}
+    backend = bench.open()
+    table = backend.dense_table("wide", columns, 1)
+    table.mark_dirty(table.slots([(1,)]))
+    restored = bench.open([of_operator(checkpoint(backend, 1))]).dense_table("wide", columns, 1)
+    assert restored.keys_of(restored.load_all()) == [(1,)]
+
+
+def test_a_state_of_columns_is_not_taken_for_one_of_values(bench: Bench) -> None:
+    backend = bench.open()
+    count(dense(backend, "value"), np.arange(10))
+    restored = bench.open([of_operator(checkpoint(backend, 1))])
+    with pytest.raises(InvalidJob, match="written as columns: give the changed state a new name"):
+        values(restored)
+
+
+@pytest.mark.parametrize("changed", [5, 900])
+@pytest.mark.parametrize("moment", [1, 10, 26])
+def test_what_is_written_while_files_are_merged_counts_after_them(tmp_path: Path, changed: int, moment: int) -> None:
+    """A delta or a new base comes at any step of a merge."""
+    shard = Shard(MemoryKv(), "op", 0, 128, 0, 127)
+    table = DenseTable("dense", 0, shard, {"count": ("i8", 0), "high": ("f8", -1.0)}, 1, False, 1 << 20, (), False)
+    log = SegmentLog(tmp_path / "segments", 128)
+
+    def freeze(keys: np.ndarray) -> None:
+        count(table, keys)
+        table.freeze()
+        log.write(table.take_segments())
+
+    freeze(np.arange(1_000))
+    for start in range(24):
+        freeze(np.arange(start, start + 5))
+    steps = 0
+
+    def wanted() -> bool:
+        nonlocal steps
+        steps += 1
+        if steps == moment:
+            freeze(np.arange(changed))
+        return True
+
+    log.merge(wanted)
+    assert steps >= moment
+    for _ in range(2):
+        again = SegmentLog(tmp_path / "segments", 128)
+        columns = {"count": ("i8", 0), "high": ("f8", -1.0)}
+        restored = DenseTable("dense", 0, shard, columns, 1, False, 1 << 20, again.of("dense"), False)
+        assert content(restored) == content(table)
+        freeze(np.arange(3))
+        log.merge(lambda: True)
+    assert len(list((tmp_path / "segments").iterdir())) < 24
 
 
 def test_the_first_eviction_turns_everything_into_entries(bench: Bench) -> None:
