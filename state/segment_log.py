@@ -138,10 +138,10 @@ class SegmentLog:
     def _carry_out(self, plan: _Merge, wanted: Callable[[], bool]) -> None:
         level = BOTTOM if plan.base else 1 + max(file.header.level for file in plan.files)
         try:
-            segment = merged([_read(file) for file in plan.files if wanted()], self._max_parallelism, plan.base)
+            segments = [_read(file) for file in plan.files if wanted()]
             if not wanted():
                 return
-            written = self._written(segment, level, plan.number)
+            written = self._written(merged(segments, self._max_parallelism, plan.base), level, plan.number)
         except FileNotFoundError:
             if self._place_of(plan) is not None:
                 raise

@@ -204,6 +204,22 @@ def test_what_is_written_while_files_are_merged_counts_after_them(tmp_path: Path
     assert len(list((tmp_path / "segments").iterdir())) < 24
 
 
+@pytest.mark.parametrize("moment", [1, 2, 15, 25])
+def test_a_merge_that_nobody_wants_any_more_changes_nothing(bench: Bench, moment: int) -> None:
+    log = SegmentLog(bench.directory / "segments", 128)
+    backend = bench.open()
+    table = dense(backend)
+    for start in range(25):
+        count(table, np.arange(start, start + (1_000 if not start else 5)))
+        table.freeze()
+        log.write(table.take_segments())
+    before = sorted((bench.directory / "segments").iterdir())
+    steps = iter(range(1_000))
+    log.merge(lambda: next(steps) < moment)
+    assert next(steps) > moment
+    assert sorted((bench.directory / "segments").iterdir()) == before
+
+
 def test_the_first_eviction_turns_everything_into_entries(bench: Bench) -> None:
     bench.cache_bytes = 1
     backend = bench.open()
