@@ -325,6 +325,7 @@ class _Run:
                     last = status.checkpoints.last_completed
                     known += (
                         f"phase {status.phase}: {status.reason or status.error}; last completed checkpoint: {last}\n"
+                        f"{status.condition}: {status.condition_reason}; committed: {status.commits.through}\n"
                     )
                 troubles = "" if status is None else "\n".join(str(each) for each in status.commits.troubles)
                 tail = start.log.read_text(errors="replace")[-3000:]
