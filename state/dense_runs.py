@@ -72,9 +72,7 @@ class IntRun:
         encoded = np.empty(len(chosen), int_key(len(self._bag)))
         encoded["group"] = groups[chosen]
         encoded["state"] = self._state_id
-        for number, field in enumerate(self._bag):
-            encoded[f"tag{number}"] = INT_TAG
-            encoded[f"field{number}"] = field[chosen].view(np.uint64) ^ _INT_SIGN
+        put_ints(encoded, self._bag[:, chosen])
         width = encoded.itemsize
         if self._rows is None:
             return ((key, None) for (key,) in struct.iter_unpack(f"{width}s", encoded.tobytes()))
@@ -134,12 +132,19 @@ class TupleRun:
         return known  # type: ignore[return-value]
 
 
-def int_key(fields: int) -> np.dtype[np.void]:
+def int_key(fields: int, prefix: Sequence[str] = ("group", "state")) -> np.dtype[np.void]:
     """How keys of that many ints are stored (see `key_codec`), behind their key group and state id."""
-    parts = [("group", ">u2"), ("state", ">u2")]
+    parts = [(name, ">u2") for name in prefix]
     for number in range(fields):
         parts += [(f"tag{number}", "u1"), (f"field{number}", ">u8")]
     return np.dtype(parts)
+
+
+def put_ints(encoded: npt.NDArray[np.void], bag: Ints) -> None:
+    """The keys into an array of `int_key`."""
+    for number, field in enumerate(bag):
+        encoded[f"tag{number}"] = INT_TAG
+        encoded[f"field{number}"] = field.view(np.uint64) ^ _INT_SIGN
 
 
 def decoded_ints(data_keys: Sequence[bytes], fields: int) -> Ints | None:

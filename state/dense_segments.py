@@ -14,7 +14,7 @@ import pyarrow as pa
 from state.dense_keys import IntKeys, Ints, Key, Slots, TupleKeys
 from state.dense_runs import TupleRun
 from state.key_codec import decode_key
-from state.segment import GROUP_BYTES, Keys, Segment, groups_of
+from state.segment import GROUP_BYTES, Keys, Segment, groups_of, part
 from state.shard import PREFIX_BYTES, Shard
 
 _KEY_BYTES = 50  # of a key that is no int, encoded or waiting for it
@@ -84,7 +84,7 @@ class FrozenSegment:
         foreign = (groups < shard.key_group_first) | (groups > shard.key_group_last)
         if foreign.any():
             at = int(np.argmax(foreign))
-            key = tuples_of(keys[:, at : at + 1] if isinstance(keys, np.ndarray) else keys[at : at + 1])[0]
+            key = tuples_of(part(keys, at, at + 1))[0]
             raise shard.foreign(key, int(groups[at]))
 
 

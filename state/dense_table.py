@@ -297,16 +297,18 @@ class DenseTable:
         width = self._row.itemsize
         for value in data:
             if len(value) != width or value[0] != VALUE_VERSION:
-                raise InvalidJob(
-                    f"state {self.name!r} of {self._shard.operator} was written with other columns than it has now "
-                    f"({len(value)} bytes a row instead of {width}): restore with the columns it was written with, or "
-                    "give the changed state a new name"
-                )
+                raise self._other_columns(f"{len(value)} bytes a row instead of {width}")
         rows = np.frombuffer(b"".join(data), self._row)
         for column in self._names:
             self.columns[column][slots] = rows[column]
         self._stored[slots] = True
         self._dirty[slots] = False
+
+    def _other_columns(self, written: str) -> InvalidJob:
+        return InvalidJob(
+            f"state {self.name!r} of {self._shard.operator} was written with other columns than it has now "
+            f"({written}): restore with the columns it was written with, or give the changed state a new name"
+        )
 
     def _grow(self, needed: int) -> None:
         if needed <= self._capacity:
@@ -333,11 +335,7 @@ class DenseTable:
     def _load_segment(self, segment: Segment) -> None:
         kinds = {name: column.dtype for name, column in segment.columns.items()}
         if kinds != {name: _little(column.dtype.str) for name, column in self.columns.items()}:
-            raise InvalidJob(
-                f"state {self.name!r} of {self._shard.operator} was written with other columns than it has now "
-                f"({_described(kinds)}): restore with the columns it was written with, or give the changed state a new "
-                "name"
-            )
+            raise self._other_columns(_described(kinds))
         if segment.base:
             self._forget(self._keys.all())
         if count(segment.removed):

@@ -17,7 +17,7 @@ from state.memory_kv import RECORDS_FILE, MemoryKv, read_records
 from state.object_store import ObjectStore
 from state.restore_plan import RestorePart, RestorePlan
 from state.rocksdb_kv import RocksDbKv, SlotMemory, link_database
-from state.segment_log import SegmentsOf, copy_segments, is_segment_file, link_segments
+from state.segment_log import SegmentsOf, copy_segments, link_segments
 from state.shard import range_end, range_start
 from state.snapshot import KeyedSnapshot
 from state.snapshot_files import download
@@ -115,7 +115,7 @@ class _RocksDbBackend:
         return RocksDbKv(directory, memory)
 
     def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
-        link_database(files, [ref.name for ref in keyed.files if not is_segment_file(ref.name)], directory)
+        link_database(files, [ref.name for ref in keyed.files], directory)
         return RocksDbKv(directory, memory)
 
 

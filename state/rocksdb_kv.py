@@ -14,6 +14,7 @@ from typing import Any
 from state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from state.kv_store import Entry
 from state.local_copies import link_or_copy
+from state.snapshot_plan import segment_number
 
 CONFIG_FILE = "rocksdict-config.json"
 _OUR_CONFIG = '{"raw_mode":true,"prefix_extractors":{}}'
@@ -120,13 +121,16 @@ class RocksDbKv:
 
 
 def link_database(source: Path, names: Sequence[str], target: Path) -> None:
-    """Make `target` (fresh) a database of the files `names` of `source`, which stays as it is.
+    """Make `target` (fresh) a database of the files `names` of `source`, which stays as it is. Segments among them are
+    not the database's.
 
     Opening a database rewrites its MANIFEST and goes on with its numbering, so a snapshot is never opened in place.
     SSTs never change: they are linked; the small rest is copied.
     """
     target.mkdir(parents=True, mode=0o700)
     for name in names:
+        if segment_number(name) is not None:
+            continue
         if name.endswith(".sst"):
             link_or_copy(source / name, target / name)
         else:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from state.dense_keys import IntKeys, Ints
+from state.dense_runs import int_key, put_ints
 from state.errors import UNREADABLE, Corrupt
-from state.key_codec import INT_TAG
 from state.key_groups import key_groups_of_int64
 
 MAGIC = b"barrier-segment-1\n"
@@ -34,7 +34,6 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 _fixed = struct.Struct(">II")  # length and CRC-32 of the header
 FIXED_BYTES = len(MAGIC) + _fixed.size
 _LZ4_AT_MOST = 255  # times the compressed bytes
-_INT_SIGN = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True)
@@ -209,9 +208,9 @@ def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Seg
         runs = [as_binary(run, last.key_width, max_parallelism) for run in runs]
     every = _joined(runs)
     newest = _newest(every)  # positions in `every`, one per key
-    is_row = np.concatenate([np.full(count(run), at % 2 == 1) for at, run in enumerate(runs)])[newest]
-    row_number = np.cumsum(np.concatenate([np.full(count(run), at % 2, np.int64) for at, run in enumerate(runs)])) - 1
-    rows, gone = newest[is_row], newest[~is_row]
+    is_row = np.concatenate([np.full(count(run), at % 2 == 1) for at, run in enumerate(runs)])
+    row_number = np.cumsum(is_row) - 1
+    rows, gone = newest[is_row[newest]], newest[~is_row[newest]]
     columns = {name: np.concatenate([part.columns[name] for part in parts])[row_number[rows]] for name in last.columns}
     removed = chosen(every, gone[:0] if base else gone)
     return Segment(last.state, last.key_width, base, chosen(every, rows), columns, removed)
@@ -219,6 +218,11 @@ def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Seg
 
 def chosen(keys: Keys, positions: npt.NDArray[np.intp]) -> Keys:
     return keys[:, positions] if isinstance(keys, np.ndarray) else keys.take(pa.array(positions))
+
+
+def part(keys: Keys, start: int, end: int) -> Keys:
+    """Without a copy."""
+    return keys[:, start:end] if isinstance(keys, np.ndarray) else keys[start:end]
 
 
 def within(segment: Segment, first: int, last: int, max_parallelism: int) -> Segment:
@@ -239,11 +243,11 @@ def pieces(segment: Segment, entries: int) -> list[Segment]:
     rows = count(segment.keys)
     cut = []
     for start in range(0, max(rows, 1), entries):
-        at = np.arange(start, min(start + entries, rows))
         columns = {name: column[start : start + entries] for name, column in segment.columns.items()}
-        removed = segment.removed if start == 0 else chosen(segment.removed, at[:0])
+        removed = segment.removed if start == 0 else part(segment.removed, 0, 0)
         base = segment.base and start == 0
-        cut.append(Segment(segment.state, segment.key_width, base, chosen(segment.keys, at), columns, removed))
+        keys = part(segment.keys, start, start + entries)
+        cut.append(Segment(segment.state, segment.key_width, base, keys, columns, removed))
     return cut
 
 
@@ -258,14 +262,9 @@ def groups_of(keys: Keys, key_width: int, max_parallelism: int) -> npt.NDArray[n
 def as_binary(keys: Keys, key_width: int, max_parallelism: int) -> pa.LargeBinaryArray:
     if not isinstance(keys, np.ndarray):
         return keys
-    parts: list[tuple[str, str]] = [("group", ">u2")]
-    for number in range(len(keys)):
-        parts += [(f"tag{number}", "u1"), (f"field{number}", ">u8")]
-    encoded = np.empty(count(keys), np.dtype(parts))
+    encoded = np.empty(count(keys), int_key(len(keys), ("group",)))
     encoded["group"] = groups_of(keys, key_width, max_parallelism)
-    for number, field in enumerate(keys):
-        encoded[f"tag{number}"] = INT_TAG
-        encoded[f"field{number}"] = field.view(np.uint64) ^ _INT_SIGN
+    put_ints(encoded, keys)
     offsets = np.arange(len(encoded) + 1, dtype=np.int64) * np.int64(encoded.itemsize)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(encoded.tobytes())]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(encoded), buffers)

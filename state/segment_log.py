@@ -8,7 +8,6 @@ order of their numbers.
 """
 
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,13 +28,9 @@ from state.segment import (
     within,
 )
 from state.segment_plan import BOTTOM, Size, merge_from
+from state.snapshot_plan import segment_file, segment_number
 
-_NAME = re.compile(r"segment-([0-9]{1,20})\.rows")
 _PIECE_ENTRIES = 1 << 20
-
-
-def is_segment_file(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -67,12 +62,10 @@ class SegmentLog:
         self._max_parallelism = max_parallelism
         self._lock = threading.Lock()  # guards the three below; held while files are linked, not while they are written
         self._writing = False
-        self._live: dict[str, list[SegmentFile]] = {}  # by state, in the order of writing
-        self._next = 1
-        self._waiting: list[FrozenSegment] = []
-        for file in _files(directory, os.listdir(directory)) if directory.exists() else []:
-            self._live.setdefault(file.header.state, []).append(file)
-            self._next = file.number + 1
+        found = _files(directory, os.listdir(directory)) if directory.exists() else []
+        self._live = _by_state(found)  # in the order of writing
+        self._next = found[-1].number + 1 if found else 1
+        self._waiting: list[FrozenSegment] = []  # replaced, never changed, by whoever writes
 
     def has(self, state: str) -> bool:
         return state in self._live
@@ -85,7 +78,7 @@ class SegmentLog:
     @property
     def waiting_bytes(self) -> int:
         """Held in memory since it could not be written."""
-        return sum(segment.nbytes for segment in list(self._waiting))
+        return sum(segment.nbytes for segment in self._waiting)
 
     def write(self, frozen: Iterable[FrozenSegment]) -> None:
         """They are part of what is linked from now on."""
@@ -117,7 +110,7 @@ class SegmentLog:
             number, self._next = self._next, self._next + _numbers(segment.entries)
             self._writing = True
         try:
-            written = self._written(segment, level, number)
+            written = _written(self._directory, number, segment, level)
             with self._lock:
                 kept = [] if segment.base else self._live.get(segment.state, [])
                 self._replace(segment.state, [*kept, *written])
@@ -141,7 +134,8 @@ class SegmentLog:
             segments = [_read(file) for file in plan.files if wanted()]
             if not wanted():
                 return
-            written = self._written(merged(segments, self._max_parallelism, plan.base), level, plan.number)
+            segment = merged(segments, self._max_parallelism, plan.base)
+            written = _written(self._directory, plan.number, segment, level)
         except FileNotFoundError:
             if self._place_of(plan) is not None:
                 raise
@@ -170,18 +164,6 @@ class SegmentLog:
         kept = {file.number for file in files}
         _remove([file for file in before if file.number not in kept])
 
-    def _written(self, segment: Segment, level: int, number: int) -> list[SegmentFile]:
-        """In files with numbers from `number` on; all of them or, when one cannot be written, none."""
-        written: list[SegmentFile] = []
-        try:
-            for piece in pieces(segment, _PIECE_ENTRIES):
-                if piece.entries:
-                    written.append(_write(self._directory, number + len(written), piece, level))
-        except BaseException:
-            _remove(written)
-            raise
-        return written
-
 
 def _numbers(entries: int) -> int:
     """How many files that many entries may take."""
@@ -203,13 +185,13 @@ def _files(directory: Path, names: Iterable[str]) -> list[SegmentFile]:
     """The segments among `names`, in the order of writing."""
     files = []
     for name in names:
-        named = _NAME.fullmatch(name)
-        if named is not None:
+        number = segment_number(name)
+        if number is not None:
             path = directory / name
             with path.open("rb") as file:
                 fixed = file.read(FIXED_BYTES)
                 header, _ = decode_header(fixed + file.read(header_bytes(fixed, str(path))), str(path))
-            files.append(SegmentFile(int(named[1]), path, header))
+            files.append(SegmentFile(number, path, header))
     return sorted(files, key=lambda file: file.number)
 
 
@@ -217,9 +199,29 @@ def _read(file: SegmentFile) -> Segment:
     return decode(file.path.read_bytes(), str(file.path))
 
 
+def _by_state(files: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
+    listed: dict[str, list[SegmentFile]] = {}
+    for file in files:
+        listed.setdefault(file.header.state, []).append(file)
+    return listed
+
+
+def _written(directory: Path, number: int, segment: Segment, level: int) -> list[SegmentFile]:
+    """In files with numbers from `number` on; all of them or, when one cannot be written, none."""
+    written: list[SegmentFile] = []
+    try:
+        for piece in pieces(segment, _PIECE_ENTRIES):
+            if piece.entries:
+                written.append(_write(directory, number + len(written), piece, level))
+    except BaseException:
+        _remove(written)
+        raise
+    return written
+
+
 def _write(directory: Path, number: int, segment: Segment, level: int) -> SegmentFile:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = directory / f"segment-{number:06d}.rows"
+    path = directory / segment_file(number)
     parts = encode(segment, level)
     with path.open("xb") as file:
         try:
@@ -233,9 +235,10 @@ def _write(directory: Path, number: int, segment: Segment, level: int) -> Segmen
 
 def link_segments(source: Path, names: Iterable[str], target: Path) -> None:
     """The segments among the files `names` of `source`, which stays as it is, into `target`."""
-    for name in filter(is_segment_file, names):
-        target.mkdir(parents=True, exist_ok=True, mode=0o700)
-        link_or_copy(source / name, target / name)
+    for name in names:
+        if segment_number(name) is not None:
+            target.mkdir(parents=True, exist_ok=True, mode=0o700)
+            link_or_copy(source / name, target / name)
 
 
 @dataclass(frozen=True)
@@ -252,15 +255,9 @@ def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: 
     """What is wanted of all `sources` into `target`, one base per state. No group may be wanted of two."""
     found: dict[str, list[Segment]] = {}
     for source in sources:
-        of_state: dict[str, list[SegmentFile]] = {}
-        for file in _files(source.directory, source.names):
-            of_state.setdefault(file.header.state, []).append(file)
-        for state, files in of_state.items():
+        for state, files in _by_state(_files(source.directory, source.names)).items():
             whole = merged(list(map(_read, files)), max_parallelism, base=False)
             found.setdefault(state, []).append(within(whole, source.first, source.last, max_parallelism))
-    number = 0
+    number = 1
     for parts in found.values():
-        for piece in pieces(merged(parts, max_parallelism, base=True), _PIECE_ENTRIES):
-            if piece.entries:
-                number += 1
-                _write(target, number, piece, BOTTOM)
+        number += len(_written(target, number, merged(parts, max_parallelism, base=True), BOTTOM))

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from state.errors import ProtocolViolation
 from state.snapshot import FileRef
 
+_SEGMENT_FILE = re.compile(r"segment-([0-9]{1,20})\.rows")
 _SNAPSHOT_FILE = re.compile(
-    r"[0-9]{1,20}\.sst|CURRENT|MANIFEST-[0-9]{1,20}|OPTIONS-[0-9]{1,20}|records\.kv|segment-[0-9]{1,20}\.rows"
+    rf"[0-9]{{1,20}}\.sst|CURRENT|MANIFEST-[0-9]{{1,20}}|OPTIONS-[0-9]{{1,20}}|records\.kv|{_SEGMENT_FILE.pattern}"
 )
 _WRITE_AHEAD_LOG = re.compile(r"\d{1,20}\.log")
 _IN_FLIGHT_FILE = re.compile(r"in-flight-[0-9]{1,9}\.frames")
-_NEVER_CHANGES = re.compile(r"[0-9]{1,20}\.sst|segment-[0-9]{1,20}\.rows")
+_NEVER_CHANGES = re.compile(rf"[0-9]{{1,20}}\.sst|{_SEGMENT_FILE.pattern}")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,17 @@ class SnapshotPlan:
 def is_snapshot_file(name: str) -> bool:
     """Whether a file of this name may be part of a snapshot; checked when taking and when restoring one."""
     return _SNAPSHOT_FILE.fullmatch(name) is not None
+
+
+def segment_file(number: int) -> str:
+    """Name of the segment with that number."""
+    return f"segment-{number:06d}.rows"
+
+
+def segment_number(name: str) -> int | None:
+    """None for a file that is no segment."""
+    named = _SEGMENT_FILE.fullmatch(name)
+    return None if named is None else int(named[1])
 
 
 def in_flight_file(number: int) -> str:

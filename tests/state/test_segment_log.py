@@ -13,9 +13,10 @@ from state.errors import Corrupt, InvalidJob, Unavailable
 from state.keyed_backend import KeyedBackend
 from state.local_copies import LocalCopies
 from state.memory_kv import MemoryKv
-from state.segment_log import SegmentLog, is_segment_file
+from state.segment_log import SegmentLog
 from state.shard import Shard
 from state.snapshot import KeyedSnapshot
+from state.snapshot_plan import segment_number
 
 
 def dense(backend: KeyedBackend, name: str = "dense", evictable: bool = False) -> DenseTable:
@@ -34,7 +35,7 @@ def content(table: DenseTable) -> dict[object, int]:
 
 
 def segments(snapshot: KeyedSnapshot) -> set[str]:
-    return {ref.name for ref in snapshot.files if is_segment_file(ref.name)}
+    return {ref.name for ref in snapshot.files if segment_number(ref.name) is not None}
 
 
 def test_many_small_checkpoints_are_few_files_and_restore_to_the_whole(bench: Bench) -> None:
