@@ -8,8 +8,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pyarrow as pa
-
 from barrier_runtime import CollectSink, Dataflow, count
 from barrier_runtime.compile import compile_flow
 from barrier_runtime.local import make_runner, run_graph
@@ -17,6 +15,7 @@ from barrier_runtime.options import JobOptions, job_spec
 from coordinator.job_runner import JobRunner
 from coordinator.status import JobStatus
 from state.memory_store import Fault, MemoryStore
+from tests.scattered import scatter
 
 PATIENCE_S = 60
 
@@ -62,18 +61,12 @@ class Job:
             await asyncio.sleep(0.02)
 
 
-def scatter(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Keys that lie far apart: state of neighbours is so small that it travels inside the manifest."""
-    return pa.RecordBatch.from_arrays([pa.array(rows["key"].to_numpy() * 0x9E3779B97F4A7)], ["key"])
-
-
 def watch(check: Callable[[Job], Awaitable[None]], **options: object) -> None:
     """Run a job that never ends, hand it to `check` when it runs, stop it."""
     target, store = Target(), MemoryStore()
     flow = Dataflow("watched")
     numbers = flow.rate("numbers", 20_000, keys=20_000)
-    scattered = numbers.map_batches(scatter, schema=pa.schema([("key", pa.int64())]))
-    scattered.key_by("key").aggregate("count", n=count()).sink("out", target)
+    numbers.map_batches(scatter).key_by("key").aggregate("count", n=count()).sink("out", target)
     chosen = JobOptions.from_keywords(
         {"parallelism": 1, "checkpoint_interval": 0.1, "progress_timeout": 0.5, "tolerable_failures": 1_000, **options}
     )

@@ -94,9 +94,15 @@ def source_of(kafka: KafkaServer, topics: Any = None, **options: Any) -> KafkaSo
     return source
 
 
+def reading(
+    source: KafkaSource, split: Split, position: bytes | None = None
+) -> contextlib.AbstractContextManager[KafkaReader]:
+    return prepared(source.reader(split), position)
+
+
 @contextlib.contextmanager
-def reading(source: KafkaSource, split: Split, position: bytes | None = None) -> Iterator[KafkaReader]:
-    reader = source.reader(split)
+def prepared(reader: KafkaReader, position: bytes | None = None) -> Iterator[KafkaReader]:
+    """It fetches, from `position` on if there is one."""
     try:
         if position is not None:
             reader.seek(position)

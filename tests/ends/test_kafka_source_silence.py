@@ -4,7 +4,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from barrier_runtime.sources.kafka_records import RecordConverter
 from barrier_runtime.sources.kafka_silence import Patience, SilenceWatch
 from examples.servers import KafkaServer
 from state.errors import Unavailable
-from tests.ends.kafka_world import Topic, rows_from, source_of, wait_until
+from tests.ends.kafka_world import Topic, prepared, rows_from, source_of, wait_until
 
 SHORT = Patience(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
 
@@ -37,16 +36,10 @@ class World:
         converter = partial(RecordConverter, source._columns, "source 'src'")
         self.pool = FetcherPool("source 'src'", client, converter, 1 << 20, patience)
 
-    @contextlib.contextmanager
-    def reading(self, partition: int = 0, position: bytes | None = None) -> Iterator[KafkaReader]:
-        reader = KafkaReader("source 'src'", self._splits[partition], self.pool)
-        try:
-            if position is not None:
-                reader.seek(position)
-            reader.prepare()
-            yield reader
-        finally:
-            reader.close()
+    def reading(
+        self, partition: int = 0, position: bytes | None = None
+    ) -> contextlib.AbstractContextManager[KafkaReader]:
+        return prepared(KafkaReader("source 'src'", self._splits[partition], self.pool), position)
 
     def silence(self, reader: KafkaReader, partition: int = 0) -> None:
         """The client fetches no more of it, and the fetcher does not know."""

@@ -29,6 +29,7 @@ from barrier_runtime.spark.java import check_java
 from coordinator.manifest import decode_manifest
 from state.memory_store import Fault
 from state.open_store import open_store
+from tests.scattered import scatter
 
 BAD = (InvalidJob, JobFailed)
 
@@ -363,12 +364,6 @@ def counted(tmp_path, rows=3_000, keys=50, aggregate="count", **options):
     numbers = flow.rate("numbers", 30_000, rows, keys=keys).map_batches(scatter)
     numbers.key_by("key").aggregate(aggregate, n=count()).sink("out", JsonlSink(str(tmp_path / "out")))
     return flow.run_local(checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.03, **options)
-
-
-def scatter(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Keys that lie far apart: state of neighbours is so small that it travels inside the manifest."""
-    at = rows.schema.get_field_index("key")
-    return rows.set_column(at, "key", pa.array(rows["key"].to_numpy() * 0x9E3779B97F4A7))
 
 
 def test_a_byte_flipped_in_a_snapshot_is_found_named_with_both_hashes_and_nothing_is_written(tmp_path):

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from barrier_runtime.aggregates import count
 from barrier_runtime.dataflow import Dataflow
 from barrier_runtime.job_result import JobResult
 from barrier_runtime.sinks.files import JsonlSink
+from tests.scattered import scatter
 
 NAME = "counted"
 ROWS = 2_000
@@ -17,14 +16,8 @@ ROWS = 2_000
 def small_flow(out: str, rows: int = ROWS, keys: int = 40) -> Dataflow:
     flow = Dataflow(NAME)
     numbers = flow.rate("numbers", 40_000, rows, keys=keys)
-    scattered = numbers.map_batches(scatter, schema=pa.schema([("key", pa.int64())]))
-    scattered.key_by("key").aggregate("count", n=count()).sink("out", JsonlSink(out))
+    numbers.map_batches(scatter).key_by("key").aggregate("count", n=count()).sink("out", JsonlSink(out))
     return flow
-
-
-def scatter(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Keys that lie far apart: state of neighbours would hardly take any room."""
-    return pa.RecordBatch.from_arrays([pa.array(rows["key"].to_numpy() * 0x9E3779B97F4A7)], ["key"])
 
 
 def run_small_job(folder: Path, rows: int = ROWS, keys: int = 40, **options: Any) -> JobResult:
