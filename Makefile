@@ -8,21 +8,23 @@ KILLS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks
+UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 
-.PHONY: help run test check format behaviours bench sim sim-canaries chaos java jdk servers clean
+.PHONY: help run test check format behaviours options bench sim sim-canaries mutants chaos java jdk servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
 	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres or rabbitmq_to_delta, on real servers, with kills"
-	@echo "make test                   every test"
+	@echo "make test                   every test; all steps run also when one fails"
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (under 2 minutes, no Java)"
 	@echo "make format                 let ruff put the style right"
 	@echo "make behaviours             docs/behaviours.md anew from the tests"
+	@echo "make options                docs/options.md and the options' types anew from coordinator/option_table.py"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"
+	@echo "make mutants [WIDE=1]       every planted change of the product is noticed by a test: build/mutants.md"
 	@echo "make chaos [MINUTES=n] [KILLS=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
 	@echo "make clean                  remove what runs and tests left (not .venv)"
 
@@ -47,12 +49,13 @@ run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
 test: $(STAMP) jdk servers
-	$(BIN)/python -m pytest -q -n 2 $(UNIT_TESTS)
-	$(BIN)/python -m pytest -q -n 2 tests/simulation
-	$(BIN)/python tests/simulation/simulate.py --seeds 300
-	$(BIN)/python -m pytest -q -n 2 tests/ends
-	$(BIN)/python -m pytest -n 2 tests/integration/ends
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integration --ignore tests/integration/ends
+	@.ci/steps \
+		"$(BIN)/python -m pytest -q -n 2 $(UNIT_TESTS)" \
+		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
+		"$(BIN)/python tests/simulation/simulate.py --seeds 300" \
+		"$(BIN)/python -m pytest -q -n 2 tests/ends" \
+		"$(BIN)/python -m pytest -n 2 tests/integration/ends" \
+		"$(BIN)/python -m pytest -n 2 --dist worksteal tests/integration --ignore tests/integration/ends"
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -67,6 +70,9 @@ format: $(STAMP)
 behaviours: $(STAMP)
 	$(BIN)/python tests/behaviours_table.py
 
+options: $(STAMP)
+	$(BIN)/python tests/options_table.py
+
 bench: $(STAMP) jdk servers
 	$(BIN)/python -m benchmarks $(if $(QUICK),all --quick,$(if $(ALL),all,table))
 
@@ -76,6 +82,9 @@ sim: $(STAMP)
 
 sim-canaries: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --canaries
+
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants.run $(if $(WIDE),--wide)
 
 chaos: $(STAMP) java
 	$(BIN)/python -m tests.integration.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --burn $(BURN) --kills $(KILLS)

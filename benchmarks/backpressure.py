@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from barrier_runtime import Dataflow, count
+from barrier_runtime import Dataflow, RunOptions, count
+from barrier_runtime.coordinator.status.status import JobStatus
 from benchmarks.machine import describe
 from benchmarks.measuring_sink import MeasuringSink, _Rows
-from coordinator.status import JobStatus
 
 FOLDER = Path("build/bench/backpressure")
-MODES: dict[str, dict[str, object]] = {
+MODES: dict[str, RunOptions] = {
     "aligned": {},
     "unaligned": {"unaligned": True},
     "unaligned after 0.5 s": {"unaligned": True, "aligned_timeout": 0.5},
@@ -64,16 +64,17 @@ def main() -> int:
     return 0
 
 
-def run(chosen: argparse.Namespace, mode: dict[str, object]) -> tuple[JobStatus, float]:
+def run(chosen: argparse.Namespace, mode: RunOptions) -> tuple[JobStatus, float]:
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    with build(chosen).start(
-        master=chosen.master,
-        parallelism=2,
-        checkpoints=str((FOLDER / "checkpoints").resolve()),
-        checkpoint_interval=chosen.interval,
+    options: RunOptions = {
+        "master": chosen.master,
+        "parallelism": 2,
+        "checkpoints": str((FOLDER / "checkpoints").resolve()),
+        "checkpoint_interval": chosen.interval,
         **mode,
-    ) as handle:
+    }
+    with build(chosen).start(**options) as handle:
         while handle.status().records == 0:
             time.sleep(0.2)
         time.sleep(chosen.warm_up)

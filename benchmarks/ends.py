@@ -30,8 +30,8 @@ from barrier_runtime import (
     RedisUpsertSink,
     TwoPhaseCommitSink,
 )
+from barrier_runtime.coordinator.status.status import JobStatus
 from benchmarks.machine import describe
-from coordinator.status import JobStatus
 from examples.servers import kafka_server, postgres_server, redis_server, s3_server
 
 FOLDER = Path("build/bench/ends")

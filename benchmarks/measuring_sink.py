@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime import TwoPhaseCommitSink
-from barrier_runtime.sinks.base import SinkContext
+from barrier_runtime.connectors.sink import SinkContext
 
 
 class _Rows:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime import ValueState, mean
-from barrier_runtime.dataflow import Stream
+from barrier_runtime.api.dataflow import Stream
 from benchmarks.nexmark import AUCTION, BID, PERSON
 from benchmarks.sliding import sliding
 from benchmarks.workloads import Workload

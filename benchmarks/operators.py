@@ -25,14 +25,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from barrier_runtime import Dataflow, Tumbling, ValueState, count, sum_
-from barrier_runtime.compile import compile_flow
-from barrier_runtime.elements import WATERMARK_MAX, Batch
-from barrier_runtime.graph import JobGraph
+from barrier_runtime.connectors.memory.collect import CollectSink
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.partitioning import hash_partition
-from barrier_runtime.sinks.collect import CollectSink
-from barrier_runtime.slot.frames import FrameReader, FrameWriter
-from barrier_runtime.sources.source_operator import SourceDriver
+from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
+from barrier_runtime.runtime.sources.driver import SourceDriver
 from benchmarks.machine import describe
 from benchmarks.surroundings import Surroundings
 
@@ -59,7 +59,7 @@ class Bench:
     """Both subtasks of a flow `source → key_by → one operator`, or of a chain without a shuffle."""
 
     def __init__(self, flow: Dataflow, interval_s: float, batch_rows: int | None, folder: Path) -> None:
-        self.graph: JobGraph = compile_flow(flow, 2)
+        self.graph: JobGraph = compile_plan(flow.plan, 2)
         self.stages = Stages()
         self.rows = self.out = 0
         self._interval_s = interval_s

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from barrier_runtime.sources.base import Polled, Split
-from barrier_runtime.sources.schedule import Schedule
+from barrier_runtime.connectors.pacing import Schedule
+from barrier_runtime.connectors.source import Polled, Split
 from benchmarks import events
 
 
@@ -59,13 +59,13 @@ class PacedReader:
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         if self._loaded < len(self._preload):
             return self._load(max_rows, now_ns)
-        self._schedule.begin(now_ns)
+        start_ns = self._schedule.begin(now_ns, self._row)
         count = min(max_rows, self._schedule.due_rows(self._row, now_ns))
         if count <= 0:
             return None
         emit_ns = self._schedule.due_ns(self._row)
         numbers = np.arange(self._row, self._row + count)
-        emitted = self._schedule.due_ns(0) + (numbers * self._period_ns).astype(np.int64)
+        emitted = start_ns + (numbers * self._period_ns).astype(np.int64)
         self._row += count
         return Polled(events.events(numbers * self._part.of + self._part.index, emitted, self._keys), emit_ns)
 
@@ -78,7 +78,7 @@ class PacedReader:
         )
 
     def next_due_ns(self) -> int | None:
-        return None if self._schedule.start_ns is None else self._schedule.due_ns(self._row)
+        return self._schedule.next_due_ns(self._row)
 
     def position(self) -> bytes:
         return msgspec.json.encode(_Position(self._row, self._schedule.start_ns, self._loaded))

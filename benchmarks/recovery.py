@@ -17,14 +17,14 @@ from typing import Literal
 
 import numpy as np
 
-from barrier_runtime.launch import JobHandle
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.launch.on_spark import JobHandle
 from benchmarks.measuring_sink import MeasuringSink, first_writes
 from benchmarks.paced_source import PacedSource
 from benchmarks.progress import Progress
 from benchmarks.spec import Recovery
 from benchmarks.stamps import Stamps, read_stamps
 from benchmarks.workloads import KEYED_COUNT
-from coordinator.status import JobStatus
 
 Victim = Literal["slot", "executor", "coordinator"]
 VICTIMS: tuple[Victim, ...] = ("slot", "executor", "coordinator")

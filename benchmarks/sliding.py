@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime import Tumbling, count, sum_
-from barrier_runtime.dataflow import Stream
+from barrier_runtime.api.dataflow import Stream
 
 
 def sliding(

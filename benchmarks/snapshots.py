@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.columns.column_table import DenseTable
+from barrier_runtime.state.keys.row_index import Ints
+from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
+from barrier_runtime.state.values.table import StateTable
 from benchmarks.machine import describe
 from benchmarks.surroundings import Surroundings
-from state.dense_keys import Ints
-from state.dense_table import DenseTable
-from state.keyed_backend import KeyedBackend
-from state.snapshot import KeyedSnapshot
-from state.state_table import StateTable
 
 _VALUE_BYTES = 92  # and 8 of the key
 _STEP_S = 0.001

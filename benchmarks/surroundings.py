@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from barrier_runtime.operators.base import OperatorContext
-from state.keyed_backend import KeyedBackend, open_keyed_backend
-from state.local_copies import LocalCopies
-from state.local_store import LocalStore
-from state.paths import Paths
-from state.rocksdb_kv import SlotMemory
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.paths import Paths
 
 _MAX_PARALLELISM = 128
 

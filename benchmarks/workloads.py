@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime import Dataflow, Tumbling, ValueState, count, sum_
-from barrier_runtime.dataflow import Stream
+from barrier_runtime.api.dataflow import Stream
 from benchmarks.sliding import sliding
 
 _SIZE, _SLIDE = timedelta(seconds=10), timedelta(seconds=2)

@@ -9,12 +9,12 @@ request; in it only objects go that no checkpoint kept by us can reach, under na
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from coordinator.backoff import backoff_s
-from coordinator.decision_log import Permit
-from coordinator.log_records import Fence, Lead, decode_record
-from state.errors import Fenced, Unavailable
-from state.object_store import ObjectStore, get_or_none
-from state.paths import Paths
+from barrier_runtime.coordinator.backoff import backoff_s
+from barrier_runtime.coordinator.log.decision_log import Permit
+from barrier_runtime.coordinator.log.records import Fence, Lead, decode_record
+from barrier_runtime.state.errors import Fenced, Unavailable
+from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
+from barrier_runtime.state.store.paths import Paths
 
 _AT_ONCE = 500
 _TRIES = 5

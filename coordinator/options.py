@@ -1,63 +1,28 @@
-"""Checkpoint and restart options: Flink's names, bounds and interplay. Checked once, when a job is submitted."""
+"""Checkpoint and restart options as they are stored: their interplay, and the checks of what is submitted.
 
-from dataclasses import dataclass
+Names, bounds and defaults are in `coordinator.option_table`.
+"""
+
+from typing import TypeAlias
 
 import msgspec
 
-from coordinator.messages import CheckpointOptions, JobSpec, RestartOptions
-from state.errors import InvalidJob
-from state.ids import check_job_id, check_operator_name
+from barrier_runtime.coordinator.option_table import CHECKPOINTS, OPTIONS, RESTARTS, Option, stored_in
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec, RestartOptions
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.ids import check_job_id, check_operator_name
 
-_YEAR_MS = 365 * 24 * 3600 * 1000
-
-
-@dataclass(frozen=True)
-class Bound:
-    low: float
-    high: float
-    unit: str
-
-
-BOUNDS = {
-    "interval_ms": Bound(10, _YEAR_MS, "ms"),
-    "min_pause_ms": Bound(0, _YEAR_MS, "ms"),
-    "timeout_ms": Bound(10, _YEAR_MS, "ms"),
-    "max_concurrent": Bound(1, 1_000, "checkpoints"),
-    "tolerable_failures": Bound(0, 1_000_000, "failures"),
-    "retained": Bound(1, 1_000, "checkpoints"),
-    "aligned_timeout_ms": Bound(0, _YEAR_MS, "ms"),
-}
-
-MAX_PARALLELISM = 32_768
+MAX_PARALLELISM = int(OPTIONS["max_parallelism"].high or 0)
 MAX_CHECKPOINT_DIGITS = 18  # of a checkpoint id that is asked for; more than any job can reach
 _MAX_SUBMITTER = 256
-
-
-CHOICES = {
-    "mode": ("exactly_once", "at_least_once"),
-    "on_cancel": ("retain", "delete"),
-    "strategy": ("none", "fixed_delay", "exponential_delay", "failure_rate"),
-}
-
-RESTART_BOUNDS = {
-    "initial_ms": Bound(0, _YEAR_MS, "ms"),
-    "multiplier": Bound(1, 1_000, "times"),
-    "max_ms": Bound(0, _YEAR_MS, "ms"),
-    "reset_after_ms": Bound(0, _YEAR_MS, "ms"),
-    "max_attempts": Bound(0, 1_000_000, "restarts"),
-    "jitter": Bound(0, 1, "of the pause"),
-    "max_failures": Bound(1, 1_000_000, "failures"),
-    "interval_ms": Bound(1, _YEAR_MS, "ms"),
-}
-RESTART_USES: dict[str, frozenset[str]] = {
-    "none": frozenset(),
-    "fixed_delay": frozenset({"initial_ms", "max_attempts"}),
-    "exponential_delay": frozenset({"initial_ms", "multiplier", "max_ms", "reset_after_ms", "max_attempts", "jitter"}),
-    "failure_rate": frozenset({"initial_ms", "max_failures", "interval_ms"}),
-}
-
 _PROGRESS_INTERVALS = 10
-PROGRESS_TIMEOUT = Bound(100, _PROGRESS_INTERVALS * _YEAR_MS, "ms")
+_SHORTEST_MS = 100  # time without word of a slot, or of all of them, that can mean anything
+
+Stored: TypeAlias = CheckpointOptions | RestartOptions
+FIELDS: dict[type[Stored], dict[str, Option]] = {
+    CheckpointOptions: stored_in(CHECKPOINTS),
+    RestartOptions: stored_in(RESTARTS),
+}
 
 
 def validated(options: CheckpointOptions) -> CheckpointOptions:
@@ -68,7 +33,7 @@ def validated(options: CheckpointOptions) -> CheckpointOptions:
     the next checkpoint is due holds it up as long as `max_concurrent` says. Unaligned checkpoints are for exactly-once
     jobs, one at a time; without them `aligned_timeout_ms` means nothing and is 0.
     """
-    _check("checkpoint option", options, BOUNDS)
+    _check("checkpoint option", options)
     if options.min_pause_ms > 0:
         interval_ms = max(options.interval_ms, options.min_pause_ms)
         options = msgspec.structs.replace(options, max_concurrent=1, interval_ms=interval_ms)
@@ -89,9 +54,12 @@ def validated(options: CheckpointOptions) -> CheckpointOptions:
 
 def validated_restart(options: RestartOptions) -> RestartOptions:
     """Raises `InvalidJob`. Fields that the strategy does not use are set to their defaults: one meaning, one value."""
-    _check("restart option", options, RESTART_BOUNDS)
-    used = RESTART_USES[options.strategy]
-    values = {name: value for name, value in msgspec.structs.asdict(options).items() if name in used}
+    _check("restart option", options)
+    values = {
+        name: value
+        for name, value in msgspec.structs.asdict(options).items()
+        if options.strategy in FIELDS[RestartOptions][name].strategies
+    }
     options = RestartOptions(strategy=options.strategy, **values)
     if options.strategy == "exponential_delay" and options.initial_ms > options.max_ms:
         raise InvalidJob(
@@ -105,11 +73,9 @@ def progress_timeout_ms(given_ms: int, checkpoints: CheckpointOptions) -> int:
     """How long a job may go without a checkpoint before its status says so; 0 stands for the default."""
     if given_ms == 0:
         return max(60_000, _PROGRESS_INTERVALS * checkpoints.interval_ms)
-    if not PROGRESS_TIMEOUT.low <= given_ms <= PROGRESS_TIMEOUT.high:
-        raise InvalidJob(
-            f"progress_timeout_ms = {given_ms} is out of bounds: use {PROGRESS_TIMEOUT.low} to "
-            f"{PROGRESS_TIMEOUT.high} {PROGRESS_TIMEOUT.unit}"
-        )
+    low, high = _bounds(OPTIONS["progress_timeout"])
+    if not low <= given_ms <= high:
+        raise InvalidJob(f"progress_timeout_ms = {given_ms} is out of bounds: use {low} to {high} ms")
     if given_ms <= checkpoints.interval_ms:
         raise InvalidJob(
             f"progress_timeout_ms = {given_ms} is not longer than the time between two checkpoints, "
@@ -118,13 +84,22 @@ def progress_timeout_ms(given_ms: int, checkpoints: CheckpointOptions) -> int:
     return given_ms
 
 
-def _check(kind: str, options: CheckpointOptions | RestartOptions, bounds: dict[str, Bound]) -> None:
+def _check(kind: str, options: Stored) -> None:
     for name, value in msgspec.structs.asdict(options).items():
-        if name in CHOICES and value not in CHOICES[name]:
-            raise InvalidJob(f"{kind} {name} = {value!r} is not known: use {' or '.join(CHOICES[name])}")
-        bound = bounds.get(name)
-        if bound is not None and value is not None and not bound.low <= value <= bound.high:
-            raise InvalidJob(f"{kind} {name} = {value} is out of bounds: use {bound.low} to {bound.high} {bound.unit}")
+        option = FIELDS[type(options)][name]
+        if option.choices and value not in option.choices:
+            raise InvalidJob(f"{kind} {name} = {value!r} is not known: use {' or '.join(option.choices)}")
+        if option.low is None or value is None:
+            continue
+        low, high = _bounds(option)
+        if not low <= value <= high:
+            unit = "ms" if option.in_ms else option.unit
+            raise InvalidJob(f"{kind} {name} = {value} is out of bounds: use {low} to {high} {unit}".rstrip())
+
+
+def _bounds(option: Option) -> tuple[int, int]:
+    """In the unit in which it is stored."""
+    return option.stored(option.low), option.stored(option.high)
 
 
 def effective(spec: JobSpec) -> dict[str, str | int | bool | None]:
@@ -175,8 +150,10 @@ def validated_spec(spec: JobSpec) -> JobSpec:
     if spec.restore not in ("latest", "none") and not id_like:
         raise InvalidJob(f"restore = {spec.restore[:40]!r} is not known: use 'latest', 'none' or a checkpoint id")
     for name in ("slot_timeout_ms", "gang_timeout_ms", "resume_timeout_ms"):
-        if getattr(spec, name) < 100:
-            raise InvalidJob(f"job {spec.job}: {name} = {getattr(spec, name)} is too short: use at least 100 ms")
+        if getattr(spec, name) < _SHORTEST_MS:
+            raise InvalidJob(
+                f"job {spec.job}: {name} = {getattr(spec, name)} is too short: use at least {_SHORTEST_MS} ms"
+            )
     if spec.reconnect_grace_ms < 0:
         raise InvalidJob(f"job {spec.job}: reconnect_grace_ms = {spec.reconnect_grace_ms} must not be negative")
     checkpoints = validated(spec.checkpoints)

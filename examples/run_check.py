@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from state.object_store import ObjectStore
-from state.open_store import open_store
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_store
 
 Key = tuple[Any, ...]
 

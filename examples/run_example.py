@@ -29,7 +29,7 @@ def main() -> int:
             stage = STAGES[chosen.example](stack, Path("build/data").resolve(), chosen.seconds)
             stage.feed.start()
             status, observer = run_job(
-                stage.flow, stage.records, checkpoints, chosen.seconds, stage.servers, stage.complete
+                stage.flow, stage.records, checkpoints, chosen.seconds, stage.servers, stage.complete, stage.known
             )
             print("checking every row …", flush=True)
             return conclude(status, observer, stage.check(), stage.records, checkpoints)

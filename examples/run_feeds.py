@@ -25,12 +25,14 @@ class Feed(threading.Thread):
         self._bodies = bodies
         self._seconds = seconds
         self.error: Exception | None = None
+        self.fed = 0  # bodies
 
     def run(self) -> None:
         try:
             with self.sender() as send:
                 for first, end in self._paced():
                     send(first, end)
+                    self.fed = end
         except Exception as error:
             self.error = error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from barrier_runtime import Dataflow
-from coordinator.status import JobStatus
+from barrier_runtime.coordinator.status.status import JobStatus
 from examples.run_check import Verdict
 from examples.run_observer import Observer
 from examples.run_progress import display
@@ -27,10 +27,12 @@ def run_job(
     seconds: float,
     servers: Sequence[Server] = (),
     complete: Callable[[], bool] | None = None,
+    known: Callable[[], str] = str,
 ) -> tuple[JobStatus, Observer]:
     """Run the job to its end, with a killed slot, killed servers and a killed coordinator.
 
-    `complete`: is everything visible? Then an endless job is stopped. Without it the job ends by itself.
+    `complete`: is everything visible? Then an endless job is stopped. Without it the job ends by itself. `known`: what
+    to tell, beside the job's status, when there is no end.
     """
     patience_s = _SLOW * max(seconds, SECONDS)
     with (
@@ -53,7 +55,7 @@ def run_job(
         observer.until("two thirds of the records", _read(records * 2 / 3), patience_s)
         observer.kill_coordinator()
         if complete is not None:
-            observer.until("whole result", lambda _: complete(), patience_s)
+            observer.until("whole result", lambda _: complete(), patience_s, known)
             handle.stop("checkpoint")
         observer.until("end of the stream", lambda status: status.outcome in ("finished", "cancelled"), patience_s)
         show.say(f"finished after {time.monotonic() - started:.1f} s")

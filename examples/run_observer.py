@@ -6,8 +6,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from barrier_runtime.launch import JobHandle
-from coordinator.status import JobStatus, LatencyStatus
+from barrier_runtime.coordinator.status.health import described
+from barrier_runtime.coordinator.status.status import JobStatus, LatencyStatus
+from barrier_runtime.launch.on_spark import JobHandle
 from examples.run_progress import Display
 from examples.servers import Server
 
@@ -37,17 +38,27 @@ class Observer:
         self._show.update(status)
         return status
 
-    def until(self, what: str, reached: Callable[[JobStatus], bool], patience_s: float = _PATIENCE_S) -> JobStatus:
-        """Look until `reached`; leave with a message when the job ended before, or when it takes too long."""
+    def until(
+        self,
+        what: str,
+        reached: Callable[[JobStatus], bool],
+        patience_s: float = _PATIENCE_S,
+        known: Callable[[], str] = str,
+    ) -> JobStatus:
+        """Look until `reached`; leave with a message, and what else is `known`, when the job ended before, or when it
+        takes too long."""
         deadline = time.monotonic() + patience_s
         while True:
             status = self.look()
             if reached(status):
                 return status
             if status.outcome is not None:
-                sys.exit(f"the job ended ({status.outcome}) before there was {what}. {status.error or status.reason}")
+                because = status.error or status.reason
+                sys.exit(f"the job ended ({status.outcome}) before there was {what}. {because} {known()}".rstrip())
             if time.monotonic() > deadline:
-                sys.exit(f"no {what} within {patience_s:.0f} s. Phase {status.phase}: {status.reason}")
+                told = f"{status.records:,} records read, checkpoint {_last_completed(status)} completed. {known()}"
+                condition = described(status.condition, status.condition_reason)
+                sys.exit(f"no {what} within {patience_s:.0f} s. Phase {status.phase}, {condition}; {told}".rstrip())
             time.sleep(_LOOK_S)
 
     def kill_slot(self) -> None:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from coordinator.status import JobStatus
+from barrier_runtime.coordinator.status.status import JobStatus
 
 
 class Display(Protocol):

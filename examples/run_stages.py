@@ -30,11 +30,28 @@ class Stage:
     flow: Dataflow
     feed: Feed
     records: int  # that are fed
+    _seen: int | None = None  # rows that were visible at the last look
 
     def complete(self) -> bool:
         if self.feed.error is not None:
             raise self.feed.error
-        return not self.feed.is_alive() and self.visible_rows() >= self.expected_rows()
+        if self.feed.is_alive():
+            return False
+        self._seen = self.visible_rows()
+        return self._seen >= self.expected_rows()
+
+    def known(self) -> str:
+        """For who waits in vain for `complete`."""
+        feeding = "goes on" if self.feed.is_alive() else "has ended"
+        visible = "not looked at yet" if self._seen is None else f"{self._seen:,}"
+        return (
+            f"Fed: {self.feed.fed:,} of {self.records:,}, the feed {feeding}. Visible rows: {visible}, expected: "
+            f"{self.expected_rows():,}. {self.committed()}".rstrip()
+        )
+
+    def committed(self) -> str:
+        """What the target says of itself, if there is more than its rows."""
+        return ""
 
     def visible_rows(self) -> int:
         raise NotImplementedError
@@ -65,6 +82,9 @@ class KafkaToKafka(Stage):
 
     def expected_rows(self) -> int:
         return self.records - self._flights["dep_time"].null_count
+
+    def committed(self) -> str:
+        return f"Committed by partition: {self._reader.committed()}, read up to {self._reader.reached}."
 
     def check(self) -> Verdict:
         """Each departed flight once; an airline's counts are 1, 2, 3, … in the order of the topic."""

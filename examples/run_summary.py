@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from coordinator.log_records import Complete, Fence, decode_record
-from coordinator.status import LatencyStatus
+from barrier_runtime.coordinator.log.records import Complete, Fence, decode_record
+from barrier_runtime.coordinator.status.status import LatencyStatus
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
 from examples.run_check import Verdict
 from examples.run_observer import Observer
-from state.open_store import open_store
-from state.paths import Paths
 
 
 class Percentiles(msgspec.Struct):

@@ -1,62 +1,79 @@
 """A Kafka topic as its users read it: what is committed, and nothing else."""
 
 import time
+from typing import Any
+
+from examples.servers.kafka_ends import TopicEnds
 
 _PATIENCE_S = 60.0
+_STILL_S = 5.0  # nothing comes for so long, though there is something: another client reads on
 
 
 class TopicReader:
-    """Reads on where it was; in the order of each partition."""
+    """Reads on where it was; in the order of each partition. Its clients are replaced when they do not get on, as after
+    a restart of the broker."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
-        from confluent_kafka import Consumer, TopicPartition
         from confluent_kafka.admin import AdminClient
 
-        client = {"bootstrap.servers": bootstrap, "log_level": 0}
-        self._admin = AdminClient(client)
-        self._consumer = Consumer(
+        self._bootstrap = bootstrap
+        self._topic = topic
+        admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        numbers = sorted(admin.list_topics(topic, timeout=20).topics[topic].partitions)
+        self._ends = TopicEnds(bootstrap, topic, len(numbers))
+        self.reached = dict.fromkeys(numbers, 0)
+        self._consumer = self._new_consumer()
+
+    def read(self) -> list[bytes]:
+        """The values that are committed now and were not given before. Raises TimeoutError."""
+        ends = self.committed()
+        values: list[bytes] = []
+        began = moved = time.monotonic()
+        while any(self.reached[number] < end for number, end in ends.items()):
+            now = time.monotonic()
+            if now > began + _PATIENCE_S:
+                raise TimeoutError(f"the topic does not go on at {self.reached} towards {ends}")
+            if now > moved + _STILL_S:
+                self._consumer.close()
+                self._consumer, moved = self._new_consumer(), now
+            for message in self._consumer.consume(10_000, timeout=0.2):
+                if self._take(message, values):
+                    moved = time.monotonic()
+        return values
+
+    def committed(self) -> dict[int, int]:
+        """By partition, where the first open transaction begins."""
+        return self._ends.committed()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _take(self, message: Any, values: list[bytes]) -> bool:
+        """Whether there is progress."""
+        from confluent_kafka import KafkaError
+
+        before = self.reached[message.partition()] if message.topic() is not None else 0
+        if message.error() is None:
+            values.append(message.value())
+            self.reached[message.partition()] = message.offset() + 1
+        elif message.error().code() == KafkaError._PARTITION_EOF:
+            self.reached[message.partition()] = message.offset()  # beyond the marks of transactions
+        else:
+            return False
+        return self.reached[message.partition()] > before
+
+    def _new_consumer(self) -> Any:
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer(
             {
-                **client,
+                "bootstrap.servers": self._bootstrap,
+                "log_level": 0,
                 "group.id": "reader",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
             }
         )
-        numbers = self._admin.list_topics(topic, timeout=20).topics[topic].partitions
-        self._partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
-        self._reached = dict.fromkeys(numbers, 0)
-        self._consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
-
-    def read(self) -> list[bytes]:
-        """The values that are committed now and were not given before. Raises TimeoutError."""
-        from confluent_kafka import KafkaError
-
-        ends = self._ends()
-        values = []
-        deadline = time.monotonic() + _PATIENCE_S
-        while any(self._reached[number] < end for number, end in ends.items()):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the topic does not go on at {self._reached} towards {ends}")
-            for message in self._consumer.consume(10_000, timeout=0.2):
-                if message.error() is None:
-                    values.append(message.value())
-                    self._reached[message.partition()] = message.offset() + 1
-                elif message.error().code() == KafkaError._PARTITION_EOF:
-                    self._reached[message.partition()] = message.offset()  # beyond the marks of transactions
-        return values
-
-    def close(self) -> None:
-        self._consumer.close()
-
-    def _ends(self) -> dict[int, int]:
-        """Of what is committed: the first open transaction ends it."""
-        from confluent_kafka import IsolationLevel
-        from confluent_kafka.admin import OffsetSpec
-
-        asked = self._admin.list_offsets(
-            {partition: OffsetSpec.latest() for partition in self._partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=20,
-        )
-        return {partition.partition: future.result().offset for partition, future in asked.items()}
+        consumer.assign([TopicPartition(self._topic, number, offset) for number, offset in self.reached.items()])
+        return consumer

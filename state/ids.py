@@ -2,7 +2,7 @@
 
 import re
 
-from state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob
 
 _JOB_ID = re.compile(r"[a-z0-9-]{1,64}")
 _OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

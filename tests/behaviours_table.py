@@ -135,6 +135,7 @@ BEHAVIOURS = {
     "O9": "a store that ignores conditions is refused at the start",
     "O10": "stale and partial lists change no decision",
     "O11": "connections clogged one by one do no harm",
+    "O12": "what a folder acknowledged is there, whole, after a power cut at any moment",
     "B1": "keys and names that lead elsewhere are refused",
     "B2": "path tricks in the ids of the REST interface are refused",
     "B3": "a frame with a wrong MAC, checksum, version, length or sequence closes the connection before allocation",

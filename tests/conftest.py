@@ -38,3 +38,10 @@ def s3_url(s3_endpoint: str) -> Callable[[str], str]:
     bucket = f"test-{uuid.uuid4().hex[:12]}"
     boto3.client("s3", endpoint_url=s3_endpoint).create_bucket(Bucket=bucket)
     return lambda prefix: f"s3://{bucket}/{prefix}?endpoint={s3_endpoint}"
+
+
+@pytest.fixture(params=[False, True], ids=["by reference", "over the wire"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """The test runs twice: rows and messages handed over as objects, and as bytes with the rules of a cluster."""
+    monkeypatch.setattr("barrier_runtime.launch.local.wire_by_default", request.param)
+    return bool(request.param)

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from barrier_runtime.state.store.open import open_store
 from examples.flight_delays import build
 from examples.flights_data import MAX_OUT_OF_ORDERNESS, load_airlines, load_flights, max_out_of_orderness, prepare
 from examples.run_check import Key, Verdict, compare_totals, compare_windows, read_totals, read_windows
-from state.open_store import open_store
 
 
 @pytest.fixture(scope="module")

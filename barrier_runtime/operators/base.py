@@ -6,15 +6,16 @@ on the slot's loop (must not block) → `on_end` once when its input ended (it g
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from barrier_runtime.elements import Batch
-from state.keyed_backend import KeyedBackend
-from state.object_store import ObjectStore
-from state.snapshot import OperatorSnapshot
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
+from barrier_runtime.state.store.object_store import ObjectStore
 
 Emit: TypeAlias = Callable[[Batch], None]
 
@@ -64,15 +65,48 @@ class OperatorContext:
     now_s: Callable[[], float] = time.monotonic  # any steady clock
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
     lineage: str = ""  # the same for all generations whose state grew from one start
+    settled: bool = False  # what `restored` lists as pending is known to be visible
+
+    def opened(self) -> None:
+        """The operator is open: what it was restored from, which may be large, is not kept any longer."""
+        object.__setattr__(self, "restored", ())
+        object.__setattr__(self, "open_keyed", _open_already)
+
+
+def _open_already() -> KeyedBackend:
+    raise ProtocolViolation("keyed state is opened once, in open(): keep what open_keyed() returned")
 
 
 @dataclass
 class Capture:
-    """The synchronous part of a snapshot, and what is still to be done off the loop."""
+    """The synchronous part of a snapshot, and what is still to be done off the loop.
+
+    `values` and what `blocking` returns are named values: bytes that the operator finds again, under the same names, in
+    `OperatorContext.restored[…].values`. Small ones stand in the manifest. Each that is above `Thresholds.value_bytes`
+    is uploaded as an object of its own, which the operator never sees: it is read back and verified before `open`.
+
+    A large value that rarely changes need not be uploaded again for each checkpoint. It is reused as a database's
+    immutable files are:
+
+    - `on_stored(objects)` is called on the loop when this very checkpoint is decided (before `on_complete` or
+      `completed`), with the FileRef of each of its values that is an object: what was uploaded, and what was in
+      `stored`. It is called (with nothing, if there are none) for each checkpoint whose capture has it, except one
+      that ended undecided or was decided while the slot did not hear.
+    - A later capture may then put such a FileRef into `stored`, under its name or another one, in place of the bytes in
+      `values`. At a restore it is a value like any other.
+    - Only what the *latest* call said may be reused: each call replaces what the calls before it said, because files
+      of older checkpoints are deleted. What an undecided checkpoint uploaded is handed over as bytes again.
+    - Nothing is reused across `open`: a restored operator hands over bytes until its first checkpoint is decided.
+
+    So for a set of sorted runs: `values` has the runs for which there is no FileRef yet and the tail that changes,
+    `stored` the runs that the latest call of `on_stored` named; a run that is merged away is simply not named any more.
+    """
 
     values: dict[str, bytes] = field(default_factory=dict)
     keyed: KeyedBackend | None = None  # already frozen
     blocking: Callable[[], dict[str, bytes]] | None = None  # run off the loop; its result is merged into `values`
+    stored: Mapping[str, FileRef] = field(default_factory=dict)  # values that are objects already; none of `values`
+    on_stored: Callable[[Mapping[str, FileRef]], None] | None = None
 
 
 class Operator:
@@ -110,9 +144,9 @@ class Operator:
     def on_complete(self, checkpoint: int) -> None:
         """`checkpoint` is decided."""
 
-    def on_commit_globally(self, checkpoint: int, snapshots: tuple[OperatorSnapshot, ...]) -> None:
-        """Subtask 0 of a sink with a global committer: all subtasks have committed their parts up to `checkpoint`,
-        whose manifest holds `snapshots` of this operator."""
+    def on_commit_globally(self, checkpoint: int, read: Callable[[], Sequence[OperatorSnapshot]]) -> None:
+        """Subtask 0 of a sink with a global committer: all subtasks have committed their parts up to `checkpoint`.
+        `read` gives what its manifest holds of this operator; it may block and fail as the job's store may."""
 
     def on_visible(self, checkpoint: int) -> None:
         """A sink with a global committer: everything up to `checkpoint` is visible."""
@@ -122,3 +156,8 @@ class Operator:
 
     def close(self) -> None:
         """Release local resources. Must not touch anything remote."""
+
+    def closing(self) -> Callable[[], None]:
+        """What is called instead of `close` once the last work on `lane` has ended, which may be never: it should hold
+        no more of the operator than it needs."""
+        return self.close

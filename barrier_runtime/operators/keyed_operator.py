@@ -2,27 +2,34 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.elements import WATERMARK_MIN
-from barrier_runtime.keys import KeyCodec
+from barrier_runtime.data.elements import WATERMARK_MIN, Batch
+from barrier_runtime.data.keys import KeyCodec
+from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.operators.base import Capture, Operator, OperatorContext
 from barrier_runtime.operators.keyed_progress import (
     VALUE,
+    Floors,
     Progress,
+    check_none_added,
     check_same,
     columns_of,
     restored_progress,
     schema_bytes,
     schema_of,
 )
-from state.keyed_backend import KeyedBackend
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.snapshots.snapshot import DEFINITION
 
 
 class KeyedOperator(Operator):
     """Base of the stateful operators after `key_by`."""
 
     kind = "keyed operator"
+    definition = ""  # see `OperatorSpec`
 
     def __init__(self, name: str, keys: Sequence[str], columns: Sequence[str], schema: pa.Schema | None) -> None:
         """`columns`: all columns that the state depends on, keys included. `schema`: of the input, when known."""
@@ -35,6 +42,7 @@ class KeyedOperator(Operator):
         self._bound: pa.Schema | None = None  # the columns the state depends on
         self._bound_bytes = b""
         self._watermark_ms = WATERMARK_MIN
+        self._floors: Floors | None = None  # while a key group is ahead of the watermark
         self._emit_ns = 0
         self._opened = False
 
@@ -43,18 +51,26 @@ class KeyedOperator(Operator):
         self.report = context.report
         self.backend: KeyedBackend = context.open_keyed()
         self._opened = True
-        progress = restored_progress(context.restored, self.name)
+        groups = self.backend.key_group_first, self.backend.key_group_last
+        progress = restored_progress(context.restored, self.name, *groups)
         self._watermark_ms = progress.watermark_ms
+        self._floors = Floors(progress.floors, context.max_parallelism) if progress.floors else None
         self._emit_ns = progress.emit_ns
         if progress.schema:
-            self._bind(schema_of(progress.schema))
+            stored = plain_schema(schema_of(progress.schema))  # older releases kept dictionary types
+            check_none_added(self._columns, stored, self.where)
+            self._bind(stored)
         if self._declared is not None:
             self._accept(self._declared)
 
     def snapshot(self, checkpoint: int) -> Capture:
         self.backend.freeze(checkpoint)
-        progress = Progress(self._watermark_ms, self._emit_ns, self._bound_bytes)
-        return Capture(values={VALUE: progress.encode()}, keyed=self.backend)
+        floors = self._floors.above(self._watermark_ms) if self._floors is not None else ()
+        progress = Progress(self._watermark_ms, self._emit_ns, self._bound_bytes, floors=floors)
+        values = {VALUE: progress.encode()}
+        if self.definition:
+            values[DEFINITION] = self.definition.encode()
+        return Capture(values=values, keyed=self.backend)
 
     def on_complete(self, checkpoint: int) -> None:
         self.backend.completed(checkpoint)
@@ -87,6 +103,23 @@ class KeyedOperator(Operator):
         self._bound_bytes = schema_bytes(columns)
         self.codec = KeyCodec(columns, self._key_columns, self.where)
         self.bind(columns)
+
+    def _row_floors(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+        """Event time at each row, as its key group had it before rescaling or as the subtask has it; None where that is
+        the subtask's watermark for all of them."""
+        if self._floors is None:
+            return None
+        if not self._floors.above(self._watermark_ms):
+            self._floors = None
+            return None
+        return self._floors.watermarks([rows.column(key) for key in self._key_columns], self._watermark_ms)
+
+    def _row_watermarks(self, batch: Batch) -> npt.NDArray[np.int64] | None:
+        """Event time at each row; None where it is the subtask's watermark for all of them."""
+        reached, floors = batch.reached, self._row_floors(batch.rows)
+        if reached is None or not len(reached) or reached[-1] <= self._watermark_ms:
+            return floors
+        return np.maximum(reached, self._watermark_ms if floors is None else floors)
 
     def bind(self, columns: pa.Schema) -> None:
         """Open the state tables. Called once: at `open` when types are known, else at the first batch."""

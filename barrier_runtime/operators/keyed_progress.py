@@ -1,20 +1,33 @@
 """What a keyed operator remembers besides its tables: how far event time was, and the types its state was written with.
 
 The watermark must survive: without it, rows that were late before a failure would be accepted after it, into windows
-that have fired already.
+that have fired already. After rescaling, the key groups of a subtask may come from snapshots with different watermarks
+(those of an unaligned checkpoint, or of one that is at least once). The lowest of them is the subtask's, so that it
+fires what is not complete yet, and the others are *floors*: for its own key group event time is what it was.
 """
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.elements import WATERMARK_MIN
-from barrier_runtime.snapshot_values import decode_msgpack
-from state.errors import InvalidJob
-from state.snapshot import OperatorSnapshot
+from barrier_runtime.data.elements import WATERMARK_MIN
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.key_groups import key_groups_of
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.versioned import decode_msgpack
 
 VALUE = "progress"  # name of the snapshot value
+
+
+class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """For the key groups `first` to `last` event time had reached `watermark_ms`."""
+
+    first: int
+    last: int
+    watermark_ms: int
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,21 +37,62 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     emit_ns: int = 0  # latest intended emission time seen: that of results made by a watermark
     schema: bytes = b""
     version: int = 1
+    floors: tuple[Floor, ...] = ()  # above `watermark_ms`
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
 
 
-def restored_progress(snapshots: Iterable[OperatorSnapshot], operator: str) -> Progress:
-    """One progress from one or (after rescaling) several snapshots: the lowest watermark loses no row."""
-    found = [decode_msgpack(snapshot.values[VALUE], Progress, f"operator {operator!r}") for snapshot in snapshots]
+_PROGRESS = msgspec.msgpack.Decoder(Progress)
+
+
+def restored_progress(
+    snapshots: Iterable[OperatorSnapshot], operator: str, first_group: int, last_group: int
+) -> Progress:
+    """One progress, for the key groups `first_group` to `last_group`, from one or (after rescaling) several snapshots:
+    the lowest watermark loses no row, and floors keep what was late from coming back."""
+    found = []
+    floors: list[Floor] = []
+    for snapshot in snapshots:
+        progress = decode_msgpack(snapshot.values[VALUE], _PROGRESS, f"operator {operator!r}")
+        keyed = snapshot.keyed
+        whole = (first_group, last_group) if keyed is None else (keyed.key_group_first, keyed.key_group_last)
+        if whole[0] <= last_group and first_group <= whole[1]:
+            found.append(progress)
+            floors += [Floor(*whole, progress.watermark_ms), *progress.floors]
     if not found:
         return Progress()
+    lowest = min(progress.watermark_ms for progress in found)
     return Progress(
-        watermark_ms=min(progress.watermark_ms for progress in found),
+        watermark_ms=lowest,
         emit_ns=max(progress.emit_ns for progress in found),
         schema=next((progress.schema for progress in found if progress.schema), b""),
+        floors=tuple(
+            Floor(max(floor.first, first_group), min(floor.last, last_group), floor.watermark_ms)
+            for floor in floors
+            if floor.watermark_ms > lowest and floor.first <= last_group and first_group <= floor.last
+        ),
     )
+
+
+class Floors:
+    """Event time by key group, as long as some are ahead of the subtask's watermark."""
+
+    def __init__(self, floors: Sequence[Floor], max_parallelism: int) -> None:
+        self._floors = tuple(floors)
+        self._max_parallelism = max_parallelism
+        self._of_group = np.full(max_parallelism, WATERMARK_MIN, np.int64)
+        for floor in floors:
+            part = self._of_group[floor.first : floor.last + 1]
+            np.maximum(part, floor.watermark_ms, out=part)
+
+    def above(self, watermark_ms: int) -> tuple[Floor, ...]:
+        """Those that count, with the subtask's watermark here."""
+        return tuple(floor for floor in self._floors if floor.watermark_ms > watermark_ms)
+
+    def watermarks(self, keys: Sequence[pa.Array], watermark_ms: int) -> npt.NDArray[np.int64]:
+        """Event time of each row, given its key columns."""
+        return np.maximum(self._of_group[key_groups_of(keys, self._max_parallelism)], watermark_ms)
 
 
 def columns_of(schema: pa.Schema, columns: Sequence[str], where: str) -> pa.Schema:
@@ -65,6 +119,18 @@ def check_same(now: pa.Schema, before: pa.Schema, where: str) -> None:
         raise InvalidJob(
             f"{where}: its state was made of ({_one_line(before)}), but now its rows have ({_one_line(now)}): "
             "keep the columns and types, or give the operator a new name to start without state"
+        )
+
+
+def check_none_added(columns: Sequence[str], before: pa.Schema, where: str) -> None:
+    """State was written for `before`; `columns` are what the operator uses now."""
+    added = [column for column in dict.fromkeys(columns) if column not in before.names]
+    if added:
+        shown = ", ".join(map(repr, added))
+        raise InvalidJob(
+            f"{where}: its state was made of ({_one_line(before)}), but now it uses {shown} as well, of "
+            "which that state knows nothing: keep its keys and aggregates as they were and put others into a step "
+            "of another name, or give it a new name to start without state"
         )
 
 

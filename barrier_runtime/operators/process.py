@@ -7,21 +7,28 @@ The cost beside the user's own call is kept to a few attribute writes: state han
 
 import copy
 import itertools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from types import SimpleNamespace
+from operator import length_hint
+from sys import getrefcount
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.elements import Batch
-from barrier_runtime.event_time import check_event_time_type, event_times_ms
-from barrier_runtime.keyed_state import CurrentKey, ValueState
-from barrier_runtime.operators.base import Emit
+from barrier_runtime.data.elements import WATERMARK_MIN, Batch
+from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
+from barrier_runtime.data.rows import Row, RowWriter, each_row
+from barrier_runtime.operators.base import Capture, Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.state import CurrentKey, States, ValueState
+from barrier_runtime.operators.timers import TABLE, Timers, decode_timer, encode_timer
 from barrier_runtime.operators.user_code import function_name, user_error
-from barrier_runtime.rows import Row, RowWriter, each_row
-from barrier_runtime.timers import TABLE, Timers, decode_timer, encode_timer
-from state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob, UserCodeError
+
+_SIMPLE = (bool, int, float, str, bytes)
+_ABSENT = object()
 
 
 class ProcessContext:
@@ -29,12 +36,12 @@ class ProcessContext:
 
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
     the row (when `event_time=` is given; None if null) or of the timer, ms. `watermark`: event time the stream has
-    reached, ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`.
+    reached, ms; to a timer its own time. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`.
     """
 
     __slots__ = ("key", "operator", "state", "subtask", "timers", "timestamp", "watermark")
 
-    def __init__(self, operator: str, subtask: int, watermark: int, timers: Timers, state: SimpleNamespace) -> None:
+    def __init__(self, operator: str, subtask: int, watermark: int, timers: Timers, state: States) -> None:
         self.key: Any = None
         self.timestamp: int | None = None
         self.watermark = watermark
@@ -54,6 +61,36 @@ def declared_states(function: Any, extra: Mapping[str, ValueState[Any]] | None =
             raise InvalidJob(f"state {name!r} is {value!r}: declare it as ValueState(type)")
         states[name] = value
     return states
+
+
+class _Given:
+    """Rows that a function gave, and the event time reached at each of them if that is told on."""
+
+    __slots__ = ("_by_row", "_reached", "rows")
+
+    def __init__(self, by_row: bool) -> None:
+        self.rows: list[Row] = []
+        self._by_row = by_row
+        self._reached: list[int] = []
+
+    def upto(self, reached_ms: int) -> None:
+        """Of the rows that came since the last call."""
+        if self._by_row and len(self._reached) < len(self.rows):
+            self._reached += [reached_ms] * (len(self.rows) - len(self._reached))
+
+    def batch(self, writer: RowWriter, like: pa.Schema | None, emit_ns: int) -> Batch:
+        reached = np.array(self._reached, np.int64) if self._by_row else None
+        return Batch(writer.batch(self.rows, like), emit_ns, reached)
+
+
+def _plain_attributes(target: Any) -> dict[str, Any]:
+    """Attributes of an object that could be meant as state: numbers and text by value, containers by size."""
+    attributes = vars(target).items() if hasattr(target, "__dict__") else ()
+    return {
+        name: repr(value) if type(value) is float else value if type(value) in _SIMPLE else len(value)
+        for name, value in attributes
+        if type(value) in (*_SIMPLE, list, dict, set)
+    }
 
 
 class ProcessOperator(KeyedOperator):
@@ -76,6 +113,9 @@ class ProcessOperator(KeyedOperator):
         self._event_time = event_time
         self._output = output
         self._current = CurrentKey()
+        self._by_row = False  # event time is told row by row
+        self._attributes: dict[str, Any] = {}
+        self._warned = False
 
     def bind(self, columns: pa.Schema) -> None:
         width = len(self._key_columns)
@@ -90,20 +130,40 @@ class ProcessOperator(KeyedOperator):
         self._call = target.process if hasattr(target, "process") else target
         self._on_timer = getattr(target, "on_timer", None)
         self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)
-        state = SimpleNamespace()
+        self._target = target
+        self._attributes = _plain_attributes(target)
+        self._replaceable: dict[str, ValueState[Any]] = {}  # made in __init__: nothing refuses to assign to them
+        state = States()
         for name, declared in declared_states(target, self._extra).items():
             where = f"{self.where}, state {name!r}"
             table = self.backend.table(
-                name, declared.encoder(where), declared.decoder(where), width, immutable=declared.immutable
+                name,
+                declared.encoder(where),
+                declared.decoder(where),
+                width,
+                immutable=declared.immutable,
+                comparable=declared.comparable,
             )
-            handle = declared.bind(name, table, self._current)
-            setattr(state, name, handle)
+            holder = "ctx.state" if name in self._extra else "self"
+            handle = declared.bind(name, table, self._current, holder)
+            vars(state)[name] = handle
             if name not in self._extra:
-                setattr(target, name, handle)
+                if not hasattr(target, "__dict__"):
+                    raise InvalidJob(
+                        f"{self.where}: {type(target).__name__} has __slots__, so it can hold no state: drop them"
+                    )
+                vars(target)[name] = handle
+                if not isinstance(getattr(type(target), name, None), ValueState):
+                    self._replaceable[name] = handle
         timers_table = self.backend.table(TABLE, encode_timer, decode_timer, width, immutable=True)
         timers = Timers(timers_table, self._current, None if self._on_timer else function_name(self._call))
         self._timers = timers
         self._context = ProcessContext(self.name, self.context.subtask, self._watermark_ms, timers, state)
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        if self._bound is not None and self.backend.watched and not self._warned:
+            self._look_at_attributes()
+        return super().snapshot(checkpoint)
 
     def on_input_schema(self, schema: pa.Schema) -> None:
         if self._event_time is not None:
@@ -115,53 +175,138 @@ class ProcessOperator(KeyedOperator):
         rows = batch.rows
         self._check(rows.schema)
         self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        watermarks = self._row_watermarks(batch)
+        if watermarks is not None or batch.reached is not None or self._on_timer is not None:
+            self._process_in_time(batch, watermarks, emit)
+            return
         state_keys = self.codec.state_keys(rows)
         user_keys = self.codec.user_keys(rows, state_keys)
-        times = self._timestamps(rows)
+        times, coming = self._timestamps(rows), iter(state_keys)
         current, context, call = self._current, self._context, self._call
         results: list[Row] = []
-        append, extend = results.append, results.extend
-        at = 0
+        append, taken, alone = results.append, self._writer.taken, self._writer.alone
         try:
-            for at, current.key, key, context.timestamp, row in zip(  # noqa: B007 - `at` is for the error
-                range(rows.num_rows), state_keys, user_keys, times, each_row(rows), strict=False
-            ):
+            for current.key, key, context.timestamp, row in zip(coming, user_keys, times, each_row(rows), strict=False):
                 context.key = key
                 result = call(key, row, context)
-                if result is not None:
-                    if type(result) is dict:
-                        append(result)
+                if result is not None:  # `RowWriter.take`, here without a call: this is done once per row
+                    kind = type(result)
+                    if kind is dict:
+                        held = alone + 1 if result is row else alone
+                        append(result if getrefcount(result) == held else taken(result))
+                    elif kind is list:
+                        held = alone + 1 if getrefcount(result) == alone else alone
+                        for one in result:
+                            append(one if getrefcount(one) == held else taken(one))
                     else:
-                        extend(result)
+                        for one in result:
+                            append(one if getrefcount(one) == alone else taken(one))
         except Exception as error:
+            self._check_handles()
+            at = max(0, rows.num_rows - length_hint(coming) - 1)
             raise self._failed(error, call, key=user_keys[at], batch=rows, row=at) from error
+        if self._replaceable:
+            self._check_handles()
         if results:
-            emit(Batch(self._writer.batch(results), batch.emit_ns))
+            emit(Batch(self._writer.batch(results, rows.schema), batch.emit_ns))
+
+    def _process_in_time(self, batch: Batch, watermarks: npt.NDArray[np.int64] | None, emit: Emit) -> None:
+        """Row by row as if a watermark came before each: so what a function sees and gives does not depend on where
+        batches end. `watermarks`: of each row's key group; timers wait for what the whole stream has reached."""
+        rows = batch.rows
+        self._by_row = self._by_row or batch.reached is not None
+        state_keys = self.codec.state_keys(rows)
+        user_keys = self.codec.user_keys(rows, state_keys)
+        reached: Iterable[int] = itertools.repeat(WATERMARK_MIN) if batch.reached is None else batch.reached.tolist()
+        seen: Iterable[int] = itertools.repeat(WATERMARK_MIN) if watermarks is None else watermarks.tolist()
+        current, context, call, timers = self._current, self._context, self._call, self._timers
+        taken, alone = self._writer.taken, self._writer.alone
+        given, by_row, coming = _Given(self._by_row), self._by_row, iter(state_keys)
+        append, watermark_ms = given.rows.append, self._watermark_ms
+        try:
+            for state_key, key, timestamp, row, reached_ms, seen_ms in zip(
+                coming, user_keys, self._timestamps(rows), each_row(rows), reached, seen, strict=False
+            ):
+                if reached_ms > watermark_ms:
+                    if timers.next_ms <= reached_ms:
+                        self._advance(reached_ms, given)
+                    self._watermark_ms = watermark_ms = reached_ms
+                current.key, context.key, context.timestamp = state_key, key, timestamp
+                context.watermark = seen_ms if seen_ms > watermark_ms else watermark_ms
+                result = call(key, row, context)
+                if result is not None:
+                    kind = type(result)
+                    if kind is dict:
+                        held = alone + 1 if result is row else alone
+                        append(result if getrefcount(result) == held else taken(result))
+                    elif kind is list:
+                        held = alone + 1 if getrefcount(result) == alone else alone
+                        for one in result:
+                            append(one if getrefcount(one) == held else taken(one))
+                    else:
+                        for one in result:
+                            append(one if getrefcount(one) == alone else taken(one))
+                if by_row:
+                    given.upto(watermark_ms)
+                if timers.next_ms <= watermark_ms:
+                    self._advance(watermark_ms, given)
+        except UserCodeError:
+            raise  # of a timer
+        except Exception as error:
+            self._check_handles()
+            at = max(0, rows.num_rows - length_hint(coming) - 1)
+            raise self._failed(error, call, key=user_keys[at], batch=rows, row=at) from error
+        if self._replaceable:
+            self._check_handles()
+        if given.rows:
+            emit(given.batch(self._writer, rows.schema, batch.emit_ns))
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if watermark_ms <= self._watermark_ms:
             return
-        self._watermark_ms = watermark_ms
-        if self._bound is None:
-            return  # no row came yet, so there is no timer
-        current, context, on_timer = self._current, self._context, self._on_timer
-        context.watermark = watermark_ms
-        if on_timer is None:
+        if self._bound is None:  # no row came yet, so there is no timer
+            self._watermark_ms = watermark_ms
             return
-        results: list[Row] = []
-        try:
-            for current.key, context.timestamp in self._timers.due(watermark_ms):
-                context.key = self.codec.user_key(current.key)
-                result = on_timer(context.key, context.timestamp, context)
-                if result is not None:
-                    if type(result) is dict:
-                        results.append(result)
-                    else:
-                        results.extend(result)
-        except Exception as error:
-            raise self._failed(error, on_timer, key=context.key) from error
-        if results:
-            emit(Batch(self._writer.batch(results), self._emit_ns))
+        given = _Given(self._by_row)
+        self._advance(watermark_ms, given)
+        if given.rows:
+            emit(given.batch(self._writer, self._seen, self._emit_ns))
+
+    def _advance(self, watermark_ms: int, given: "_Given") -> None:
+        """Event time goes on to `watermark_ms`, and on its way stops at each timer that is due."""
+        current, context, on_timer = self._current, self._context, self._on_timer
+        if on_timer is not None and self._timers.next_ms <= watermark_ms:
+            try:
+                for current.key, at_ms in self._timers.due(watermark_ms):
+                    before_ms, self._watermark_ms = self._watermark_ms, max(self._watermark_ms, at_ms)
+                    context.timestamp, context.watermark = at_ms, self._watermark_ms
+                    context.key = self.codec.user_key(current.key)
+                    result = on_timer(context.key, at_ms, context)
+                    if result is not None:
+                        self._writer.take((result,) if type(result) is dict else result, given.rows)
+                    given.upto(max(before_ms, at_ms - 1))  # what a timer gives is not late for its own time
+            except Exception as error:
+                raise self._failed(error, on_timer, key=context.key) from error
+        self._watermark_ms = context.watermark = watermark_ms
+
+    def _check_handles(self) -> None:
+        for name, handle in self._replaceable.items():
+            found = vars(self._target).get(name)
+            if found is not handle:
+                raise handle.assigned(found)
+
+    def _look_at_attributes(self) -> None:
+        """An attribute that changes is rarely meant to be shared by keys and forgotten by restarts: say it once."""
+        now = _plain_attributes(self._target)
+        changed = [name for name, seen in now.items() if self._attributes.get(name, _ABSENT) != seen]
+        if changed:
+            self._warned = True
+            warnings.warn(
+                f"{self.where}: {changed[0]!r} of {type(self._target).__name__} changed while rows were processed, and "
+                "is no state: all keys of a subtask share it, and no checkpoint has it. Make it a "
+                "ValueState if it must last",
+                stacklevel=2,
+            )
 
     def _timestamps(self, rows: pa.RecordBatch) -> Iterable[int | None]:
         if self._event_time is None:

@@ -2,9 +2,9 @@
 
 import pyarrow as pa
 
-from barrier_runtime.elements import Batch
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Emit, Operator
-from state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob
 
 
 class UnionOperator(Operator):

@@ -11,12 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.rows import preview
-from state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
+from barrier_runtime.data.rows import preview
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
 
 _OURS = (
     str(Path(__file__).resolve().parent.parent),
-    str(Path(__file__).resolve().parent.parent.parent / "state"),
     "<frozen importlib.",
 )
 _NOTHING = object()
@@ -72,6 +71,14 @@ def user_traceback(error: BaseException) -> str:
         seen.stack = traceback.StackSummary.from_list(own)
         seen = seen.__cause__ or seen.__context__
     return "".join(summary.format())
+
+
+def from_users_frame(error: BaseException) -> BaseException:
+    """`error` with the traceback from the first frame on that is not ours."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.tb_next
+    return error if frame is None else error.with_traceback(frame)
 
 
 def function_name(function: Any) -> str:

@@ -5,8 +5,8 @@ Spark would find out too, but only when it submits the stage, with a stack of it
 
 from typing import Any
 
-from barrier_runtime.graph import JobGraph
-from state.errors import InvalidJob
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.state.errors import InvalidJob
 
 
 def check_travels(graph: JobGraph) -> None:

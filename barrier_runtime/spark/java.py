@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 
-from state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob
 
 NEEDED = 17
 _REMEDY = (

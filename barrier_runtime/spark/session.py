@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from barrier_runtime.spark.java import check_java
-from state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 MAX_TASK_FAILURES = 1_000_000
 _FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials
@@ -30,7 +30,7 @@ SETTINGS = {
     "spark.task.reaper.enabled": "true",
     "spark.task.reaper.killTimeout": "-1",
     "spark.excludeOnFailure.enabled": "false",
-    "spark.python.daemon.module": "barrier_runtime.spark.preloading_daemon",
+    "spark.python.daemon.module": "barrier_runtime.spark.worker_daemon",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob
 
 
 def ship_by_value(module: ModuleType) -> None:

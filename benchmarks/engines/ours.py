@@ -8,8 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from barrier_runtime import Dataflow, KafkaSink, TwoPhaseCommitSink
-from barrier_runtime.dataflow import Stream
-from barrier_runtime.sinks.callable_sink import CallableSink
+from barrier_runtime.api.dataflow import Stream
+from barrier_runtime.connectors.memory.callable import CallableSink
+from barrier_runtime.coordinator.status.status import CheckpointStatus
 from barrier_runtime.spark.session import make_session
 from benchmarks import events
 from benchmarks.engines.child import leave_facts, say, spec_of_this_run, stop_order
@@ -17,7 +18,6 @@ from benchmarks.measuring_sink import MeasuringSink
 from benchmarks.paced_source import PacedSource
 from benchmarks.spec import Checkpoint, Facts, RunSpec
 from benchmarks.workloads import workload
-from coordinator.status import CheckpointStatus
 
 _STARTING_LOOK_S = 0.02
 _ENDLESS_LOOK_S = 1.0  # each look costs some milliseconds, on the cores that are measured

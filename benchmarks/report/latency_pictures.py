@@ -18,6 +18,7 @@ _QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 _MARKED = (0.5, 0.99)
 _TOO_NEAR = 3.0  # times another value: beside each other the two could not be read
 _LINE_POINTS = 11
+_LABEL = (4, 60)  # points from a dot to where the label on its right begins and ends, with half a dot
 _FAINT = 0.005  # of the rows are left of the picture
 
 
@@ -89,7 +90,7 @@ def _cdf(
     milliseconds(axes.xaxis)
     axes.set_yticks(_nines(np.array(_QUANTILES)), [f"{share * 100:g}%" for share in _QUANTILES])
     axes.set_ylim(0, _nines(np.array([0.99995]))[0])
-    _mark(axes, curves)
+    mark(axes, curves)
     axes.set_xlabel(label)
     axes.set_ylabel("share of rows at or below")
     rounds = max(len(row.runs) for row in rows)
@@ -98,17 +99,21 @@ def _cdf(
     return canvas
 
 
-def _mark(axes: Axes, curves: Mapping[str, tuple[Any, Any]]) -> None:
-    """The leftmost curve's values on its left, the others' on their right, below one another where they would meet."""
+def mark(axes: Axes, curves: Mapping[str, tuple[Any, Any]]) -> None:
+    """The leftmost curve's values on its left, the others' on their right; below one another where they would meet, and
+    below the line of dots where the next curve's would cover them."""
     low = min(values[np.searchsorted(shares, _FAINT)] for values, shares in curves.values())
     axes.set_xlim(low / 2.5, max(values[-1] for values, _ in curves.values()) * 2.5)
     for share in _MARKED:
         at = {engine: values[np.searchsorted(shares, share)] for engine, (values, shares) in curves.items()}
         height = _nines(np.array([share]))[0]
         level, before = 0, 0.0
-        for position, engine in enumerate(sorted(at, key=lambda engine: float(at[engine]))):
+        ordered = sorted(at, key=lambda engine: float(at[engine]))
+        for position, engine in enumerate(ordered):
             value = float(at[engine])
-            level = level + 1 if position > 1 and value < before * _TOO_NEAR else 0
+            after = [float(at[other]) for other in ordered[position + 1 :]]
+            covered = position > 0 and any(_LABEL[0] < _points_between(axes, value, dot) < _LABEL[1] for dot in after)
+            level = level + 1 if position > 1 and value < before * _TOO_NEAR else int(covered)
             before = value
             axes.plot(value, height, "o", color=COLOURS[engine], markersize=5)
             axes.annotate(
@@ -122,6 +127,11 @@ def _mark(axes: Axes, curves: Mapping[str, tuple[Any, Any]]) -> None:
                 fontsize=9,
                 fontweight="bold",
             )
+
+
+def _points_between(axes: Axes, left: float, right: float) -> float:
+    (from_x, _), (to_x, _) = axes.transData.transform([(left, 0.5), (right, 0.5)])
+    return float(to_x - from_x) * 72 / axes.figure.get_dpi()
 
 
 def latency_by_rate(results: Results) -> Canvas | None:

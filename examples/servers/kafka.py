@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.servers.base import Server, ServerError, find_program, free_port, run_as
+from examples.servers.kafka_ends import TopicEnds
 
 _POM = Path(__file__).with_name("pom.xml")
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -103,30 +104,21 @@ class KafkaServer(Server):
         named = {name.replace("_", "."): str(value) for name, value in config.items()}
         admin.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result()
         deadline = time.monotonic() + self.start_s
-        while not self._can_be_used(admin, topic, partitions):
+        while not _has_leaders(admin, topic, partitions):
             if time.monotonic() > deadline:
                 raise ServerError(f"topic {topic} has no leaders after {self.start_s:.0f} s")
             time.sleep(0.02)
-
-    @staticmethod
-    def _can_be_used(admin: Any, topic: str, partitions: int) -> bool:
-        """A leader that the metadata name may not know of it yet: it is asked."""
-        from confluent_kafka import KafkaException, TopicPartition
-        from confluent_kafka.admin import OffsetSpec
-
-        known = admin.list_topics(topic, timeout=10).topics[topic].partitions
-        if len(known) < partitions or any(part.leader < 0 for part in known.values()):
-            return False
-        ends = admin.list_offsets({TopicPartition(topic, number): OffsetSpec.latest() for number in known})
-        try:
-            return all(end.result() is not None for end in ends.values())
-        except KafkaException:
-            return False
+        TopicEnds(self.bootstrap, topic, partitions).committed()  # a leader may not know of it yet
 
     def _java(self, main: str) -> list[str]:
         home = os.environ.get("JAVA_HOME")
         java = f"{home}/bin/java" if home else find_program("java", "openjdk-17-jre-headless")
         return [java, *self.jvm, "-cp", self._classpath, main]
+
+
+def _has_leaders(admin: Any, topic: str, partitions: int) -> bool:
+    known = admin.list_topics(topic, timeout=10).topics[topic].partitions
+    return len(known) >= partitions and all(part.leader >= 0 for part in known.values())
 
 
 @contextlib.contextmanager

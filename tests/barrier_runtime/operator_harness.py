@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from barrier_runtime.elements import Batch
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Capture, Operator, OperatorContext
-from state.keyed_backend import KeyedBackend, open_keyed_backend
-from state.local_copies import LocalCopies
-from state.memory_store import MemoryStore
-from state.paths import Paths
-from state.rocksdb_kv import SlotMemory
-from state.snapshot import OperatorSnapshot
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.paths import Paths
 
 Kind = Literal["memory", "rocksdb"]
 

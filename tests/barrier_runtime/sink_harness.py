@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from barrier_runtime.elements import Batch
+from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import OperatorContext
-from barrier_runtime.sinks.base import TwoPhaseCommitSink
-from barrier_runtime.sinks.commit_log import read_commit_log
-from barrier_runtime.sinks.sink_operator import SinkOperator
-from state.object_store import ObjectInfo, ObjectStore, PutOutcome
-from state.snapshot import OperatorSnapshot
+from barrier_runtime.runtime.sinks.operator import SinkOperator
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore, PutOutcome
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -205,12 +206,15 @@ class Subtask:
 
         return finish
 
+    def _manifest(self, checkpoint: int) -> tuple[OperatorSnapshot, ...]:
+        return (self.manifests[checkpoint],)
+
     def settle(self) -> None:
         """Run the lane, and play the coordinator of a job with this one sink subtask."""
         self.lane.run()
         while self.operator.has_global_committer and self.parallelism == 1 and self._committed() > self._visible():
             through = self._committed()
-            self.operator.on_commit_globally(through, (self.manifests[through],))
+            self.operator.on_commit_globally(through, partial(self._manifest, through))
             self.lane.run()
             if self._visible() < through:
                 return  # it failed, and is tried again when time has passed

@@ -9,16 +9,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from barrier_runtime.graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
-from barrier_runtime.local import LocalDataPlane, LocalMesh
-from barrier_runtime.operators.base import Capture, Operator
-from barrier_runtime.sinks.files import JsonlSink
-from barrier_runtime.sinks.sink_operator import SinkOperator
-from barrier_runtime.slot.execution import SlotResources, StateSettings
-from barrier_runtime.slot.slot import Slot, SlotIdentity
-from barrier_runtime.slot.workers import Workers
-from barrier_runtime.sources.base import Polled, Split
-from coordinator.messages import (
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.coordinator.wire.messages import (
     Ack,
     Complete,
     Deploy,
@@ -31,10 +24,18 @@ from coordinator.messages import (
     SubtaskFailed,
     Trigger,
 )
-from state.local_copies import LocalCopies
-from state.memory_store import MemoryStore
-from state.paths import Paths
-from state.rocksdb_kv import SlotMemory
+from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
+from barrier_runtime.launch.local import LocalDataPlane, LocalMesh
+from barrier_runtime.operators.base import Capture, Operator
+from barrier_runtime.runtime.execution import SlotResources, StateSettings
+from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK
+from barrier_runtime.runtime.host.workers import Workers
+from barrier_runtime.runtime.sinks.operator import SinkOperator
+from barrier_runtime.runtime.slot import Slot, SlotIdentity
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.paths import Paths
 
 SCHEMA = pa.schema([("n", pa.int64())])
 SOURCE, TARGET = 0, 1
@@ -133,10 +134,22 @@ class Recorder:
 class Bench:
     """`make_operator` is called once per generation and slot; `operators` keeps them in that order."""
 
-    def __init__(self, directory, parallelism=1, make_operator=Totals, splits=None, plane=LocalDataPlane):
+    def __init__(
+        self,
+        directory,
+        parallelism=1,
+        make_operator=Totals,
+        splits=None,
+        plane=LocalDataPlane,
+        feed=None,
+        clock=SYSTEM_CLOCK,
+        **source_options,
+    ):
         self.loop = asyncio.get_running_loop()
         self.parallelism = parallelism
-        self.feed = Feed(splits or parallelism)
+        self.feed = feed or Feed(splits or parallelism)
+        self.clock = clock
+        self._source_options = source_options
         self.store, self.output = MemoryStore(), MemoryStore()
         self.operators = []
         self._make_operator = make_operator
@@ -149,7 +162,7 @@ class Bench:
             slot.connected()
 
     def _graph(self):
-        source = SourceSpec("numbers", self.feed, tuple(self.feed.splits(self.parallelism)))
+        source = SourceSpec("numbers", self.feed, tuple(self.feed.splits(self.parallelism)), **self._source_options)
         target = OperatorSpec("target", "test", self._make, stateful=True)
         chains = (Chain(SOURCE, (), source), Chain(TARGET, (target,)))
         return JobGraph("job", self.parallelism, 128, chains, (Edge(0, SOURCE, TARGET, "rebalance"),))
@@ -173,6 +186,7 @@ class Bench:
             memory=SlotMemory(8 << 20),
             settings=StateSettings("memory"),
             new_uuid=iter(map(str, range(1_000_000))).__next__,
+            clock=self.clock,
         )
         identity = SlotIdentity(index, f"uuid-{index}", 1, "h", 0, "local", 0)
         slot = Slot(graph, "exactly_once", identity, resources, plane)

@@ -4,13 +4,21 @@ from typing import Any
 
 from operator_harness import World
 
-from barrier_runtime.elements import Batch
-from barrier_runtime.graph import SourceSpec
-from barrier_runtime.sources.base import Source
-from barrier_runtime.sources.source_operator import SourceDriver
-from state.snapshot import OperatorSnapshot
+from barrier_runtime.connectors.name_set import NameSet
+from barrier_runtime.connectors.source import Source
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.graph.job_graph import SourceSpec
+from barrier_runtime.runtime.sources.driver import SourceDriver
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 NAME = "src"
+
+
+def names(*ids: str) -> NameSet:
+    made = NameSet()
+    for id in ids:
+        made.add(id)
+    return made
 
 
 def spec_of(source: Source, parallelism: int = 1, **options: Any) -> SourceSpec:

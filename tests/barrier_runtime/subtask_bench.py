@@ -2,13 +2,13 @@
 
 import pyarrow as pa
 
-from barrier_runtime.alignment import Aligner
-from barrier_runtime.elements import Barrier, Batch
-from barrier_runtime.graph import Edge
+from barrier_runtime.coordinator.wire.messages import SubtaskId
+from barrier_runtime.data.elements import Barrier, Batch
+from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.operators.base import Capture, Operator
-from barrier_runtime.slot.channels import EdgeOutput, InputChannel, LocalOutput
-from barrier_runtime.slot.subtask import Subtask
-from coordinator.messages import SubtaskId
+from barrier_runtime.runtime.alignment.aligner import Aligner
+from barrier_runtime.runtime.network.channels import EdgeOutput, InputChannel, LocalOutput
+from barrier_runtime.runtime.subtask import Subtask
 
 TOKEN = 4
 

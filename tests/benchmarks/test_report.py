@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import msgspec
 import numpy as np
 import pytest
 
 from benchmarks.report import write_report
+from benchmarks.report.drawing import SIZE
+from benchmarks.report.latency_pictures import mark
 from benchmarks.report.page import page
 from benchmarks.report.summary import Figure, cells, figure, number, shown
 from benchmarks.report.table import markdown
@@ -254,3 +257,27 @@ def test_a_rate_that_was_not_held_and_a_run_that_failed_are_said_in_the_table(re
     row = markdown(Results(runs=[lost, broken])).splitlines()[2].strip("| ").split(" | ")
     assert row[1].endswith("(rate not held)")
     assert row[4] == "failed"
+
+
+def test_no_label_of_a_latency_lies_under_the_dot_of_another_engine() -> None:
+    shares = np.linspace(0, 1, 10_001)
+    medians = {"ours": 0.748, "spark-tuned": 344.0, "flink": 0.721, "flink-sql": 0.737}
+    tails = {"ours": 4.98, "spark-tuned": 650.0, "flink": 26.6, "flink-sql": 39.1}
+    canvas, axes = plt.subplots(figsize=SIZE)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 5)
+    curves = {
+        engine: (
+            np.exp(np.interp(shares, [0, 0.5, 0.99, 1], np.log([low / 9, low, tails[engine], tails[engine] * 2]))),
+            shares,
+        )
+        for engine, low in medians.items()
+    }
+    mark(axes, curves)
+    canvas.canvas.draw()
+    dots = [axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0])) for line in axes.lines]
+    labels = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    plt.close(canvas)
+    assert {"26.6 ms", "39.1 ms"} <= labels.keys()
+    covered = [name for name, box in labels.items() for x, y in dots if box.contains(x, y)]
+    assert covered == []

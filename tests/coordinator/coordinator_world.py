@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from coordinator.decision_log import Permit
-from coordinator.deleting import check_permit, delete_in_order
-from coordinator.effects import (
+from barrier_runtime.coordinator.checkpoints.retention import discarded
+from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
+from barrier_runtime.coordinator.job.effects import (
     Append,
     CloseLink,
     Delete,
@@ -26,7 +26,7 @@ from coordinator.effects import (
     SendTo,
     WriteManifest,
 )
-from coordinator.events import (
+from barrier_runtime.coordinator.job.events import (
     AppendResult,
     Begin,
     Deleted,
@@ -46,12 +46,14 @@ from coordinator.events import (
     UserStop,
     UserTrigger,
 )
-from coordinator.hashing import sha256_hex
-from coordinator.job import Identity, Origin
-from coordinator.job_protocol import JobProtocol
-from coordinator.log_reader import read_log
-from coordinator.log_records import FIRST_POSITION, Record, decode_record
-from coordinator.messages import (
+from barrier_runtime.coordinator.job.facts import Origin
+from barrier_runtime.coordinator.job.protocol import JobProtocol
+from barrier_runtime.coordinator.log.decision_log import Permit
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.log.record_builder import Identity
+from barrier_runtime.coordinator.log.records import FIRST_POSITION, Record, decode_record
+from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
     Ack,
     ChainSpec,
@@ -72,12 +74,11 @@ from coordinator.messages import (
     ToSlot,
     Trigger,
 )
-from coordinator.retention import discarded
-from state.errors import BarrierRuntimeError, InvalidJob, Unavailable
-from state.memory_store import MemoryStore
-from state.object_store import ObjectNotFound
-from state.paths import Paths
-from state.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectNotFound
+from barrier_runtime.state.store.paths import Paths
 
 SOURCE, SINK = 0, 1
 FILE = b"sst"  # every snapshot file
@@ -118,6 +119,7 @@ class FakeSlot:
     highest: int = 0
     committed: dict[str, int] = field(default_factory=dict)
     inbox: list[ToSlot] = field(default_factory=list)
+    died: dict[int, str] = field(default_factory=dict)
     closed: bool = False
 
     def connect(self) -> "FakeSlot":
@@ -139,6 +141,7 @@ class FakeSlot:
             phase=self.phase,
             highest_checkpoint=self.highest,
             committed=dict(self.committed),
+            died=dict(self.died),
         )
 
     def cut(self) -> None:

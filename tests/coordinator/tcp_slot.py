@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import msgspec
 
-from coordinator.codec import decode_to_slot, encode
-from coordinator.handshake import NONCE_BYTES, Initiator
-from coordinator.messages import (
+from barrier_runtime.coordinator.wire.codec import decode_to_slot, encode
+from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Initiator
+from barrier_runtime.coordinator.wire.messages import (
     Ack,
     Committed,
     Deploy,
@@ -26,7 +26,7 @@ from coordinator.messages import (
     Trigger,
     TryElsewhere,
 )
-from state.snapshot import OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 Kind = TypeVar("Kind", bound=ToSlot)
 Value = TypeVar("Value")

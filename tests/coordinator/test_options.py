@@ -4,27 +4,29 @@ import msgspec
 import pytest
 from coordinator_world import CHAINS, options, spec
 
-from coordinator.log_records import Fence, decode_record, encode_record
-from coordinator.messages import ChainSpec, RestartOptions
-from coordinator.options import (
-    BOUNDS,
-    RESTART_BOUNDS,
-    RESTART_USES,
+from barrier_runtime.coordinator.log.records import Fence, decode_record, encode_record
+from barrier_runtime.coordinator.option_table import CHECKPOINTS, OPTIONS, RESTARTS
+from barrier_runtime.coordinator.options import (
     effective,
     validated,
     validated_restart,
     validated_spec,
 )
-from state.errors import InvalidJob
+from barrier_runtime.coordinator.wire.messages import ChainSpec, RestartOptions
+from barrier_runtime.state.errors import InvalidJob
 
 
-@pytest.mark.parametrize("name", sorted(BOUNDS))
-def test_a_value_out_of_bounds_names_the_option_and_the_bounds(name):
-    bound = BOUNDS[name]
-    for value in (bound.low - 1, bound.high + 1):
-        with pytest.raises(InvalidJob, match=f"{name} = {value} .*{bound.low} to {bound.high}"):
+def bounded(options):
+    return [option for option in options if option.field and option.low is not None]
+
+
+@pytest.mark.parametrize("option", bounded(CHECKPOINTS), ids=lambda option: option.field)
+def test_a_value_out_of_bounds_names_the_option_and_the_bounds(option):
+    name, low, high = option.field, option.stored(option.low), option.stored(option.high)
+    for value in (low - 1, high + 1):
+        with pytest.raises(InvalidJob, match=f"{name} = {value} .*{low} to {high}"):
             validated(options(**{name: value}))
-    for value in (bound.low, bound.high):
+    for value in (low, high):
         validated(options(**{name: value}))
 
 
@@ -51,11 +53,11 @@ def test_a_mode_that_does_not_exist_is_refused_with_those_that_do(name, value):
 # ---------------------------------------------------------------- restarts
 
 
-@pytest.mark.parametrize("name", sorted(RESTART_BOUNDS))
-def test_a_restart_value_out_of_bounds_names_the_option_and_the_bounds(name):
-    bound = RESTART_BOUNDS[name]
-    for value in (bound.low - 1, bound.high + 1):
-        with pytest.raises(InvalidJob, match=rf"restart option {name} = .* use {bound.low} to {bound.high}"):
+@pytest.mark.parametrize("option", bounded(RESTARTS), ids=lambda option: option.field)
+def test_a_restart_value_out_of_bounds_names_the_option_and_the_bounds(option):
+    name, low, high = option.field, option.stored(option.low), option.stored(option.high)
+    for value in (low - 1, high + 1):
+        with pytest.raises(InvalidJob, match=rf"restart option {name} = .* use {low} to {high}"):
             validated_restart(RestartOptions(**{name: value}))
 
 
@@ -68,7 +70,7 @@ def test_restart_options_are_checked_and_made_plain():
     assert validated_restart(RestartOptions(strategy="none", jitter=0.5, max_attempts=3)) == RestartOptions("none")
 
 
-@pytest.mark.parametrize("strategy", sorted(RESTART_USES))
+@pytest.mark.parametrize("strategy", OPTIONS["restart"].choices)
 def test_the_restart_options_of_a_job_come_back_from_the_log_as_they_were(strategy):
     restart = validated_restart(RestartOptions(strategy, 250, 3.0, 9_000, 700, 5, 0.25, 4, 8_000))
     fence = Fence(

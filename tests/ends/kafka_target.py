@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka._model import IsolationLevel
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from barrier_runtime.sinks.base import SinkContext
-from barrier_runtime.sinks.kafka import KafkaSink
+from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.state.store.memory import MemoryStore
 from examples.servers import KafkaServer
-from state.memory_store import MemoryStore
+from examples.servers.kafka_ends import TopicEnds
 
 
 class Topic:
@@ -28,7 +27,7 @@ class Topic:
         self._places = [TopicPartition(self.name, number, 0) for number in range(partitions)]
         self.messages: list[list[Any]] = [[] for _ in range(partitions)]
         self._ends = [0] * partitions
-        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        self._known = TopicEnds(kafka.bootstrap, self.name, partitions)
         self._consumer = Consumer(
             {
                 "bootstrap.servers": kafka.bootstrap,
@@ -51,11 +50,12 @@ class Topic:
         return self.read_stable()
 
     def has_open_transactions(self) -> bool:
-        return self._ends_for(IsolationLevel.READ_COMMITTED) != self._ends_for(IsolationLevel.READ_UNCOMMITTED)
+        return self._known.committed() != self._known.written()
 
     def read_stable(self) -> list[dict[str, Any]]:
         """What readers see now: up to the first open transaction."""
-        stable = self._ends_for(IsolationLevel.READ_COMMITTED)
+        committed = self._known.committed()
+        stable = [committed[place.partition] for place in self._places]
         deadline = time.monotonic() + 30
         while any(end < wanted for end, wanted in zip(self._ends, stable, strict=True)):
             assert time.monotonic() < deadline, f"{self.name} cannot be read up to {stable}, only to {self._ends}"
@@ -65,19 +65,6 @@ class Topic:
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     self._ends[message.partition()] = message.offset()
         return [self.decode(message.value()) for messages in self.messages for message in messages]
-
-    def _ends_for(self, level: IsolationLevel) -> list[int]:
-        """A broker under load may not know for a moment whom it leads."""
-        wanted = {TopicPartition(self.name, place.partition): OffsetSpec.latest() for place in self._places}
-        deadline = time.monotonic() + 30
-        while True:
-            found = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=10)
-            try:
-                by_number = {place.partition: future.result().offset for place, future in found.items()}
-                return [by_number[place.partition] for place in self._places]
-            except KafkaException:
-                if time.monotonic() > deadline:
-                    raise
 
     def close(self) -> None:
         self._consumer.close()

@@ -11,9 +11,9 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from barrier_runtime import Dataflow
-from barrier_runtime.sources.base import Split
-from barrier_runtime.sources.kafka import KafkaSource
-from barrier_runtime.sources.kafka_reader import KafkaReader
+from barrier_runtime.connectors.kafka.source.reader import KafkaReader
+from barrier_runtime.connectors.kafka.source.source import KafkaSource
+from barrier_runtime.connectors.source import Split
 from examples.servers import KafkaServer
 
 PATIENCE_S = 30.0

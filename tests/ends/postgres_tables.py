@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from barrier_runtime.sinks.base import SinkContext
-from barrier_runtime.sinks.postgres import PostgresSink
-from state.memory_store import MemoryStore
+from barrier_runtime.connectors.postgres.sink import PostgresSink
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.state.store.memory import MemoryStore
 
 STORE = MemoryStore()
 

@@ -15,18 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 
-from barrier_runtime.sinks import delta_files
-from barrier_runtime.sinks.base import SinkContext
-from barrier_runtime.sinks.delta import DeltaSink
-from barrier_runtime.sinks.delta_committable import decode_delta_committable
-from barrier_runtime.sinks.delta_table import DeltaLog
+from barrier_runtime.connectors.delta import files as delta_files
+from barrier_runtime.connectors.delta.committable import decode_delta_committable
+from barrier_runtime.connectors.delta.sink import DeltaSink
+from barrier_runtime.connectors.delta.table import DeltaLog
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.s3 import S3Store
 from barrier_runtime.testing import certify
 from examples.servers import S3Server
-from state.errors import Corrupt, InvalidJob, Unavailable
-from state.memory_store import MemoryStore
-from state.object_store import ObjectStore
-from state.open_store import open_store
-from state.s3_store import S3Store
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -60,9 +60,16 @@ def _own_stores() -> None:
 
 
 def opened(
-    sink: DeltaSink, token: int = 1, subtask: int = 0, parallelism: int = 1, lineage: str = "lineage", job: str = "job"
+    sink: DeltaSink,
+    token: int = 1,
+    subtask: int = 0,
+    parallelism: int = 1,
+    lineage: str = "lineage",
+    job: str = "job",
+    checkpoints: str = "memory",
 ) -> DeltaSink:
-    sink.open(SinkContext(job, "out", token, subtask, parallelism, store_of, MemoryStore(), lineage))
+    """`checkpoints`: name of the job's store; another one is another log."""
+    sink.open(SinkContext(job, "out", token, subtask, parallelism, store_of, MemoryStore(checkpoints), lineage))
     return sink
 
 
@@ -225,6 +232,32 @@ def test_what_was_never_decided_is_swept_and_the_table_is_left_alone(url: str) -
     [left] = outside_the_log(url)
     assert left.startswith("_staging/stranger/")
     opened(DeltaSink(url), job="stranger").commit(stranger)
+
+
+def test_a_vacuum_behind_a_compaction_takes_files_that_a_restored_checkpoint_still_lists(folder: str) -> None:
+    """T4: they were visible, the table knows it; what is not in the table is missed."""
+    sink = opened(DeltaSink(folder))
+    seen = committed(sink, 1, [1])
+    decided = pre_committed(sink, 2, [2])
+    for info in list(store_of(folder).list("part-")):
+        store_of(folder).delete([info.key])
+    successor = opened(DeltaSink(folder), token=2)
+    successor.recover([seen, decided])
+    store_of(folder).delete([info.key for info in store_of(folder).list("part-")])
+    with pytest.raises(Corrupt, match="a decided file of 1 rows is gone"):
+        opened(DeltaSink(folder), token=3).recover([seen, decided])
+
+
+def test_a_job_of_the_same_name_with_other_checkpoints_leaves_what_another_one_has_decided(folder: str) -> None:
+    """T9, T14"""
+    sink = opened(DeltaSink(folder), token=3, lineage="production", checkpoints="production")
+    decided = pre_committed(sink, 7, [1])
+    other = opened(DeltaSink(folder), token=9, lineage="staging", checkpoints="staging")
+    other.recover([])
+    committed(other, 1, [100])
+    sink.commit(decided)
+    sink.commit_globally(7, [decided])
+    assert sorted(numbers(folder)) == [1, 100]
 
 
 def test_commit_after_abort_is_an_error_and_abort_after_commit_changes_nothing(folder: str) -> None:

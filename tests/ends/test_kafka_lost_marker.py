@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from barrier_runtime.sinks import kafka_transactions
+from barrier_runtime.connectors.kafka.sink import transactions as kafka_transactions
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from examples.servers import KafkaServer
-from state.errors import Corrupt, InvalidJob, Unavailable
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
 
 

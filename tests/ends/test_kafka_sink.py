@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from barrier_runtime.sinks import kafka_client, kafka_target, kafka_transactions
-from barrier_runtime.sinks.kafka import KafkaSink
+from barrier_runtime.connectors.kafka.sink import client as kafka_client
+from barrier_runtime.connectors.kafka.sink import topic_limits as kafka_target
+from barrier_runtime.connectors.kafka.sink import transactions as kafka_transactions
+from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
+from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
+from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.testing import certify
 from examples.servers import KafkaServer, kafka_server
-from state.errors import Corrupt, Fenced, Unavailable
-from state.memory_store import MemoryStore
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
 
 

@@ -11,11 +11,11 @@ from confluent_kafka.schema_registry import SchemaRegistryError
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from barrier_runtime.sinks import kafka_client
-from barrier_runtime.sinks.kafka import KafkaSink
+from barrier_runtime.connectors.kafka.sink import client as kafka_client
+from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
 from examples.servers.base import free_port
-from state.errors import InvalidJob, Unavailable
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, sealed, written
 from tests.ends.test_kafka_source_registry import Registry, client
 

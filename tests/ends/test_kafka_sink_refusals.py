@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
-from barrier_runtime.sinks.kafka_target import LIMITS_VERSION, decode_limits
+from barrier_runtime.connectors.kafka.sink.topic_limits import LIMITS_VERSION, decode_limits
+from barrier_runtime.state.errors import InvalidJob
 from examples.servers import KafkaServer
-from state.errors import InvalidJob
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
 
 HOUR_MS = 3_600_000

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from barrier_runtime.sinks import kafka_transactions
+from barrier_runtime.connectors.kafka.sink import transactions as kafka_transactions
+from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound
 from examples.servers import KafkaServer
-from state.errors import Corrupt, Fenced, Unavailable
-from state.object_store import ObjectNotFound
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
 from tests.ends.test_kafka_lost_marker import delete_markers
 

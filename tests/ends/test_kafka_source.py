@@ -8,9 +8,10 @@ import time
 import msgspec
 import pytest
 
-from barrier_runtime.sources.kafka_position import KafkaPosition
+from barrier_runtime.connectors.kafka.source.position import KafkaPosition
+from barrier_runtime.connectors.name_set import NameSet
+from barrier_runtime.state.errors import InvalidJob
 from examples.servers import KafkaServer
-from state.errors import InvalidJob
 from tests.ends.kafka_world import Topic, all_rows, fetching_threads, reading, rows_from, source_of, wait_until
 
 
@@ -143,7 +144,10 @@ def test_new_partitions_and_topics_are_found_and_begin_with_their_earliest_recor
     source = source_of(kafka, pattern="found-orders-.*", start="latest", discover=datetime.timedelta(milliseconds=50))
     known = {split.id for split in source.splits(1)}
     assert known == {"found-orders-a-0"}
-    discovery = source.discovery(known)
+    names = NameSet()
+    for id in known:
+        names.add(id)
+    discovery = source.discovery(names)
     assert discovery is not None
     found: list = []
 

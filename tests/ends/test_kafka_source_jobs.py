@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from barrier_runtime import Dataflow, JsonlSink, ParquetSink, Tumbling, count
-from barrier_runtime.sinks.commit_log import committed_files
-from barrier_runtime.sources.kafka_fetcher import Fetcher
-from barrier_runtime.sources.kafka_fetcher_pool import FetcherPool
-from barrier_runtime.sources.kafka_silence import Patience
+from barrier_runtime.connectors.files.sink.commit_log import committed_files
+from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
+from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
+from barrier_runtime.connectors.kafka.source.stall_detector import Patience
 from examples.servers import KafkaServer
 from tests.ends.kafka_world import Topic
 
@@ -90,7 +90,9 @@ def test_a_job_whose_client_goes_silent_goes_on_by_itself_and_writes_every_row_o
 
     monkeypatch.setattr(Fetcher, "_hand_out", hand_out_and_fall_silent)
     patience = Patience(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
-    monkeypatch.setattr("barrier_runtime.sources.kafka.FetcherPool", partial(FetcherPool, patience=patience))
+    monkeypatch.setattr(
+        "barrier_runtime.connectors.kafka.source.source.FetcherPool", partial(FetcherPool, patience=patience)
+    )
     flow = Dataflow("silence")
     small = {"fetch.message.max.bytes": 1_000, "fetch.max.bytes": 1_000, "message.max.bytes": 1_000}
     records = flow.read_kafka("src", kafka.bootstrap, topic.name, group="g", until="latest", config=small)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from barrier_runtime.sources.kafka import KafkaSource
-from barrier_runtime.sources.kafka_client import Cluster
+from barrier_runtime.connectors.kafka.source.client import Cluster
+from barrier_runtime.connectors.kafka.source.source import KafkaSource
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
 from examples.servers.base import free_port
-from state.errors import InvalidJob, Unavailable
 from tests.ends.kafka_world import Topic, reading, rows_from, source_of, wait_until
 
 # ---------------------------------------------------------------- records that are no longer there
@@ -55,7 +55,7 @@ def test_a_loss_is_warned_of_while_it_comes_near(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retention catches up with a reader that stands still, offset by offset."""
-    monkeypatch.setattr("barrier_runtime.sources.kafka_retention._LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._LOOK_AGAIN_S", 0.02)
     topic = Topic(kafka)
     topic.write("x" * 1000 for _ in range(3_000))
     source = source_of(kafka, topic.name, config={"queued.max.messages.kbytes": 16, "fetch.message.max.bytes": 16_384})
@@ -78,9 +78,9 @@ def test_a_topic_that_is_deleted_while_it_is_read_ends_the_job(
     kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not at once: brokers that have just started may not know their topics yet. Other topics are read on."""
-    monkeypatch.setattr("barrier_runtime.sources.kafka_retention._LOOK_AGAIN_S", 0.1)
-    monkeypatch.setattr("barrier_runtime.sources.kafka_retention._LOOK_AT_MISSING_S", 0.1)
-    monkeypatch.setattr("barrier_runtime.sources.kafka_retention._MISSING_S", 1.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._LOOK_SOON_S", 0.1)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._MISSING_S", 1.0)
     topics = sorted((Topic(kafka), Topic(kafka)), key=lambda topic: topic.name)
     for topic in topics:
         topic.write(["a"])
@@ -120,7 +120,7 @@ def test_a_pattern_without_topics_is_an_error_only_where_none_can_come_later(kaf
 
 
 def test_a_broker_that_does_not_answer_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barrier_runtime.sources.kafka_client._PATIENCE_S", 1.5)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.client._PATIENCE_S", 1.5)
     source = source_of(_Nobody(), "topic")
     began = time.monotonic()
     with pytest.raises(Unavailable, match=r"no answer from Kafka at 127.0.0.1:\d+ for .*start the broker"):
@@ -205,7 +205,7 @@ def test_the_right_password_opens_and_a_wrong_one_is_said_at_once_without_showin
 def test_a_password_that_is_wrong_in_the_slot_ends_the_job_after_a_while(
     guarded: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("barrier_runtime.sources.kafka_complaints._REFUSED_S", 0.5)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.errors.REFUSED_S", 0.5)
     topic = Topic(guarded)
     driver = ["open-sesame"] * 2  # a consumer and an administrator
     source = secured_source(guarded, topic.name, *driver, "open-barley")

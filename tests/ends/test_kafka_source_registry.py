@@ -17,8 +17,8 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from barrier_runtime.state.errors import InvalidJob
 from examples.servers import KafkaServer
-from state.errors import InvalidJob
 from tests.ends.kafka_world import Topic, all_rows, reading, rows_from, source_of
 
 AVRO = {

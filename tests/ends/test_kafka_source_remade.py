@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from barrier_runtime.sources.kafka_client import KafkaClient, load_client
-from barrier_runtime.sources.kafka_feed import Feed
-from barrier_runtime.sources.kafka_position import KafkaSplit, begin
-from barrier_runtime.sources.kafka_topic_ids import TopicIds
+from barrier_runtime.connectors.kafka.source.client import KafkaClient, load_client
+from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.connectors.kafka.source.position import KafkaSplit, begin
+from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
+from barrier_runtime.connectors.name_set import NameSet
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
-from state.errors import InvalidJob, Unavailable
 from tests.ends.kafka_world import Topic, reading, rows_from, source_of, wait_until
 
 
@@ -82,7 +83,7 @@ def test_rows_wait_until_the_brokers_say_which_topic_they_are_of(
 
     monkeypatch.setattr(TopicIds, "_ask", ask_or_not)
     for name in ("_TRUSTED_S", "_AHEAD_S"):
-        monkeypatch.setattr(f"barrier_runtime.sources.kafka_topic_ids.{name}", 0.0)
+        monkeypatch.setattr(f"barrier_runtime.connectors.kafka.source.topic_ids.{name}", 0.0)
     topic = Topic(kafka, partitions=2)
     for partition in range(2):
         topic.write((str(number) for number in range(2_000)), partition)
@@ -123,20 +124,20 @@ def test_rows_wait_for_no_answer_while_the_last_one_is_good(
         asked.extend(topics)
         self._asked[feed.topic] = _Unanswered(), now_s
 
-    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._AHEAD_S", 0.0)
-    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._TRUSTED_S", 1_000.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._AHEAD_S", 0.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._TRUSTED_S", 1_000.0)
     monkeypatch.setattr(TopicIds, "_ask", ask)
     assert [ids.judge([feed]), ids.judge([feed])] == [[], []]
     assert asked == [feed.topic], "asked ahead, and once"
-    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._TRUSTED_S", 0.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._TRUSTED_S", 0.0)
     with pytest.raises(AssertionError, match="waited for"):
         ids.judge([feed])
 
 
 def test_an_answer_that_was_asked_for_ahead_is_heard(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while the last one would still be good."""
-    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._AHEAD_S", 0.0)
-    monkeypatch.setattr("barrier_runtime.sources.kafka_topic_ids._TRUSTED_S", 1_000.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._AHEAD_S", 0.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._TRUSTED_S", 1_000.0)
     topic = Topic(kafka)
     ids, feed = judged(kafka, topic)
     topic.delete()
@@ -159,8 +160,8 @@ def test_a_client_that_does_not_say_how_a_question_ended_is_replaced(
     said: list[str] = []
     ids, feed = judged(kafka, Topic(kafka), said)
     first = ids._admin
-    for name in ("client._OVERDUE_S", "topic_ids._ANSWER_S", "topic_ids._IN_VAIN_S"):
-        monkeypatch.setattr(f"barrier_runtime.sources.kafka_{name}", 0.1)
+    for name in ("asking._OVERDUE_S", "source.topic_ids._ANSWER_S", "source.topic_ids._IN_VAIN_S"):
+        monkeypatch.setattr(f"barrier_runtime.connectors.kafka.{name}", 0.1)
     ids.forget(feed.topic)
     ids._asked[feed.topic] = Future(), time.monotonic()
     assert ids.judge([feed]) == [feed], "nobody can tell at present"
@@ -178,7 +179,7 @@ def test_a_client_whose_questions_are_in_vain_for_long_is_replaced_and_that_is_s
     ids, feed = judged(kafka, Topic(kafka), said)
     first = ids._admin
     for name, value in (("_ANSWER_S", 0.2), ("_IN_VAIN_S", 1.0)):
-        monkeypatch.setattr(f"barrier_runtime.sources.kafka_topic_ids.{name}", value)
+        monkeypatch.setattr(f"barrier_runtime.connectors.kafka.source.topic_ids.{name}", value)
     ids.forget(feed.topic)
     kafka.kill()
     try:
@@ -205,7 +206,7 @@ def test_brokers_that_give_no_ids_are_not_asked_for_them(kafka: KafkaServer) -> 
 def test_a_topic_that_is_made_again_while_it_is_read_ends_the_job(kafka: KafkaServer) -> None:
     topic = Topic(kafka)
     source = source_of(kafka, topic.name, discover=datetime.timedelta(milliseconds=20))
-    discovery = source.discovery([])
+    discovery = source.discovery(NameSet())
     assert discovery is not None
     try:
         wait_until(lambda: len(discovery.found()) == 1, "the topic was listed once")

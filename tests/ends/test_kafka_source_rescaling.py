@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from barrier_runtime.graph import SourceSpec
+from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import OperatorContext
-from barrier_runtime.sources.source_operator import SourceDriver
+from barrier_runtime.runtime.sources.driver import SourceDriver
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
 from examples.servers import KafkaServer
-from state.memory_store import MemoryStore
-from state.snapshot import OperatorSnapshot
 from tests.ends.kafka_world import Topic, fetching_threads, source_of, wait_until
 
 

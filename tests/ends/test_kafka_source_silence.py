@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from confluent_kafka import TopicPartition
 
-from barrier_runtime.sources.kafka_client import KafkaClient
-from barrier_runtime.sources.kafka_fetcher_pool import FetcherPool
-from barrier_runtime.sources.kafka_position import KafkaPosition, KafkaSplit
-from barrier_runtime.sources.kafka_reader import KafkaReader
-from barrier_runtime.sources.kafka_records import RecordConverter
-from barrier_runtime.sources.kafka_silence import Patience, SilenceWatch
+from barrier_runtime.connectors.kafka.source.client import KafkaClient
+from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
+from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit
+from barrier_runtime.connectors.kafka.source.reader import KafkaReader
+from barrier_runtime.connectors.kafka.source.records import RecordConverter
+from barrier_runtime.connectors.kafka.source.stall_detector import Patience, SilenceWatch
+from barrier_runtime.state.errors import Unavailable
 from examples.servers import KafkaServer
-from state.errors import Unavailable
 from tests.ends.kafka_world import Topic, prepared, rows_from, source_of, wait_until
 
 SHORT = Patience(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
@@ -45,7 +45,14 @@ class World:
         """The client fetches no more of it, and the fetcher does not know."""
         assert reader._fetcher is not None
         place = TopicPartition(self.topic.name, partition)
-        reader._fetcher._orders.put(lambda consumer: consumer.pause([place]))
+        silent = threading.Event()
+
+        def pause(consumer: Any) -> None:
+            consumer.pause([place])
+            silent.set()
+
+        reader._fetcher._orders.put(pause)
+        wait_until(silent.is_set, "the client is silent")
 
 
 @pytest.fixture
@@ -164,7 +171,7 @@ def test_a_thread_that_hangs_in_the_client_is_said_to_and_goes_on_after_it(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it was held up for is no silence of the client."""
-    monkeypatch.setattr("barrier_runtime.sources.kafka_turns._MANY_TICKS", 5)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.turns._MANY_TICKS", 5)
     world = World(kafka)
     world.topic.write(numbers(0, 10))
     with world.reading() as reader, caplog.at_level(logging.WARNING, "barrier_runtime.kafka"):

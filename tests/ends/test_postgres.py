@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import Dataflow
-from barrier_runtime.sinks import postgres_staged
-from barrier_runtime.sinks.postgres import PostgresSink
-from barrier_runtime.sinks.postgres_session import Session, parameters_of
-from barrier_runtime.sinks.postgres_target import LAYOUT_LOCK
+from barrier_runtime.connectors.postgres import staged as postgres_staged
+from barrier_runtime.connectors.postgres.session import Session, parameters_of
+from barrier_runtime.connectors.postgres.sink import PostgresSink
+from barrier_runtime.connectors.postgres.target import LAYOUT_LOCK
+from barrier_runtime.state.errors import Corrupt, Fenced, InvalidJob, Unavailable
 from examples.servers import PostgresServer
-from state.errors import Corrupt, Fenced, InvalidJob, Unavailable
 from tests.ends.postgres_tables import left_over, made_visible, new_job, new_table, numbers, opened, pre_committed, seen
 
 BOTH = pytest.mark.parametrize("transactions", ["staged", "prepared"])

@@ -1,18 +1,21 @@
 """What an outage of the table has piled up in PostgreSQL: shown decision by decision, none of it torn."""
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
-from coordinator.decision_log import DecisionLog, LogView
-from coordinator.log_records import Complete, Fence, Record
-from coordinator.messages import CheckpointOptions, JobSpec
-from examples.servers import PostgresServer
-from state.errors import InvalidJob
-from state.object_store import PutOutcome
-from state.paths import Paths
+from barrier_runtime import Dataflow, PostgresSink
+from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView
+from barrier_runtime.coordinator.log.records import Complete, Fence, Record
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.store.paths import Paths
+from examples.servers import PostgresServer, postgres_server
 from tests.ends.postgres_tables import (
     STORE,
     left_over,
@@ -117,3 +120,60 @@ def test_a_backlog_that_no_single_statement_could_move_in_time_is_moved(
     made_visible(sink, 10, backlog)
     assert seen(connection, table) == list(range(1, 11))
     sink.close()
+
+
+class SlowCommits(PostgresSink):
+    """Its commits wait until they are let go."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SlowCommits":
+        return self
+
+    def commit(self, committable: bytes) -> None:
+        assert LET_GO.wait(60), "the test let the commits go"
+        super().commit(committable)
+
+
+LET_GO = threading.Event()
+
+
+@pytest.mark.slow
+def test_prepared_transactions_never_outgrow_the_server_while_commits_are_slower_than_checkpoints() -> None:
+    """T4: the stream waits; checkpoints go on without rows, and no generation is lost."""
+    LET_GO.clear()
+    rows = 3_000
+    results: list[Any] = []
+    with postgres_server(max_prepared_transactions=4) as server, psycopg.connect(server.url, autocommit=True) as own:
+        own.execute("create table slow (value bigint)")
+        flow = Dataflow(new_job())
+        sink = SlowCommits(server.url, "slow", transactions="prepared")
+        flow.rate("numbers", 1_000, rows).select(["value"]).sink("out", sink)
+        run = threading.Thread(target=lambda: results.append(flow.run_local(parallelism=1, checkpoint_interval=0.1)))
+        run.start()
+        try:
+            until(lambda: prepared(own) >= 3, "three transactions are prepared")
+            most, looked = 0, time.monotonic() + 2
+            while time.monotonic() < looked:  # twenty checkpoints, were they all to prepare one
+                most = max(most, prepared(own))
+                time.sleep(0.05)
+        finally:
+            LET_GO.set()
+            run.join(60)
+        assert most <= 4
+        assert len(results[0].status.recoveries) == 1
+        failed = [each for each in results[0].status.checkpoints.history if each.outcome in ("declined", "expired")]
+        assert failed == []
+        found = own.execute("select count(*), count(distinct value) from slow").fetchone()
+        assert found == (rows, rows)
+
+
+def prepared(connection: psycopg.Connection[Any]) -> int:
+    found = connection.execute("select count(*) from pg_prepared_xacts").fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.01)

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import Dataflow
-from barrier_runtime.job_result import JobFailed
-from barrier_runtime.sinks.postgres import PostgresSink
+from barrier_runtime.connectors.postgres.sink import PostgresSink
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import PostgresServer, postgres_server
-from state.errors import InvalidJob, Unavailable
 from tests.ends.postgres_tables import left_over, new_job, new_table, numbers, opened, seen
 
 URL = "postgresql://nobody@127.0.0.1/none"

@@ -9,7 +9,7 @@ import psycopg
 import psycopg.rows
 import pytest
 
-from barrier_runtime.sinks.postgres import PostgresSink
+from barrier_runtime.connectors.postgres.sink import PostgresSink
 from barrier_runtime.testing import certify
 from examples.servers import PostgresServer
 

@@ -29,6 +29,13 @@ VALUES: list[tuple[str, pa.DataType, list[Any], list[Any] | None]] = [
     ("real", pa.float32(), [1.5, -0.0, math.inf, None], None),
     ("double precision", pa.float64(), [0.1, 5e-324, 1.7976931348623157e308, -math.inf, None], None),
     ("double precision", pa.float32(), [float(pa.scalar(0.1, pa.float32()).as_py())], None),
+    (
+        "numeric",
+        pa.float64(),
+        [0.1, -5e-324, 1.7976931348623157e308, math.inf, -math.inf, None],
+        [Decimal(repr(each)) for each in (0.1, -5e-324, 1.7976931348623157e308, math.inf, -math.inf)] + [None],
+    ),
+    ("numeric", pa.float32(), [0.5, None], None),
     ("boolean", pa.bool_(), [True, False, None], None),
     ("text", pa.string(), ["", "NULL", "\\N", "\\.", 'a "b", \n\r\t\\', "ü€😀", "a" * 100_000, None], None),
     ("text", pa.dictionary(pa.int32(), pa.string()), ["x", None, "x"], None),

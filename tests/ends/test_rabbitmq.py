@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
-from barrier_runtime.compile import compile_flow
-from barrier_runtime.job_result import JobFailed
-from barrier_runtime.sources.rabbitmq import RabbitReader, RabbitSource
-from barrier_runtime.sources.rabbitmq_rows import METADATA, columns_of
+from barrier_runtime.connectors.rabbitmq.rows import METADATA, columns_of
+from barrier_runtime.connectors.rabbitmq.source import RabbitReader, RabbitSource
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import RabbitServer
-from state.errors import InvalidJob, Unavailable
 from tests.ends.rabbitmq_world import Queue, Wire, address, queue_of, wait_until
 from tests.integration.harness import visible_files
 
@@ -350,7 +350,7 @@ def flow_of(url: str, queue: str, sink: Any, **options: Any) -> Dataflow:
 
 def refusal_of(url: str, queue: str) -> tuple[type, str]:
     with pytest.raises((InvalidJob, Unavailable)) as caught:
-        compile_flow(flow_of(url, queue, CollectSink()), 2)
+        compile_plan(flow_of(url, queue, CollectSink()).plan, 2)
     return caught.type, str(caught.value)
 
 
@@ -414,9 +414,9 @@ def test_an_exactly_once_sink_needs_the_deduplication(rabbitmq: RabbitServer, qu
     """Without it a redelivered message would be written twice."""
     bare = flow_of(address(rabbitmq), queue.name, JsonlSink(str(tmp_path)), deduplicate=None)
     with pytest.raises(InvalidJob, match="'messages' has no stable positions"):
-        compile_flow(bare, 2)
-    compile_flow(bare, 2, mode="at_least_once")
-    compile_flow(flow_of(address(rabbitmq), queue.name, JsonlSink(str(tmp_path))), 2)
+        compile_plan(bare.plan, 2)
+    compile_plan(bare.plan, 2, mode="at_least_once")
+    compile_plan(flow_of(address(rabbitmq), queue.name, JsonlSink(str(tmp_path))).plan, 2)
 
 
 # ---------------------------------------------------------------- whole jobs, in this process

@@ -1,20 +1,23 @@
 """The Redis upsert sink against a real server: certified where the declaration holds, and wrong where it is a lie."""
 
+import json
+import math
 import random
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import redis as client
 
-from barrier_runtime.dataflow import Dataflow
-from barrier_runtime.sinks.redis import RedisUpsertSink
+from barrier_runtime.api.dataflow import Dataflow
+from barrier_runtime.connectors.redis.sink import RedisUpsertSink
+from barrier_runtime.state.errors import Fenced, InvalidJob, Unavailable
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.testing import certify
 from examples.servers import RedisServer
-from state.errors import Fenced, InvalidJob, Unavailable
-from state.memory_store import MemoryStore
-from state.paths import Paths
 from tests.ends.kafka_target import Job, new_job, written
 from tests.ends.late_requests import LateRequests
 
@@ -93,16 +96,16 @@ def test_only_a_deterministic_sink_is_called_exactly_once() -> None:
 @pytest.mark.parametrize(("deterministic", "refused"), [(False, False), (True, True)])
 def test_the_declaration_counts_when_the_job_is_checked(deterministic: bool, refused: bool) -> None:
     """A source that cannot replay the same rows makes a deterministic sink impossible, and the job is refused."""
-    from barrier_runtime.compile import compile_flow
+    from barrier_runtime.graph.compiler import compile_plan
 
     flow = Dataflow("upserts")
     stream = flow.from_iterator("numbers", lambda index, of: [{"id": 1}], schema={"id": int}, replayable=False)
     stream.sink("out", RedisUpsertSink("redis://host", key="id", deterministic=deterministic))
     if refused:
         with pytest.raises(InvalidJob, match="is exactly-once, but source 'numbers' has no stable positions"):
-            compile_flow(flow, 1)
+            compile_plan(flow.plan, 1)
     else:
-        compile_flow(flow, 1)
+        compile_plan(flow.plan, 1)
 
 
 def test_a_zombie_cannot_overwrite_what_its_successor_has_written(
@@ -226,6 +229,38 @@ def test_values_are_hashes_or_json_or_one_column(
     sink.pre_commit(written(sink, [{"a": "u", "b": 3, "n": 5, "t": "x", "none": None}]), 1)
     key = f"{prefix}u:3"
     assert (database.hgetall(key) if value == "hash" else database.get(key)) == expected
+
+
+def test_rows_with_different_keys_never_overwrite_each_other(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job
+) -> None:
+    """A colon in a value is no boundary between columns, and a null is not the text "null"."""
+    pairs = [("x:y", "z"), ("x", "y:z"), (None, "a"), ("null", "a"), ("\\N", "a"), ("x\\", "y"), ("x", "\\y")]
+    sink = job.open(RedisUpsertSink(redis.url, key=["a", "b"], prefix=prefix))
+    rows = [{"a": a, "b": b, "n": number} for number, (a, b) in enumerate(pairs)]
+    transaction = sink.begin_transaction()
+    sink.write(transaction, pa.RecordBatch.from_pylist(rows))
+    sink.pre_commit(transaction, 1)
+    found = hashes(database, prefix)
+    assert sorted(int(row["n"]) for row in found.values()) == list(range(len(pairs)))
+    assert found["x\\:y:z"] == {"n": "0"}
+
+
+def test_floats_that_are_no_numbers_come_back(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job
+) -> None:
+    floats = [math.nan, math.inf, -math.inf, 1.5]
+    rows = [{"id": number, "f": value} for number, value in enumerate(floats)]
+    for value in ("hash", "json", "f"):
+        sink = job.open(RedisUpsertSink(redis.url, key="id", value=value, prefix=f"{prefix}{value}:"))
+        sink.pre_commit(written(sink, rows), 1)
+    for number, expected in enumerate(floats):
+        stored = [
+            database.hget(f"{prefix}hash:{number}", "f"),
+            json.loads(str(database.get(f"{prefix}json:{number}")))["f"],
+            database.get(f"{prefix}f:{number}"),
+        ]
+        assert [repr(float(str(each))) for each in stored] == [repr(expected)] * 3
 
 
 def test_a_server_that_stops_between_writes_is_waited_for(redis: RedisServer, prefix: str, job: Job) -> None:

@@ -7,15 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from barrier_runtime.sinks.base import SinkContext
-from barrier_runtime.sinks.commit_log import jobs_and_sinks, read_commit_log
-from barrier_runtime.sinks.files import ParquetSink
+from barrier_runtime.connectors.files.sink.commit_log import jobs_and_sinks, read_commit_log
+from barrier_runtime.connectors.files.sink.sink import ParquetSink
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.s3 import RetryBudget, S3Store
 from barrier_runtime.testing import certify
 from examples.servers import S3Server
-from state.errors import Unavailable
-from state.memory_store import MemoryStore
-from state.open_store import open_store
-from state.s3_store import RetryBudget, S3Store
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -23,9 +23,9 @@ APP = """
     from pathlib import Path
 
     from barrier_runtime import Dataflow
-    from barrier_runtime.sinks.delta import DeltaSink
-    from barrier_runtime.sinks.kafka import KafkaSink
-    from barrier_runtime.sinks.postgres import PostgresSink
+    from barrier_runtime.connectors.delta.sink import DeltaSink
+    from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
+    from barrier_runtime.connectors.postgres.sink import PostgresSink
 
     HERE = Path(__file__).parent
     GO = HERE / "may-commit"

@@ -29,7 +29,8 @@ def no_process_left_behind() -> Iterator[None]:
     left = [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.pid not in before and any("coordinator.daemon" in part for part in _command(process))
+        if process.pid not in before
+        and any("barrier_runtime.coordinator.server.daemon" in part for part in _command(process))
     ]
     assert left == []
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from barrier_runtime.aggregates import count
-from barrier_runtime.dataflow import Dataflow
-from barrier_runtime.sinks.files import JsonlSink
+from barrier_runtime.api.dataflow import Dataflow
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.operators.aggregation.functions import count
 
 PATIENCE_S = 240.0
 

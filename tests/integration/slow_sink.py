@@ -2,7 +2,7 @@
 
 import time
 
-from barrier_runtime.sinks.files import JsonlSink
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
 
 
 class SlowSink(JsonlSink):

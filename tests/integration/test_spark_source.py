@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from harness import visible_files
 
-from barrier_runtime import Dataflow, JsonlSink
-from barrier_runtime.sinks.collect import CollectSink
-from state.errors import InvalidJob
-from state.open_store import open_store
+from barrier_runtime import Dataflow, JsonlSink, ParquetSink, committed_files
+from barrier_runtime.connectors.memory.collect import CollectSink
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.open import open_store
 
 ROWS, PARTITIONS = 12_000, 12
 
@@ -169,3 +169,13 @@ def test_what_cannot_be_staged_is_refused_before_anything_runs(spark: Any, tmp_p
         flow.from_spark("rows", spark.readStream.format("rate").load())
     with pytest.raises(InvalidJob, match="the memory of one process: pass staging="):
         flow_of(spark.range(3), tmp_path / "out").run_local(checkpoints="memory://x")
+
+
+def test_spark_reads_committed_files_of_a_folder_with_a_space_in_its_name(spark: Any, tmp_path: Path) -> None:
+    out = tmp_path / "my dir"
+    flow = Dataflow("spaces")
+    flow.from_iterator("n", lambda i, of: iter([{"n": i}]), schema={"n": pa.int64()}, splits=2).sink(
+        "out", ParquetSink(str(out))
+    )
+    flow.run_local()
+    assert sorted(row.n for row in spark.read.parquet(*committed_files(str(out))).collect()) == [0, 1]

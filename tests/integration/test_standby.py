@@ -10,7 +10,7 @@ from harness import JsonlSink, count, until, verdict
 from late import latency_between, stamped
 from test_operating import Daemon
 
-from barrier_runtime.dataflow import Dataflow
+from barrier_runtime.api.dataflow import Dataflow
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from harness import counting_flow, gone, kill, until, verdict, visible_files
 
-from state.errors import Fenced
+from barrier_runtime.state.errors import Fenced
 
 pytestmark = pytest.mark.spark
 
@@ -215,6 +215,6 @@ def is_slot(process):
     """A forked PySpark worker: its parent is the daemon, which has the same command line."""
     try:
         parent = process.parent()
-        return parent is not None and all("preloading_daemon" in " ".join(p.cmdline()) for p in (process, parent))
+        return parent is not None and all("spark.worker_daemon" in " ".join(p.cmdline()) for p in (process, parent))
     except psutil.Error:
         return False

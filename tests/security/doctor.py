@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.decision_log import LogEntry
-from coordinator.log_records import Complete, Record, decode_record, encode_record
-from state.paths import Paths
+from barrier_runtime.coordinator.log.decision_log import LogEntry
+from barrier_runtime.coordinator.log.records import Complete, Finish, Record, decode_record, encode_record
+from barrier_runtime.state.store.paths import Paths
 
 
 class Bomb:
@@ -57,6 +57,11 @@ class Doctor:
             data = encode_record(msgspec.structs.replace(record, parent_sha256=parent))
             path.write_bytes(data)
             parent = hashlib.sha256(data).hexdigest()
+
+    def without_its_end(self) -> None:
+        """As if the job had been killed before it could write that it had finished."""
+        if isinstance(self.entries()[-1].record, Finish):
+            self.log[-1].unlink()
 
     def replace_manifest(self, data: bytes) -> None:
         """Put `data` in the place of the last checkpoint's manifest, and its hash into the log."""

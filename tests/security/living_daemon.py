@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 from tcp_slot import wait_for
 
-from coordinator.client import CoordinatorClient
-from state.errors import Unavailable
+from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.state.errors import Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "0123456789abcdef" * 4
@@ -57,7 +57,13 @@ def living_daemon(folder: Path, *arguments: str) -> Iterator[Daemon]:
     with log.open("wb") as said:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "coordinator.daemon", "--storage", str(folder / "store")),
+                *(
+                    sys.executable,
+                    "-m",
+                    "barrier_runtime.coordinator.server.daemon",
+                    "--storage",
+                    str(folder / "store"),
+                ),
                 *("--token-file", str(token_file), "--log-format", "json"),
                 *("--control-fd", str(sockets[0].fileno()), "--http-fd", str(sockets[1].fileno()), *arguments),
             ],

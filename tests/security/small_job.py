@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from barrier_runtime.aggregates import count
-from barrier_runtime.dataflow import Dataflow
-from barrier_runtime.job_result import JobResult
-from barrier_runtime.sinks.files import JsonlSink
+from barrier_runtime.api.dataflow import Dataflow
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.launch.result import JobResult
+from barrier_runtime.operators.aggregation.functions import count
 from tests.scattered import scatter
 
 NAME = "counted"

@@ -14,12 +14,27 @@ from doctor import Bomb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barrier_runtime.elements import Barrier, Batch, Watermark
-from barrier_runtime.slot.frames import BATCH, HEADER_SIZE, MAX_PAYLOAD, SCHEMA, FrameError, FrameReader, FrameWriter
-from coordinator.codec import MAX_MESSAGE_BYTES, decode_to_coordinator, decode_to_slot, encode
-from coordinator.handshake import FRAME_OVERHEAD, MAX_HANDSHAKE_BYTES, Acceptor, FrameRejected, Framing, Initiator
-from coordinator.messages import PROTOCOL_VERSION, Ack, Deploy, Heartbeat, SubtaskId, Trigger
-from state.errors import ProtocolViolation
+from barrier_runtime.coordinator.wire.codec import MAX_MESSAGE_BYTES, decode_to_coordinator, decode_to_slot, encode
+from barrier_runtime.coordinator.wire.handshake import (
+    FRAME_OVERHEAD,
+    MAX_HANDSHAKE_BYTES,
+    Acceptor,
+    FrameRejected,
+    Framing,
+    Initiator,
+)
+from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION, Ack, Deploy, Heartbeat, SubtaskId, Trigger
+from barrier_runtime.data.elements import Barrier, Batch, Watermark
+from barrier_runtime.runtime.network.frames import (
+    BATCH,
+    HEADER_SIZE,
+    MAX_PAYLOAD,
+    SCHEMA,
+    FrameError,
+    FrameReader,
+    FrameWriter,
+)
+from barrier_runtime.state.errors import ProtocolViolation
 
 KEY = b"k" * 32
 NONCE = b"n" * 32

@@ -12,16 +12,16 @@ import pytest
 from doctor import Doctor, files_of
 from small_job import NAME, run_small_job, visible
 
-from barrier_runtime.job_result import JobFailed
-from barrier_runtime.sinks.commit_log import CommitRecord
-from barrier_runtime.sinks.file_committable import FileCommittable
-from barrier_runtime.sinks.pending_set import PendingSet
-from barrier_runtime.sources.source_progress import SourceProgress
-from coordinator.log_records import Complete, Fence, Record, decode_record, encode_record
-from coordinator.manifest import Manifest, decode_manifest, encode_manifest
-from coordinator.messages import JobSpec, ToCoordinator, ToSlot
-from state.errors import Corrupt
-from state.rocksdb_kv import CONFIG_FILE, RocksDbKv, SlotMemory, link_database
+from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
+from barrier_runtime.connectors.sink_bases.file_committable import FileCommittable
+from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, encode_manifest
+from barrier_runtime.coordinator.log.records import Complete, Fence, Record, decode_record, encode_record
+from barrier_runtime.coordinator.wire.messages import JobSpec, ToCoordinator, ToSlot
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.runtime.sinks.pending_set import PendingSet
+from barrier_runtime.runtime.sources.progress import SourceProgress
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.kv.rocksdb import CONFIG_FILE, RocksDbKv, SlotMemory, link_database
 
 ROWS, KEYS = 12_000, 10_000  # enough state for objects of their own beside the manifest
 

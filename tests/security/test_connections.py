@@ -11,13 +11,13 @@ from coordinator_world import spec
 from living_daemon import TOKEN, Daemon, living_daemon
 from tcp_slot import TcpSlot, wait_for
 
-from barrier_runtime.slot import data_plane
-from barrier_runtime.slot.channels import InputChannel
-from barrier_runtime.slot.data_plane import ChannelId, TcpDataPlane
-from coordinator.control_server import MAX_UNPROVEN
-from coordinator.handshake import NONCE_BYTES, Acceptor, Initiator
-from coordinator.messages import Deploy, Registered
-from coordinator.rest_connection import MAX_CONNECTIONS
+from barrier_runtime.coordinator.server.control import MAX_UNPROVEN
+from barrier_runtime.coordinator.server.rest_connection import MAX_CONNECTIONS
+from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Initiator
+from barrier_runtime.coordinator.wire.messages import Deploy, Peer, Registered
+from barrier_runtime.runtime.network import tcp as data_plane
+from barrier_runtime.runtime.network.channels import InputChannel
+from barrier_runtime.runtime.network.tcp import ChannelId, TcpDataPlane
 
 MIB = 1 << 20
 CHUNK = 64 * 1024
@@ -93,6 +93,35 @@ def test_a_crowd_of_strangers_costs_the_coordinator_little_and_goes_in_time(tmp_
         assert daemon.memory_bytes - before < 32 * MIB
         wait_for("all of them to be forgotten", lambda: daemon.connections == 0, timeout_s=PATIENCE_S)
         a_slot_comes_and_is_served(daemon)
+
+
+def test_silent_strangers_do_not_delay_a_slot(tmp_path: Path) -> None:
+    """H3: however many there are; they go one by one as their places are needed, and no timeout has to pass."""
+    with living_daemon(tmp_path, "--handshake-timeout", str(10 * PATIENCE_S)) as daemon:
+        crowd = [dial(daemon.control) for _ in range(900)]
+        a_slot_comes_and_is_served(daemon)
+        for connection in crowd:
+            connection.close()
+
+
+def test_a_peer_connects_to_a_slot_whose_places_are_all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H3"""
+    monkeypatch.setattr(data_plane, "MAX_UNPROVEN", 20)
+
+    async def main() -> None:
+        one, other = TcpDataPlane(SECRET, "job", "run"), TcpDataPlane(SECRET, "job", "run")
+        host, port = await one.listen()
+        crowd = [await asyncio.open_connection(host, port) for _ in range(50)]
+        channel = ChannelId(1, 0, 1, 0)
+        one.expect(1, {channel: InputChannel(0, 0, lambda: None, 1 << 20)}, lambda channel, reason: None)
+        await other.connect(Peer(0, "uuid", host, port), channel, lambda: None)
+        await one.all_connected()
+        for _, writer in crowd:
+            writer.close()
+        other.close()
+        one.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_a_stranger_that_pours_is_cut_off_at_once(tmp_path: Path) -> None:
@@ -222,7 +251,7 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-def crowd_of_mutes(monkeypatch: pytest.MonkeyPatch, handshake_timeout_s: float, surplus_is_refused: bool) -> None:
+def crowd_of_mutes(monkeypatch: pytest.MonkeyPatch, handshake_timeout_s: float, the_oldest_goes: bool) -> None:
     """20 places, all taken by connections that send half a length."""
     monkeypatch.setattr(data_plane, "MAX_UNPROVEN", 20)
     monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", handshake_timeout_s)
@@ -235,10 +264,11 @@ def crowd_of_mutes(monkeypatch: pytest.MonkeyPatch, handshake_timeout_s: float, 
             writer.write(b"\x00")
         while plane.unproven < 20:
             await asyncio.sleep(0)
-        if surplus_is_refused:
-            reader, surplus = await asyncio.open_connection(*address)
-            assert await until_closed(reader) == b""
+        if the_oldest_goes:
+            _, surplus = await asyncio.open_connection(*address)
+            assert await until_closed(crowd[0][0]) == b""
             assert plane.unproven == 20, "the others keep their places"
+            assert not crowd[1][0].at_eof()
             surplus.close()
         else:
             for reader, _ in crowd:
@@ -251,14 +281,16 @@ def crowd_of_mutes(monkeypatch: pytest.MonkeyPatch, handshake_timeout_s: float, 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
-def test_one_more_data_connection_than_there_are_places_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_more_data_connection_than_there_are_places_takes_that_of_the_oldest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """H3: at once; no timeout could have done it."""
-    crowd_of_mutes(monkeypatch, handshake_timeout_s=10 * PATIENCE_S, surplus_is_refused=True)
+    crowd_of_mutes(monkeypatch, handshake_timeout_s=10 * PATIENCE_S, the_oldest_goes=True)
 
 
 def test_data_connections_that_prove_nothing_give_their_places_back_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """H3"""
-    crowd_of_mutes(monkeypatch, handshake_timeout_s=1.0, surplus_is_refused=False)
+    crowd_of_mutes(monkeypatch, handshake_timeout_s=1.0, the_oldest_goes=False)
 
 
 def test_only_expected_peers_reach_a_channel_and_nothing_may_come_before_admission() -> None:
@@ -324,7 +356,7 @@ def test_a_slot_tells_no_secret_to_an_impostor_of_its_coordinator_or_peer() -> N
 
 def test_a_slot_listens_where_its_coordinator_is_and_nowhere_else() -> None:
     """G1, H3: on loopback when that is where the coordinator listens."""
-    from barrier_runtime.spark.slot_task import _own_address_towards
+    from barrier_runtime.spark.task import _own_address_towards
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         assert _own_address_towards(listening.getsockname()) == "127.0.0.1"

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from barrier_runtime.options import JobOptions, StorageOfRun
-from barrier_runtime.spark.slot_task import local_root
-from coordinator.embedded import EmbeddedCoordinator
-from coordinator.rest_token import read_token_file
-from state.errors import InvalidJob
-from state.rocksdb_kv import RocksDbKv, SlotMemory
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.client.rest_token import read_token_file
+from barrier_runtime.launch.options import JobOptions, StorageOfRun
+from barrier_runtime.spark.task import local_root
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 
 ROOT = Path(__file__).resolve().parents[2]
-MAIN = "from barrier_runtime.cli import main; main()"
+MAIN = "from barrier_runtime.tools.cli import main; main()"
 
 
 def open_to_others(folder: Path) -> list[str]:

@@ -12,26 +12,26 @@ import pytest
 from doctor import Doctor, files_of
 from small_job import NAME, run_small_job, visible
 
-from barrier_runtime.dataflow import Dataflow
-from barrier_runtime.job_result import JobFailed
-from barrier_runtime.options import JobOptions
-from barrier_runtime.sinks.base import SinkContext
-from barrier_runtime.sinks.collect import CollectSink
-from barrier_runtime.sinks.file_committable import StagedFile, encode_committable
-from barrier_runtime.sinks.files import JsonlSink
-from barrier_runtime.spark.slot_task import local_root
-from coordinator.client import CoordinatorClient
-from coordinator.control_server import ControlServer
-from coordinator.handshake import NONCE_BYTES, Hello
-from coordinator.job_directory import JobDirectory
-from coordinator.messages import JobSpec
-from coordinator.options import validated_spec
-from state.errors import Corrupt, InvalidJob
-from state.ids import check_job_id, check_operator_name
-from state.local_store import LocalStore
-from state.memory_store import MemoryStore
-from state.open_store import open_store
-from state.paths import Paths, check_key
+from barrier_runtime.api.dataflow import Dataflow
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.connectors.memory.collect import CollectSink
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, encode_committable
+from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.options import validated_spec
+from barrier_runtime.coordinator.server.control import ControlServer
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Hello
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.spark.task import local_root
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.ids import check_job_id, check_operator_name
+from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths, check_key
 
 EVIL_IDS = {
     "empty": "",
@@ -313,6 +313,7 @@ def test_a_restored_committable_that_leaves_the_sinks_folder_is_refused(tmp_path
         snapshot["values"]["pending"] = base64.b64encode(json.dumps(pending).encode()).decode()
 
     stored.change_manifest(change)
+    stored.without_its_end()
     with pytest.raises(JobFailed, match="no names of this sink"):
         run_small_job(tmp_path, keys=2_000, rows=4_000)
     assert not (tmp_path.parent / "x").exists()

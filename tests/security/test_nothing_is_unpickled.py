@@ -14,9 +14,9 @@ import pytest
 from doctor import Bomb, Doctor
 from small_job import NAME, run_small_job, visible
 
-from barrier_runtime.job_result import JobFailed
-from barrier_runtime.sinks.commit_log import committed_files
-from state.errors import Corrupt
+from barrier_runtime.connectors.files.sink.commit_log import committed_files
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.state.errors import Corrupt
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -173,10 +173,10 @@ def test_a_pickle_as_a_splits_position_is_refused(tmp_path: Path, stored: Doctor
     def change(manifest: dict) -> None:
         for snapshot in manifest["operators"]:
             if snapshot["operator"] == "numbers":
-                progress = msgspec.json.decode(base64.b64decode(snapshot["values"]["splits"]))
-                for split in progress["splits"].values():
-                    split |= {"finished": False, "position": base64.b64encode(pickle.dumps([1])).decode()}
-                snapshot["values"]["splits"] = base64.b64encode(msgspec.json.encode(progress)).decode()
+                position = base64.b64encode(pickle.dumps([1])).decode()
+                split = {"rows": 1, "greatest_ms": 0, "finished": False, "position": position}
+                progress = {"splits": {f"{snapshot['subtask']}-of-2": split}}
+                snapshot["values"] = {"splits": base64.b64encode(msgspec.json.encode(progress)).decode()}
 
     stored.change_manifest(change)
     assert "in its snapshot is not readable" in refused(tmp_path)

@@ -16,21 +16,23 @@ from pathlib import Path
 
 import pytest
 
-from barrier_runtime.aggregates import count
-from barrier_runtime.dataflow import Dataflow
-from barrier_runtime.options import JobOptions
-from barrier_runtime.sinks.files import CsvSink, JsonlSink, ParquetSink
-from barrier_runtime.slot.data_plane import TcpDataPlane
-from barrier_runtime.slot.execution import StateSettings
-from barrier_runtime.spark.slot_task import SlotSettings
-from coordinator.client import CoordinatorClient
-from coordinator.handshake import Acceptor, Initiator
-from coordinator.rest_token import Token
-from coordinator.rest_types import SubmitReply
-from state.errors import BarrierRuntimeError, InvalidJob
-from state.open_store import open_store
-from state.s3_store import RetryBudget, S3Store
-from state.urls import shown, without_credentials
+from barrier_runtime.api.dataflow import Dataflow
+from barrier_runtime.connectors.files.sink.sink import CsvSink, JsonlSink, ParquetSink
+from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.rest_token import Token
+from barrier_runtime.coordinator.client.rest_types import SubmitReply
+from barrier_runtime.coordinator.option_table import OPTIONS
+from barrier_runtime.coordinator.wire.handshake import Acceptor, Initiator
+from barrier_runtime.launch.effective_options import effective
+from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.operators.aggregation.functions import count
+from barrier_runtime.runtime.execution import StateSettings
+from barrier_runtime.runtime.network.tcp import TcpDataPlane
+from barrier_runtime.spark.task import SlotSettings
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.s3 import RetryBudget, S3Store
+from barrier_runtime.state.store.urls import shown, without_credentials
 
 ROOT = Path(__file__).resolve().parents[2]
 CANARY = "CanaryThatMustNotSing"
@@ -88,7 +90,7 @@ def test_settings_in_a_url_that_are_none_of_ours_are_refused_by_name_and_not_by_
             door()
         assert CANARY not in str(error.value)
     assert CANARY not in repr(JsonlSink(url))
-    assert CANARY not in JobOptions(checkpoints=url).effective()["checkpoints"]
+    assert CANARY not in effective(JobOptions(checkpoints=url), {})["checkpoints"]
     flow = Dataflow("flights")
     flow.rate("numbers", 10, 1).sink("out", JsonlSink(url))
     assert CANARY not in flow.explain()
@@ -160,9 +162,14 @@ def test_nothing_that_holds_a_secret_shows_it() -> None:
 
 
 def test_options_show_what_they_are_told_to_and_not_what_they_hold() -> None:
-    """J6: an allow-list; a new option is not shown by itself."""
-    shown_ones = set(JobOptions(spark_conf={"a": CANARY}, token_file="/t").effective())
-    assert not shown_ones & {"spark_conf", "token_file", "spark", "coordinator", "run_id"}
+    """J6: an allow-list; the text of a new option is not shown by itself, only that it was given."""
+    texts = {name for name, option in OPTIONS.items() if option.plain_type is str}
+    hidden = {name for name in texts if OPTIONS[name].shown == "whether"}
+    assert texts - hidden == {"checkpoints", "restore", "master", "coordinator_host"}
+    given = JobOptions(spark=CANARY, spark_conf={"a": CANARY}, **dict.fromkeys(hidden, CANARY))
+    told = effective(given, dict.fromkeys(OPTIONS, "keyword"))
+    assert CANARY not in str(told)
+    assert told["token_file"] == told["spark_conf"] == "given, not shown [keyword]"
 
 
 # ---------------------------------------------------------------- a run on S3
@@ -306,13 +313,13 @@ def test_a_graph_that_travels_to_the_slots_carries_no_credentials(monkeypatch: p
     """J6: what goes into Spark's closure holds places, not keys."""
     from pyspark import cloudpickle
 
-    from barrier_runtime.compile import compile_flow
+    from barrier_runtime.graph.compiler import compile_plan
 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
     flow = Dataflow("flights")
     flow.rate("numbers", 10, 10, keys=2).key_by("key").aggregate("count", n=count()).sink(
         "out", JsonlSink("s3://bucket/out")
     )
-    travelling = cloudpickle.dumps(compile_flow(flow, 2))
+    travelling = cloudpickle.dumps(compile_plan(flow.plan, 2))
     assert b"s3://bucket/out" in travelling
     assert CANARY.encode() not in travelling

@@ -1,5 +1,5 @@
-"""Rules of the REST interface beside who may ask (see also tests/coordinator/test_rest.py): what it takes, logs and
-says, and that no kind of connection goes round the token."""
+"""Rules of the REST interface beside who may ask (see also tests/coordinator/server/test_rest.py): what it takes, logs
+and says, and that no kind of connection goes round the token."""
 
 import ast
 import asyncio
@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from coordinator_world import spec
 
-from coordinator.job_directory import JobDirectory
-from coordinator.messages import JobSpec
-from coordinator.rest import Api, ControlAddress, application
-from coordinator.rest_token import Token, daemon_key
-from state.errors import InvalidJob
-from state.memory_store import MemoryStore
+from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.rest import Api, ControlAddress, application
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.memory import MemoryStore
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "7" * 64
@@ -68,7 +68,7 @@ def test_no_kind_of_connection_goes_round_the_token(kind: str) -> None:
     assert reached == []
 
 
-@pytest.mark.parametrize("file", ["coordinator/rest.py", "coordinator/handshake.py"])
+@pytest.mark.parametrize("file", ["coordinator/server/rest.py", "coordinator/wire/handshake.py"])
 def test_secrets_are_compared_in_constant_time(file: str) -> None:
     """G2, H1: by `hmac.compare_digest`, and by no operator."""
     tree = ast.parse((ROOT / file).read_text())

@@ -12,17 +12,27 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from barrier_runtime import alignment
-from barrier_runtime.sinks import commit_log, files, sink_driver, sink_effects
-from barrier_runtime.slot import channels, recording
-from barrier_runtime.slot import slot as slot_module
-from barrier_runtime.slot import subtask as subtask_module
-from coordinator import commits, decision_log, job_runner, pending_checkpoints, phase_running, restore_choice, retention
-from coordinator.effects import WriteManifest
-from coordinator.events import ManifestWritten
-from coordinator.phase_ended import Finishing
-from state import keyed_backend, segment_log, snapshot_plan
-from state.object_store import PutOutcome
+from barrier_runtime.connectors.files.sink import commit_log
+from barrier_runtime.connectors.files.sink import sink as files
+from barrier_runtime.coordinator.checkpoints import commits, retention
+from barrier_runtime.coordinator.checkpoints import pending as pending_checkpoints
+from barrier_runtime.coordinator.job.decisions import FinishJob
+from barrier_runtime.coordinator.job.effects import WriteManifest
+from barrier_runtime.coordinator.job.events import ManifestWritten
+from barrier_runtime.coordinator.job.phases import running as phase_running
+from barrier_runtime.coordinator.log import decision_log, restore_choice
+from barrier_runtime.coordinator.server import runner as job_runner
+from barrier_runtime.runtime import slot as slot_module
+from barrier_runtime.runtime import subtask as subtask_module
+from barrier_runtime.runtime.alignment import aligner as alignment
+from barrier_runtime.runtime.in_flight import recorder as recording
+from barrier_runtime.runtime.network import channels
+from barrier_runtime.runtime.sinks import driver as sink_driver
+from barrier_runtime.runtime.sinks import effects as sink_effects
+from barrier_runtime.state.backend import keyed_backend
+from barrier_runtime.state.columns import segment_set as segment_log
+from barrier_runtime.state.snapshots import plan as snapshot_plan
+from barrier_runtime.state.store.object_store import PutOutcome
 
 
 @dataclass(frozen=True)
@@ -30,14 +40,17 @@ class Canary:
     name: str
     what: str  # the broken rule
     plant: Callable[[], contextlib.AbstractContextManager[None]]
+    story: str | None = None  # only seeds about this can find it
 
 
 CANARIES: dict[str, Canary] = {}
 
 
-def canary(name: str, what: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
+def canary(
+    name: str, what: str, story: str | None = None
+) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
     def register(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
-        CANARIES[name] = Canary(name, what, contextlib.contextmanager(plant))
+        CANARIES[name] = Canary(name, what, contextlib.contextmanager(plant), story)
         return plant
 
     return register
@@ -103,7 +116,7 @@ def _old_acks() -> Iterator[None]:
 
         return init
 
-    from coordinator.job_protocol import JobProtocol
+    from barrier_runtime.coordinator.job.protocol import JobProtocol
 
     with (
         _replaced(JobProtocol, "_on_message", make_dispatch),
@@ -147,8 +160,8 @@ def _sst_name_reused() -> Iterator[None]:
 @canary("delete-by-sweep-of-the-living", "the sweep takes what the living generation is uploading for an orphan")
 def _sweep_of_the_living() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def sweep(self: Any, paths: Any, objects: Any, token: int, wall_ms: int, min_age_ms: int = 0) -> Any:
-            return original(self, paths, objects, token + 1_000, wall_ms, 0)
+        def sweep(self: Any, paths: Any, objects: Any, token: int, wall_ms: int, under_way: Any = None) -> Any:
+            return original(self, paths, objects, token + 1_000, wall_ms, None, 0)
 
         return sweep
 
@@ -158,7 +171,7 @@ def _sweep_of_the_living() -> Iterator[None]:
 
 @canary("delete-of-shared-files", "dropping a checkpoint deletes files that a newer one still needs")
 def _delete_shared() -> Iterator[None]:
-    def completed(self: Any, kept: Any, open_ids: Any, highest: int) -> Any:
+    def completed(self: Any, kept: Any, open_ids: Any, highest: int, held: Any = ()) -> Any:
         self.kept.append(kept)
         dropped = []
         while len(self.kept) > self.retained:
@@ -200,7 +213,7 @@ def _unknown_as_landed() -> Iterator[None]:
 
 @canary("unknown-does-not-block", "while a put is undecided, deleting goes on")
 def _unknown_does_not_block() -> Iterator[None]:
-    from coordinator.job import Job
+    from barrier_runtime.coordinator.job.facts import Job
 
     def make(original: Any) -> Any:
         def delete(self: Any, keys: tuple[str, ...]) -> None:
@@ -223,8 +236,8 @@ def _unknown_does_not_block() -> Iterator[None]:
 def _fenced_goes_on() -> Iterator[None]:
     import msgspec
 
-    from coordinator.hashing import sha256_hex
-    from coordinator.log_records import Fence, decode_record, encode_record
+    from barrier_runtime.coordinator.log.hashing import sha256_hex
+    from barrier_runtime.coordinator.log.records import Fence, decode_record, encode_record
 
     def make(original: Any) -> Any:
         def on_read_back(self: Any, position: int, name: str, data: bytes | None) -> Any:
@@ -248,8 +261,8 @@ def _fenced_goes_on() -> Iterator[None]:
 def _final_not_awaited() -> Iterator[None]:
     def make(original: Any) -> Any:
         def end_if_done(self: Any, job: Any) -> Any:
-            if job.ended and len(job.ended) == len(job.subtasks):
-                return Finishing("finished", "all input was read", discard="keep")
+            if job.all_ended:
+                return FinishJob()
             return original(self, job)
 
         return end_if_done
@@ -335,7 +348,7 @@ def _older_restored() -> Iterator[None]:
 
         return start_run
 
-    from coordinator import phase_start
+    from barrier_runtime.coordinator.job.phases import start as phase_start
 
     with patch.object(phase_start, "start_run", make(phase_start.start_run)):
         yield
@@ -364,7 +377,7 @@ def _commit_repeated() -> Iterator[None]:
         return append
 
     def make_look(original: Any) -> Any:
-        def look(self: Any, *lowest: int) -> None:
+        def look(self: Any, *lowest: Any) -> None:
             original(self, *lowest)
             self._named = set()
 
@@ -404,7 +417,7 @@ def _parts_forgotten() -> Iterator[None]:
 
 @canary("state-frozen-too-late", "records after the barrier reach the snapshot")
 def _frozen_too_late() -> Iterator[None]:
-    from state import state_table
+    from barrier_runtime.state.values import table as state_table
 
     def make(original: Any) -> Any:
         def take(self: Any, max_entries: int) -> Any:
@@ -434,7 +447,7 @@ def _source_skips() -> Iterator[None]:
 
 @canary("store-not-probed", "a store that ignores conditions is accepted")
 def _store_not_probed() -> Iterator[None]:
-    from coordinator.job_directory import JobDirectory
+    from barrier_runtime.coordinator.server.jobs import JobDirectory
 
     async def proven(self: Any) -> None:
         """Believed without a look."""
@@ -451,7 +464,7 @@ def _failed_commit_dropped() -> Iterator[None]:
 
         return settled
 
-    from barrier_runtime.sinks.sink_operator import SinkOperator
+    from barrier_runtime.runtime.sinks.operator import SinkOperator
 
     with _replaced(SinkOperator, "_settled", make):
         yield
@@ -528,4 +541,41 @@ def _segments_late() -> Iterator[None]:
         return write
 
     with _replaced(segment_log.SegmentLog, "write", make):
+        yield
+
+
+@canary("ack-before-upload", "a snapshot is acknowledged while its objects are on their way to the store")
+def _ack_before_upload() -> Iterator[None]:
+    from jobs import Pool
+
+    class Hasty:
+        def __init__(self, store: Any) -> None:
+            self._store = store
+
+        def put(self, key: str, data: bytes) -> None:
+            Pool(self._store._process, 1).submit(lambda: self._store.put(key, data), lambda *_: None, lambda: True)
+
+    def make(original: Any) -> Any:
+        def upload(store: Any, *arguments: Any) -> Any:
+            return original(Hasty(store), *arguments)
+
+        return upload
+
+    with _replaced(keyed_backend, "upload", make):
+        yield
+
+
+@canary("late-lot-written", "Redis writes a lot whose number is below that of the last one", "upserts")
+def _late_lot_written() -> Iterator[None]:
+    from redis_server import RedisServer
+
+    with patch.object(RedisServer, "came_late", lambda self, last, lot: False):
+        yield
+
+
+@canary("fence-of-redis-not-checked", "Redis writes rows of whoever asks", "upserts")
+def _fence_of_redis_not_checked() -> Iterator[None]:
+    from redis_server import RedisServer
+
+    with patch.object(RedisServer, "is_held", lambda self, fence, log, token: True):
         yield

@@ -7,14 +7,16 @@ the moment it happens. `canaries.py` proves that each of them can fail.
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 from facts import Decision, Facts
 from workload import Row, Workload, transfer
 
-from coordinator.log_records import Complete, Fence, Finish, Lead, Record
-from coordinator.manifest import own_files
-from state.object_store import PutOutcome
+from barrier_runtime.coordinator.log.manifest import own_files
+from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Lead, Record
+from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.state.store.object_store import PutOutcome
 
 Report = Callable[[str, str], None]  # (checker, what is wrong)
 
@@ -42,6 +44,9 @@ class Checker:
     def on_request(self, actor: str, operation: str, key: str) -> None:
         """`actor` begins a call on the checkpoint store."""
 
+    def on_trigger(self, slot: str, token: int, checkpoint: int, triggered_ms: int) -> None:
+        """A slot's process hears that a checkpoint is wanted. May be said again, with the same moment."""
+
     # after they are known
     def on_record(self, position: int, record: Record) -> None: ...
 
@@ -56,6 +61,9 @@ class Checker:
 
     def at_end(self, expected_all: bool) -> None:
         """Nothing more will happen. `expected_all`: the job has read all of its input and says that it is finished."""
+
+
+HOOKS = tuple(name for name in vars(Checker) if name.startswith("on_"))
 
 
 class ContiguousLog(Checker):
@@ -92,7 +100,7 @@ class WholeManifests(Checker):
     def on_put(self, actor: str, key: str, data: bytes, read: Callable[[str], bytes | None]) -> None:
         if self.facts.position_of(key) is None or b'"kind":"COMPLETE"' not in data:
             return
-        from coordinator.log_records import decode_record
+        from barrier_runtime.coordinator.log.records import decode_record
 
         record = decode_record(key, data)
         assert isinstance(record, Complete)
@@ -102,7 +110,7 @@ class WholeManifests(Checker):
                 f"checkpoint {record.checkpoint} is decided, its manifest is {'gone' if manifest is None else 'other'}"
             )
             return
-        from coordinator.manifest import decode_manifest
+        from barrier_runtime.coordinator.log.manifest import decode_manifest
 
         for snapshot in decode_manifest(record.manifest, manifest).operators:
             for ref in snapshot.files:
@@ -135,6 +143,22 @@ class RisingTokens(Checker):
                 self.wrong(f"checkpoint {record.checkpoint} is decided after {self._checkpoint}")
             self._checkpoint = record.checkpoint
         self._token = record.token
+
+
+class IdsAreUsedOnce(Checker):
+    """I3: no slot hears of two checkpoints with one id, whoever leads: an answer to one would count for the other."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._heard: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def on_trigger(self, slot: str, token: int, checkpoint: int, triggered_ms: int) -> None:
+        before = self._heard.setdefault((slot, checkpoint), (token, triggered_ms))
+        if before != (token, triggered_ms):
+            self.wrong(
+                f"{slot} hears of checkpoint {checkpoint} (generation {token}, {triggered_ms}), and had heard of "
+                f"another one with that id (generation {before[0]}, {before[1]})"
+            )
 
 
 class OnlyDecidedIsVisible(Checker):
@@ -261,7 +285,7 @@ class OneCut(Checker):
         self._sum = 0
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
-        if sink != "out":
+        if sink != "out" or not self.workload.whole:
             return
         for row in rows:
             split = (row.source, row.split)
@@ -314,9 +338,69 @@ class OneCut(Checker):
                 )
 
 
+class OnlyReadIsVisible(Checker):
+    """I4: a row is visible only if a decided checkpoint covers it and does not hold it as in flight, whatever the
+    target."""
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        last = self.facts.decisions[-1] if self.facts.decisions else None
+        positions = {} if last is None else last.positions
+        for row in rows:
+            if row.seq >= positions.get((row.source, row.split), 0):
+                self.wrong(f"sink {sink} shows {row}, which no completed checkpoint covers")
+            elif last is not None and (row.source, row.split, row.seq, row.leg) in last.in_flight:
+                self.wrong(f"sink {sink} shows {row}, which checkpoint {last.record.checkpoint} has in flight")
+
+
+class MessagesOnce(Checker):
+    """Messages of a queue: none is visible twice. That all come out, none is lost to an early acknowledgement, is asked
+    by the world when all is calm."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self.shown: Counter[tuple[int, int]] = Counter()  # (message, leg)
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.shown[row.seq, row.leg] += 1
+            if self.shown[row.seq, row.leg] > 1:
+                self.wrong(f"sink {sink} shows message {row.seq} again: {row}")
+
+    def lost(self, numbers: Iterable[int]) -> list[int]:
+        return sorted(number for number in numbers if not (self.shown[number, 0] and self.shown[number, 1]))
+
+    def judge(self, published: int, acknowledged: Iterable[int], state: str) -> None:
+        """All had time to come out."""
+        lost = self.lost(range(published))
+        if lost:
+            early = self.lost(acknowledged)
+            self.wrong(f"messages {lost} did not come out, of which {early} were acknowledged: {state}")
+
+
 class NothingNeededIsDeleted(Checker):
-    """I7: nothing reachable from a retained manifest, nor anything of an unfenced generation, is deleted, and only by a
-    coordinator."""
+    """I7: nothing that a retained manifest reaches is deleted; nor, of an unfenced generation, what a later decision
+    names, or a checkpoint that the coordinator then had to refuse; and only by a coordinator."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._given_up: set[str] = set()  # deleted while their generation lived, named by no decision
+        self._refused: set[int] = set()
+
+    def on_put(self, actor: str, key: str, data: bytes, read: Callable[[str], bytes | None]) -> None:
+        if key != self.facts.paths.history:
+            return
+        for each in decode_history(key, data).history:
+            if "already deleted" in each.reason and each.checkpoint not in self._refused:
+                self._refused.add(each.checkpoint)
+                self.wrong(f"checkpoint {each.checkpoint} of the living generation lost an upload: {each.reason}")
+
+    def on_record(self, position: int, record: Record) -> None:
+        if isinstance(record, Complete) and record.manifest in self._given_up:
+            self.wrong(f"{record.manifest} of the living generation was deleted before its decision")
+
+    def on_decision(self, decision: Decision) -> None:
+        for key in sorted(decision.files & self._given_up):
+            self.wrong(f"{key} of the living generation was deleted: an upload under way")
 
     def on_delete(self, actor: str, key: str) -> None:
         facts = self.facts
@@ -329,22 +413,28 @@ class NothingNeededIsDeleted(Checker):
                 self.wrong(f"{actor} deleted {key}, which retained checkpoint {decision.record.checkpoint} needs")
         manifest = facts.paths.checkpoint_of(key)
         token = manifest[1] if manifest is not None else facts.paths.data_token(key)
-        decided = {each.record.manifest for each in facts.decisions}
-        if token is not None and token >= facts.token and key not in facts.files and key not in decided:
-            self.wrong(f"{actor} deleted {key} of the living generation {facts.token}: an upload under way")
+        if token is None or token < facts.token or key in facts.files or key in facts.manifests:
+            return
+        if token > facts.token:
+            self.wrong(f"{actor} deleted {key} of generation {token}, which the log does not know: an upload under way")
+        self._given_up.add(key)
 
 
 class AcksOfThisGeneration(Checker):
     """I8: an ack counts only for the current token: a manifest consists of what its own generation wrote, and of files
     that an earlier decision had confirmed."""
 
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._confirmed: set[str] = set()
+
     def on_decision(self, decision: Decision) -> None:
         token = decision.manifest.token
-        earlier = [each for each in self.facts.decisions if each is not decision]
-        confirmed = set().union(*(each.files for each in earlier)) if earlier else set()
-        for key in decision.files:
+        new = decision.files - self._confirmed
+        self._confirmed |= new
+        for key in new:
             written = self.facts.paths.data_token(key)
-            if written != token and key not in confirmed:
+            if written != token:
                 self.wrong(
                     f"checkpoint {decision.record.checkpoint} of generation {token} holds {key} of generation {written}"
                 )
@@ -424,26 +514,91 @@ class OneLeader(Checker):
         writer = record.put_id.rpartition("-")[0]
         if isinstance(record, Fence | Lead):
             self._leader = writer
-        elif writer != self._leader:
+        elif writer.removesuffix("-end") != self._leader:  # the last word of a job that broke is its leader's, too
             self.wrong(f"log record {position} is of {writer}, the generation is led by {self._leader}")
 
 
-CHECKERS: tuple[type[Checker], ...] = (
+class ZombiesDeleteNothing(Checker):
+    """I7: who reads in the log that somebody else leads deletes nothing more, also when nobody needs what it would."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._leader = ""  # name of a process, and what its runner adds
+        self._knows: dict[str, str] = {}  # coordinator -> the other one that it could read of
+
+    def on_record(self, position: int, record: Record) -> None:
+        if isinstance(record, Fence | Lead):
+            self._leader = record.put_id.rpartition("-")[0]
+
+    def on_request(self, actor: str, operation: str, key: str) -> None:
+        if not actor.startswith("coordinator") or f"{self._leader}-".startswith(f"{actor}-"):
+            return
+        position = self.facts.position_of(key)
+        if operation == "get" and position is not None and position <= len(self.facts.records):
+            record = self.facts.records[position - 1]
+            if isinstance(record, Fence | Lead) and record.put_id.rpartition("-")[0] == self._leader:
+                self._knows[actor] = self._leader
+            return
+        ours = key.startswith((self.facts.paths.data_prefix, self.facts.paths.checkpoints_prefix))
+        if operation == "delete" and ours and self._knows.get(actor) == self._leader:
+            self.wrong(f"{actor} deletes {key} after it could read that {self._leader} leads")
+
+
+class NoBugIsReported(Checker):
+    """No generation ends because something of ours found that something else of ours broke the protocol."""
+
+    def on_record(self, position: int, record: Record) -> None:
+        reason = record.reason if isinstance(record, Fence | Finish) else ""
+        for sign in ("ProtocolViolation", "file a bug", "AssertionError", "KeyError", "TypeError", "AttributeError"):
+            if sign in reason:
+                self.wrong(f"log record {position} tells of a bug: {reason}")
+
+
+class FirstObjectFirst(Checker):
+    """Of staged rows the first object goes first: while it is there, all are, and a repeat delivers no torn lot."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._first_of: dict[str, str] = {}
+        self._gone: set[str] = set()
+
+    def on_decision(self, decision: Decision) -> None:
+        for committable in decision.committables:
+            keys = [each["key"] for each in msgspec.json.decode(committable).get("objects", ())]
+            self._first_of.update((key, keys[0]) for key in keys[1:])
+
+    def on_delete(self, actor: str, key: str) -> None:
+        self._gone.add(key)
+        first = self._first_of.get(key)
+        if first is not None and first not in self._gone:
+            self.wrong(f"{actor} deleted {key}, while {first}, the first object of the same decided rows, is there")
+
+
+PROTOCOL_CHECKERS: tuple[type[Checker], ...] = (  # of every workload
     ContiguousLog,
     WholeManifests,
     RisingTokens,
+    IdsAreUsedOnce,
     OnlyDecidedIsVisible,
+    NothingNeededIsDeleted,
+    AcksOfThisGeneration,
+    UnknownBlocks,
+    OneLeader,
+    ZombiesDeleteNothing,
+    NoBugIsReported,
+    FirstObjectFirst,
+)
+BANK_CHECKERS: tuple[type[Checker], ...] = (
     NothingDoubled,
     NothingLost,
     NothingReordered,
     WholeState,
     OneCut,
-    NothingNeededIsDeleted,
-    AcksOfThisGeneration,
-    UnknownBlocks,
     FinishedMeansCommitted,
-    OneLeader,
     TrueRows,
 )
+CHECKERS = (*PROTOCOL_CHECKERS, *BANK_CHECKERS)
+QUEUE_CHECKERS = (*PROTOCOL_CHECKERS, MessagesOnce, WholeState, TrueRows)
+TARGET_CHECKERS: tuple[type[Checker], ...] = (OnlyReadIsVisible,)  # of the bank with targets that only we know
 
-__all__ = ["CHECKERS", "Checker", "own_files"]
+__all__ = ["CHECKERS", "PROTOCOL_CHECKERS", "QUEUE_CHECKERS", "TARGET_CHECKERS", "Checker", "own_files"]

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from barrier_runtime.elements import Batch
-from barrier_runtime.sinks.pending_set import PENDING_VALUE, PendingSet
-from barrier_runtime.slot.frames import FrameReader
-from barrier_runtime.sources.source_progress import SPLITS_VALUE, SourceProgress
-from coordinator.log_records import Complete, Fence, Finish, Record, decode_record
-from coordinator.manifest import Manifest, decode_manifest
-from state.paths import Paths
-from state.snapshot import FileRef
+from barrier_runtime.connectors.name_set import NameSet, merged
+from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
+from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Record, decode_record
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.runtime.network.frames import FrameReader
+from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingSet
+from barrier_runtime.runtime.sources.progress import FINISHED_VALUE, RUN_VALUE, SPLITS_VALUE, SourceProgress
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
+from barrier_runtime.state.store.paths import Paths
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,15 @@ class Facts:
     committables: set[bytes] = field(default_factory=set)  # of all decisions
     final_names: set[str] = field(default_factory=set)  # target files that a decision names
     files: set[str] = field(default_factory=set)  # snapshot files that any decision named
+    manifests: set[str] = field(default_factory=set)  # of all decisions
+    fence: Fence | None = None  # the highest
+    _at: dict[int, Decision] = field(default_factory=dict)  # log position -> its decision
+    counts: dict[tuple[str, int], int] = field(default_factory=dict)  # records of each split that ends
 
     @property
     def token(self) -> int:
         """Of the highest FENCE."""
         return self.records[-1].token if self.records else 0
-
-    @property
-    def fence(self) -> Fence | None:
-        return next((record for record in reversed(self.records) if isinstance(record, Fence)), None)
 
     @property
     def finish(self) -> Finish | None:
@@ -65,6 +66,8 @@ class Facts:
     def appended(self, key: str, data: bytes) -> Record:
         record = decode_record(key, data)
         self.records.append(record)
+        if isinstance(record, Fence):
+            self.fence = record
         return record
 
     def decided(self, position: int, record: Complete, data: bytes, read: Callable[[str], bytes | None]) -> Decision:
@@ -75,14 +78,23 @@ class Facts:
         files: set[str] = set()
         in_flight: set[tuple[str, int, int, int]] = set()
         for snapshot in manifest.operators:
-            if SPLITS_VALUE in snapshot.values:
-                progress = msgspec.json.decode(snapshot.values[SPLITS_VALUE], type=SourceProgress)
+            values = _values_of(snapshot, read)
+            if SPLITS_VALUE in values:
+                progress = msgspec.json.decode(values[SPLITS_VALUE], type=SourceProgress)
                 for split, reached in progress.splits.items():
                     source, _, index = split.rpartition("-")
                     before = positions.get((source, int(index)), 0)
                     positions[source, int(index)] = max(before, reached.rows)
-            if PENDING_VALUE in snapshot.values:
-                pending = msgspec.json.decode(snapshot.values[PENDING_VALUE], type=PendingSet)
+                ended = NameSet(
+                    [merged([d for n, d in values.items() if n == FINISHED_VALUE or n.startswith(RUN_VALUE)])]
+                )
+                positions.update(
+                    ((source, index), count)
+                    for (source, index), count in self.counts.items()
+                    if f"{source}-{index}" in ended
+                )
+            if PENDING_VALUE in values:
+                pending = msgspec.json.decode(values[PENDING_VALUE], type=PendingSet)
                 committables.update(entry.committable for entry in pending.entries)
             files.update(ref.key for ref in snapshot.files if ref.key is not None)
             for each in snapshot.in_flight:
@@ -91,6 +103,8 @@ class Facts:
             position, record, manifest, positions, frozenset(committables), frozenset(files), frozenset(in_flight)
         )
         self.decisions.append(decision)
+        self._at[position] = decision
+        self.manifests.add(record.manifest)
         self.committables |= committables
         self.files |= files
         for committable in committables:
@@ -104,9 +118,16 @@ class Facts:
         if fence is None:
             return []
         newest = self.decisions[-fence.spec.checkpoints.retained :]
-        restored = [each for each in self.decisions if each.position == fence.restored_position]
-        grown = [each for each in newest if each.position > fence.token]
-        return newest if grown else [*restored, *newest]
+        if newest and newest[-1].position > fence.token:
+            return newest
+        restored = self._at.get(fence.restored_position or 0)
+        return newest if restored is None else [restored, *newest]
+
+
+def _values_of(snapshot: OperatorSnapshot, read: Callable[[str], bytes | None]) -> dict[str, bytes]:
+    """Those that are objects, too. One that is missing is `WholeManifests`' business."""
+    found = {name: read(ref.key or "") for name, ref in snapshot.objects.items()}
+    return {**snapshot.values, **{name: value for name, value in found.items() if value is not None}}
 
 
 def _legs_in(ref: FileRef, read: Callable[[str], bytes | None]) -> list[tuple[str, int, int, int]]:
@@ -117,6 +138,7 @@ def _legs_in(ref: FileRef, read: Callable[[str], bytes | None]) -> list[tuple[st
     return [
         (row["source"], row["split"], row["seq"], row["leg"])
         for batch in batches
+        if "leg" in batch.schema.names  # messages of a queue are no legs yet
         for row in batch.select(["source", "split", "seq", "leg"]).to_pylist()
     ]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from barrier_runtime.slot.workers import Done, SerialLane
+from barrier_runtime.runtime.host.workers import Done, SerialLane
 
 if TYPE_CHECKING:
     from loop import SimProcess, Simulation
@@ -181,6 +181,8 @@ class SimWorkers:
     def __init__(self, process: "SimProcess", threads: int = 16) -> None:
         self._process = process
         self._pool = Pool(process, threads)
+        self._opening = Pool(process, 64)
+        self._unhurried = Pool(process, 1_024)
         self._closed = False
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
@@ -199,18 +201,23 @@ class SimWorkers:
             else:
                 future.set_result(result)
 
-        self._pool.submit(work, deliver, lambda: not self._closed and not future.cancelled())
+        self._opening.submit(work, deliver, lambda: not self._closed and not future.cancelled())
         return await future
 
-    def lane(self, on_error: Callable[[Exception], None]) -> SerialLane:
-        return SerialLane(self, on_error)
+    def lane(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> SerialLane:
+        return SerialLane(self._submit_unhurried if unhurried else self.submit, on_error)
+
+    def _submit_unhurried(self, work: Callable[[], Any], done: Done) -> None:
+        if not self._closed:
+            self._unhurried.submit(work, done, lambda: not self._closed)
 
     def close(self) -> None:
         self._closed = True
-        self._pool.cancel_waiting()
+        for pool in (self._pool, self._opening, self._unhurried):
+            pool.cancel_waiting()
 
     def drain(self) -> None:
         """Blocks until nothing runs: for jobs of another pool."""
         self.close()
-        while self._pool.running:
+        while self._pool.running or self._opening.running or self._unhurried.running:
             self._process.simulation.jobs.block(1_000)

@@ -26,7 +26,7 @@ from typing import Any
 from jobs import Jobs, Pool, SimWorkers
 from network import SimListening, SimNetwork, SimServer
 
-from barrier_runtime.slot.alarm import LoopAlarm
+from barrier_runtime.runtime.host.timer import LoopAlarm
 
 WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
 SECOND = 1_000_000  # the unit of virtual time is a microsecond
@@ -216,6 +216,7 @@ class SimProcess:
         self.died_us = 0
         self.turn_us = 0  # virtual time that each turn of the loop takes on top: a slow machine
         self.skew_ns = 0  # of the wall clock; may be changed at any moment
+        self._steady_from_ns: int | None = None
         self.jobs: dict[Any, None] = {}  # greenlets that have begun and not ended
         self.held: list[tuple[Event, Any]] = []  # events of jobs that wait for the end of a stall
         self._stalled_until_us: int | None = None
@@ -234,6 +235,12 @@ class SimProcess:
 
     def monotonic_s(self) -> float:
         return self.simulation.now_us / SECOND
+
+    def steady_ms(self) -> int:
+        """As `server/runner.SteadyClock`: the wall clock when it was read first, then steady."""
+        if self._steady_from_ns is None:
+            self._steady_from_ns = self.wall_ns() - self.simulation.now_us * 1000
+        return (self._steady_from_ns + self.simulation.now_us * 1000) // 1_000_000
 
     def alarm(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> LoopAlarm:
         return LoopAlarm(loop, ring)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from loop import Simulation
 
-from state.errors import Corrupt
-from state.kv_store import Entry, KvStore
-from state.memory_kv import MemoryKv
-from state.restore import BACKENDS
-from state.rocksdb_kv import SlotMemory, link_database
-from state.snapshot import KeyedSnapshot
+from barrier_runtime.state.backend.restore import BACKENDS
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.kv.memory import MemoryKv
+from barrier_runtime.state.kv.rocksdb import SlotMemory, link_database
+from barrier_runtime.state.kv.store import Entry, KvStore
+from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 
 _lengths = struct.Struct(">Ii")
 _MAGIC = b"sst1"
@@ -94,7 +94,7 @@ class LsmKv:
 
 
 class LsmBackend:
-    """For the registry in `state.restore`."""
+    """For the registry in `state.backend.restore`."""
 
     def __init__(self, compact: Callable[[], bool]) -> None:
         self._compact = compact

@@ -9,9 +9,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from events import EVENT_GRAPHS, EventTimes
+from hanging import Hang
+from loop import WALL_START_NS
 from workload import GRAPHS
 
-from barrier_runtime.slot.window import MAX_WINDOW_BYTES
+from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
 
 ACTIONS: dict[str, int] = {  # kind -> weight
     "crash slot": 10,
@@ -33,9 +36,20 @@ ACTIONS: dict[str, int] = {  # kind -> weight
     "trigger": 4,
     "crash everything": 2,
 }
+AIMED: dict[str, int] = {  # the same for strikes that wait for their moment, so that rare corners are reached
+    "take over": 3,
+    "take over from who deletes": 4,
+    "deaf slot": 3,
+    "committer outlives its program": 3,
+    "rescale behind": 2,
+}
 
 
 _TRANSFERS = 80  # of one source: what a run costs is mostly rows
+_EVENTS = 100
+_CHECKPOINTS = 50  # of a run, before it calms down; more only as far as trouble needs the time
+_SHORTEST_MS = 3_000
+START_NS = WALL_START_NS + 500_000_000  # when the first record is due
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,30 @@ class Schedule:
     turn_ms: int  # that each turn of a slot's loop takes on top: rows wait in its queues and sockets
     window_bytes: int  # of a channel
     conditions_ignored: bool  # the store is one that ignores conditions: the job must be refused
+    burst_ms: int = 1  # records come together, at multiples of it
+    batch_rows: int = 8  # at most, of one poll
+    elements_per_step: int = 16  # of a subtask: few of them leave rows in queues, which barriers then overtake
+    small_pieces: bool = False  # frames, and pieces of rows in flight, hold a few rows: as large batches are cut
+    clocks_jump: bool = False  # wall clocks of processes are set now and then
+    target: str = "files"  # of the bank's sink "out": files, topic (Kafka), tokens (write-ahead with notes), upserts
+    # (Redis), staged (PostgreSQL)
+    queue: bool = False  # the bank's transfers are messages of RabbitMQ
+    twins: bool = False  # two jobs of one name, each with checkpoints of its own, write into one target
+    hang: Hang | None = None  # of a source or sink
+    events: EventTimes | None = None  # the job is one in event time; else it is the bank
+    rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
+    sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
     actions: tuple[Action, ...] = field(default=())
+
+    @property
+    def story(self) -> str:
+        if self.events is not None:
+            return "events"
+        if self.queue:
+            return "queue"
+        if self.twins or self.hang is not None:
+            return "twins" if self.twins else "hanging"
+        return "bank" if self.target == "files" else self.target
 
     def without(self, left_out: Sequence[int]) -> "Schedule":
         gone = set(left_out)
@@ -85,6 +122,47 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
+    """Each part has a generator of its own, so that a new one changes nothing about the others."""
+    return _bounded(_draw_corners(_draw_kind(seed)))
+
+
+def _bounded(schedule: Schedule) -> Schedule:
+    """Half of what a run costs is checkpoints, and the hundredth of a run finds no more than the fortieth: many of them
+    make a run shorter, with all its trouble in that time."""
+    chaos_ms = min(schedule.chaos_ms, max(_SHORTEST_MS, _CHECKPOINTS * schedule.interval_ms))
+    if chaos_ms == schedule.chaos_ms:
+        return schedule
+    shorter = chaos_ms / schedule.chaos_ms
+    actions = tuple(replace(each, at_ms=int(each.at_ms * shorter)) for each in schedule.actions)
+    return replace(schedule, chaos_ms=chaos_ms, actions=actions)
+
+
+def _draw_kind(seed: int) -> Schedule:
+    schedule = _draw_bank(seed)
+    if schedule.unaligned:
+        schedule = _draw_queues(schedule)
+    if random.Random(f"clocks {seed}").random() < 0.2:
+        schedule = replace(schedule, clocks_jump=True)
+    schedule = replace(schedule, small_pieces=random.Random(f"pieces {seed}").random() < 0.4)
+    kind = random.Random(f"kind {seed}").random()
+    if kind < 0.3:
+        return _draw_events(schedule)
+    if kind > 0.93:
+        graph = random.Random(f"queue {seed}").choice(("one-shuffle", "two-shuffles"))
+        queued = replace(schedule, queue=True, bounded=False, graph=graph, splits=1)
+        return replace(_draw_target(queued, "queue"), target="files")
+    for target, upto in _TARGETS.items():
+        if kind < upto:
+            drawn = _draw_target(schedule, target)
+            if target == "upserts":
+                return _draw_troubled(replace(drawn, graph="one-shuffle", splits=1))
+            return _draw_troubled(drawn) if target == "staged" else drawn
+    if kind < _TWINS:
+        return _draw_twins(schedule)
+    return _draw_hang(schedule) if kind < _HANGING else schedule
+
+
+def _draw_bank(seed: int) -> Schedule:
     rng = random.Random(f"schedule {seed}")
     alignment = random.Random(f"alignment {seed}")
     unaligned = alignment.random() < 0.4
@@ -120,6 +198,192 @@ def draw(seed: int) -> Schedule:
         conditions_ignored=rng.random() < 0.01,
         actions=_actions(rng, chaos_ms),
     )
+
+
+_TARGETS = {"topic": 0.42, "tokens": 0.5, "upserts": 0.56, "staged": 0.63}
+_TWINS, _HANGING = 0.67, 0.71
+
+
+def _draw_target(schedule: Schedule, target: str) -> Schedule:
+    """The target is hard to reach more often: commits fall behind, and a successor finds many of them."""
+    rng = random.Random(f"target {schedule.seed}")
+    troubles = tuple(
+        Action(
+            rng.randrange(300, schedule.chaos_ms),
+            "store faults" if target == "tokens" and rng.random() < 0.6 else "sink faults",
+            0,
+            rng.choice((1_000, 3_000, 8_000)),
+            rng.randrange(2),
+        )
+        for _ in range(rng.randint(0, 3))
+    )
+    actions = tuple(sorted([*schedule.actions, *troubles], key=lambda action: action.at_ms))
+    return replace(schedule, target=target, actions=actions)
+
+
+def _draw_troubled(schedule: Schedule) -> Schedule:
+    """While the server is hard to reach, some are replaced: what they sent lands beside their successors'."""
+    rng = random.Random(f"troubled {schedule.seed}")
+    actions = list(schedule.actions)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(300, schedule.chaos_ms)
+        actions.append(Action(at, "sink faults", 0, rng.choice((3_000, 8_000)), rng.randrange(2)))
+        if rng.random() < 0.6:
+            kind = rng.choice(("restart program", "crash slot", "replace slot twice", "stall slot"))
+            actions.append(Action(at + rng.randrange(200, 3_000), kind, rng.randrange(9), 3_000, 2 * rng.randrange(9)))
+    return replace(schedule, actions=tuple(sorted(actions, key=lambda action: action.at_ms)))
+
+
+def _draw_twins(schedule: Schedule) -> Schedule:
+    """Each of the two is started again while what the other has decided is not visible yet. Two jobs: half the rows."""
+    rng = random.Random(f"twins {schedule.seed}")
+    restarts = [
+        Action(rng.randrange(500, schedule.chaos_ms), rng.choice(("restart program", "crash slot")), 0, 50, variant)
+        for variant in range(rng.randint(2, 5))
+    ]
+    drawn = _draw_target(schedule, "files")
+    actions = tuple(sorted([*drawn.actions, *restarts], key=lambda action: action.at_ms))
+    return replace(
+        drawn,
+        twins=True,
+        parallelism=min(3, schedule.parallelism),
+        count=max(4, schedule.count // 2),
+        conditions_ignored=False,
+        actions=actions,
+    )
+
+
+def _draw_hang(schedule: Schedule) -> Schedule:
+    """From the start, or of whoever opens it again later; mostly for longer than anything else takes."""
+    rng = random.Random(f"hang {schedule.seed}")
+    from_ms = rng.choice((0, 0, rng.randrange(schedule.chaos_ms)))
+    until_ms = from_ms + rng.choice((8_000, 20_000, 40_000, 90_000))
+    actions = schedule.actions
+    if from_ms:
+        opened = [Action(from_ms + 100, rng.choice(("crash slot", "restart program")), rng.randrange(9), 50, 1)]
+        actions = tuple(sorted([*actions, *opened], key=lambda action: action.at_ms))
+    hang = Hang(rng.choice(("a", "out")), from_ms, until_ms)
+    return replace(schedule, hang=hang, conditions_ignored=False, actions=actions)
+
+
+def _draw_queues(schedule: Schedule) -> Schedule:
+    """Rows that come faster than they are worked off, for a while: barriers overtake them."""
+    rng = random.Random(f"queues {schedule.seed}")
+    burst_ms = rng.choice((1, 300, 300, 800))
+    return replace(
+        schedule,
+        burst_ms=burst_ms,
+        batch_rows=8 if burst_ms == 1 else rng.choice((1, 2, 7)),
+        elements_per_step=16 if burst_ms == 1 else 1,
+        turn_ms=schedule.turn_ms if burst_ms == 1 else rng.choice((2, 10, 20)),
+    )
+
+
+def _draw_events(schedule: Schedule) -> Schedule:
+    rng = random.Random(f"events {schedule.seed}")
+    splits = rng.choice((1, 2, 2, 3))
+    period_ms = schedule.period_ms
+    count = max(8, min(_EVENTS // splits, schedule.count))
+    pauses = rng.random() < 0.4 and (splits > 1 or schedule.bounded)
+    bound_ms = period_ms * rng.choice((0, 1, 3))
+    times = EventTimes(
+        splits=splits,
+        count=count,
+        start_ms=START_NS // 1_000_000,
+        period_ms=period_ms,
+        bounded=schedule.bounded,
+        window_ms=period_ms * rng.choice((2, 3, 5, 8)),
+        bound_ms=bound_ms,
+        disorder_ms=bound_ms + period_ms * rng.choice((0, 0, 3, 8)),
+        idle_ms=rng.choice((600, 1_500)) if pauses else rng.choice((None, None, 1_500)),
+        pause_at=rng.randrange(count) if pauses else None,
+        pause_ms=rng.choice((1_000, 3_000)),
+        gap_ms=period_ms * rng.choice((2, 4, 12)),
+        within_ms=rng.choice((None, period_ms * 4, period_ms * 16)),
+        text_keys=rng.random() < 0.3,
+        burst_ms=min(300, schedule.burst_ms),
+        batch_rows=schedule.batch_rows,
+    )
+    rescaled_every = rng.choice((2, 5))
+    actions = schedule.actions
+    if rng.random() < 0.5:
+        rescalings = [
+            Action(rng.randrange(500, schedule.chaos_ms), "restart program", 0, 50, rescaled_every * rng.randrange(10))
+            for _ in range(rng.randint(1, 4))
+        ]
+        actions = tuple(sorted([*actions, *rescalings], key=lambda action: action.at_ms))
+    return replace(
+        schedule,
+        graph=rng.choice(EVENT_GRAPHS),
+        splits=splits,
+        count=count,
+        events=times,
+        rescaled_every=rescaled_every,
+        actions=actions,
+    )
+
+
+def _draw_corners(schedule: Schedule) -> Schedule:
+    """Strikes that are aimed, on top of the others, and options under which they matter."""
+    rng = random.Random(f"corners {schedule.seed}")
+    if rng.random() < 0.3:
+        schedule = replace(schedule, sweeps=(rng.choice((300, 2_000)), rng.choice((0, 1_000))))
+        if rng.random() < 0.6:
+            schedule = _overlapping(schedule)
+    if rng.random() < 0.5:
+        return schedule
+    weights = {**AIMED, "rescale behind": 12 if schedule.events is not None and schedule.unaligned else 1}
+    kinds = rng.choices(list(weights), list(weights.values()), k=rng.choice((1, 1, 2, 3)))
+    if "deaf slot" in kinds:
+        schedule = _overlapping(schedule)
+    if "rescale behind" in kinds and schedule.events is not None and schedule.unaligned:
+        schedule = _rescaled_behind(schedule)
+    lives_ms = 500 + schedule.count * schedule.period_ms if schedule.bounded else schedule.chaos_ms
+    aimed = [
+        Action(
+            rng.randrange(800, max(1_000, min(lives_ms, schedule.chaos_ms))),
+            kind,
+            rng.randrange(1_000),
+            rng.choice((300, 1_000, 3_000, 6_000)),
+            rng.randrange(1_000),
+        )
+        for kind in kinds
+    ]
+    actions = tuple(sorted([*schedule.actions, *aimed], key=lambda action: action.at_ms))
+    return replace(schedule, actions=actions)
+
+
+def _rescaled_behind(schedule: Schedule) -> Schedule:
+    """Of the key groups of one subtask some are ahead of the others, and rows come that are late for those alone."""
+    assert schedule.events is not None
+    rng = random.Random(f"behind {schedule.seed}")
+    period_ms = schedule.events.period_ms
+    events = replace(
+        schedule.events,
+        window_ms=period_ms * 2,
+        bound_ms=0,
+        disorder_ms=period_ms * rng.choice((8, 16)),
+        pause_at=None,
+        batch_rows=1,
+        burst_ms=1,
+    )
+    return replace(
+        schedule,
+        graph=rng.choice(("windows", "windows", "windows-and-sessions", "unique")),
+        parallelism=max(2, schedule.parallelism),
+        elements_per_step=1,
+        aligned_timeout_ms=0,
+        interval_ms=min(200, schedule.interval_ms),
+        events=events,
+    )
+
+
+def _overlapping(schedule: Schedule) -> Schedule:
+    """Checkpoints take longer than the time between them, and only the newest is kept: what is dropped may be needed by
+    those under way."""
+    if schedule.unaligned:  # one at a time
+        return schedule
+    return replace(schedule, max_concurrent=3, retained=1, interval_ms=50, min_pause_ms=0, turn_ms=5)
 
 
 def _actions(rng: random.Random, chaos_ms: int) -> tuple[Action, ...]:

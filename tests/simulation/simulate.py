@@ -10,6 +10,7 @@ Seeds are spread over processes; each seed is one thread and one virtual time, s
 
 import argparse
 import contextlib
+import itertools
 import multiprocessing
 import multiprocessing.pool
 import os
@@ -17,18 +18,19 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT.parent.parent)]
 
+import text_canaries  # noqa: E402, F401
 from canaries import CANARIES  # noqa: E402
 from schedule import Schedule, draw, shrink  # noqa: E402
 from world import World  # noqa: E402
 
-from coordinator.log_records import Complete, Fence, Lead  # noqa: E402
+from barrier_runtime.coordinator.log.records import Complete, Fence, Lead  # noqa: E402
 
 CANARY_SEEDS = 500
 _SHOWN_EVENTS = 60
@@ -49,6 +51,7 @@ class Verdict:
     generations: int
     takeovers: int  # a coordinator went on with slots that had survived
     actions: int
+    near_misses: dict[str, int]
     last_events: str
 
 
@@ -73,6 +76,7 @@ def judge(schedule: Schedule) -> Verdict:
         generations=records[Fence],
         takeovers=records[Lead],
         actions=world.actions_done,
+        near_misses=dict(world.near_misses),
         last_events=world.sim.last_events(_SHOWN_EVENTS) if world.violations else "",
     )
 
@@ -98,7 +102,8 @@ def main() -> int:
         return _one(options.seed, options.canary, options.shrink)
     if options.canary is not None:
         return _one_canary(options.canary, options.jobs)
-    return _many(range(options.first, options.first + options.seeds), options.jobs)
+    seeds = range(options.first, options.first + options.seeds)
+    return _many([seed for seed in seeds if options.story in (None, draw(seed).story)], options.jobs)
 
 
 def _parsed() -> argparse.Namespace:
@@ -106,6 +111,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--story", help="of the seeds, those that are about this alone: bank, events, …")
     parser.add_argument("--shrink", action="store_true", help="leave out what the failure does not need")
     parser.add_argument("--canary", choices=sorted(CANARIES))
     parser.add_argument("--canaries", action="store_true")
@@ -176,9 +182,10 @@ def _planted(canary: str | None) -> Iterator[None]:
 # ---------------------------------------------------------------- many seeds
 
 
-def _many(seeds: range, jobs: int) -> int:
+def _many(seeds: Sequence[int], jobs: int) -> int:
     began = time.perf_counter()
     totals: Counter[str] = Counter()
+    near: Counter[str] = Counter()
     bad: list[Verdict] = []
     with _pool(jobs) as pool:
         for done, verdict in enumerate(pool.imap_unordered(judge_seed, seeds, chunksize=4), start=1):
@@ -190,6 +197,7 @@ def _many(seeds: range, jobs: int) -> int:
                 actions=verdict.actions,
                 virtual_s=int(verdict.virtual_s),
             )
+            near.update(verdict.near_misses)
             if verdict.violations:
                 bad.append(verdict)
                 _tell(verdict)
@@ -201,6 +209,9 @@ def _many(seeds: range, jobs: int) -> int:
         f"{totals['checkpoints']} checkpoints with {totals['in_flight']} rows in flight, "
         f"{len(bad)} bad seeds{': ' + ', '.join(str(verdict.seed) for verdict in bad[:20]) if bad else ''}"
     )
+    print("what was nearly broken, and how often:")
+    for what, often in sorted(near.items()):
+        print(f"{often:>9,}  {what}")
     return 1 if bad else 0
 
 
@@ -213,9 +224,12 @@ def _pool(jobs: int) -> multiprocessing.pool.Pool:
 
 
 def _hunt(name: str, jobs: int) -> tuple[int, Verdict] | None:
-    """The first of the seeds that shows the planted bug, and how many were needed."""
+    """The first of the seeds that shows the planted bug, and how many were needed. Of a canary with a story, only seeds
+    about that are run, and counted."""
+    story = CANARIES[name].story
+    seeds = (seed for seed in itertools.count() if story in (None, draw(seed).story))
     with CANARIES[name].plant(), _pool(jobs) as pool:
-        for number, verdict in enumerate(pool.imap(judge_seed, range(CANARY_SEEDS)), start=1):
+        for number, verdict in enumerate(pool.imap(judge_seed, itertools.islice(seeds, CANARY_SEEDS)), start=1):
             if verdict.violations:
                 pool.terminate()
                 return number, verdict

@@ -7,15 +7,14 @@ before or after they took effect, hang, and be repeated by zombies; of several a
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
-from workload import Row
 
-from barrier_runtime.sinks.base import SinkContext, TwoPhaseCommitSink
-from barrier_runtime.sinks.files import JsonlSink
-from state.errors import ProtocolViolation, Unavailable
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.state.errors import ProtocolViolation, Unavailable
 
 
 class Weather(Protocol):
@@ -37,9 +36,10 @@ class _Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Ledger:
     """Rows by transaction. `on_visible(transaction, checkpoint, subtask, rows)` is told of each first commit."""
 
-    on_visible: Callable[[bytes, list[Row]], None]
-    staged: dict[str, list[Row]] = field(default_factory=dict)
-    visible: dict[str, list[Row]] = field(default_factory=dict)
+    on_visible: Callable[[bytes, list[Any]], None]
+    row_of: Callable[[dict[str, Any]], Any]  # as checkers want it
+    staged: dict[str, list[Any]] = field(default_factory=dict)
+    visible: dict[str, list[Any]] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
     repeated: int = 0
 
@@ -82,7 +82,7 @@ class LedgerSink(TwoPhaseCommitSink):
     def pre_commit(self, transaction: list[pa.RecordBatch], checkpoint: int) -> bytes | None:
         if not transaction:
             return None
-        rows = [Row(**row) for batch in transaction for row in batch.to_pylist()]
+        rows = [self._ledger.row_of(row) for batch in transaction for row in batch.to_pylist()]
         name = f"{self._context.token}-{self._context.subtask}-{checkpoint}-{self._context.new_id()}"
         self._perform("pre-commit", lambda: self._ledger.staged.__setitem__(name, rows))
         return msgspec.json.encode(_Handle(1, name, self._context.token, self._context.subtask))

@@ -2,8 +2,9 @@
 
 Every call is a blocking job's: the request travels, takes effect on the shared `MemoryStore`, the answer travels back.
 The effect also happens when the process is stalled meanwhile, and often when it is dead. Faults are drawn per call from
-the rates in `StoreFaults`, which the nemesis changes; all of them are within the contract of `state.object_store`, but
-for `flipped_byte`, `truncated_read` and `ignore_conditions`, which are what checks on top of it must catch.
+the rates in `StoreFaults`, which the nemesis changes; all of them are within the contract of
+`state.store.object_store`, but for `flipped_byte`, `truncated_read` and `ignore_conditions`, which are what checks on
+top of it must catch.
 """
 
 from collections import deque
@@ -14,9 +15,9 @@ from typing import Any, NoReturn, Protocol
 
 from loop import SECOND, SimProcess, Simulation
 
-from state.errors import BarrierRuntimeError, Unavailable
-from state.memory_store import MemoryStore
-from state.object_store import ObjectInfo, PutOutcome
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
 
 _TRAVEL_US = (300, 4_000)  # one way
 _GIVE_UP_US = (1 * SECOND, 10 * SECOND)  # how long a client waits for an answer that does not come
@@ -40,6 +41,8 @@ class StoreFaults:
     stale_s: float = 20.0
     ignore_conditions: bool = False  # put_if_absent overwrites and says it landed
     outage_until_s: float = 0.0  # until then (virtual time) everything fails, or hangs until the client gives up
+    held: str = ""  # calls for keys below this take until …
+    held_until_s: float = 0.0
     seen: dict[str, int] = field(default_factory=dict)  # how often each one struck
     deleted: deque[tuple[int, ObjectInfo]] = field(default_factory=deque)  # lately, and when: for stale lists
 
@@ -48,7 +51,7 @@ class StoreFaults:
         self.fail_before = self.apply_then_fail = self.land_late = self.conflict = self.slow = 0.0
         self.truncated_read = self.flipped_byte = self.stale_list = 0.0
         self.ignore_conditions = False
-        self.outage_until_s = 0.0
+        self.outage_until_s = self.held_until_s = 0.0
 
 
 class StoreWatcher(Protocol):
@@ -174,6 +177,9 @@ class SimStore:
         """A request that may fail before it has any effect, or take its time."""
         faults, simulation = self._faults, self._simulation
         self._told(operation, key)
+        held_us = int(faults.held_until_s * SECOND) - simulation.now_us
+        if held_us > 0 and key.startswith(faults.held):
+            simulation.jobs.block(held_us)
         if simulation.now_us < faults.outage_until_s * SECOND:
             self._struck("outage")
             if simulation.bits(1):

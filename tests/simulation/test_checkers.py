@@ -7,16 +7,22 @@ that accuses the innocent both fail here.
 
 import functools
 import hashlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
-from checkers import CHECKERS, Checker, TrueRows
+from checkers import CHECKERS, TARGET_CHECKERS, Checker, TrueRows
 from checkers import AcksOfThisGeneration as Acks
 from checkers import ContiguousLog as Contiguous
 from checkers import FinishedMeansCommitted as Finished
+from checkers import FirstObjectFirst as First
+from checkers import IdsAreUsedOnce as Ids
+from checkers import NoBugIsReported as NoBug
 from checkers import NothingDoubled as Doubled
 from checkers import NothingLost as Lost
 from checkers import NothingNeededIsDeleted as Deleted
@@ -24,25 +30,35 @@ from checkers import NothingReordered as Reordered
 from checkers import OneCut as Cut
 from checkers import OneLeader as Leader
 from checkers import OnlyDecidedIsVisible as Visible
+from checkers import OnlyReadIsVisible as Read
 from checkers import RisingTokens as Tokens
 from checkers import UnknownBlocks as Unknown
 from checkers import WholeManifests as Manifests
 from checkers import WholeState as State
+from checkers import ZombiesDeleteNothing as Zombies
 from facts import Decision, Facts
+from hanging import Hang, HangingOpens
+from loop import SimProcess, Simulation
+from schedule import draw
+from upsert_checkers import LastValues
 from workload import TRANSFERS, Row, Workload, legs, rows_in
+from world import World
 
-from barrier_runtime.sinks.file_committable import FileNames, StagedFile, encode_committable
-from barrier_runtime.sinks.files import JsonlSink
-from barrier_runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, encode_pending
-from barrier_runtime.sources.source_progress import SPLITS_VALUE, SourceProgress, SplitProgress
-from coordinator.hashing import sha256_hex
-from coordinator.log_records import NO_RECORD, Complete, Fence, Finish, Lead, Record, encode_record
-from coordinator.manifest import Manifest, encode_manifest
-from coordinator.messages import CheckpointOptions, JobSpec
-from state.memory_store import MemoryStore
-from state.object_store import PutOutcome
-from state.paths import Paths
-from state.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.connectors.sink_bases.file_committable import FileNames, StagedFile, encode_committable
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
+from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead, Record, encode_record
+from barrier_runtime.coordinator.status.history import History as StoredHistory
+from barrier_runtime.coordinator.status.history import encode_history
+from barrier_runtime.coordinator.status.status import CheckpointStatus
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
+from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, encode_pending
+from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress, SplitProgress
+from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.store.paths import Paths
 
 JOB = "bank"
 COORDINATOR = "coordinator-1"
@@ -81,7 +97,15 @@ class Bank:
 class History:
     """What the stores of one job have seen, told to every checker in the order in which the world tells it."""
 
-    def __init__(self, graph: str = "one-shuffle", *, splits: int = 2, count: int = 6, retained: int = 1) -> None:
+    def __init__(
+        self,
+        graph: str = "one-shuffle",
+        *,
+        splits: int = 2,
+        count: int = 6,
+        retained: int = 1,
+        more: Sequence[type[Checker]] = (),
+    ) -> None:
         self.paths = Paths(JOB)
         self.store = MemoryStore()
         self.facts = Facts(self.paths)
@@ -91,7 +115,7 @@ class History:
         self.reports: list[tuple[str, str]] = []
         self.checkers: list[Checker] = [
             make(self.facts, self.workload, lambda checker, what: self.reports.append((checker, what)))
-            for make in CHECKERS
+            for make in (*CHECKERS, *more)
         ]
         self.retained = retained
         self.leader = "leader-a"
@@ -133,6 +157,10 @@ class History:
         for checker in self.checkers:
             checker.on_request(actor, operation, key)
 
+    def trigger(self, checkpoint: int, token: int, triggered_ms: int, slot: str = SLOT) -> None:
+        for checker in self.checkers:
+            checker.on_trigger(slot, token, checkpoint, triggered_ms)
+
     def answer(self, position: int, outcome: PutOutcome, actor: str = COORDINATOR) -> None:
         for checker in self.checkers:
             checker.on_log_put_answered(actor, position, outcome)
@@ -156,10 +184,12 @@ class History:
             "wall_ms": 0,
         }
 
-    def fence_record(self, restored: Decision | None = None, token: int | None = None) -> Fence:
+    def fence_record(
+        self, restored: Decision | None = None, token: int | None = None, reason: str = "a start"
+    ) -> Fence:
         return Fence(
             **self._common(self.next_position if token is None else token),
-            reason="a start",
+            reason=reason,
             restored_checkpoint=0 if restored is None else restored.record.checkpoint,
             restored_position=NO_RECORD if restored is None else restored.position,
             lineage="line",
@@ -259,11 +289,11 @@ class History:
 
 
 def final_name(checkpoint: int) -> str:
-    return FileNames(JOB, "out", 1, 0, "abcdef12", "jsonl").final(checkpoint, 0)
+    return FileNames(JOB, "out", 1, 0, "0" * 16, "abcdef12", "jsonl").final(checkpoint, 0)
 
 
 def file_committable(checkpoint: int) -> bytes:
-    names = FileNames(JOB, "out", 1, 0, "abcdef12", "jsonl")
+    names = FileNames(JOB, "out", 1, 0, "0" * 16, "abcdef12", "jsonl")
     staged = StagedFile(names.staged(checkpoint), names.final(checkpoint, 0), sha256_hex(b"rows"), 1)
     return encode_committable((staged,))
 
@@ -529,6 +559,29 @@ def test_coordinators_that_take_the_lead_before_they_decide() -> History:
     history.leader = "leader-c"
     history.fence()
     history.checkpoint(3, 3)
+    return history
+
+
+# ---------------------------------------------------------------- IdsAreUsedOnce
+
+
+@breaks(Ids, "had heard of another one with that id (generation 1, 100)")
+def test_a_successor_that_uses_a_checkpoint_id_again() -> History:
+    """I3: a coordinator that takes over begins behind all ids that slots have seen."""
+    history = History()
+    history.trigger(3, 1, 100)
+    history.trigger(3, 1, 250)
+    return history
+
+
+@keeps(Ids)
+def test_a_trigger_that_is_repeated_and_ids_of_other_processes() -> History:
+    """I3: who was not connected is told again; a new process has seen nothing."""
+    history = History()
+    history.trigger(3, 1, 100)
+    history.trigger(3, 1, 100)
+    history.trigger(4, 1, 250)
+    history.trigger(3, 1, 250, "slot-0-9")
     return history
 
 
@@ -1026,7 +1079,7 @@ def test_a_decision_for_the_manifest_of_another_checkpoint() -> History:
     return history
 
 
-@breaks(Deleted, "of the living generation 1: an upload under way")
+@breaks(Deleted, "of the living generation was deleted before its decision", also=[Manifests])
 def test_a_manifest_of_the_living_generation_that_is_not_decided_yet() -> History:
     """I7: a manifest is written before its decision, and is not deleted in between."""
     history = History()
@@ -1035,6 +1088,7 @@ def test_a_manifest_of_the_living_generation_that_is_not_decided_yet() -> Histor
     key = history.paths.manifest(1, 1)
     history.put(key, encode_manifest(manifest))
     history.delete(key)
+    history.append(history.complete_record(manifest))
     return history
 
 
@@ -1099,17 +1153,42 @@ def test_the_checkpoint_that_a_generation_has_restored_is_deleted_before_it_has_
     return history
 
 
-@breaks(Deleted, "of the living generation 2: an upload under way")
+@breaks(Deleted, "of the living generation was deleted: an upload under way", also=[Manifests])
 def test_an_upload_of_the_living_generation_is_deleted() -> History:
-    """I7: nothing of a generation that is not fenced."""
+    """I7: nothing of a generation that is not fenced, if a decision names it later."""
     history = History()
     history.fence()
     history.fence()
-    history.delete(str(history.upload("under-way").key))
+    file = history.upload("under-way")
+    history.delete(str(file.key))
+    history.checkpoint(1, 1, files=[file])
     return history
 
 
-@breaks(Deleted, "of the living generation 2: an upload under way")
+@breaks(Deleted, "of the living generation lost an upload: it refers to 1 files that were already deleted")
+def test_a_checkpoint_is_refused_because_an_upload_of_it_was_deleted() -> History:
+    """I7: that it is refused saves the rows, and is no excuse."""
+    history = History()
+    history.fence()
+    reason = "it refers to 1 files that were already deleted, e.g. x"
+    ended = CheckpointStatus(checkpoint=1, token=1, outcome="aborted", reason=reason, triggered_ms=0, duration_ms=1)
+    history.put(history.paths.history, encode_history(StoredHistory(job=JOB, run_id="run", history=(ended,))))
+    return history
+
+
+@keeps(Deleted)
+def test_an_upload_of_a_checkpoint_that_ended_undecided_is_deleted() -> History:
+    """I7: no decision names it, nor will one."""
+    history = History()
+    history.fence()
+    given_up = history.upload("given-up")
+    history.checkpoint(1, 1, files=[history.upload("f")])
+    history.delete(str(given_up.key))
+    history.checkpoint(2, 2)
+    return history
+
+
+@breaks(Deleted, "of generation 3, which the log does not know: an upload under way")
 def test_an_upload_of_a_later_generation_is_deleted() -> History:
     """I7: nor of one that the log does not know yet."""
     history = History()
@@ -1212,10 +1291,205 @@ def test_what_may_be_done_while_an_outcome_is_unknown_and_when_it_is_known() -> 
     return history
 
 
+# ---------------------------------------------------------------- ZombiesDeleteNothing
+
+
+@breaks(Zombies, "coordinator-1 deletes bank/data/1/slot/file after it could read that coordinator-2 leads")
+def test_a_zombie_reads_of_its_successor_and_deletes() -> History:
+    """I7: what it could read of ends its right to delete."""
+    history = History()
+    history.leader = COORDINATOR
+    history.fence()
+    history.leader = "coordinator-2"
+    history.lead()
+    history.request("get", history.paths.log_record(2))
+    history.request("delete", "bank/data/1/slot/file")
+    return history
+
+
+@keeps(Zombies)
+def test_a_zombie_that_could_not_know_yet_deletes() -> History:
+    """I7: a request that was under way when the log changed breaks nothing."""
+    history = History()
+    history.leader = COORDINATOR
+    history.fence()
+    history.request("get", history.paths.log_record(2))
+    history.leader = "coordinator-2"
+    history.lead()
+    history.request("delete", "bank/data/1/slot/file")
+    history.request("get", history.paths.log_record(2), "coordinator-2")
+    history.request("delete", "bank/data/1/slot/other", "coordinator-2")
+    return history
+
+
+# ---------------------------------------------------------------- NoBugIsReported
+
+
+@breaks(NoBug, "log record 2 tells of a bug: ProtocolViolation: barrier 3 after 3")
+def test_a_generation_ends_by_a_violation_of_the_protocol() -> History:
+    """What breaks the protocol inside is no failure like others."""
+    history = History()
+    history.fence()
+    history.append(history.fence_record(reason="ProtocolViolation: barrier 3 after 3"))
+    return history
+
+
+@keeps(NoBug)
+def test_a_generation_ends_by_trouble_from_outside() -> History:
+    """A failure from outside is none of ours."""
+    history = History()
+    history.fence()
+    history.append(history.fence_record(reason="ConnectionError: the data connection with slot 2 broke"))
+    return history
+
+
+# ---------------------------------------------------------------- FirstObjectFirst
+
+
+def staged_rows() -> tuple[History, list[str]]:
+    """A decided transaction of three objects."""
+    history = History()
+    history.fence()
+    keys = [history.paths.staged_rows("out", 1, 0, number, f"id{number}") for number in (1, 2, 3)]
+    committable = msgspec.json.encode({"objects": [{"key": key} for key in keys]})
+    for key in keys:
+        history.put(key, b"rows", SLOT)
+    history.decide(history.manifest(1, committables=[committable]))
+    return history, keys
+
+
+@breaks(First, "the first object of the same decided rows, is there")
+def test_the_first_of_staged_objects_is_deleted_last() -> History:
+    """I5: who finds the first object takes it for a whole that was not delivered."""
+    history, keys = staged_rows()
+    history.delete(*keys[1:], actor=SLOT)
+    return history
+
+
+@keeps(First)
+def test_the_first_of_staged_objects_is_deleted_first() -> History:
+    """I5: what is left without it says that it was delivered."""
+    history, keys = staged_rows()
+    history.delete(*keys, actor=SLOT)
+    return history
+
+
+# ---------------------------------------------------------------- OnlyReadIsVisible
+
+
+@breaks(Read, "which no completed checkpoint covers")
+def test_rows_of_a_target_that_no_checkpoint_covers() -> History:
+    """I4: whatever the target, a row is visible after its decision only."""
+    history = History("two-sinks", more=(Read,))
+    history.fence()
+    _, rows = history.checkpoint(1, 1)
+    history.show("side", rows)
+    later = history.bank.read("a", 0, 1, 2)
+    history.show("side", later)
+    return history
+
+
+@keeps(Read)
+def test_rows_of_a_target_that_a_checkpoint_covers() -> History:
+    """I4: whatever the target, a row is visible after its decision."""
+    history = History("two-sinks", more=(Read,))
+    history.fence()
+    _, rows = history.checkpoint(1, 1)
+    history.show("side", rows)
+    return history
+
+
+# ---------------------------------------------------------------- judges that hear something of their own
+
+
+class Upserts:
+    """What Redis wrote of one split, told to its judge."""
+
+    def __init__(self) -> None:
+        self.last: list[Row] = []
+        self.history = History(splits=1, more=(LastValues,))
+        self.judge = next(each for each in self.history.checkers if isinstance(each, LastValues))
+        self.history.fence()
+
+    def decided(self, checkpoint: int, upto: int, token: int = 1, left_out: int = 0) -> "Upserts":
+        """Rows of the transfer before `upto`, less the last `left_out`; then the decision that covers all of them."""
+        self.last = self.history.bank.read("a", 0, upto - 1, upto)
+        self.judge.on_upserts(token, self.last[: len(self.last) - left_out])
+        manifest = self.history.manifest(checkpoint, positions={("a", 0): upto})
+        self.history.decide(manifest)
+        return self
+
+    def written(self, token: int, **fields: int) -> "Upserts":
+        """The last transfer's first leg again, changed."""
+        self.judge.on_upserts(token, changed(self.last[:1], 0, **fields))
+        return self
+
+    @property
+    def reports(self) -> list[tuple[str, str]]:
+        return self.history.reports
+
+
+def dropped_by(actor: str, *, decided: bool = False) -> list[tuple[str, str]]:
+    """Of two jobs with one target, "ours" has staged a file; what is said when `actor` drops it."""
+    world = World(next(each for each in map(draw, itertools.count()) if each.twins))
+    assert world.twin is not None
+    world._processes.add("ours")
+    world.twin._processes.add("another's")
+    world._target_wrote("ours", "_staging/file", b"rows")
+    if decided:
+        world.facts.committables.add(b"_staging/file")
+    world._target_dropped(actor, "_staging/file")
+    world._target_dropped("another's", "_staging/file")  # nobody's any more
+    return world.violations
+
+
+def told_of_a_hanging_open(condition: str, reason: str, *, after_s: int = 60) -> list[tuple[str, str]]:
+    """The source "a" hangs in a job whose condition is this, looked at twice."""
+    reports: list[tuple[str, str]] = []
+    simulation = Simulation(1)
+    hanging = HangingOpens(simulation, Hang("a", 0, 90_000), lambda *said: reports.append(said), lambda what: None)
+    hanging._waiting[SimProcess(simulation, "slot-0")] = 0
+    status = SimpleNamespace(phase="restoring", token=1, condition=condition, condition_reason=reason)
+    runner: Any = SimpleNamespace(status=lambda: status)
+    hanging.look(runner, 1_000)
+    simulation.run_for(after_s)
+    hanging.look(runner, 1_000)
+    return reports
+
+
+JUDGED: tuple[tuple[str, Callable[[], list[tuple[str, str]]], str], ...] = (  # what is shown, how, who says what
+    ("upserts before their decisions", lambda: Upserts().decided(1, 1).decided(2, 2).reports, ""),
+    ("upserts of a successor", lambda: Upserts().decided(1, 1).decided(2, 2, token=2).reports, ""),
+    ("an upsert that was not written", lambda: Upserts().decided(1, 1, left_out=1).reports, "LastValues: checkpoint 1"),
+    ("a zombie's upsert", lambda: Upserts().decided(1, 1, token=2).written(1).reports, "over a value of generation 2"),
+    ("an upsert of torn state", lambda: Upserts().decided(1, 1).written(1, balance=1).reports, "which is not leg"),
+    ("a staged file dropped by its own job", lambda: dropped_by("ours"), ""),
+    (
+        "a staged file dropped by the other job",
+        lambda: dropped_by("another's"),
+        "OthersRowsStay: another's, of another",
+    ),
+    ("a decided one", lambda: dropped_by("another's", decided=True), "a decided file"),
+    ("a hang that is told", lambda: told_of_a_hanging_open("WAITING_RESTORE", "opening a for 60 s"), ""),
+    ("a hang, too early to be told", lambda: told_of_a_hanging_open("RECOVERING", "", after_s=2), ""),
+    ("a hang beside trouble of the store", lambda: told_of_a_hanging_open("WAITING_STORE", "no answer"), ""),
+    ("a hang that is not told", lambda: told_of_a_hanging_open("RECOVERING", "restoring"), "TroubleIsTold: a hangs in"),
+    ("a hang of somebody else", lambda: told_of_a_hanging_open("WAITING_RESTORE", "opening out for 60 s"), "told is:"),
+)
+
+
+@pytest.mark.parametrize(("shown", "verdict"), [each[1:] for each in JUDGED], ids=[each[0] for each in JUDGED])
+def test_judges_that_hear_something_of_their_own(shown: Callable[[], list[tuple[str, str]]], verdict: str) -> None:
+    """I5, F7: who is wrong is told, once, and nobody else."""
+    said = [f"{judge}: {what.split(' s: ', 1)[-1]}" for judge, what in shown()]
+    assert len({each.split(":")[0] for each in said}) == bool(verdict), said
+    assert all(verdict in each for each in said[:1]), said
+
+
 # ---------------------------------------------------------------- all of them
 
 
-@pytest.mark.parametrize("checker", CHECKERS)
+@pytest.mark.parametrize("checker", [*CHECKERS, *TARGET_CHECKERS])
 def test_every_checker_is_shown_to_speak_and_to_be_silent(checker: type[Checker]) -> None:
     """Who adds a checker adds a history that breaks its rule and one that keeps it."""
     assert BROKEN[checker], f"no history breaks the rule of {checker.__name__}"

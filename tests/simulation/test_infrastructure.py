@@ -18,18 +18,18 @@ from lsm_kv import install as install_lsm
 from network import WINDOW
 from store import SimStore, StoreFaults
 
-from barrier_runtime.elements import Barrier, EndOfInput
-from barrier_runtime.slot.channels import InputChannel
-from barrier_runtime.slot.data_plane import ChannelId, TcpDataPlane
-from coordinator.messages import Peer
-from state.errors import Unavailable
-from state.keyed_backend import open_keyed_backend
-from state.local_copies import LocalCopies
-from state.memory_store import MemoryStore
-from state.object_store import ObjectNotFound, PutOutcome
-from state.paths import Paths
-from state.rocksdb_kv import SlotMemory
-from state.snapshot import OperatorSnapshot
+from barrier_runtime.coordinator.wire.messages import Peer
+from barrier_runtime.data.elements import Barrier, EndOfInput
+from barrier_runtime.runtime.network.channels import InputChannel
+from barrier_runtime.runtime.network.tcp import ChannelId, TcpDataPlane
+from barrier_runtime.state.backend.keyed_backend import open_keyed_backend
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectNotFound, PutOutcome
+from barrier_runtime.state.store.paths import Paths
 
 
 class Two:

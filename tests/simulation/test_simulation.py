@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import text_canaries  # noqa: F401 - planted bugs of their own
 from canaries import CANARIES
-from schedule import ACTIONS, draw, shrink
+from schedule import ACTIONS, AIMED, draw, shrink
 from simulate import judge, judge_seed
 from world import _ACTS
 
@@ -35,13 +36,18 @@ def test_nothing_is_lost_doubled_reordered_or_torn(first: int) -> None:
         assert verdict.violations == (), f"make sim SEED={seed}"
 
 
-@pytest.mark.parametrize("seed", [3, 7, 11])
+@pytest.mark.parametrize("seed", [1, 2, 3, 7, 8, 11, 13, 14, 28])  # one of each kind of job
 def test_the_same_seed_gives_the_same_trace_whatever_hashes_and_processes(seed: int) -> None:
     here = judge_seed(seed).trace_hash
     for hash_seed in ("1", "2"):
         replayed = simulate("--seed", str(seed), hash_seed=hash_seed)
         assert replayed.returncode == 0, replayed.stdout
         assert f"trace {here}" in replayed.stdout
+
+
+def test_every_kind_of_job_is_among_the_first_seeds() -> None:
+    stories = {"bank", "events", "topic", "tokens", "queue", "upserts", "staged", "twins", "hanging"}
+    assert {draw(seed).story for seed in range(60)} == stories
 
 
 def test_seeds_differ() -> None:
@@ -83,4 +89,4 @@ def test_every_canary_can_be_planted_and_taken_away_again(name: str) -> None:
 
 
 def test_every_kind_of_trouble_is_acted_out() -> None:
-    assert set(ACTIONS) == set(_ACTS)
+    assert {*ACTIONS, *AIMED} == set(_ACTS)

@@ -17,8 +17,8 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime import Dataflow, ValueState, count, sum_
-from barrier_runtime.sinks.base import TwoPhaseCommitSink
-from barrier_runtime.sources.base import Polled, Split, SplitReader
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.connectors.source import Polled, Split, SplitReader
 
 ACCOUNTS = 7
 TRANSFERS = pa.schema([("source", pa.string()), ("split", pa.int32()), ("seq", pa.int64())])
@@ -53,11 +53,16 @@ class SimSource:
     start_ns: int
     period_ns: int
     bounded: bool
+    burst_ns: int = 1  # records come together, at multiples of it
+    batch_rows: int = 8
+    world_ns: Callable[[], int] | None = field(default=None, repr=False)  # the time outside; else as the clock says
+    opening: Callable[[str], None] = field(default=lambda name: None, repr=False)  # called where it is opened
 
     schema = TRANSFERS
     exactly_once = True
 
     def splits(self, parallelism: int) -> Sequence[Split]:
+        self.opening(self.name)
         return [Split(f"{self.name}-{index}", str(index).encode()) for index in range(self.splits_total)]
 
     def reader(self, split: Split) -> SplitReader:
@@ -69,6 +74,7 @@ class _Reader:
         self._source = source
         self._split = split
         self._next = 0
+        self._skew_ns: int | None = None if source.world_ns is not None else 0
 
     @property
     def finished(self) -> bool:
@@ -76,10 +82,14 @@ class _Reader:
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         source = self._source
-        due = min(source.count, (now_ns - source.start_ns) // source.period_ns + 1) - self._next
+        if source.world_ns is not None:
+            self._skew_ns = now_ns - source.world_ns()
+            now_ns -= self._skew_ns
+        since_ns = (now_ns - source.start_ns) // source.burst_ns * source.burst_ns
+        due = min(source.count, since_ns // source.period_ns + 1) - self._next
         if due <= 0:
             return None
-        rows = min(due, max_rows, 8)
+        rows = min(due, max_rows, source.batch_rows)
         batch = pa.RecordBatch.from_arrays(
             [
                 pa.array([source.name] * rows, pa.string()),
@@ -93,9 +103,12 @@ class _Reader:
 
     def next_due_ns(self) -> int | None:
         source = self._source
+        if self._skew_ns is None:
+            return None
         if self._next >= source.count:
-            return source.start_ns + 3_600_000_000_000 if not source.bounded else 0
-        return source.start_ns + self._next * source.period_ns
+            return source.start_ns + 3_600_000_000_000 + self._skew_ns if not source.bounded else 0
+        paced_ns = -(-self._next * source.period_ns // source.burst_ns) * source.burst_ns
+        return source.start_ns + paced_ns + self._skew_ns
 
     def position(self) -> bytes:
         return b"%d" % self._next
@@ -160,6 +173,12 @@ class Workload:
     out: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "out"
     side: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "side", in two-sinks
     aggregated: bool = False  # the same state as aggregates, so in columns
+    burst_ns: int = 1
+    batch_rows: int = 8
+    world_ns: Callable[[], int] | None = field(default=None, repr=False)
+    whole: bool = True  # readers of "out" see whole checkpoints
+    legs_from: Callable[[Dataflow], Any] | None = field(default=None, repr=False)  # in place of the sources
+    opening: Callable[[str], None] = field(default=lambda name: None, repr=False)  # of a source, where it is opened
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -177,12 +196,34 @@ class Workload:
     def transfers(self) -> int:
         return len(self.sources) * self.splits * self.count
 
+    @staticmethod
+    def rows_in(data: bytes) -> list["Row"]:
+        return rows_in(data)
+
+    @staticmethod
+    def row_of(row: dict[str, Any]) -> "Row":
+        return Row(**row)
+
     def source(self, name: str) -> SimSource:
-        return SimSource(name, self.splits, self.count, self.start_ns, self.period_ns, self.bounded)
+        return SimSource(
+            name,
+            self.splits,
+            self.count,
+            self.start_ns,
+            self.period_ns,
+            self.bounded,
+            self.burst_ns,
+            self.batch_rows,
+            self.world_ns,
+            self.opening,
+        )
 
     def flow(self, job: str) -> Dataflow:
         flow = Dataflow(job)
-        streams = [flow.source(name, self.source(name)).map_batches(legs, schema=LEGS) for name in self.sources]
+        if self.legs_from is not None:
+            streams = [self.legs_from(flow)]
+        else:
+            streams = [flow.source(name, self.source(name)).map_batches(legs, schema=LEGS) for name in self.sources]
         if self.graph == "two-inputs":  # one input is a shuffle further away than the other
             spread = streams[0].key_by("split", "source").process("relay", relay, schema=LEGS)
             stream = spread.union(streams[1])

@@ -7,50 +7,85 @@ threads and stores. See `schedule` for what may happen, `checkers` for what may 
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
-from checkers import CHECKERS, Checker
+from checkers import CHECKERS, HOOKS, PROTOCOL_CHECKERS, QUEUE_CHECKERS, TARGET_CHECKERS, Checker, MessagesOnce
+from event_checkers import EVENT_CHECKERS, WatermarksMove
+from events import EventWorkload
 from facts import Facts
+from hanging import PROGRESS_TIMEOUT_MS, HangingJsonlSink, HangingOpens
+from kafka_broker import Broker
 from loop import WALL_START_NS, SimProcess, Simulation
 from lsm_kv import LsmBackend
+from near_misses import counted
 from network import SimListening
-from schedule import Action, Schedule
+from postgres_server import PostgresServer
+from rabbit_broker import RabbitQueue, stream_of
+from redis_server import RedisServer
+from schedule import START_NS, Action, Schedule
+from servers import Doorway
 from sinks import Ledger, LedgerSink, TogetherJsonlSink
 from store import SimStore, StoreFaults
-from workload import Workload, rows_in
+from token_target import TokenSink, TokenTarget
+from upsert_checkers import UPSERT_CHECKERS, LastValues
+from workload import ROW, Row, Workload
 
-from barrier_runtime.compile import compile_flow
-from barrier_runtime.graph import JobGraph
-from barrier_runtime.sinks.commit_log import CommitRecord
-from barrier_runtime.slot.control_link import TcpControlLink
-from barrier_runtime.slot.data_plane import TcpDataPlane
-from barrier_runtime.slot.execution import SlotResources, StateSettings
-from barrier_runtime.slot.slot import Slot, SlotIdentity
-from coordinator.control_server import ControlServer
-from coordinator.handshake import job_secret
-from coordinator.job_directory import JobDirectory
-from coordinator.job_runner import JobRunner
-from coordinator.lease import Holder
-from coordinator.leases import Leases
-from coordinator.log_records import Complete, Fence, Lead
-from coordinator.messages import CheckpointOptions, JobSpec, RestartOptions, Shutdown, SlotClaims
-from state.errors import BarrierRuntimeError, InvalidJob
-from state.local_copies import LocalCopies
-from state.memory_store import MemoryStore
-from state.object_store import PutOutcome
-from state.paths import Paths
-from state.restore import BACKENDS
-from state.snapshot_plan import Thresholds
-from state.store_probe import probe_conditional_put
+from barrier_runtime.connectors.files.sink import commit_log, commit_log_summary
+from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.coordinator.checkpoints.retention import Retention
+from barrier_runtime.coordinator.job.phases import running as phase_running
+from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
+from barrier_runtime.coordinator.server.control import ControlServer
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.lease import Holder
+from barrier_runtime.coordinator.server.leases import Leases
+from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.wire.handshake import job_secret
+from barrier_runtime.coordinator.wire.messages import (
+    CheckpointOptions,
+    JobSpec,
+    RestartOptions,
+    Shutdown,
+    SlotClaims,
+    ToSlot,
+    Trigger,
+)
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.runtime import slot as slot_module
+from barrier_runtime.runtime import subtask as subtask_module
+from barrier_runtime.runtime.execution import SlotResources, StateSettings
+from barrier_runtime.runtime.in_flight import storage as in_flight
+from barrier_runtime.runtime.network import frames
+from barrier_runtime.runtime.network.control_link import TcpControlLink
+from barrier_runtime.runtime.network.tcp import TcpDataPlane
+from barrier_runtime.runtime.slot import Slot, SlotIdentity
+from barrier_runtime.state.backend.restore import BACKENDS
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.plan import Thresholds
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.store.probe import probe_conditional_put
 
 JOB = "bank"
+PORT = 7000
+_LONGEST_HANG_S = 200.0
+_NAMES_OF_ONE = 5_000  # of its processes, at most
+HOUR_NS = 3_600_000_000_000
 KEY = b"k" * 32
 CACHE_BYTES = 1 << 20
+_POLL_US = 500_000  # the driver asks the coordinator what it wants
 RESPAWN_US = (200_000, 800_000)
 HEALED_WITHIN_S = 90.0  # liveness: after the last trouble a new checkpoint is complete and committed
 FINISHED_WITHIN_S = 120.0  # … and a bounded job has ended
@@ -134,59 +169,173 @@ class Coordinator:
 
 
 class World:
-    def __init__(self, schedule: Schedule) -> None:
+    """One job and all around it. `beside`: of two jobs with one target, the world of the other one."""
+
+    def __init__(self, schedule: Schedule, beside: "World | None" = None) -> None:
         self.schedule = schedule
-        self.sim = Simulation(schedule.seed, max_steps=3_000_000)
-        self.violations: list[tuple[str, str]] = []
+        self.sim = Simulation(schedule.seed, max_steps=3_000_000) if beside is None else beside.sim
+        self.violations: list[tuple[str, str]] = [] if beside is None else beside.violations
+        self.twin: World | None = None
         self.programs: list[Program] = []
         self._last_ended: Program
+        self.near_misses: Counter[str] = Counter()
         self.recoveries = 0
         self.actions_done = 0
-        self._names = 0
+        self._mark = "" if beside is None else "twin-"  # of its places
+        self._names = 0 if beside is None else _NAMES_OF_ONE
+        self._processes: set[str] = set()  # names
         self._calm = False
         self._stopping = False  # the user wants the job to end
         self._busy_until_us = 0  # of troubles that end by themselves
         self._sink_trouble_until_us = 0
+        self._when_deleting: Action | None = None  # aimed at the next coordinator that drops a checkpoint
+        self._when_decided: Callable[[], None] | None = None  # what happens right after the next decision
         self._named_files: dict[str, bytes] = {}
+        self._staged_by: dict[str, World] = {}  # file of the target -> of two jobs, the one that made it
         self.paths = Paths(JOB)
         self.facts = Facts(self.paths)
-        now_ms = lambda: WALL_START_NS // 1_000_000 + self.sim.now_us // 1000  # noqa: E731
-        self.store = WatchedStore("checkpoints", now_ms, self._wrote, self._dropped)
-        self.target = WatchedStore("target", now_ms, self._target_wrote, lambda actor, key: None)
+        now_ms = lambda: self.world_ns() // 1_000_000  # noqa: E731
+        self.store = WatchedStore(f"{self._mark}checkpoints", now_ms, self._wrote, self._dropped)
+        self.target = WatchedStore("target", now_ms, self._target_wrote, self._target_dropped)
         # FINAL INTERFACE (agreed): SimStore(simulation, process, memory, faults, watcher); keep store.py like that
         self.store_faults, self.target_faults = StoreFaults(), StoreFaults()
         self.store_faults.ignore_conditions = schedule.conditions_ignored
-        self.ledger = Ledger(self._ledger_visible)
-        self.workload = Workload(
+        troubled = lambda: self.sim.now_us < self._sink_trouble_until_us  # noqa: E731
+        self.queue = RabbitQueue(
+            self.sim,
+            schedule.count,
+            500_000,
+            schedule.period_ms * 1000,
+            lambda: troubled() and self.sim.chance(0.02),
+        )
+        self.hanging = None if schedule.hang is None else HangingOpens(self.sim, schedule.hang, self._wrong, self._note)
+        self.workload = self._make_workload()
+        if isinstance(self.workload, Workload) and not schedule.queue:
+            splits = [(source, split) for source in self.workload.sources for split in range(schedule.splits)]
+            self.facts.counts = dict.fromkeys(splits, schedule.count)
+        self.ledger = Ledger(self._ledger_visible, self.workload.row_of)
+        doorway = Doorway(self.sim, troubled)
+        self.broker = Broker(doorway, lambda rows: self._visible([ROW.decode(row) for row in rows]))
+        self.tokens = TokenTarget(doorway, lambda rows: self._visible([self.workload.row_of(row) for row in rows]))
+        self.redis = RedisServer(doorway, self._upserted, self._note, self.sim.chance)
+        self.postgres = PostgresServer(self.sim, troubled, self._moved, self._wrong, self._note)
+        bank = (*CHECKERS, *TARGET_CHECKERS)
+        if schedule.queue:
+            bank = QUEUE_CHECKERS
+        if schedule.target == "upserts":
+            bank = UPSERT_CHECKERS
+        kinds = bank if schedule.events is None else (*PROTOCOL_CHECKERS, *EVENT_CHECKERS)
+        self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in kinds]
+        self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
+        if beside is not None:
+            self.target, self.target_faults = beside.target, beside.target_faults
+        elif schedule.twins:
+            self.twin = World(replace(schedule, actions=()), self)
+
+    def _make_workload(self) -> Any:
+        schedule = self.schedule
+        out = self._make_out
+        side = lambda: LedgerSink(self.ledger, self._weather)  # noqa: E731
+        if schedule.events is not None:
+            now_ms = lambda: self.world_ns() // 1_000_000  # noqa: E731
+            return EventWorkload(schedule.graph, schedule.events, now_ms, out, side, schedule.unaligned)
+        return Workload(
             schedule.graph,
             schedule.splits,
             schedule.count,
-            WALL_START_NS + 500_000_000,
+            START_NS,
             schedule.period_ms * 1_000_000,
             schedule.bounded,
-            lambda: TogetherJsonlSink("sim://target"),
-            lambda: LedgerSink(self.ledger, self._weather),
+            out,
+            side,
             schedule.aggregated,
+            schedule.burst_ms * 1_000_000,
+            schedule.batch_rows,
+            self.world_ns if schedule.clocks_jump else None,
+            schedule.target in ("files", "staged"),
+            partial(stream_of, rabbit=self.queue) if schedule.queue else None,
+            _opens_at_once if self.hanging is None else self.hanging.opening,
         )
-        self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in CHECKERS]
+
+    def _make_out(self) -> TwoPhaseCommitSink:
+        if self.schedule.target == "topic":
+            return self.broker.sink()
+        if self.schedule.target == "tokens":
+            return TokenSink(self.tokens)
+        if self.schedule.target == "upserts":
+            return self.redis.sink()
+        if self.schedule.target == "staged":
+            return self.postgres.sink()
+        if self.hanging is not None:
+            return HangingJsonlSink("sim://target", self.hanging.opening)
+        return TogetherJsonlSink("sim://target")
+
+    def world_ns(self) -> int:
+        """The time outside of all processes."""
+        return WALL_START_NS + self.sim.now_us * 1000
 
     # ------------------------------------------------------------ the run
 
     def run(self) -> None:
         """Everything; afterwards `violations` says what was wrong."""
         BACKENDS["lsm"] = LsmBackend(lambda: self.sim.chance(0.2))
-        with self.sim:
-            self._start_program(self.schedule.parallelism)
+        tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
+        size = patch.object(slot_module, "_rss_bytes", lambda: 1 << 26)  # the real one's would differ from run to run
+        one_by_one = _no_threads_of_their_own()
+        pieces, sweeps = self._small_pieces(), self._sweeps()
+        with self.sim, tuned, size, one_by_one, pieces, sweeps, counted(self.near_misses), self._servers():
+            for world in self._both:
+                world._start_program(self.schedule.parallelism)
             for action in self.schedule.actions:
-                self.sim.at(action.at_ms * 1000, self._act, action)
-            self.sim.after(200_000, self._kill_what_is_asked)
+                self.sim.at(action.at_ms * 1000, self._both[action.variant % len(self._both)]._act, action)
+            for world in self._both:
+                self.sim.after(_POLL_US, world._kill_what_is_asked)
             self._watch_to(self.schedule.chaos_ms * 1000)
             if self.schedule.conditions_ignored:
                 self._expect_refusal()
                 return
-            self._calm_down()
-            self._expect_progress()
-            self._expect_the_end()
+            for world in self._both:
+                world._calm_down()
+            if self.hanging is not None:
+                self._until(lambda: self.hanging is None or not self.hanging.anybody, _LONGEST_HANG_S)
+            for world in self._both:
+                world._expect_progress()
+            self._expect_event_time()
+            self._expect_messages()
+            for world in self._both:
+                world._expect_the_end()
+
+    @property
+    def _both(self) -> tuple["World", ...]:
+        return (self,) if self.twin is None else (self, self.twin)
+
+    @contextlib.contextmanager
+    def _servers(self) -> Iterator[None]:
+        with self.broker.installed(), self.redis.small_lots(), self.postgres.installed():
+            yield
+
+    @contextlib.contextmanager
+    def _small_pieces(self) -> Iterator[None]:
+        """What cuts large batches cuts those of a few rows."""
+        if not self.schedule.small_pieces:
+            yield
+            return
+        with patch.object(in_flight, "_ROWS_AT_ONCE", 3), patch.object(frames, "MAX_PAYLOAD", 1_500):
+            yield
+
+    @contextlib.contextmanager
+    def _sweeps(self) -> Iterator[None]:
+        """Orphans are looked for often, and deleted young: a run is shorter than the age of production's."""
+        if self.schedule.sweeps is None:
+            yield
+            return
+        every_ms, min_age_ms = self.schedule.sweeps
+        defaults = (None, min_age_ms)  # of `under_way`, `min_age_ms`
+        with (
+            patch.object(phase_running, "SWEEP_EVERY_MS", every_ms),
+            patch.object(Retention.sweep, "__defaults__", defaults),
+        ):
+            yield
 
     def _watch_to(self, end_us: int) -> None:
         while self.sim.now_us < end_us and not self.violations:
@@ -210,6 +359,8 @@ class World:
     def _calm_down(self) -> None:
         """The trouble ends: nothing fails any more, who stands still goes on or is gone, a program runs."""
         self._calm = True
+        if self.hanging is not None:
+            self.hanging.calm = True
         self.sim.trace("calm")
         self.sim.network.heal()
         self.store_faults.heal()
@@ -235,6 +386,24 @@ class World:
                 "Liveness",
                 f"no checkpoint completed and was committed within {HEALED_WITHIN_S} s of calm: {self._state()}",
             )
+
+    def _expect_event_time(self) -> None:
+        """Liveness: what happens from now on is seen before long, whatever splits are silent (or the job ends)."""
+        judge = next((each for each in self.checkers if isinstance(each, WatermarksMove)), None)
+        if self.violations or judge is None or self.schedule.bounded or "unique" in self.workload.sinks.values():
+            return
+        now_ms = self.world_ns() // 1_000_000
+        progressed = lambda: judge.reached_ms >= now_ms or not self._current().active  # noqa: E731
+        if not self._until(progressed, HEALED_WITHIN_S) and not self.violations:
+            judge.judge(now_ms, HEALED_WITHIN_S, self._state())
+
+    def _expect_messages(self) -> None:
+        """Liveness, and no early acknowledgement: each message that was published comes out, also again given ones."""
+        if self.violations or not self.schedule.queue:
+            return
+        judge = next(each for each in self.checkers if isinstance(each, MessagesOnce))
+        if not self._until(lambda: not judge.lost(range(self.queue.count)), HEALED_WITHIN_S) and not self.violations:
+            judge.judge(self.queue.count, self.queue.acknowledged, self._state())
 
     def _expect_the_end(self) -> None:
         if self.violations:
@@ -270,7 +439,7 @@ class World:
 
     def _start_program(self, parallelism: int) -> None:
         number = len(self.programs) + 1
-        graph = compile_flow(self.workload.flow(JOB), parallelism, 16)
+        graph = compile_plan(self.workload.flow(JOB).plan, parallelism, 16)
         s = self.schedule
         spec = JobSpec(
             job=JOB,
@@ -292,15 +461,20 @@ class World:
             slot_timeout_ms=s.slot_timeout_ms,
             gang_timeout_ms=3_600_000,
             restart=RestartOptions(initial_ms=100, max_ms=2_000),
+            progress_timeout_ms=0 if self.hanging is None else PROGRESS_TIMEOUT_MS,
         )
-        places = (f"driver-{number}", f"standby-{number}")
-        program = Program(number, spec, graph, [self.sim.network.listen(place, 7000, place=place) for place in places])
+        places = self._addresses(number)[: 2 if self.schedule.standby else 1]
+        program = Program(number, spec, graph, [self.sim.network.listen(place, PORT, place=place) for place in places])
         self.programs.append(program)
         self._last_ended = program
         for listening in program.listening if self.schedule.standby else program.listening[:1]:
             self._start_coordinator(program, listening)
         for index in range(parallelism):
             self._start_slot(program, index)
+
+    def _addresses(self, number: int) -> tuple[str, str]:
+        """Where coordinators of a program may be."""
+        return f"{self._mark}driver-{number}", f"{self._mark}standby-{number}"
 
     def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
         """The whole program is gone at once; now and then a slot is not reached and lives on for a while."""
@@ -350,7 +524,7 @@ class World:
             leases=Leases(store, Holder(address, address, f"http://{address}", 2_000))
             if self.schedule.standby
             else None,
-            clock=process.wall_ms,
+            clock=process.steady_ms,
             sleep=process.sleep,
         )
         coordinator.directory = directory
@@ -419,13 +593,15 @@ class World:
 
     def _kill_what_is_asked(self, _: object) -> None:
         """The driver polls: tasks to kill, wishes to repeat."""
-        self.sim.after(200_000, self._kill_what_is_asked)
+        self.sim.after(_POLL_US, self._kill_what_is_asked)
         if self._calm and self._current().outcome not in ("", "finished", "cancelled"):
             self._start_program(self.schedule.parallelism)  # nobody runs it: its user looks after it
         for program in self.programs:
             runner = self._runner(program) if program.active else None
             if runner is None:
                 continue
+            if self.hanging is not None and program is self._current():
+                self.hanging.look(runner, self.schedule.slot_timeout_ms)
             for kill in runner.status().kill:
                 for task in program.tasks:
                     if (task.index, task.attempt) == (kill.slot, kill.task_attempt) and not task.given_up:
@@ -469,7 +645,9 @@ class World:
             local_dir=directory,
             copies=LocalCopies(),
             memory=_NO_MEMORY,
-            settings=StateSettings("lsm", 1 << 20, CACHE_BYTES, 1, Thresholds(inline_bytes=300, pack_bytes=250)),
+            settings=StateSettings(
+                "lsm", 1 << 20, CACHE_BYTES, 1, Thresholds(inline_bytes=300, pack_bytes=250, value_bytes=120)
+            ),
             new_uuid=self.sim.new_id,
             clock=process,
             tidy_memory=lambda again: None,
@@ -479,13 +657,13 @@ class World:
         slot = Slot(program.graph, program.spec.checkpoints.mode, identity, resources, plane)
         task.slot = slot
         link = TcpControlLink(
-            tuple(listening.address for listening in program.listening),
+            tuple((place, PORT) for place in self._addresses(program.number)),
             secret,
             JOB,
             program.spec.run_id,
             msgspec.msgpack.encode(SlotClaims(task.index, uuid)),
             slot.connected,
-            slot.handle,
+            partial(self._hears, process, slot),
             now_s=process.monotonic_s,
         )
         slot.link = link
@@ -496,6 +674,12 @@ class World:
         plane.close()
         self.sim.trace("left", process.name, farewell.outcome)
         process.loop.call_soon(self._slot_left, program, task, farewell)
+
+    def _hears(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
+        if isinstance(message, Trigger):
+            for on_trigger in self._hooks["on_trigger"]:
+                on_trigger(process.name, message.token, message.checkpoint, message.triggered_at_ms)
+        slot.handle(message)
 
     def _slot_left(self, program: Program, task: SlotTask, farewell: Shutdown) -> None:
         task.process.leave()
@@ -528,7 +712,17 @@ class World:
 
     def _process(self, kind: str, place: str | None) -> SimProcess:
         self._names += 1
-        return SimProcess(self.sim, f"{kind}-{self._names}", place)
+        process = SimProcess(self.sim, f"{kind}-{self._names}", place)
+        self._processes.add(process.name)
+        if self.schedule.clocks_jump:
+            process.skew_ns = self.sim.rng.choice((0, 0, -HOUR_NS, HOUR_NS))
+            self.sim.after(self.sim.between_us(1, 20_000_000), self._set_clock, process)
+        return process
+
+    def _set_clock(self, process: SimProcess) -> None:
+        """Somebody sets the wall clock of a host, also when all is calm."""
+        process.skew_ns = self.sim.rng.choice((-HOUR_NS, HOUR_NS, 0, 5_000_000_000))
+        self.sim.trace("clock", process.name, process.skew_ns)
 
     # ------------------------------------------------------------ what goes wrong
 
@@ -593,14 +787,18 @@ class World:
         """Another coordinator of the same run, at the other address that slots know."""
         program = self._current()
         if program.active and not self.schedule.standby:  # two daemons at one address would share a lease
+            if len(program.listening) == 1:  # until then nobody listened there, and slots were refused at once
+                place = self._addresses(program.number)[1]
+                program.listening.append(self.sim.network.listen(place, PORT, place=place))
             self._start_coordinator(program, program.listening[1 - action.variant % 2])
 
     def _restart_program(self, action: Action) -> None:
         program = self._current()
         self._kill_program(program, leave_zombies=action.variant % 2 == 0)
         parallelism = self.schedule.parallelism
-        if action.variant % 5 == 0:
-            parallelism = 1 + (action.variant // 5) % 5  # rescaled
+        every = self.schedule.rescaled_every
+        if action.variant % every == 0:
+            parallelism = 1 + (action.variant // every) % 5  # rescaled
         self.sim.after(self.sim.between_us(100_000, 1_000_000), lambda _: self._start_again(parallelism))
 
     def _start_again(self, parallelism: int) -> None:
@@ -672,6 +870,88 @@ class World:
         if runner is not None:
             self._on(self._current(), runner, runner.trigger)
 
+    # ------------------------------------------------------------ … at a certain moment
+
+    def _leader(self, program: Program) -> Coordinator | None:
+        runner = self._runner(program)
+        for coordinator in program.coordinators:
+            directory = coordinator.directory
+            if directory is not None and runner is not None and directory.run(JOB, program.spec.run_id) is runner:
+                return coordinator
+        return None
+
+    def _take_over(self, action: Action) -> None:
+        """The leader is gone and all slots live; the next one is there at once."""
+        program = self._current()
+        leader = self._leader(program)
+        if program.active and leader is not None:
+            leader.process.crash()
+            self.sim.after(self.sim.between_us(10_000, 100_000), lambda _: self._restart_coordinator(program))
+
+    def _take_over_from_who_deletes(self, action: Action) -> None:
+        self._when_deleting = action
+
+    def _stall_who_deletes(self, name: str, action: Action) -> None:
+        """In the middle of it; its slots notice, and another coordinator leads when it goes on."""
+        program = self._current()
+        coordinator = next((each for each in program.coordinators if each.process.name == name), None)
+        if self._calm or not program.active or coordinator is None or not coordinator.process.running:
+            return
+        coordinator.process.stall(max(3.0, action.length_ms / 1000))
+        for connection in self.sim.network.connections:
+            if any(end.process is coordinator.process for end in connection.ends):
+                self.sim.network.cut(connection)
+        if not self.schedule.standby:
+            delay_us = self.sim.between_us(20_000, 300_000)
+            self.sim.after(
+                delay_us, lambda _: program.active and self._start_coordinator(program, coordinator.listening)
+            )
+
+    def _deaf_slot(self, action: Action) -> None:
+        """What the leader says waits on its way to a slot; what that says is heard."""
+        found, leader = self._victim(action), self._leader(self._current())
+        if found is not None and leader is not None:
+            one, other = leader.process.place, found[1].process.place
+            self.sim.network.clog(one, other)
+            length_ms = min(action.length_ms, self.schedule.slot_timeout_ms * 4 // 5)
+            self.sim.after(length_ms * 1000, lambda _: self.sim.network.unclog(one, other))
+
+    def _committer_outlives(self, action: Action) -> None:
+        """Commits over all subtasks fall behind; then the whole program stands still and is taken for gone. When it
+        goes on, its successor has committed what it still wants to."""
+        program = self._current()
+        length_ms = 800 + action.length_ms // 4
+        self.target_faults.held, self.target_faults.held_until_s = "_commits/", self.sim.now_s + length_ms / 1000
+        self.sim.after((length_ms - 10) * 1000, lambda _: self._leave_the_committer(program, action))
+
+    def _leave_the_committer(self, program: Program, action: Action) -> None:
+        if not self._calm and program.active:
+            program.outcome = "killed"
+            for process in [each.process for each in (*program.coordinators, *program.tasks)]:
+                if process.running:
+                    process.stall(3 + action.variant % 4)
+            delay_us = self.sim.between_us(100_000, 500_000)
+            self.sim.after(delay_us, lambda _: self._start_again(program.spec.parallelism))
+
+    def _rescale_behind(self, action: Action) -> None:
+        """A slot falls behind the others until a checkpoint is taken; the program goes on from that one, rescaled."""
+        found = self._victim(action)
+        if found is not None:
+            program, process = found[0], found[1].process
+            process.turn_us = 80_000
+            length_ms = min(action.length_ms, 1_500)
+            parallelism = 1 + action.variant % 5
+            self.sim.after(length_ms * 1000, lambda _: self._rescale_when_decided(program, parallelism))
+            self.sim.after(length_ms * 2_000, lambda _: setattr(process, "turn_us", self.schedule.turn_ms * 1000))
+
+    def _rescale_when_decided(self, program: Program, parallelism: int) -> None:
+        def rescale() -> None:
+            if not self._calm and program.active:
+                self._kill_program(program, leave_zombies=False)
+                self.sim.after(self.sim.between_us(100_000, 500_000), lambda _: self._start_again(parallelism))
+
+        self._when_decided = rescale
+
     # ------------------------------------------------------------ what the stores and readers see
 
     def _wrong(self, checker: str, what: str) -> None:
@@ -684,38 +964,64 @@ class World:
         self.sim.problems.clear()
 
     def requested(self, actor: str, operation: str, key: str) -> None:
-        for checker in self.checkers:
-            checker.on_request(actor, operation, key)
+        for on_request in self._hooks["on_request"]:
+            on_request(actor, operation, key)
+        aimed = self._when_deleting
+        if aimed is not None and operation == "delete" and self.paths.checkpoint_of(key) is not None:
+            self._when_deleting = None
+            self.sim.after(self.sim.between_us(0, 2_000), lambda _: self._stall_who_deletes(actor, aimed))
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
         position = self.facts.position_of(key)
         if position is not None:
-            for checker in self.checkers:
-                checker.on_log_put_answered(actor, position, outcome)
+            for on_log_put_answered in self._hooks["on_log_put_answered"]:
+                on_log_put_answered(actor, position, outcome)
 
     def _wrote(self, actor: str, key: str, data: bytes) -> None:
-        for checker in self.checkers:
-            checker.on_put(actor, key, data, self.store.peek)
+        for on_put in self._hooks["on_put"]:
+            on_put(actor, key, data, self.store.peek)
         position = self.facts.position_of(key)
         if position is None or position != len(self.facts.records) + 1:
             return
         record = self.facts.appended(key, data)
         if isinstance(record, Lead):
             self.recoveries += 1
-        for checker in self.checkers:
-            checker.on_record(position, record)
+        for on_record in self._hooks["on_record"]:
+            on_record(position, record)
         if isinstance(record, Complete):
+            then, self._when_decided = self._when_decided, None
+            if then is not None:
+                self.sim.after(self.sim.between_us(0, 20_000), lambda _: then())
             manifest = self.store.peek(record.manifest)
             if manifest is not None:
                 decision = self.facts.decided(position, record, manifest, self.store.peek)
-                for checker in self.checkers:
-                    checker.on_decision(decision)
+                for on_decision in self._hooks["on_decision"]:
+                    on_decision(decision)
 
     def _dropped(self, actor: str, key: str) -> None:
-        for checker in self.checkers:
-            checker.on_delete(actor, key)
+        for on_delete in self._hooks["on_delete"]:
+            on_delete(actor, key)
+
+    def _of(self, actor: str) -> "World":
+        """Whose process it is."""
+        return next(world for world in self._both if actor in world._processes)
 
     def _target_wrote(self, actor: str, key: str, data: bytes) -> None:
+        world = self._of(actor)
+        if key.startswith("_staging/"):
+            self._staged_by[key] = world
+        else:
+            world._shown(key, data)
+
+    def _target_dropped(self, actor: str, key: str) -> None:
+        """Neither of two jobs drops what the other has staged: it may be decided, or will be."""
+        owner = self._staged_by.pop(key, None)
+        if owner is not None and owner is not self._of(actor):
+            decided = any(key.encode() in each for each in owner.facts.committables)
+            what = "a decided" if decided else "an undecided"
+            self._wrong("OthersRowsStay", f"{actor}, of another job of that name, dropped {key}, {what} file")
+
+    def _shown(self, key: str, data: bytes) -> None:
         if key.startswith("_commits/"):
             record = msgspec.json.decode(data, type=CommitRecord)
             rows = []
@@ -724,16 +1030,36 @@ class World:
                 if found is None:
                     self._wrong("OneCut", f"the commit log names {file.name}, which is not there")
                     return
-                rows += rows_in(found)
-            for checker in self.checkers:
-                checker.on_visible(record.sink, record.checkpoint, (), rows)
+                rows += self.workload.rows_in(found)
+            for on_visible in self._hooks["on_visible"]:
+                on_visible(record.sink, record.checkpoint, (), rows)
         elif not key.startswith("_"):
-            for checker in self.checkers:
-                checker.on_published(key)
+            for on_published in self._hooks["on_published"]:
+                on_published(key)
+
+    def _visible(self, rows: list[Any]) -> None:
+        """Of sink "out", where readers do not see whole checkpoints."""
+        for on_visible in self._hooks["on_visible"]:
+            on_visible("out", 0, (), rows)
+
+    def _moved(self, checkpoint: int, rows: list[Row]) -> None:
+        """Into a table. What a lineage has left is moved as far as it had rows: that is the next decision's cut."""
+        decided = sorted(each.record.checkpoint for each in self.facts.decisions)
+        whole = next((each for each in decided if each >= checkpoint > 0), checkpoint)
+        for on_visible in self._hooks["on_visible"]:
+            on_visible("out", whole, (), rows)
+
+    def _upserted(self, token: int, rows: list[Row]) -> None:
+        for checker in self.checkers:
+            if isinstance(checker, LastValues):
+                checker.on_upserts(token, rows)
+
+    def _note(self, what: str) -> None:
+        self.near_misses[what] += 1
 
     def _ledger_visible(self, handle: bytes, rows: list[Any]) -> None:
-        for checker in self.checkers:
-            checker.on_visible("side", 0, (handle,), rows)
+        for on_visible in self._hooks["on_visible"]:
+            on_visible("side", 0, (handle,), rows)
 
     def _weather(self) -> Any:
         return _LedgerWeather(self)
@@ -750,6 +1076,22 @@ class World:
         phase = "no coordinator" if runner is None else f"{runner.phase} ({runner.status().reason})"
         slots = ", ".join(f"{task.process!r}" for task in program.tasks if task.process.alive)
         return f"program {program.number} {program.outcome or 'active'}, {phase}; {slots}"
+
+
+@contextlib.contextmanager
+def _no_threads_of_their_own() -> Iterator[None]:
+    """Jobs are greenlets of one thread: what production asks for at a time on several is asked one after the other."""
+    with patch.object(commit_log, "READS_AT_ONCE", 1), patch.object(commit_log_summary, "READS_AT_ONCE", 1):
+        yield
+
+
+def _hooks(checkers: list[Checker], name: str) -> list[Callable[..., None]]:
+    """Of the checkers that listen there."""
+    return [getattr(each, name) for each in checkers if getattr(type(each), name) is not getattr(Checker, name)]
+
+
+def _opens_at_once(operator: str) -> None:
+    """Nothing keeps it."""
 
 
 class _LedgerWeather:
@@ -789,6 +1131,11 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
     "sink faults": World._sink_faults,
     "trigger": World._trigger,
     "crash everything": World._crash_everything,
+    "take over": World._take_over,
+    "take over from who deletes": World._take_over_from_who_deletes,
+    "deaf slot": World._deaf_slot,
+    "committer outlives its program": World._committer_outlives,
+    "rescale behind": World._rescale_behind,
 }
 
 logging.getLogger("coordinator").setLevel(logging.CRITICAL)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from state.keyed_backend import KeyedBackend, open_keyed_backend
-from state.local_copies import LocalCopies
-from state.memory_store import MemoryStore
-from state.object_store import ObjectStore
-from state.paths import Paths
-from state.restore import BackendKind
-from state.rocksdb_kv import SlotMemory
-from state.snapshot import KeyedSnapshot, OperatorSnapshot
-from state.state_table import StateTable
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.state.backend.restore import BackendKind
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.values.table import StateTable
 
 
 @dataclass

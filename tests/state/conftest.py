@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from state.object_store import ObjectStore
+from barrier_runtime.state.store.object_store import ObjectStore
 
 sys.path.insert(0, str(Path(__file__).parent))  # backend_bench
 
@@ -25,9 +25,9 @@ def rocksdb_bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture(params=["memory", "local", "s3"])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    from state.local_store import LocalStore
-    from state.memory_store import MemoryStore
-    from state.open_store import open_store
+    from barrier_runtime.state.store.local import LocalStore
+    from barrier_runtime.state.store.memory import MemoryStore
+    from barrier_runtime.state.store.open import open_store
 
     if request.param == "memory":
         return MemoryStore()

@@ -103,13 +103,13 @@ def _role(entry: Path) -> Role:
         return "executor"
     if "org.apache.spark.deploy.SparkSubmit" in command:
         return "jvm"
-    if "coordinator.daemon" in command:
+    if "barrier_runtime.coordinator.server.daemon" in command:
         return "coordinator"
     if "chaos.program" in command:
         return "driver"
-    if "preloading_daemon" in command:
+    if "spark.worker_daemon" in command:
         parent = _PROC / (entry / "stat").read_text().rpartition(")")[2].split()[1]
-        return "slot" if "preloading_daemon" in _command(parent) else "worker daemon"
+        return "slot" if "spark.worker_daemon" in _command(parent) else "worker daemon"
     return "other"
 
 

@@ -15,9 +15,9 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.launch import JobHandle
-from coordinator.status import JobStatus
-from state.errors import Fenced, InvalidJob, Unavailable
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.state.errors import Fenced, InvalidJob, Unavailable
 from tests.integration.chaos import workload
 
 FENCED = 3

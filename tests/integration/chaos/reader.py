@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet
 
-from barrier_runtime.sinks.commit_log import CommitRecord, commits_prefix, read_commit_log
-from state.open_store import open_store
+from barrier_runtime.connectors.files.sink.commit_log import CommitRecord, commits_prefix, read_commit_log
+from barrier_runtime.state.store.open import open_store
 from tests.integration.chaos import workload
 from tests.integration.chaos.verdict import Figures, Rows, SinkAudit, Truth
 

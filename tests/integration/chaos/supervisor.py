@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.status import JobStatus
+from barrier_runtime.coordinator.status.status import JobStatus
 from tests.integration.chaos.processes import MARK
 from tests.integration.chaos.program import FENCED, Settings
 

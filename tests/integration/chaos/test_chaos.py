@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from harness import until
 
-from barrier_runtime.sinks.commit_log import CommitLog, CommittedFile
-from state.open_store import open_store
+from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile
+from barrier_runtime.state.store.open import open_store
 from tests.integration.chaos import workload
 from tests.integration.chaos.nemesis import Strike
 from tests.integration.chaos.plan import KILLS, STORE, Action, plan

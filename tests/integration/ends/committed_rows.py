@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from barrier_runtime.sinks.commit_log import read_commit_log
-from state.open_store import open_store
+from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
+from barrier_runtime.state.store.open import open_store
 from tests.integration.ends.audit import Seen
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from barrier_runtime import Dataflow, count
-from barrier_runtime.sinks.kafka import KafkaSink
+from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from tests.integration.ends.kafka_feed import read_numbers
 
 NAME, SINK = "kafka-to-kafka", "out"

@@ -5,7 +5,7 @@ from typing import Any
 import psycopg
 
 from barrier_runtime import Dataflow, count
-from barrier_runtime.sinks.postgres import PostgresSink
+from barrier_runtime.connectors.postgres.sink import PostgresSink
 from tests.integration.ends.audit import Seen
 from tests.integration.ends.kafka_feed import read_numbers
 

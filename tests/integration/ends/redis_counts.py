@@ -3,7 +3,7 @@
 from typing import Any
 
 from barrier_runtime import Dataflow, count
-from barrier_runtime.sinks.redis import RedisUpsertSink
+from barrier_runtime.connectors.redis.sink import RedisUpsertSink
 
 NAME, SINK, PREFIX = "redis-counts", "out", "count:"
 

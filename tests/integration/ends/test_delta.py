@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from barrier_runtime.state.store.open import open_store
 from examples.servers import S3Server
-from state.open_store import open_store
 from tests.integration.ends import delta_numbers
 from tests.integration.ends.audit import Numbers, Seen
 from tests.integration.ends.harness import run_under_kills

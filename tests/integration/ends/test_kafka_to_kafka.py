@@ -5,17 +5,14 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka._model import IsolationLevel
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from examples.servers import kafka_server
+from examples.servers.kafka_ends import TopicEnds
 from tests.integration.ends import kafka_to_kafka
 from tests.integration.ends.audit import Numbers, Seen
 from tests.integration.ends.harness import run_under_kills
 from tests.integration.ends.kafka_feed import KEYS, PARTITIONS, Feed
-
-_ANSWER_S = 2.0
 
 
 class CommittedRecords:
@@ -25,7 +22,7 @@ class CommittedRecords:
         self._places = [TopicPartition(topic, number, 0) for number in range(PARTITIONS)]
         self._ends = dict.fromkeys(range(PARTITIONS), 0)
         self._client = {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 500, "log_level": 0}
-        self._admin = AdminClient(self._client)
+        self.known = TopicEnds(bootstrap, topic, PARTITIONS)
         self._consumer = self._consumer_from(self._ends)
 
     def _consumer_from(self, offsets: dict[int, int]) -> Consumer:
@@ -46,7 +43,7 @@ class CommittedRecords:
 
     def look(self) -> Seen:
         rows: list[dict[str, int]] = []
-        stable = self.ends(IsolationLevel.READ_COMMITTED)
+        stable = self.known.committed()
         deadline = time.monotonic() + 10
         while any(self._ends[number] < stable[number] for number in stable):
             if time.monotonic() > deadline:
@@ -61,15 +58,6 @@ class CommittedRecords:
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     self._ends[message.partition()] = message.offset()
         return Seen([row["value"] for row in rows], [row["n"] for row in rows], whole=False)
-
-    def ends(self, level: IsolationLevel) -> dict[int, int]:
-        wanted = {TopicPartition(place.topic, place.partition): OffsetSpec.latest() for place in self._places}
-        found = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=_ANSWER_S)
-        try:
-            return {place.partition: future.result().offset for place, future in found.items()}
-        except KafkaException:
-            self._admin = AdminClient(self._client)  # one keeps the leaders' epochs from before the broker's restart
-            raise
 
 
 @pytest.mark.spark
@@ -100,6 +88,6 @@ def test_a_topic_reaches_another_through_twenty_kills_with_nothing_lost_doubled_
         assert report.kills >= 20
         assert report.looks > 50
         reader = CommittedRecords(kafka.bootstrap, "counted")
-        assert reader.ends(IsolationLevel.READ_COMMITTED) == reader.ends(IsolationLevel.READ_UNCOMMITTED)
+        assert reader.known.committed() == reader.known.written()
     staged = list((tmp_path / "checkpoints").glob("*/write-ahead/*/staged/*/*"))
     assert staged == []

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from barrier_runtime.sinks.commit_log import committed_files
+from barrier_runtime.connectors.files.sink.commit_log import committed_files
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.s3 import S3Store
 from examples.servers import S3Server
-from state.open_store import open_store
-from state.s3_store import S3Store
 from tests.integration.ends import multipart_numbers
 from tests.integration.ends.audit import Numbers
 from tests.integration.ends.committed_rows import CommittedRows

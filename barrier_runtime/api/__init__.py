@@ -1,0 +1,1 @@
+"""The language of dataflows, as users write it."""

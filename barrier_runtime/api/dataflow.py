@@ -1,0 +1,990 @@
+"""The language of dataflows: `Dataflow` begins streams, streams are transformed step by step and end in sinks.
+
+Nothing runs while a flow is written down. Sources, stateful steps and sinks have names: state is addressed by them,
+so they are unique and do not depend on the order of steps. Mistakes that can be seen from names and types are
+reported at once.
+
+    flow = Dataflow("orders")
+    orders = flow.read_jsonl("orders", "data/orders", schema={"shop": str, "amount": float, "at": "timestamp[ms]"},
+                             event_time="at", max_out_of_orderness=timedelta(seconds=5))
+    hourly = orders.key_by("shop").window("hourly", Tumbling(timedelta(hours=1)), event_time="at")
+    hourly.aggregate(orders=count(), revenue=sum_("amount")).sink("results", ParquetSink("out"))
+    flow.run_local()
+"""
+
+import copy
+import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, overload
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.api.signatures import takes_options
+from barrier_runtime.connectors.files.source.csv import CsvSource
+from barrier_runtime.connectors.files.source.jsonl import JsonlSource
+from barrier_runtime.connectors.files.source.parquet import ParquetSource
+from barrier_runtime.connectors.files.source.small_table import small_table
+from barrier_runtime.connectors.files.source.source import OnChange
+from barrier_runtime.connectors.files.source.watch import WatchedFiles
+from barrier_runtime.connectors.kafka.source.decoders import Spelling, format_of
+from barrier_runtime.connectors.kafka.source.records import ERROR as DEAD_LETTER_ERROR
+from barrier_runtime.connectors.kafka.source.records import LETTER, record_columns
+from barrier_runtime.connectors.kafka.source.source import Config as KafkaConfig
+from barrier_runtime.connectors.kafka.source.source import KafkaSource, Start, chosen_topics
+from barrier_runtime.connectors.memory.iterator import IteratorSource
+from barrier_runtime.connectors.memory.rate import RateSource
+from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, columns_of
+from barrier_runtime.connectors.rabbitmq.source import RabbitSource
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
+from barrier_runtime.connectors.source import Source
+from barrier_runtime.data.event_time import Detail, check_event_time_type
+from barrier_runtime.data.keys import check_key_type
+from barrier_runtime.data.plain_rows import plain_schema
+from barrier_runtime.data.rows import Row
+from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds, require_columns
+from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
+from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
+from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator
+from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
+from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
+from barrier_runtime.operators.process import ProcessOperator, declared_states
+from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
+from barrier_runtime.operators.state import ValueState
+from barrier_runtime.operators.union import UnionOperator
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.operators.watermarks import WatermarkOperator
+from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator, window_schema
+from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.runtime.sinks.operator import SinkOperator
+from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # for Python 3.10; type checkers have it without the package
+
+    from barrier_runtime.coordinator.option_types import LocalRunOptions, RunOptions
+    from barrier_runtime.launch.on_spark import JobHandle
+    from barrier_runtime.launch.result import JobResult
+
+Paths: TypeAlias = str | Sequence[str]
+_NO_DELAY = datetime.timedelta()
+
+
+@plain_errors
+class Dataflow:
+    """A job to be. `name` is the job's identity in storage: 1 to 64 of `a-z 0-9 -`. `options` hold for its runs unless
+    a run is given others."""
+
+    @takes_options("spark")
+    def __init__(self, name: str, **options: "Unpack[RunOptions]") -> None:
+        self.plan = Plan(name)
+        self.options = _checked(options)
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    # ------------------------------------------------------------ sources
+
+    def source(
+        self,
+        name: str,
+        source: Source,
+        *,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Any `Source`. With `event_time` (a timestamp, date or int64-milliseconds column) watermarks are made per
+        split: the greatest time seen minus `max_out_of_orderness`. A split silent for `idle_timeout` is not waited
+        for."""
+        where = f"source {name!r}"
+        schema = source.schema
+        if event_time is not None:
+            require_columns(schema, (event_time,), where)
+            check_event_time_type(schema.field(event_time).type, event_time, where)
+        node = SourceNode(
+            name,
+            source,
+            event_time,
+            milliseconds(max_out_of_orderness, f"max_out_of_orderness of {where}"),
+            milliseconds(idle_timeout, f"idle_timeout of {where}") if idle_timeout is not None else None,
+        )
+        return Stream(self, self.plan.add(node), schema)
+
+    def read_parquet(
+        self,
+        name: str,
+        paths: Paths,
+        *,
+        schema: SchemaLike | None = None,
+        pace: float | None = None,
+        watch: datetime.timedelta | None = None,
+        on_change: OnChange = "fail",
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Parquet files: paths, folders (read recursively) or globs, local or `s3://`; one split per file.
+
+        `schema` names the columns to read (default: all of the first file). `pace`: rows per second over all files;
+        default: as fast as possible. `watch`: how often to look for new files, for ever; what is there is read first
+        (there may be nothing yet). Files must be complete when they appear, so rename them into place; names that begin
+        with `.` or `_` are not looked at. The name of each file stays in the job's checkpoints. A file that changed
+        after it was begun ends the job (see README, *Sources*).
+        """
+        wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
+        source = ParquetSource(name, paths, wanted, pace, watched=watch is not None, on_change=on_change)
+        return self.source(
+            name,
+            source if watch is None else WatchedFiles(source, _period_s(watch, name)),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def read_csv(
+        self,
+        name: str,
+        paths: Paths,
+        *,
+        schema: SchemaLike | None = None,
+        delimiter: str = ",",
+        pace: float | None = None,
+        watch: datetime.timedelta | None = None,
+        on_change: OnChange = "fail",
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `read_parquet`. Without `schema` types are
+        guessed from the first file's beginning. A value may not contain a line break.
+
+        `on_change="append"`: a file that was read and is longer now is read on, whole lines only; it must not be
+        compressed. Each file costs some 250 bytes in every checkpoint then.
+        """
+        wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
+        source = CsvSource(name, paths, wanted, pace, delimiter, watched=watch is not None, on_change=on_change)
+        return self.source(
+            name,
+            source if watch is None else WatchedFiles(source, _period_s(watch, name)),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def read_jsonl(
+        self,
+        name: str,
+        paths: Paths,
+        *,
+        schema: SchemaLike | None = None,
+        pace: float | None = None,
+        watch: datetime.timedelta | None = None,
+        on_change: OnChange = "fail",
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Files with one JSON object per line, also `.gz`, `.zst` or `.bz2`; see `read_parquet`. Fields not in `schema`
+        are left out, absent ones are null; without `schema` it is guessed from the first file's beginning. `on_change`
+        as in `read_csv`."""
+        wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
+        source = JsonlSource(name, paths, wanted, pace, watched=watch is not None, on_change=on_change)
+        return self.source(
+            name,
+            source if watch is None else WatchedFiles(source, _period_s(watch, name)),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def from_iterator(
+        self,
+        name: str,
+        make_iterator: Callable[[int, int], Iterable[Row]],
+        *,
+        schema: SchemaLike,
+        replayable: bool = True,
+        splits: int | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Rows (dicts) of `make_iterator(index, of)`, called for each of the splits (default: one per subtask).
+
+        After a failure the iterator is made anew and the rows already read are skipped, so it must give the same rows
+        each time; where it cannot, say `replayable=False` (and the job cannot be exactly-once).
+
+        It runs in a thread of its own, some thousand rows ahead at most, and may wait as long as it likes: for a
+        socket, an API, a clock. Rows go on as they are yielded. The thread is not interrupted: after a failure a new
+        iterator may be made while the old one still waits. What it raises fails the job, behind the rows before it.
+        """
+        source = IteratorSource(name, make_iterator, as_schema(schema, f"source {name!r}"), replayable, splits)
+        return self.source(
+            name,
+            source,
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    @overload
+    def read_kafka(
+        self,
+        name: str,
+        bootstrap_servers: str,
+        topics: str | Sequence[str] | None = None,
+        *,
+        bad_records: Literal["dead_letter"],
+        **options: Any,
+    ) -> "tuple[Stream, Stream]": ...
+
+    @overload
+    def read_kafka(
+        self,
+        name: str,
+        bootstrap_servers: str,
+        topics: str | Sequence[str] | None = None,
+        *,
+        bad_records: Literal["fail"] = "fail",
+        **options: Any,
+    ) -> "Stream": ...
+
+    def read_kafka(  # type: ignore[misc]  # the options of both are spelled out here
+        self,
+        name: str,
+        bootstrap_servers: str,
+        topics: str | Sequence[str] | None = None,
+        *,
+        group: str,
+        pattern: str | None = None,
+        start: Start = "earliest",
+        until: Literal["latest"] | None = None,
+        key: Spelling | None = "bytes",
+        value: Spelling = "bytes",
+        schema: SchemaLike | None = None,
+        key_schema: SchemaLike | None = None,
+        metadata: Sequence[str] | Mapping[str, str] = ("topic", "partition", "offset", "timestamp"),
+        bad_records: Literal["fail", "dead_letter"] = "fail",
+        discover: datetime.timedelta | None = datetime.timedelta(minutes=1),
+        config: KafkaConfig | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream | tuple[Stream, Stream]":
+        """Kafka topics, by name or by a regular expression that matches the whole name; one split per partition. Only
+        committed records are read, and offsets are kept in checkpoints; those of decided ones are committed to `group`
+        for people to look at.
+
+        `start` counts where no checkpoint does: "earliest", "latest", a datetime (of the records' timestamps) or
+        "group": where that group's committed offsets are, and the earliest record of partitions without one.
+        Partitions made later are looked for every `discover` (None: only at a restart), and begin with their earliest
+        record. `until="latest"`: the end of each partition at the start is the end of the stream.
+
+        `key`, `value`: "bytes", "string", "json", or a function that makes one of the client's deserialisers, called in
+        each slot; the latter two with `key_schema=`, `schema=` of their columns. A record without value is a row of
+        nulls. `key=None`: no such column. JSON: fields beyond the schema are left out, absent ones are null, times are
+        RFC 3339 text. `metadata`: of topic, partition, offset, timestamp and headers, or a mapping of these to names.
+
+        A record that cannot be decoded ends the job with its place, or with `bad_records="dead_letter"` two streams are
+        returned: good rows, and the others with key, value, metadata and `error`. A schema registry that does not
+        answer is waited for.
+
+        Records that are deleted before they were read end the job; a warning comes ahead. `config`: further settings of
+        librdkafka, or a function that returns them, called in driver and slots: so that secrets need not travel.
+
+        >>> orders, bad = flow.read_kafka("orders", "broker:9092", "orders", group="billing", value="json",
+        ...                               schema={"shop": str, "amount": float}, bad_records="dead_letter")
+        """
+        where = f"source {name!r}"
+        wanted = as_schema(schema, where) if schema is not None else None
+        key_wanted = as_schema(key_schema, where) if key_schema is not None else None
+        key_format = format_of("key", key, key_wanted, where) if key is not None else None
+        columns = record_columns(key_format, format_of("value", value, wanted, where), metadata, bad_records, where)
+        source = KafkaSource(
+            name,
+            bootstrap_servers,
+            chosen_topics(topics, pattern, where),
+            columns,
+            group=group,
+            start=start,
+            until=until,
+            discover=discover,
+            config=config,
+        )
+        stream = self.source(
+            name,
+            source,
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+        if bad_records == "fail":
+            return stream
+        good = pc.field(DEAD_LETTER_ERROR).is_null()
+        letter = {**LETTER, "error": DEAD_LETTER_ERROR}
+        return stream.filter(good).select(columns.schema.names), stream.filter(~good).select(letter)
+
+    def read_rabbitmq(
+        self,
+        name: str,
+        url: str,
+        queue: str,
+        *,
+        deduplicate: "datetime.timedelta | Literal['forever'] | None",
+        message_id: str = "message_id",
+        value: Literal["bytes", "json"] = "bytes",
+        schema: SchemaLike | None = None,
+        metadata: Sequence[str] = ("message_id", "timestamp", "routing_key", "redelivered", "headers"),
+        prefetch: int = 10_000,
+        bad_records: Literal["fail", "reject"] = "fail",
+        until_idle: datetime.timedelta | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; one consumer per subtask.
+        RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots say who reads it.
+
+        A message is acknowledged when a checkpoint that covers it is completed; the broker gives it again after a
+        failure before that. `deduplicate` drops such redeliveries by message id (the property `message_id`, or
+        `"headers.<name>"`), and publishers must give each message an id of its own. An id is forgotten once the
+        watermark has advanced by that much since it was seen (this takes `event_time`), with "forever" never. Choose
+        it longer than a publisher or broker may take to send a message again. With None redelivered messages come
+        twice, so sinks can only be at-least-once.
+
+        Columns: `body` (bytes), or with `value="json"` those of `schema`; then those of `metadata`. `timestamp` is the
+        publisher's, in whole seconds, null if it gave none. `headers` is JSON text.
+
+        `prefetch`: messages a consumer may hold without acknowledgement (at most 65,535). The stream waits for the
+        next checkpoint when it has read so many, so it should cover what comes between two completed checkpoints;
+        `prefetch` messages should fit in a slot's memory. Between checkpoints must be less time than the broker's
+        consumer_timeout (30 minutes), or it takes the messages back and gives them again. A quorum queue gives up on
+        messages that came back too often: its delivery-limit must outlast the restarts of a job.
+
+        `bad_records`: "fail" stops the job at a message without id or whose body does not fit; "reject" hands it to
+        the queue's dead-letter exchange (a queue without one loses it). `until_idle`: end when the queue gave nothing
+        for so long. Messages keep the queue's order with parallelism 1 and before the first redelivery only.
+        """
+        where = f"source {name!r}"
+        within = _horizon(deduplicate, event_time, where)
+        if bad_records not in ("fail", "reject"):
+            raise InvalidJob(f'{where}: bad_records={bad_records!r}: use "fail" or "reject"')
+        json = as_schema(schema, where) if schema is not None else None
+        columns = columns_of(value, json, metadata, message_id, deduplicate is not None, where)
+        source = RabbitSource(
+            name,
+            url,
+            queue,
+            columns,
+            deduplicated=deduplicate is not None,
+            prefetch=prefetch,
+            reject_bad=bad_records == "reject",
+            until_idle=until_idle,
+        )
+        stream = self.source(
+            name,
+            source,
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+        if deduplicate is None:
+            return stream
+        return stream.deduplicate(f"{name}-deduplicate", MESSAGE_ID, within=within)
+
+    def from_spark(
+        self,
+        name: str,
+        dataframe: Any,
+        *,
+        staging: str | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "Stream":
+        """The rows of a Spark DataFrame, one split per partition; run the job with `spark=` its session.
+
+        When the job starts its query runs once, and the rows are written to the storage of the checkpoints (or to the
+        URL `staging`), so that restarts read the same rows; only `restore="none"` runs it again. They are deleted when
+        the job has finished. Timestamps are in UTC.
+        """
+        from barrier_runtime.spark.frame_source import StagedFrame
+
+        return self.source(
+            name,
+            StagedFrame(name, dataframe, staging),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def rate(
+        self,
+        name: str,
+        rows_per_second: float,
+        rows: int | None = None,
+        *,
+        keys: int | None = None,
+        splits: int | None = None,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+    ) -> "Stream":
+        """Generated rows on a schedule: `value` (0, 1, 2, …), `intended_at` (when the row was due) and, with `keys`,
+        `key` (`value % keys`). Totals over all splits; endless without `rows`."""
+        source = RateSource(name, rows_per_second, rows, keys, splits)
+        return self.source(name, source, event_time=event_time, max_out_of_orderness=max_out_of_orderness)
+
+    # ------------------------------------------------------------ running
+
+    @takes_options("spark")
+    def explain(self, **options: "Unpack[RunOptions]") -> str:
+        """Chains, edges, parallelism, guarantees and all options with where their values come from, as text."""
+        return explain_flow(self, options, dict.fromkeys(options, "keyword"))
+
+    @takes_options("spark")
+    def run(self, **options: "Unpack[RunOptions]") -> "JobResult":
+        """Run on Spark until the job ends. docs/options.md describes the options."""
+        from barrier_runtime.launch.on_spark import run
+        from barrier_runtime.launch.options import JobOptions
+
+        return run(self.plan, JobOptions.from_keywords(options, self.options))
+
+    @takes_options("spark")
+    def start(self, **options: "Unpack[RunOptions]") -> "JobHandle":
+        """Start on Spark and return at once. Options are those of `run`."""
+        from barrier_runtime.launch.on_spark import start
+        from barrier_runtime.launch.options import JobOptions
+
+        return start(self.plan, JobOptions.from_keywords(options, self.options))
+
+    @takes_options("everywhere")
+    def run_local(self, *, wire: bool | None = None, **options: "Unpack[LocalRunOptions]") -> "JobResult":
+        """Run in this process, without Spark, until the job ends. Options are those of `run` that need no Spark.
+        `wire`: for tests, rows and messages are handed over as bytes, with the rules and caps of a cluster."""
+        from barrier_runtime.launch.local import run_local
+        from barrier_runtime.launch.options import JobOptions
+
+        return run_local(self.plan, JobOptions.for_local_run(options, self.options), wire=wire)
+
+
+def _checked(options: "RunOptions") -> "RunOptions":
+    """Raises `InvalidJob` for what is no option, or cannot be its value."""
+    if options:
+        from barrier_runtime.launch.options import typed
+
+        typed(options)
+    return options
+
+
+def explain_flow(
+    flow: Dataflow, options: Mapping[str, object], sources: Mapping[str, str], *, local: bool = False
+) -> str:
+    """What `Dataflow.explain` returns. `sources`: where each of `options` comes from; `local`: of a local run."""
+    from barrier_runtime.graph.compiler import compile_plan
+    from barrier_runtime.graph.explain import explain_graph
+    from barrier_runtime.launch.effective_options import effective
+    from barrier_runtime.launch.options import JobOptions
+
+    chosen = (JobOptions.for_local_run if local else JobOptions.from_keywords)(options, flow.options)
+    graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
+    settings = effective(chosen, {**dict.fromkeys(flow.options, "Dataflow(…)"), **sources}, local=local)
+    return explain_graph(graph, settings, unaligned=chosen.unaligned)
+
+
+@plain_errors
+class Stream:
+    """Rows on their way. Immutable: each method gives a new stream and leaves this one usable (several consumers each
+    get all rows). `schema` is known or None (then fixed by the first batch); as rows are handed from one subtask to
+    another dictionary columns become columns of their values, so it names no dictionaries."""
+
+    def __init__(self, flow: Dataflow, node: int, schema: pa.Schema | None, rebalanced: bool = False) -> None:
+        self._flow = flow
+        self._node = node
+        self.schema = None if schema is None else plain_schema(schema)
+        self._rebalanced = rebalanced
+
+    if not TYPE_CHECKING:  # a type checker shall go on refusing every other name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise _no_step(self, name, _AFTER_KEY_BY)
+
+    # ------------------------------------------------------------ row-wise
+
+    def map(
+        self, function: Callable[[Row], Row], *, schema: SchemaLike | None = None, name: str | None = None
+    ) -> "Stream":
+        """One row (dict) in, one row out. Without `schema` the first rows returned decide it; what they leave open
+        (digits of decimals, columns of nulls) is as in the input's column of that name, if there is one."""
+        return self._rowwise("map", MapOperator, function, schema, name)
+
+    def flat_map(
+        self, function: Callable[[Row], Iterable[Row]], *, schema: SchemaLike | None = None, name: str | None = None
+    ) -> "Stream":
+        """One row in, any number of rows out."""
+        return self._rowwise("flat_map", FlatMapOperator, function, schema, name)
+
+    def filter(self, condition: pc.Expression | Callable[[Row], Any], *, name: str | None = None) -> "Stream":
+        """Keep rows for which the expression, or the function of a row, is true. Expressions are much faster."""
+        where = f"filter {name or ''}".strip()
+        if isinstance(condition, pc.Expression):
+            from barrier_runtime.data.expressions import evaluated_types
+            from barrier_runtime.operators.expressions import FilterExpressionOperator
+
+            if self.schema is not None:
+                kind = evaluated_types(self.schema, [condition], where)[0]
+                if not pa.types.is_boolean(kind):
+                    raise InvalidJob(
+                        f"{where}: the expression {condition} gives {kind}: use one that gives true or false"
+                    )
+            return self._step(
+                "filter", name, partial(FilterExpressionOperator, expression=condition), self.schema, str(condition)
+            )
+        _check_callable(condition, where)
+        make = partial(FilterOperator, function=condition)
+        return self._step("filter", name, make, self.schema, function_name(condition))
+
+    def _rowwise(
+        self, kind: str, operator: Any, function: Any, schema: SchemaLike | None, name: str | None
+    ) -> "Stream":
+        where = f"{kind} {name or ''}".strip()
+        _check_callable(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(operator, function=function, schema=output)
+        return self._step(kind, name, make, output, function_name(function))
+
+    # ------------------------------------------------------------ vectorised
+
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+    ) -> "Stream":
+        """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1
+        on."""
+        where = f"map_batches {name or ''}".strip()
+        _check_callable(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(MapBatchesOperator, function=function, schema=output)
+        return self._step("map_batches", name, make, output, function_name(function))
+
+    def select(
+        self, columns: Mapping[str, str | pc.Expression] | Sequence[str], *, name: str | None = None
+    ) -> "Stream":
+        """Columns in the given order: names, or a mapping of new name to column name or expression."""
+        where = f"select {name or ''}".strip()
+        chosen = dict(columns) if isinstance(columns, Mapping) else {column: column for column in _listed(columns)}
+        if not chosen:
+            raise InvalidJob(f"{where}: no columns: name at least one")
+        for column, value in chosen.items():
+            if not isinstance(value, str | pc.Expression):
+                raise InvalidJob(
+                    f"{where}: {column!r} is {value!r}: give a column name or a pyarrow.compute expression"
+                )
+        names = {column: value for column, value in chosen.items() if isinstance(value, str)}
+        expressions = [value for value in chosen.values() if not isinstance(value, str)]
+        types: Iterator[pa.DataType] = iter(())
+        make: Callable[..., Any] = partial(SelectColumnsOperator, columns=names)
+        require_columns(self.schema, tuple(names.values()), where)
+        if expressions:
+            from barrier_runtime.data.expressions import evaluated_types
+            from barrier_runtime.operators.expressions import SelectExpressionsOperator
+
+            make = partial(SelectExpressionsOperator, columns=chosen)
+            if self.schema is not None:
+                types = iter(evaluated_types(self.schema, expressions, where))
+        output = None
+        if self.schema is not None:
+            output = pa.schema(
+                [
+                    (column, self.schema.field(value).type if isinstance(value, str) else next(types))
+                    for column, value in chosen.items()
+                ]
+            )
+        return self._step("select", name, make, output, ", ".join(chosen))
+
+    def broadcast_join(
+        self,
+        name: str,
+        table: "pa.Table | Sequence[Mapping[str, Any]] | str",
+        *,
+        on: str | Sequence[str],
+        how: How = "left",
+    ) -> "Stream":
+        """Add the columns of a small table (Arrow table, list of dicts, or path to a file), matched by the columns
+        `on`, whose values are unique in it. `how`: "left" keeps rows without a match (nulls), "inner" drops them."""
+        where = f"broadcast_join {name!r}"
+        if how not in ("left", "inner"):
+            raise InvalidJob(f'{where}: how={how!r}: use "left" or "inner"')
+        keys = _listed(on)
+        small = small_table(table, where)
+        check_small_table(small, keys, where)
+        output = enriched_schema(self.schema, small.schema, keys, where) if self.schema is not None else None
+        make = partial(EnrichOperator, table=small, on=keys, how=how)
+        return self._step("broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {small.num_rows} rows")
+
+    # ------------------------------------------------------------ shape of the stream
+
+    def with_watermarks(self, column: str, max_out_of_orderness: datetime.timedelta = _NO_DELAY) -> "Stream":
+        """Event time follows `column`: the greatest value seen minus `max_out_of_orderness`. Directly after a source
+        the watermark is made per split there, which is more exact; elsewhere it replaces the input's."""
+        where = "with_watermarks"
+        bound_ms = milliseconds(max_out_of_orderness, f"max_out_of_orderness of {where}")
+        require_columns(self.schema, (column,), where)
+        if self.schema is not None:
+            check_event_time_type(self.schema.field(column).type, column, where)
+        if isinstance(self._flow.plan.nodes[self._node], SourceNode) and not self._rebalanced:
+            self._flow.plan.set_watermarks(self._node, column, bound_ms)
+            return self
+        make = partial(WatermarkOperator, column=column, max_out_of_orderness_ms=bound_ms)
+        node = StepNode(
+            None,
+            "with_watermarks",
+            (self._as_input(),),
+            make,
+            self.schema,
+            describe=f"{column}, {max_out_of_orderness}",
+            makes_watermarks=True,
+        )
+        return Stream(self._flow, self._flow.plan.add(node), self.schema)
+
+    def union(self, *others: "Stream", name: str | None = None) -> "Stream":
+        """Rows of this and the other streams, which have the same columns."""
+        if not others:
+            raise InvalidJob("union() without other streams: pass at least one")
+        known = [stream.schema for stream in (self, *others) if stream.schema is not None]
+        for stream in others:
+            if not isinstance(stream, Stream) or stream._flow is not self._flow:
+                raise InvalidJob(f"union: {stream!r} is no stream of flow {self._flow.name!r}: pass its streams")
+        for schema in known[1:]:
+            if not schema.equals(known[0]):
+                raise InvalidJob(
+                    f"union: one input has ({_one_line(known[0])}), another ({_one_line(schema)}): "
+                    "select() the same columns and types in every input"
+                )
+        inputs = tuple(stream._as_input() for stream in (self, *others))
+        schema = known[0] if len(known) == 1 + len(others) else None
+        node = StepNode(name, "union", inputs, UnionOperator, schema)
+        return Stream(self._flow, self._flow.plan.add(node), schema)
+
+    def rebalance(self) -> "Stream":
+        """Spread rows evenly over the subtasks of what follows."""
+        return Stream(self._flow, self._node, self.schema, rebalanced=True)
+
+    def key_by(self, *columns: str) -> "KeyedStream":
+        """Rows with equal values in `columns` go to the same subtask. Nulls are a value."""
+        if not columns:
+            raise InvalidJob("key_by() without columns: name at least one")
+        where = f"key_by({', '.join(map(repr, columns))})"
+        if len(set(columns)) != len(columns):
+            raise InvalidJob(f"{where}: a column is named twice: name each once")
+        require_columns(self.schema, columns, where)
+        if self.schema is not None:
+            for column in columns:
+                check_key_type(self.schema.field(column).type, column, where)
+        return KeyedStream(self, columns)
+
+    def deduplicate(self, name: str, *columns: str, within: datetime.timedelta | None) -> "Stream":
+        """Let the first row of each id (the values of `columns`; null is a value like others) pass, and drop the later
+        ones. An id is forgotten once the watermark has advanced by `within` since the id was seen; a row's own event
+        time plays no part, so a late row is never dropped for being late. With None, or on a stream without
+        watermarks, no id is ever forgotten, and the state grows with every one.
+
+        Bloom filters in memory (about 3 to 12 bytes per id) spare new ids the look-up in the state. Counted: `lookups`,
+        `lookups_saved`, `duplicates`.
+
+        >>> orders.deduplicate("once", "order_id", within=timedelta(hours=1))
+        """
+        where = f"deduplicate {name!r}"
+        within_ms = milliseconds(within, f"within of {where}") if within is not None else None
+        if within_ms == 0:
+            raise InvalidJob(f"{where}: within is 0, so every id would be forgotten at once: use a longer time")
+        keyed = self.key_by(*columns)
+        make = partial(DeduplicateOperator, keys=columns, within_ms=within_ms, schema=self.schema)
+        horizon = "for ever" if within is None else f"within {within}"
+        return keyed._stateful(name, "deduplicate", make, self.schema, f"{', '.join(columns)} {horizon}")
+
+    # ------------------------------------------------------------ the end
+
+    def sink(self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink]) -> None:
+        """Write the rows. Each subtask has its own copy of `sink` (or what the factory `sink` makes)."""
+        where = f"sink {name!r}"
+        if isinstance(sink, TwoPhaseCommitSink):
+            check_methods(sink, where)
+            make_sink: Callable[[], TwoPhaseCommitSink] = partial(copy.deepcopy, sink)
+        elif callable(sink) and hasattr(sink, "guarantee"):
+            if isinstance(sink, type):
+                check_methods(sink, where)
+            make_sink = sink
+        else:
+            what = "give CallableSink(…) around a function of a pyarrow.RecordBatch, " if callable(sink) else "pass "
+            raise InvalidJob(
+                f"{where}: {sink!r} is no sink: {what}a TwoPhaseCommitSink such as ParquetSink(url), or a factory "
+                "of one with an attribute `guarantee`"
+            )
+        node = StepNode(
+            name,
+            "sink",
+            (self._as_input(),),
+            partial(SinkOperator, make_sink=make_sink),
+            None,
+            stateful=True,
+            is_sink=True,
+            guarantee=getattr(sink, "guarantee"),  # noqa: B009 - a factory carries it as an attribute
+            global_committer=getattr(sink, "global_committer", False),
+            describe=repr(sink),
+        )
+        self._flow.plan.add(node)
+
+    # ------------------------------------------------------------ inside
+
+    def _as_input(self) -> Input:
+        return Input(self._node, "rebalance" if self._rebalanced else "forward")
+
+    def _step(
+        self, kind: str, name: str | None, make: Callable[..., Any], schema: pa.Schema | None, describe: str
+    ) -> "Stream":
+        node = StepNode(name, kind, (self._as_input(),), make, schema, describe=describe)
+        return Stream(self._flow, self._flow.plan.add(node), schema)
+
+
+@plain_errors
+class KeyedStream:
+    """A stream partitioned by key columns; what follows may keep state per key."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._keys = keys
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise _no_step(self, name, _BEFORE_KEY_BY)
+
+    def window(self, name: str, window: Tumbling, *, event_time: str) -> "WindowedStream":
+        """Group rows by event-time window as well. `event_time` is a timestamp, date or int64-milliseconds column."""
+        where = f"window {name!r}"
+        if not isinstance(window, Tumbling):
+            raise InvalidJob(f"{where}: {window!r} is no window: pass Tumbling(timedelta(…))")
+        schema = self._stream.schema
+        require_columns(schema, (event_time,), where)
+        if schema is not None:
+            check_event_time_type(schema.field(event_time).type, event_time, where)
+        self._need_watermarks(where, "a window is over when the watermark has passed its end")
+        return WindowedStream(self, name, window, event_time)
+
+    def aggregate(self, name: str, /, **aggregates: Aggregate) -> Stream:
+        """Running aggregates: every row goes out with its key's aggregates so far, itself included, as added columns.
+
+        >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
+        """
+        where = f"aggregate {name!r}"
+        _check_aggregates(aggregates, where)
+        schema = self._stream.schema
+        output = None
+        if schema is not None:
+            _check_free(aggregates, schema.names, where)
+            output = running_schema(schema, aggregates, where)
+        make = partial(RunningAggregateOperator, keys=self._keys, aggregates=aggregates, schema=schema)
+        return self._stateful(name, "running aggregate", make, output, _shown(aggregates))
+
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, ValueState[Any]] | None = None,
+        event_time: str | None = None,
+    ) -> Stream:
+        """A row-wise function with state and timers per key.
+
+        `function` is a class with `process(self, key, row, ctx)` and, for timers, `on_timer(self, key, timestamp_ms,
+        ctx)`, which yield rows (dicts), or return a row, a list or None; states are its attributes (see `ValueState`).
+        Or a plain function of (key, row, ctx), with its states in `state=`, found as `ctx.state.<name>`. `key` is the
+        column's value, or a tuple of several. See `ProcessContext` for `ctx`.
+
+        A timer fires when the watermark reaches it, which is the least of all splits that are read side by side: rows
+        of a later time may come before. A function must look at the rows' own times, too, not at timers alone.
+        """
+        where = f"process {name!r}"
+        if not callable(getattr(function, "process", function)):
+            raise InvalidJob(f"{where}: {function!r} is no function and has no process() method: pass one")
+        if isinstance(function, type) and not callable(getattr(function, "process", None)):
+            raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
+        declared_states(function, state)
+        known = self._stream.schema
+        if event_time is not None:
+            require_columns(known, (event_time,), where)
+            if known is not None:
+                check_event_time_type(known.field(event_time).type, event_time, where)
+        if callable(getattr(function, "on_timer", None)):
+            self._need_watermarks(where, f"{function_name(function)[:-2]} has timers, which the watermark makes fire")
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(
+            ProcessOperator,
+            keys=self._keys,
+            function=function,
+            states=dict(state or {}),
+            event_time=event_time,
+            output=output,
+            schema=known,
+        )
+        timers = callable(getattr(function, "on_timer", None))
+        return self._stateful(
+            name, "process", make, output, function_name(function), detail="every" if timers else "none"
+        )
+
+    def _need_watermarks(self, where: str, why: str) -> None:
+        missing = self._stream._flow.plan.without_watermarks(self._stream._node)
+        if missing:
+            sources = "source" if len(missing) == 1 else "sources"
+            raise InvalidJob(
+                f"{where}: {why}, but {sources} {', '.join(map(repr, missing))} of its rows "
+                f"{'has' if len(missing) == 1 else 'have'} none: pass event_time= where the source is read, or call "
+                "with_watermarks(column) on the stream before"
+            )
+
+    def _stateful(
+        self,
+        name: str,
+        kind: str,
+        make: Callable[..., Any],
+        schema: pa.Schema | None,
+        describe: str,
+        detail: Detail = "none",
+        definition: str = "",
+    ) -> Stream:
+        if not isinstance(name, str):
+            raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
+        flow = self._stream._flow
+        inputs = (Input(self._stream._node, "hash", self._keys),)
+        node = StepNode(
+            name, kind, inputs, make, schema, stateful=True, describe=describe, definition=definition, detail=detail
+        )
+        return Stream(flow, flow.plan.add(node), schema)
+
+
+@plain_errors
+class WindowedStream:
+    """A keyed stream whose rows are grouped by window, too."""
+
+    def __init__(self, keyed: KeyedStream, name: str, window: Tumbling, event_time: str) -> None:
+        self._keyed = keyed
+        self._name = name
+        self._window = window
+        self._event_time = event_time
+
+    def aggregate(self, **aggregates: Aggregate) -> Stream:
+        """One row per key and window once the watermark passed its end: the key columns, `window_start` and
+        `window_end` (timestamps in ms, UTC; the end is exclusive), then the aggregates. Rows that come later are
+        dropped and counted (`late_rows`)."""
+        where = f"window {self._name!r}"
+        _check_aggregates(aggregates, where)
+        keys = self._keyed._keys
+        _check_free(aggregates, [*keys, "window_start", "window_end"], where)
+        schema = self._keyed._stream.schema
+        output = window_schema(schema, keys, aggregates, where) if schema is not None else None
+        make = partial(
+            WindowAggregateOperator,
+            keys=keys,
+            window=self._window,
+            event_time=self._event_time,
+            aggregates=aggregates,
+            schema=schema,
+        )
+        describe = f"{self._window}: {_shown(aggregates)}"
+        return self._keyed._stateful(
+            self._name, "window", make, output, describe, detail="late", definition=self._window.definition
+        )
+
+
+class NoSuchStep(InvalidJob, AttributeError):
+    """A stream has no such method; another kind of stream may have it."""
+
+
+_NO_JOIN = (
+    "there is no join of two streams yet: use broadcast_join() for a small table, or union() of both with equal "
+    "columns, then key_by(…).process(…) with the one that waits in its state"
+)
+_AFTER_KEY_BY = {
+    **dict.fromkeys(("window", "process", "aggregate"), "it comes after .key_by(…), which says what belongs together"),
+    "join": _NO_JOIN,
+}
+_BEFORE_KEY_BY = {
+    **dict.fromkeys(
+        (
+            *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
+            *("rebalance", "deduplicate", "sink", "key_by"),
+        ),
+        "it comes before .key_by(…), or after .window(…), .aggregate(…) or .process(…)",
+    ),
+    "join": _NO_JOIN,
+}
+
+
+def _no_step(stream: object, name: str, hints: Mapping[str, str]) -> AttributeError:
+    kind = type(stream).__name__
+    if name in hints:
+        return NoSuchStep(f"{kind} has no method {name!r}: {hints[name]}")
+    return AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+
+def _period_s(watch: datetime.timedelta, name: str) -> float:
+    period_ms = milliseconds(watch, f"watch of source {name!r}")
+    if period_ms < 1:
+        raise InvalidJob(f"source {name!r}: watch={watch!r}: give the time between two looks, at least a millisecond")
+    return period_ms / 1000
+
+
+def _horizon(
+    deduplicate: "datetime.timedelta | Literal['forever'] | None", event_time: str | None, where: str
+) -> datetime.timedelta | None:
+    """How long ids are remembered; None: for ever (or there is no deduplication)."""
+    if deduplicate is None or deduplicate == "forever":
+        return None
+    if not isinstance(deduplicate, datetime.timedelta):
+        raise InvalidJob(f'{where}: deduplicate={deduplicate!r}: pass a timedelta, "forever", or None')
+    if event_time is None:
+        raise InvalidJob(
+            f"{where}: deduplicate={deduplicate} is measured by the watermark, and there is none without event_time: "
+            'pass event_time= (such as "timestamp", if publishers set it), or deduplicate="forever"'
+        )
+    return deduplicate
+
+
+def _check_callable(function: Any, where: str) -> None:
+    if not callable(function):
+        raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of a row")
+
+
+def _check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
+    if not aggregates:
+        raise InvalidJob(f"{where}: no aggregates: give at least one, such as n=count()")
+    for name, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise InvalidJob(f"{where}: {name}={aggregate!r} is no aggregate: use count, sum_, mean, min_ or max_")
+
+
+def _check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
+    for name in names:
+        if name in taken:
+            raise InvalidJob(f"{where}: the output column {name!r} exists already: choose another name")
+
+
+def _shown(aggregates: Mapping[str, Aggregate]) -> str:
+    return ", ".join(f"{name}={aggregate}" for name, aggregate in aggregates.items())
+
+
+def _listed(columns: str | Sequence[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

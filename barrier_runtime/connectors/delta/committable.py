@@ -1,0 +1,56 @@
+"""What a Delta sink needs to finish one transaction from any process: its data files, and what the log says of each.
+
+The origin (lineage and checkpoint) is what the table remembers of a commit, so it decides whether one was made. Job,
+sink, token and subtask are in the names of the files; see `file_committable`.
+"""
+
+import msgspec
+
+from barrier_runtime.connectors.committable import decode_versioned
+from barrier_runtime.connectors.delta.schema import DeltaType
+from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, is_name_of
+from barrier_runtime.state.errors import Corrupt
+
+DELTA_COMMITTABLE_VERSION = 1
+
+
+class DeltaFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    file: StagedFile
+    partition: dict[str, str | None]
+    statistics: str  # JSON, as in the log
+    written_ms: int
+
+
+class DeltaCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    job: str
+    sink: str
+    lineage: str
+    checkpoint: int
+    fields: dict[str, DeltaType]  # columns of the rows, in order
+    partition_by: tuple[str, ...]
+    files: tuple[DeltaFile, ...]
+
+    @property
+    def application(self) -> str:
+        """Under this id the table remembers the highest checkpoint that was committed."""
+        return f"{self.job}/{self.sink}/{self.lineage}"
+
+
+_DECODER = msgspec.json.Decoder(DeltaCommittable)
+
+
+def encode_delta_committable(committable: DeltaCommittable) -> bytes:
+    return msgspec.json.encode(committable)
+
+
+def decode_delta_committable(data: bytes, job: str, sink: str, where: str) -> DeltaCommittable:
+    """Raises `InvalidJob` for another version, and `Corrupt` for whatever this sink of this job cannot have written."""
+    committable = decode_versioned(data, _DECODER, DELTA_COMMITTABLE_VERSION, where)
+    strange = [each.file.final for each in committable.files if not is_name_of(each.file, job, sink)]
+    if (committable.job, committable.sink) != (job, sink) or strange:
+        raise Corrupt(
+            f"{where}: a committable of job {committable.job!r}, sink {committable.sink!r} with files {strange[:3]} is "
+            "none of this sink: nothing was committed or deleted; restore an intact copy of the checkpoint"
+        )
+    return committable

@@ -1,0 +1,113 @@
+"""Rows → the Parquet files of a Delta table: one per partition, with what the log says about each. Run off the loop."""
+
+import datetime
+import decimal
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.state.errors import InvalidJob
+
+_STATISTICS_COLUMNS = 32  # as many as Delta's own writers look at by default
+_LONGEST_TEXT = 32  # characters; a longer bound would have to be cut with care, and is left out
+
+
+def partitions(
+    batches: Sequence[pa.RecordBatch],
+    stored: pa.Schema,
+    partition_by: Sequence[str],
+    required: Sequence[str],
+    where: str,
+) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+    """(partition values, rows without these columns) for each partition; rows keep their order within it.
+
+    `required`: columns that must not be null."""
+    try:
+        rows = _as_stored(pa.Table.from_batches(batches).combine_chunks(), stored)
+    except pa.ArrowInvalid as error:
+        raise InvalidJob(f"{where}: rows cannot be kept as {stored}: {error}") from error
+    for name in required:
+        if rows.column(name).null_count:
+            raise InvalidJob(f"{where}: column {name!r} has nulls, which the table does not allow: fill or filter them")
+    if not partition_by:
+        yield {}, rows
+        return
+    keys = rows.select(list(partition_by)).append_column("", pa.array(range(rows.num_rows), pa.int64()))
+    groups = keys.group_by(list(partition_by), use_threads=False).aggregate([("", "list")])
+    try:
+        found = groups.to_pylist()
+    except (OverflowError, ValueError) as error:
+        raise InvalidJob(
+            f"{where}: a value of the partition columns {', '.join(partition_by)} is out of range ({error}): filter it"
+        ) from error
+    for group in found:
+        values = {name: partition_value(group[name]) for name in partition_by}
+        yield values, rows.take(pa.array(group["_list"], pa.int64())).drop_columns(list(partition_by))
+
+
+def _as_stored(rows: pa.Table, stored: pa.Schema) -> pa.Table:
+    """Only nanoseconds may lose digits."""
+    columns = [
+        column.cast(field.type, safe="[ns" not in str(column.type))
+        for column, field in zip(rows.columns, stored, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=stored)
+
+
+def partition_value(value: Any) -> str | None:
+    """As the log has it. An empty text is null there: the format cannot tell them apart."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, datetime.date) else str(value)
+
+
+def statistics(rows: pa.Table) -> str:
+    """What readers use to skip a file: number of rows, nulls per column, least and greatest value."""
+    nulls: dict[str, int] = {}
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    for field in list(rows.schema)[:_STATISTICS_COLUMNS]:
+        if pa.types.is_nested(field.type):
+            continue
+        column = rows.column(field.name)
+        nulls[field.name] = column.null_count
+        bounds = _bounds(field.type, column)
+        if bounds is not None:
+            least[field.name], greatest[field.name] = bounds
+    return msgspec.json.encode(
+        {"numRecords": rows.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    ).decode()
+
+
+def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or column.null_count == len(column):
+        return None
+    if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
+        return None  # a NaN is greater than all for some readers, and nothing for others
+    try:
+        ends = pc.min_max(column).as_py()
+    except (OverflowError, ValueError):  # a time that Python has no value for: the file is always read, not skipped
+        return None
+    bounds = _plain(ends["min"]), _plain(ends["max"])
+    return None if None in bounds else bounds
+
+
+def _plain(value: Any) -> Any:
+    """As JSON, or None for what is better left out."""
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, decimal.Decimal):
+        return None
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return None
+    return value

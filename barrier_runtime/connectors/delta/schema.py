@@ -1,0 +1,137 @@
+"""Which Delta type a column of a stream becomes, and whether an existing table can take it. Pure.
+
+Delta keeps whole numbers of 1 to 8 bytes with a sign, times in microseconds, and nothing for durations or times of day.
+What it cannot hold is refused, before any row of it is staged. Only nanoseconds, which many sources have, are cut to
+microseconds, as every writer of Delta tables does.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.state.errors import InvalidJob
+
+DeltaType: TypeAlias = str | dict[str, Any]  # as in the log: "long", or {"type": "array", …}
+_PRIMITIVES: tuple[tuple[Any, DeltaType, pa.DataType], ...] = (
+    (pa.types.is_int8, "byte", pa.int8()),
+    (pa.types.is_int16, "short", pa.int16()),
+    (pa.types.is_int32, "integer", pa.int32()),
+    (pa.types.is_int64, "long", pa.int64()),
+    (pa.types.is_float32, "float", pa.float32()),
+    (pa.types.is_float64, "double", pa.float64()),
+    (pa.types.is_boolean, "boolean", pa.bool_()),
+    (pa.types.is_string, "string", pa.string()),
+    (pa.types.is_large_string, "string", pa.string()),
+    (pa.types.is_string_view, "string", pa.string()),
+    (pa.types.is_binary, "binary", pa.binary()),
+    (pa.types.is_large_binary, "binary", pa.binary()),
+    (pa.types.is_fixed_size_binary, "binary", pa.binary()),
+    (pa.types.is_date32, "date", pa.date32()),
+)
+_PARTITION_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "date")
+
+
+def delta_fields(schema: pa.Schema, where: str) -> dict[str, DeltaType]:
+    """Column name → Delta type. Raises `InvalidJob` for what Delta cannot hold."""
+    lower = [name.lower() for name in schema.names]
+    for name in schema.names:
+        if lower.count(name.lower()) > 1:
+            raise InvalidJob(f"{where}: column {name!r} is there twice for Delta, which ignores case: rename one")
+    return {field.name: _typed(field.type, where, field.name)[0] for field in schema}
+
+
+def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
+    """The same columns in the Arrow types that the data files hold."""
+    return pa.schema([pa.field(field.name, _typed(field.type, where, field.name)[1]) for field in schema])
+
+
+def _typed(arrow: pa.DataType, where: str, column: str) -> tuple[DeltaType, pa.DataType]:
+    for fits, delta, stored in _PRIMITIVES:
+        if fits(arrow):
+            return delta, stored
+    if pa.types.is_timestamp(arrow):
+        zone = "UTC" if arrow.tz is not None else None
+        return "timestamp" if zone else "timestamp_ntz", pa.timestamp("us", zone)
+    if pa.types.is_decimal128(arrow):
+        return f"decimal({arrow.precision},{arrow.scale})", arrow
+    if pa.types.is_dictionary(arrow):
+        return _typed(arrow.value_type, where, column)
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        delta, stored = _typed(arrow.value_type, where, column)
+        return {"type": "array", "elementType": delta, "containsNull": True}, pa.list_(pa.field("element", stored))
+    if pa.types.is_map(arrow):
+        key, stored_key = _typed(arrow.key_type, where, column)
+        value, stored_value = _typed(arrow.item_type, where, column)
+        both = {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+        return both, pa.map_(stored_key, stored_value)
+    if pa.types.is_struct(arrow):
+        inner = {arrow.field(at).name: _typed(arrow.field(at).type, where, column) for at in range(arrow.num_fields)}
+        fields = [_field(name, delta) for name, (delta, _) in inner.items()]
+        return {"type": "struct", "fields": fields}, pa.struct([(name, stored) for name, (_, stored) in inner.items()])
+    raise InvalidJob(
+        f"{where}: column {column!r} is {arrow}, which Delta Lake cannot hold: cast it or leave it out with select()"
+    )
+
+
+def check_partition_columns(fields: Mapping[str, DeltaType], partition_by: Sequence[str], where: str) -> None:
+    for name in partition_by:
+        if name not in fields:
+            raise InvalidJob(
+                f"{where}: partition_by names {name!r}, but the rows have the columns {', '.join(fields)}: correct it"
+            )
+        if fields[name] not in _PARTITION_TYPES:
+            raise InvalidJob(
+                f"{where}: cannot partition by {name!r} of type {fields[name]}: use a column of text, whole numbers, "
+                "booleans or dates"
+            )
+    if len(partition_by) == len(fields):
+        raise InvalidJob(f"{where}: partition_by names every column, so the files would have none: leave one out")
+
+
+def check_fits(fields: Mapping[str, DeltaType], table: Sequence[Mapping[str, Any]], where: str, place: str) -> None:
+    """Raise `InvalidJob` unless a table with these fields (as in its log) takes rows of ours: same types; a column that
+    the rows lack must allow nulls."""
+    there = {field["name"]: field for field in table}
+    for name, delta in fields.items():
+        if name not in there:
+            raise InvalidJob(
+                f"{where}: the table {place} has no column {name!r} (it has {', '.join(there)}): add it to the table, "
+                "or select() the columns that it has"
+            )
+        if _plain(there[name]["type"]) != _plain(delta):
+            raise InvalidJob(
+                f"{where}: column {name!r} is {_text(delta)}, in the table {place} it is {_text(there[name]['type'])}: "
+                "cast it"
+            )
+    missing = [name for name, field in there.items() if name not in fields and not field.get("nullable", True)]
+    if missing:
+        raise InvalidJob(f"{where}: the table {place} demands a value in {missing}: give the rows these columns")
+
+
+def schema_string(fields: Mapping[str, DeltaType]) -> str:
+    """As the log of a new table has it: every column may be null."""
+    text = msgspec.json.encode({"type": "struct", "fields": [_field(name, delta) for name, delta in fields.items()]})
+    return text.decode()
+
+
+def has_zoneless_times(fields: Mapping[str, DeltaType]) -> bool:
+    return "timestamp_ntz" in schema_string(fields)
+
+
+def _field(name: str, delta: DeltaType) -> dict[str, Any]:
+    return {"name": name, "type": delta, "nullable": True, "metadata": {}}
+
+
+def _plain(delta: DeltaType) -> Any:
+    """Without what does not change how a value is kept: notes, and whether nulls are allowed inside."""
+    if isinstance(delta, str):
+        return delta.replace(" ", "")
+    if delta["type"] == "struct":
+        return [(field["name"], _plain(field["type"])) for field in delta["fields"]]
+    return {key: _plain(delta[key]) for key in ("type", "elementType", "keyType", "valueType") if key in delta}
+
+
+def _text(delta: DeltaType) -> str:
+    return delta if isinstance(delta, str) else msgspec.json.encode(delta).decode()

@@ -1,0 +1,189 @@
+"""Exactly-once into a Delta Lake table: one table commit per checkpoint, over all subtasks.
+
+Pre-commit stages whole Parquet files, hidden; nothing about them can expire, and no vacuum sees them. Commit gives each
+its final name inside the table's folder, where no reader of the table looks for it yet. The global committer then adds
+them all to the table's log in one commit that carries the checkpoint as the format's own application transaction, so
+the table itself tells whether it was made: by us, by a zombie, or by nobody. See `delta/table`.
+
+Who lists the folder instead of reading the table sees files that are not in it yet. Compaction (OPTIMIZE) and VACUUM
+are the user's business; small checkpoint intervals make many small files. A vacuum deletes files that are not in the
+log and older than its retention (a week by default): a file has its final name only between the commits of the subtasks
+and that of the table, so only an outage of that length in between is at risk; then the commit says what is missing.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.delta import files as delta_files
+from barrier_runtime.connectors.delta.committable import (
+    DELTA_COMMITTABLE_VERSION,
+    DeltaCommittable,
+    DeltaFile,
+    decode_delta_committable,
+    encode_delta_committable,
+)
+from barrier_runtime.connectors.delta.schema import check_partition_columns, delta_fields, stored_schema
+from barrier_runtime.connectors.delta.table import DeltaLog
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
+from barrier_runtime.connectors.sink_bases.staging import Staging, names_of
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
+from barrier_runtime.state.store.urls import shown, without_credentials
+
+Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
+
+
+class DeltaSink(TwoPhaseCommitSink):
+    """`url`: the table's folder, a local one, `file://…` or `s3://bucket/prefix`. The table is created with the columns
+    of the first rows when there is none; an existing one must have them with the same types. Times are kept to the
+    microsecond.
+
+    `partition_by`: columns of text, whole numbers, booleans or dates; default: as the table has it, or none. Empty text
+    there is read back as null, as the format has it.
+    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are staged early.
+    """
+
+    global_committer = True
+    kind = "delta"
+
+    def __init__(
+        self, url: str, *, partition_by: Sequence[str] | str | None = None, max_bytes_in_memory: int = 128 << 20
+    ) -> None:
+        self.url = without_credentials(str(url), "the location of DeltaSink")
+        if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
+            raise InvalidJob(f"DeltaSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
+        columns = (partition_by,) if isinstance(partition_by, str) else partition_by
+        self.partition_by = None if columns is None else tuple(columns)
+        self.max_bytes_in_memory = max_bytes_in_memory
+
+    def __repr__(self) -> str:
+        return f"DeltaSink({shown(self.url)!r})"
+
+    def settings(self) -> dict[str, Any]:
+        columns = None if self.partition_by is None else list(self.partition_by)
+        return {"url": self.url, "partition_by": columns, "max_bytes_in_memory": self.max_bytes_in_memory}
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        self._names = names_of(context, "parquet")
+        store = self._checked_store(context)
+        self._staging = Staging(store, self._names, self._where)
+        self._log = DeltaLog(self.url, store, self._where)
+        self._table = self._log.existing()
+        if self.partition_by is None:
+            self._partition_by = self._table.partition_by if self._table else ()
+        else:
+            self._partition_by = self.partition_by
+        self._stored: pa.Schema | None = None  # of the data files; None: no row has come yet
+
+    def _checked_store(self, context: SinkContext) -> ObjectStore:
+        try:
+            store = context.make_store(self.url)
+            store.put(self._names.probe(), b"")
+            again = store.put_if_absent(self._names.probe(), b"")
+            store.delete([self._names.probe()])
+            if again is PutOutcome.LANDED:
+                raise InvalidJob(
+                    "it overwrote an object that was to be created only if absent (it ignores If-None-Match), so two "
+                    "writers of the table could both commit: use AWS S3, a recent MinIO, Ceph or R2, or a local folder"
+                )
+        except InvalidJob as error:
+            raise InvalidJob(
+                f"{self._where}: cannot write to {shown(self.url)}: {error}. Give DeltaSink a folder or bucket that "
+                "exists or can be made and is writable from every slot"
+            ) from error
+        return store
+
+    # ------------------------------------------------------------ staging
+
+    def begin_transaction(self) -> Transaction:
+        return RowBuffer()
+
+    def write(self, transaction: Transaction, rows: pa.RecordBatch) -> None:
+        if self._stored is None:
+            self._stored = self._checked_schema(rows.schema)
+        transaction.write(rows)
+
+    def _checked_schema(self, schema: pa.Schema) -> pa.Schema:
+        self._fields = delta_fields(schema, self._where)
+        check_partition_columns(self._fields, self._partition_by, self._where)
+        if self._table is not None:
+            self._table.check(self._fields, self._partition_by, self._where)
+        return stored_schema(schema, self._where)
+
+    def stage_early(self, transaction: Transaction) -> Callable[[], None] | None:
+        if transaction.bytes_in_current < self.max_bytes_in_memory:
+            return None
+        transaction.fill_up()
+
+        def early() -> None:
+            transaction.stage(self._stage)
+
+        return early
+
+    def pre_commit(self, transaction: Transaction, checkpoint: int) -> bytes | None:
+        transaction.fill_up()
+        files = [file for part in transaction.stage(self._stage) for file in part]
+        if not files:
+            return None
+        named = self._staging.closed([each.file for each in files], checkpoint)
+        return encode_delta_committable(
+            DeltaCommittable(
+                DELTA_COMMITTABLE_VERSION,
+                self._context.job,
+                self._context.sink,
+                self._context.lineage,
+                checkpoint,
+                self._fields,
+                self._partition_by,
+                tuple(
+                    DeltaFile(file, each.partition, each.statistics, each.written_ms)
+                    for file, each in zip(named, files, strict=True)
+                ),
+            )
+        )
+
+    def _stage(self, batches: Sequence[pa.RecordBatch]) -> tuple[DeltaFile, ...]:
+        assert self._stored is not None, "rows are staged that were not written"
+        required = self._table.required if self._table is not None else ()
+        return tuple(
+            self._stage_file(values, rows)
+            for values, rows in delta_files.partitions(batches, self._stored, self._partition_by, required, self._where)
+        )
+
+    def _stage_file(self, values: dict[str, str | None], rows: pa.Table) -> DeltaFile:
+        file = self._staging.stage(encoders.parquet(rows.to_batches()), rows.num_rows, earliest=0)
+        return DeltaFile(file, values, delta_files.statistics(rows), time.time_ns() // 1_000_000)
+
+    # ------------------------------------------------------------ deciding
+
+    def commit(self, committable: bytes) -> None:
+        decoded = self._decoded(committable)
+        try:
+            for each in decoded.files:
+                self._staging.show(each.file)
+        except Corrupt:
+            if not self._log.has(decoded):  # a vacuum takes what a compaction has replaced, from the job nothing
+                raise
+
+    def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
+        self._log.commit([self._decoded(each) for each in committables])
+
+    def abort(self, committable: bytes) -> None:
+        self._staging.drop([each.file for each in self._decoded(committable).files])
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        files = []
+        for committable in decided:
+            self.commit(committable)
+            files += [each.file for each in self._decoded(committable).files]
+        self._staging.sweep(self._context.parallelism, files)
+
+    def _decoded(self, committable: bytes) -> DeltaCommittable:
+        return decode_delta_committable(committable, self._context.job, self._context.sink, self._where)

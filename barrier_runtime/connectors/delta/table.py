@@ -1,0 +1,274 @@
+"""The log of one Delta table, as its only writer of a job sees it: looked at, created, appended to. Blocking.
+
+Every commit carries the format's own application transaction (`txn`: our lineage, the checkpoint), so the table itself
+knows what was committed. A commit reads the table's version of it and is conditional on nobody having written that
+transaction since: delta-rs refuses it as a conflict. After any failure the table is read again and asked.
+
+delta-rs lets two writers *create* a table with rows at once and keeps both. So an empty table is created here, by one
+put-if-absent of its first log record, and rows only ever come as appends. The markers have no time of their own, and
+such never expire (`delta.setTransactionRetentionDuration` removes only those that have).
+"""
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+
+from barrier_runtime.connectors.delta.committable import DeltaCommittable
+from barrier_runtime.connectors.delta.schema import DeltaType, check_fits, has_zoneless_times, schema_string
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
+
+_ATTEMPTS = 6
+_UNSYNCED = 200  # commits that a predecessor may have left unsynced: more than lie between two of the log's checkpoints
+_APPENDABLE = {  # features of a table that whole new files cannot violate, or whose use is looked for
+    *("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"),
+    *("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns"),
+}
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class DeltaLog:
+    """`url` may carry `?endpoint=`; `store` is the same place as objects."""
+
+    def __init__(self, url: str, store: ObjectStore, where: str) -> None:
+        try:
+            import deltalake
+        except ImportError as error:
+            raise InvalidJob(f"{where}: DeltaSink needs deltalake: pip install 'barrier-runtime[delta]'") from error
+        self._library: Any = deltalake
+        self._store = store
+        self._where = where
+        self._options = _storage_options(url)
+        self._table: Any = None  # the newest that was seen; None: load it
+        self._synced = -1  # version up to which the log is known to survive a power cut
+
+    def existing(self) -> "DeltaTableFacts | None":
+        """What is there; None when there is no table. Raises `InvalidJob` for a table that must not be appended to."""
+        table = self._newest()
+        return None if table is None else self._facts(table)
+
+    def has(self, committable: DeltaCommittable) -> bool:
+        """Was it made part of the table? Whatever became of its files since."""
+        table = self._newest()
+        return table is not None and committable.checkpoint <= self._committed(table, committable.application)
+
+    def commit(self, pending: Sequence[DeltaCommittable]) -> None:
+        """Make the files of all of these part of the table at once, except for what it has already. Idempotent."""
+        if not pending:
+            return
+        failed: BaseException | None = None
+        for _ in range(_ATTEMPTS):
+            table = self._newest()
+            if table is None:
+                self._create(pending[-1])
+                continue
+            new = [each for each in pending if each.checkpoint > self._committed(table, each.application)]
+            if not new:
+                self._sync(table.version())
+                return
+            self._check(self._facts(table), new)
+            try:
+                self._append(table, new)
+            except Exception as error:  # lost against another, refused, or nobody knows: look again
+                failed = error
+                self._table = None
+        raise Unavailable(
+            f"{self._where}: nothing could be committed to the table {self._store.url} in {_ATTEMPTS} attempts "
+            f"({_brief(failed) if failed else 'it vanished each time'}); it is tried again"
+        ) from failed
+
+    # ------------------------------------------------------------ the table
+
+    def _newest(self) -> Any:
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            if self._table is None:
+                self._table = self._library.DeltaTable(self._store.url, storage_options=self._options)
+            else:
+                self._table.update_incremental()
+        except TableNotFoundError:
+            self._table = None
+        except Exception as error:
+            self._table = None
+            raise self._unreadable(error) from error
+        return self._table
+
+    def _committed(self, table: Any, application: str) -> int:
+        """The highest checkpoint of this application that the table has; 0 when it has none. May read the log."""
+        try:
+            return table.transaction_version(application) or 0
+        except Exception as error:
+            self._table = None
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> Unavailable:
+        return Unavailable(
+            f"{self._where}: the table {self._store.url} could not be read ({_brief(error)}); it is tried again"
+        )
+
+    def _facts(self, table: Any) -> "DeltaTableFacts":
+        metadata = table.metadata()
+        fields = msgspec.json.decode(table.schema().to_json())["fields"]
+        features = set(table.protocol().writer_features or ())
+        used = sorted(features - _APPENDABLE)
+        settings = dict(metadata.configuration)
+        used += [key for key in settings if key.startswith("delta.constraints.")]
+        if settings.get("delta.columnMapping.mode", "none") != "none":
+            used.append("delta.columnMapping.mode")
+        rules = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+        used += [f"{key} of column {field['name']}" for field in fields for key in field["metadata"] if key in rules]
+        if used:
+            raise InvalidJob(
+                f"{self._where}: the table {self._store.url} has {', '.join(used)}, which this sink cannot keep: write "
+                "to a table without, and merge from there"
+            )
+        return DeltaTableFacts(self._store.url, tuple(metadata.partition_columns), fields)
+
+    def _create(self, like: DeltaCommittable) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+        if has_zoneless_times(like.fields):
+            features = ["timestampNtz"]
+            protocol = {
+                "minReaderVersion": 3,
+                "minWriterVersion": 7,
+                "readerFeatures": features,
+                "writerFeatures": features,
+            }
+        metadata = {
+            "id": str(uuid.uuid4()),
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": schema_string(like.fields),
+            "partitionColumns": list(like.partition_by),
+            "configuration": {},
+            "createdTime": now_ms,
+        }
+        operation = {"timestamp": now_ms, "operation": "CREATE TABLE", "operationParameters": {}}
+        record = [{"commitInfo": operation}, {"protocol": protocol}, {"metaData": metadata}]
+        key = _log_key(0)
+        outcome = self._store.put_if_absent(key, b"\n".join(msgspec.json.encode(line) for line in record) + b"\n")
+        if outcome is PutOutcome.UNKNOWN:
+            raise Unavailable(f"{self._where}: nobody knows whether {self._store.url}/{key} was written")
+
+    def _append(self, table: Any, new: Sequence[DeltaCommittable]) -> None:
+        from deltalake.transaction import AddAction
+
+        highest: dict[str, int] = {}
+        for each in new:
+            highest[each.application] = max(each.checkpoint, highest.get(each.application, 0))
+        table.create_write_transaction(
+            [
+                AddAction(each.file.final, each.file.size, each.partition, each.written_ms, True, each.statistics)
+                for committable in new
+                for each in committable.files
+            ],
+            "append",
+            table.schema(),
+            partition_by=list(table.metadata().partition_columns),
+            commit_properties=self._library.CommitProperties(
+                app_transactions=[self._library.Transaction(*each) for each in highest.items()]
+            ),
+        )
+
+    # ------------------------------------------------------------ before and after
+
+    def _check(self, facts: "DeltaTableFacts", new: Sequence[DeltaCommittable]) -> None:
+        for each in new:
+            facts.check(each.fields, each.partition_by, self._where)
+        names = [each.file.final for committable in new for each in committable.files]
+        with ThreadPoolExecutor(max_workers=8) as asking:
+            gone = [name for name, there in zip(names, asking.map(self._is_there, names), strict=True) if not there]
+        if gone:
+            raise Corrupt(
+                f"{self._where}: decided files are gone from the table {self._store.url}: {', '.join(gone[:5])}"
+                f"{' and others' if len(gone) > 5 else ''}. Was a vacuum run with a retention shorter than the outage? "
+                "Put them back; the commit is tried again"
+            )
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            return bool(self._store.get(name, 0, 1))
+        except ObjectNotFound:
+            return False
+
+    def _sync(self, version: int) -> None:
+        """delta-rs leaves the log to the file system's own time. What we report as visible must outlive a power cut."""
+        if not self._store.url.startswith("file://") or version <= self._synced:
+            return
+        folder = Path(unquote(urlsplit(self._store.url).path)) / "_delta_log"
+        first = max(self._synced + 1, version - _UNSYNCED)
+        for path in [*(folder / Path(_log_key(number)).name for number in range(first, version + 1)), folder]:
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:  # cleaned up: a checkpoint of the log has it
+                continue
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        self._synced = version
+
+
+class DeltaTableFacts:
+    """What an append has to fit."""
+
+    def __init__(self, url: str, partition_by: tuple[str, ...], fields: Sequence[Mapping[str, Any]]) -> None:
+        self.url = url
+        self.partition_by = partition_by
+        self.fields = fields
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Columns that must not be null."""
+        return tuple(field["name"] for field in self.fields if not field.get("nullable", True))
+
+    def check(self, fields: Mapping[str, DeltaType], partition_by: Sequence[str], where: str) -> None:
+        """Raise `InvalidJob` when rows of these columns, in files cut like this, do not belong into the table."""
+        check_fits(fields, self.fields, where, self.url)
+        if tuple(partition_by) != self.partition_by:
+            raise InvalidJob(
+                f"{where}: partition_by is {list(partition_by)}, the table {self.url} is partitioned by "
+                f"{list(self.partition_by)}: leave partition_by out, or write to another table"
+            )
+
+
+def _log_key(version: int) -> str:
+    return f"_delta_log/{version:020d}.json"
+
+
+def _storage_options(url: str) -> dict[str, str] | None:
+    """For delta-rs on S3; credentials and region are its own business (environment, profile, role). Commits have to be
+    conditional puts, whatever the environment allows."""
+    if not url.startswith(("s3://", "s3a://")):
+        return None
+    query = parse_qs(urlsplit(url).query)
+    endpoint = query["endpoint"][-1] if "endpoint" in query else None
+    endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    options = {
+        "aws_conditional_put": "etag",
+        "AWS_S3_ALLOW_UNSAFE_RENAME": "false",
+        "connect_timeout": "5 seconds",
+        "timeout": "30 seconds",
+        "max_retries": "3",
+        "retry_timeout": "15 seconds",
+    }
+    if endpoint:
+        options["AWS_ENDPOINT_URL"] = endpoint
+        options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
+    return options
+
+
+def _brief(error: BaseException) -> str:
+    if isinstance(error, BarrierRuntimeError):
+        return str(error)
+    text = " ".join(_ANSI.sub("", str(error)).split())
+    return f"{type(error).__name__}: {text[:300]}"

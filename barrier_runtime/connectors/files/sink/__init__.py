@@ -1,0 +1,1 @@
+"""Exactly-once files, and the log that says which of them readers may see."""

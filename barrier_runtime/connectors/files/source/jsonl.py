@@ -1,0 +1,53 @@
+"""Files with one JSON object per line as a source, plain or compressed."""
+
+import re
+from contextlib import closing
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.files.source.lines import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
+from barrier_runtime.connectors.files.source.listing import FoundFile
+from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.connectors.files.source.text import open_text, or_compressed
+from barrier_runtime.connectors.source import SplitReader
+from barrier_runtime.data.json_lines import json_parser, json_table
+from barrier_runtime.state.errors import InvalidJob
+
+_CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")  # as Arrow says it
+
+
+class JsonlSource(FileSource):
+    kind = "JSONL"
+    may_grow = True
+    suffixes = or_compressed((".jsonl", ".ndjson", ".json"))
+
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
+        def parser(header: bytes, where: str) -> Parse:
+            return json_parser(where, self.schema)
+
+        return LinesReader(self.where, file, self.schema, rows_per_second, parser, header_lines=0, grows=self.grows)
+
+    def guess(self, file: FoundFile) -> pa.Schema:
+        where = f"{self.where}, file {file.url}"
+        with closing(open_text(file, where, grows=self.grows)) as text:
+            _, start = read_header(text, 0, where)
+            data = read_lines(text, start, BLOCK_BYTES, where)
+        if not data.strip():
+            raise InvalidJob(f"{where}: it has no rows to guess types from: pass schema=")
+        try:
+            schema = json_table(data).schema
+        except pa.ArrowInvalid as error:
+            changed = _CHANGED.search(str(error))
+            if changed is not None:
+                column, before, after, row = changed.groups()
+                raise InvalidJob(
+                    f"{where}: column {column!r} is a {before} at first and a {after} in line {int(row) + 1}: "
+                    "make it one type in the file, or pass schema="
+                ) from error
+            raise InvalidJob(f"{where}: it is not one JSON object per line: {error}. Correct the file") from error
+        for field in schema:
+            if pa.types.is_null(field.type):
+                raise InvalidJob(
+                    f"{where}: column {field.name!r} is null at first, so its type is unknown: pass schema="
+                )
+        return schema

@@ -1,0 +1,165 @@
+"""Parquet files as a source: one split per file, read row group by row group, only the columns wanted.
+
+The position is a row number; row groups before it are skipped without being read.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
+from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
+from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.connectors.source import SplitReader
+from barrier_runtime.data.schemas import fit
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_CHECKED_IN_DRIVER = 200  # files whose footer is read before the job starts; the others when they are opened
+
+
+class ParquetSource(FileSource):
+    kind = "Parquet"
+    suffixes = (".parquet", ".pq")
+
+    def check(self) -> None:
+        for file in self.files[:_CHECKED_IN_DRIVER]:
+            check_columns(_footer_schema(file, self.where), self.schema, f"{self.where}, file {file.url}")
+
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
+        return ParquetReader(self.where, file, self.schema, rows_per_second)
+
+    def guess(self, file: FoundFile) -> pa.Schema:
+        return plain_schema(_footer_schema(file, self.where))
+
+
+class ParquetReader(FileReader):
+    def __init__(self, where: str, file: FoundFile, schema: pa.Schema, rows_per_second: float | None) -> None:
+        super().__init__(where, file, schema, rows_per_second)
+        self._raw: Any = None
+        self._opened: pq.ParquetFile | None = None
+        self._chunks: Iterator[pa.RecordBatch] = iter(())
+        self._decoded = 0  # rows handed out as chunks, from the file's beginning
+        self._rows = 0
+
+    def prepare(self) -> None:
+        if self._opened is not None:
+            return
+        raw = self._raw = open_file(self.file, self.where)
+        try:
+            self._opened = pq.ParquetFile(raw, pre_buffer=False)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise corrupt(self.where, "Parquet", error) from error
+        check_columns(self._opened.schema_arrow, self.schema, self.where)
+        self._rows = self._opened.metadata.num_rows
+        self._start_at(self.row)
+
+    def next_chunk(self) -> pa.RecordBatch | None:
+        try:
+            chunk = next(self._chunks, None)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise corrupt(f"{self.where}, after row {self._decoded}", "Parquet", error) from error
+        if chunk is None:
+            return None
+        self._decoded += chunk.num_rows
+        return fit(chunk, self.schema, self.where)
+
+    def at_end(self) -> bool:
+        return self._decoded >= self._rows
+
+    def go_to(self, position: FilePosition) -> None:
+        if self._opened is not None:
+            self._start_at(position.row)
+
+    def raw(self) -> Any:
+        return self._raw
+
+    def close(self) -> None:
+        self._chunks = iter(())
+        if self._opened is not None:
+            self._opened.close(force=True)
+
+    def _start_at(self, row: int) -> None:
+        assert self._opened is not None
+        metadata, group, first = self._opened.metadata, 0, 0
+        while group < metadata.num_row_groups and first + metadata.row_group(group).num_rows <= row:
+            first += metadata.row_group(group).num_rows
+            group += 1
+        self._decoded = row
+        self._chunks = self._from(list(range(group, metadata.num_row_groups)), row - first)
+
+    def _from(self, groups: list[int], skip: int) -> Iterator[pa.RecordBatch]:
+        assert self._opened is not None
+        for chunk in self._opened.iter_batches(
+            ROWS_PER_CHUNK, row_groups=groups, columns=self.schema.names, use_threads=False
+        ):
+            if skip >= chunk.num_rows:
+                skip -= chunk.num_rows
+            elif skip:
+                chunk, skip = chunk.slice(skip), 0
+                yield chunk
+            else:
+                yield chunk
+
+
+def _footer_schema(file: FoundFile, where: str) -> pa.Schema:
+    raw = open_file(file, where)
+    try:
+        with pq.ParquetFile(raw) as opened:
+            return opened.schema_arrow
+    except (pa.ArrowInvalid, OSError) as error:
+        raise corrupt(f"{where}, file {file.url}", "Parquet", error) from error
+    finally:
+        raw.close()
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Without metadata and dictionary types: batches of one stream must not differ in how a file happened to be
+    written."""
+    return pa.schema(
+        [(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema]
+    )
+
+
+def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
+    """Every wanted column is there, with the wanted type or a narrower one."""
+    for field in wanted:
+        if field.name not in found.names:
+            raise InvalidJob(
+                f"{where}: it has no column {field.name!r} (it has {', '.join(found.names)}): "
+                "correct schema=, or read this file as a source of its own"
+            )
+        kind = found.field(field.name).type
+        if not _widens(kind, field.type):
+            raise InvalidJob(
+                f"{where}: column {field.name!r} is {kind}, wanted is {field.type}: "
+                "correct schema=, or convert the file"
+            )
+
+
+def _widens(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    types = pa.types
+    if kind.equals(wanted):
+        return True
+    if types.is_dictionary(kind):
+        return _widens(kind.value_type, wanted)
+    if types.is_null(kind):
+        return True
+    if types.is_integer(kind):
+        return bool(types.is_integer(wanted) or types.is_floating(wanted))
+    if types.is_floating(kind):
+        return bool(types.is_floating(wanted) and wanted.bit_width >= kind.bit_width)
+    if types.is_timestamp(kind):
+        return bool(types.is_timestamp(wanted) and (wanted.tz is None) == (kind.tz is None))
+    text = (types.is_string, types.is_large_string)
+    raw = (types.is_binary, types.is_large_binary)
+    return any(any(f(kind) for f in family) and any(f(wanted) for f in family) for family in (text, raw))
+
+
+def corrupt(where: str, format: str, error: Exception) -> Exception:
+    """What reading failed of: a storage hiccup is worth a retry, bad bytes are not."""
+    if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and error.errno is not None:
+        return Unavailable(f"{where}: it cannot be read now: {error}")
+    said = str(error).rstrip(". \n")
+    return InvalidJob(f"{where}: it is not (or no longer) valid {format}: {said}. Replace or remove the file")

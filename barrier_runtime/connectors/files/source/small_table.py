@@ -1,0 +1,53 @@
+"""The small side of a `broadcast_join`, read whole in the driver when the flow is written down."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.files.source.csv import CsvSource
+from barrier_runtime.connectors.files.source.jsonl import JsonlSource
+from barrier_runtime.connectors.files.source.parquet import ParquetSource
+from barrier_runtime.connectors.source import Source
+from barrier_runtime.state.errors import InvalidJob
+
+_MAX_BYTES = 256 << 20  # it travels to every slot
+
+
+def small_table(table: "pa.Table | Sequence[Mapping[str, Any]] | str", where: str) -> pa.Table:
+    """An Arrow table, a list of dicts, or the path of a Parquet, CSV or JSONL file (or folder of Parquet files)."""
+    if isinstance(table, str | os.PathLike):
+        path = str(table)
+        if path.endswith(CsvSource.suffixes):
+            source: Source = CsvSource(where, path, None, None, ",")
+        elif path.endswith(JsonlSource.suffixes):
+            source = JsonlSource(where, path, None, None)
+        else:
+            source = ParquetSource(where, path, None, None)
+        table = _read_whole(source)
+    elif isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    elif not isinstance(table, pa.Table):
+        rows = list(table)
+        if not rows or not all(isinstance(row, Mapping) for row in rows):
+            raise InvalidJob(f"{where}: the small table is no table: pass an Arrow table, a list of dicts, or a path")
+        table = pa.Table.from_pylist([dict(row) for row in rows])
+    if table.nbytes > _MAX_BYTES:
+        raise InvalidJob(
+            f"{where}: the small table has {table.nbytes >> 20} MiB and would be sent to every slot: "
+            f"keep it below {_MAX_BYTES >> 20} MiB, or join with keyed state"
+        )
+    return table
+
+
+def _read_whole(source: Source) -> pa.Table:
+    batches = []
+    for split in source.splits(1):
+        reader = source.reader(split)
+        while not reader.finished:
+            polled = reader.poll(65_536, 0)
+            if polled is not None:
+                batches.append(polled.rows)
+        reader.close()
+    return pa.Table.from_batches(batches, schema=source.schema)

@@ -1,0 +1,162 @@
+"""The text of an input file by byte offset: of a plain file anywhere at once, of a compressed one only forwards.
+
+Offsets count uncompressed bytes. A compressed file has no places to jump to, so going to an offset means reading
+everything before it again; that is done in steps, for the loop must not stand still for a large file.
+"""
+
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+_DAMAGED = ("inflate failed", "decompress failed", "Truncated compressed stream")  # as Arrow says it
+_STEP_BYTES = 1 << 20  # milliseconds of the loop's time to uncompress; of bz2 some tens
+_PIECE_BYTES = 256 << 10
+
+
+class Text(Protocol):
+    @property
+    def end(self) -> int | None:
+        """Offset after the last byte; None while that is not known."""
+        ...
+
+    def reach(self, offset: int) -> bool:
+        """Go on towards `offset`; True when it can be read there."""
+        ...
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Fewer bytes than `length` only at the end."""
+        ...
+
+    @property
+    def raw(self) -> Any:
+        """The open file."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def or_compressed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    """`suffixes`, and each with the ending of each known compression."""
+    return suffixes + tuple(suffix + ending for suffix in suffixes for ending in _CODECS)
+
+
+def is_compressed(file: FoundFile) -> bool:
+    return _ending(file) in _CODECS
+
+
+def _ending(file: FoundFile) -> str:
+    return "." + file.id.rpartition(".")[2]
+
+
+def open_text(file: FoundFile, where: str, *, grows: bool = False) -> Text:
+    """Raises `InvalidJob` or `Unavailable` when the file cannot be opened, or is not the one that was listed. One that
+    `grows` may be longer; what was listed is read of it."""
+    if not is_compressed(file):
+        return PlainText(file, where, grows=grows)
+    if grows:
+        raise InvalidJob(
+            f"{where}: on_change='append' needs text that is not compressed, since a compressed file cannot be read on "
+            "from the middle: write plain files, or leave on_change= out"
+        )
+    return CompressedText(file, _CODECS[_ending(file)], where)
+
+
+class PlainText:
+    def __init__(self, file: FoundFile, where: str, *, grows: bool = False) -> None:
+        self.end: int | None = file.size
+        self._size = file.size
+        self._where = where
+        self.raw: Any = open_file(file, where, grows=grows)
+
+    def reach(self, offset: int) -> bool:
+        return True
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        length = min(length, self._size - offset)
+        if length <= 0:
+            return b""
+        try:
+            data = bytes(self.raw.read_at(length, offset))
+        except OSError as error:
+            raise Unavailable(f"{self._where}: it cannot be read now, at byte {offset}: {error}") from error
+        if len(data) < length:
+            raise InvalidJob(
+                f"{self._where}: it had {self._size} bytes and ends at byte {offset + len(data)} now: files must not "
+                "change while they are read; write to a new file and rename it into place"
+            )
+        return data
+
+    def close(self) -> None:
+        self.raw.close()
+
+
+class CompressedText:
+    """Keeps what was read last, from the offset asked for last; an offset before that begins again."""
+
+    def __init__(self, file: FoundFile, codec: str, where: str) -> None:
+        self.end: int | None = None
+        self._file = file
+        self._codec = codec
+        self._where = where
+        self.raw: Any = None
+        self._stream: Any = None
+        self._start = 0  # offset of the first byte in …
+        self._data = b""
+        self._begin()
+
+    def reach(self, offset: int) -> bool:
+        if offset < self._start:
+            self._begin()
+        for _ in range(_STEP_BYTES // _PIECE_BYTES):
+            if self._start + len(self._data) >= offset or not self._go_on():
+                return True
+            if self._start + len(self._data) <= offset:
+                self._start += len(self._data)
+                self._data = b""
+        return False
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        while not self.reach(offset):
+            pass
+        self._data = self._data[max(0, offset - self._start) :]
+        self._start = offset
+        while len(self._data) < length and self._go_on():
+            pass
+        return self._data[:length]
+
+    def close(self) -> None:
+        if self.raw is not None:
+            self._stream.close()
+            self.raw.close()
+            self.raw = None
+
+    def _begin(self) -> None:
+        self.close()
+        self.raw = open_file(self._file, self._where)
+        self._stream = pa.CompressedInputStream(self.raw, self._codec)
+        self._start, self._data = 0, b""
+
+    def _go_on(self) -> bool:
+        """Read a little more. False at the end."""
+        at = self._start + len(self._data)
+        if self.end is not None and at >= self.end:
+            return False
+        try:
+            piece = bytes(self._stream.read(_PIECE_BYTES))
+        except OSError as error:
+            if any(sign in str(error) for sign in _DAMAGED):
+                raise InvalidJob(
+                    f"{self._where}: it is not valid {self._codec} after {at} uncompressed bytes ({error}): "
+                    "replace or remove the file"
+                ) from error
+            raise Unavailable(
+                f"{self._where}: it cannot be read now, after {at} uncompressed bytes: {error}"
+            ) from error
+        if not piece:
+            self.end = at
+        self._data += piece
+        return bool(piece)

@@ -1,0 +1,106 @@
+"""Files that are there, and then those that appear, for ever: a source of files that never ends.
+
+Files must be complete when they appear: write them under a name that begins with `.` or `_` (or elsewhere on the same
+file system) and rename them into place. A file whose size changes after it was seen, or its bytes (see `comparing`)
+after it was read to its end, fails the job, or is read on if it grew and `on_change="append"` allows that. Which file
+is read first is decided by time of change and name, but this is no promise: several are read at once, by several
+subtasks.
+
+With event times, a file may bring rows that are older than what was read before it by at most `max_out_of_orderness`;
+older ones are late.
+
+Every subtask lists the folder and reads the files that are its own by name. What is known of all files that were ever
+read stays, also after a file was removed, so that none is read twice: 19 bytes each (see `name_set`) in every subtask's
+memory and once in the job's storage. A checkpoint writes what is new.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.discovery import ListingThread
+from barrier_runtime.connectors.files.source.comparing import COMPARED_AT_START, may_have_changed, renewed_mark
+from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals
+from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, NameSet
+from barrier_runtime.connectors.source import Discovery, Split, SplitReader
+from barrier_runtime.state.errors import InvalidJob
+
+_SIZES_PER_LOOK = 10_000  # of known local files, in turn: whether they changed
+
+
+class WatchedFiles:
+    """`inner` reads one file; it was made with `watched=True`. `period_s`: between two listings."""
+
+    exactly_once = True
+    finds_again = True
+
+    def __init__(self, inner: FileSource, period_s: float) -> None:
+        self._inner = inner
+        self._period_s = period_s
+
+    def __repr__(self) -> str:
+        return f"{self._inner!r}, and new ones every {self._period_s:g} s"
+
+    @property
+    def grows(self) -> bool:
+        return self._inner.grows
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._inner.schema
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return self._inner.splits(parallelism)
+
+    def reader(self, split: Split) -> SplitReader:
+        return self._inner.reader(split)
+
+    def owner(self, split_id: str, parallelism: int) -> int:
+        return zlib.crc32(split_id.encode()) % parallelism
+
+    def discovery(self, known: NameSet) -> Discovery | None:
+        arrivals = _Arrivals(self._inner, known)
+        return ListingThread(arrivals.list, known, self._period_s, self._inner.where, again=self.grows)
+
+
+class _Arrivals:
+    """Lists the files that are not in `seen`, and those that grew if they may; the thread that lists adds them."""
+
+    def __init__(self, source: FileSource, seen: NameSet) -> None:
+        self._source = source
+        self._seen = seen
+        self._looks = 0
+        self._compared = 0  # in the present look
+
+    def list(self) -> list[Split]:
+        self._looks += 1
+        self._compared = 0
+        every = 1 + len(self._seen) // _SIZES_PER_LOOK
+
+        def passed_over(id: str) -> bool:
+            return (zlib.crc32(id.encode()) + self._looks) % every != 0 and id in self._seen
+
+        files = find_arrivals(self._source.paths, self._source.suffixes, self._source.where, passed_over)
+        return [file.split() for file in files if self._is_new(file)]
+
+    def _is_new(self, file: FoundFile) -> bool:
+        known = self._seen.find(file.id)
+        if known is None:
+            return True
+        size, mark = known
+        if self._source.grows and (size == UNKNOWN_SIZE or size < file.size):
+            return True
+        if size == UNKNOWN_SIZE:
+            self._seen.add(file.id, file.size)
+        elif size != file.size:
+            raise InvalidJob(
+                f"{self._source.where}: the file {file.url} had {size} bytes when it was first seen and has "
+                f"{file.size} now: files must be complete when they appear; write under a name that begins with '_' "
+                "and rename into place. To go on, bring the old file back; put new rows into a file of another name"
+            )
+        elif may_have_changed(mark, file) and self._compared < COMPARED_AT_START:
+            self._compared += 1
+            self._seen.add(file.id, size, renewed_mark(mark, file, self._source.where))
+        return False

@@ -1,0 +1,1 @@
+"""Kafka topics. The only folder that knows confluent_kafka."""

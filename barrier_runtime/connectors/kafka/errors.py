@@ -1,0 +1,80 @@
+"""What Kafka's errors mean, for source and sink alike: by the names that the client library gives them. Pure.
+
+A broken handshake or refused credentials may be a broker that is just starting, or a wrong certificate or password.
+Only time tells: `Refusals`.
+"""
+
+import enum
+
+
+class Kind(enum.Enum):
+    LEADERSHIP = "leadership"  # waiting may not cure it: a client may keep the epoch of a leader from before a restart
+    PASSING = "passing"  # waiting may cure it
+    REFUSED = "refused"  # waiting may cure it; if it lasts, a person must
+    MISSING = "missing"  # a topic or partition is not there
+    FOR_A_PERSON = "for a person"
+    UNKNOWN = "unknown"
+
+
+_NAMES = {
+    Kind.LEADERSHIP: (
+        *("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"),
+        *("REPLICA_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "STALE_BROKER_EPOCH"),
+    ),
+    Kind.PASSING: (
+        *("_TRANSPORT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_MSG_TIMED_OUT", "_ALL_BROKERS_DOWN", "_RESOLVE"),
+        *("_WAIT_COORD", "_WAIT_CACHE", "_IN_PROGRESS", "_RETRY", "_DESTROY_BROKER"),
+        *("REQUEST_TIMED_OUT", "NETWORK_EXCEPTION", "BROKER_NOT_AVAILABLE", "NOT_CONTROLLER", "REBOOTSTRAP_REQUIRED"),
+        *("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "CONCURRENT_TRANSACTIONS"),
+        *("NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "THROTTLING_QUOTA_EXCEEDED"),
+    ),
+    Kind.REFUSED: (
+        *("_SSL", "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE"),
+    ),
+    Kind.MISSING: ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_ID"),
+    Kind.FOR_A_PERSON: (
+        *("UNSUPPORTED_COMPRESSION_TYPE", "_INVALID_ARG"),
+        *("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
+        *("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "INVALID_TRANSACTION_TIMEOUT", "INVALID_RECORD"),
+        *("INVALID_TIMESTAMP", "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_MSG_SIZE"),
+    ),
+}
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
+CURABLE = frozenset({Kind.LEADERSHIP, Kind.PASSING, Kind.REFUSED})  # waiting may cure it
+COORDINATOR = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD"})
+SILENCE = frozenset({"_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT"})  # says nothing of the reason
+REFUSED_S = 25.0  # the client repeats itself every thirty seconds only
+
+
+def kind_of(error: object) -> Kind:
+    """`error`: a `KafkaError`, or its name."""
+    name = error if isinstance(error, str) else error.name()  # type: ignore[attr-defined]
+    return _KINDS.get(name, Kind.UNKNOWN)
+
+
+class Refusals:
+    """Which brokers refuse, and since when. `lasting` is what the last of them said, once one has refused for so long
+    that it is no broker just starting: without another error of the same broker or an answer of any in between."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}  # by broker, as the client calls it
+        self.lasting = ""
+
+    def heard(self, error: object, now_s: float) -> None:
+        """Every error that a client tells."""
+        text = error.str()  # type: ignore[attr-defined]
+        broker = text.partition(": ")[0]
+        kind = kind_of(error)
+        if kind is Kind.REFUSED:
+            if now_s - self._since_s.setdefault(broker, now_s) >= REFUSED_S:
+                self.lasting = text
+        elif broker in self._since_s:
+            self.answered()
+
+    @property
+    def present(self) -> bool:
+        return bool(self._since_s)
+
+    def answered(self) -> None:
+        self._since_s.clear()
+        self.lasting = ""

@@ -1,0 +1,127 @@
+"""The at-least-once Kafka sink: rows are sent as they come, and a checkpoint waits until the brokers have them all.
+
+Rows are handed to the client off the loop, a few hundred KiB at a time; what readers see may be seen again after a
+restart. A row that the brokers refuse for good breaks this instance: the job starts again from its last checkpoint, and
+all that was sent since is sent anew.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
+from barrier_runtime.connectors.kafka.sink.records import RecordFormat, produced
+from barrier_runtime.connectors.kafka.sink.topic_limits import read_limits
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_LOT_BYTES = 256 << 10
+_QUEUE_KB = 64 << 10
+_FLUSH_S = 30.0
+_WAIT_S = 0.05
+
+
+class KafkaDirect(TwoPhaseCommitSink):
+    guarantee = "at_least_once"
+
+    def __init__(self, cluster_of: Mapping[str, Any], topic: str, format: RecordFormat) -> None:
+        self._cluster_of = cluster_of
+        self._topic = topic
+        self._format = format
+
+    def open(self, context: SinkContext) -> None:
+        where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        config = self._cluster_of["config"]
+        self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], config, where)
+        limits = read_limits(self._cluster, self._topic, config)
+        self._format.open(where, limits)
+        self._schema_checked = False
+        self._buffers: InOrder[int] = InOrder()
+        self._sending = threading.Lock()  # rows of the next checkpoint wait while this one's are flushed
+        self._refused: InvalidJob | Unavailable | None = None
+        self._producer = self._cluster.producer(
+            {
+                "partitioner": "murmur2_random",  # as Java's clients
+                **config,
+                "message.max.bytes": limits.message_max_bytes,
+                "enable.idempotence": True,
+                "message.timeout.ms": 0,
+                "delivery.report.only.error": True,
+                "queue.buffering.max.kbytes": _QUEUE_KB,
+            }
+        )
+
+    def begin_transaction(self) -> RowBuffer[int]:
+        return self._buffers.begin()
+
+    def write(self, transaction: RowBuffer[int], rows: pa.RecordBatch) -> None:
+        if self._refused is not None:
+            raise self._refused
+        if not self._schema_checked:
+            self._format.check_schema(rows.schema)
+            self._schema_checked = True
+        transaction.write(rows)
+
+    def stage_early(self, transaction: RowBuffer[int]) -> Callable[[], None] | None:
+        if transaction.bytes_in_current < _LOT_BYTES:
+            return None
+        transaction.fill_up()
+
+        def send() -> None:
+            self._buffers.stage(transaction, self._send, closed=False)
+
+        return send
+
+    def pre_commit(self, transaction: RowBuffer[int], checkpoint: int) -> None:
+        """Every row up to here is on the brokers, or this raises."""
+        self._buffers.stage(transaction, self._send, closed=True)
+        with self._sending:
+            waiting = self._producer.flush(_FLUSH_S)
+        if self._refused is not None:
+            raise self._refused
+        if waiting:
+            raise Unavailable(
+                f"{self._cluster.where}: Kafka at {self._cluster.bootstrap_servers} has not taken {waiting} rows for "
+                f"topic {self._topic!r} within {_FLUSH_S:.0f} s: they go on being sent; are the brokers up?"
+            )
+        self._cluster.answers()
+
+    def commit(self, committable: bytes) -> None:
+        """Never called: pre-commit has nothing to hand over."""
+
+    def abort(self, committable: bytes) -> None:
+        """Nothing can be taken back."""
+
+    def close(self) -> None:
+        if getattr(self, "_producer", None) is not None:
+            self._producer.purge()
+            self._producer = None
+
+    def _send(self, batches: Sequence[pa.RecordBatch]) -> int:
+        sent = 0
+        for records in self._format.records(batches):
+            with self._sending:
+                for messages in produced(records):
+                    for message in messages:
+                        self._produce(message)
+                    sent += len(messages)
+                    self._producer.poll(0)
+        return sent
+
+    def _produce(self, message: dict[str, Any]) -> None:
+        while True:
+            try:
+                with self._cluster.trouble("write rows to"):
+                    self._producer.produce(self._topic, **message, on_delivery=self._not_delivered)
+                return
+            except BufferError:  # the brokers are slow or away: wait here, off the loop
+                self._producer.poll(_WAIT_S)
+                if self._refused is not None:
+                    raise self._refused from None
+
+    def _not_delivered(self, error: Any, message: Any) -> None:
+        if error is not None and self._refused is None:
+            self._refused = self._cluster.meaning(library().KafkaException(error), f"write to topic {self._topic!r} of")

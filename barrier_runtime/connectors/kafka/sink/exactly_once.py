@@ -1,0 +1,256 @@
+"""The exactly-once Kafka sink: a write-ahead sink whose deliveries are short Kafka transactions with a marker.
+
+No Kafka transaction is open while rows are collected: they are staged beside the checkpoint, and only after the
+decision written, with a marker that moves in the same transaction. However long the brokers are away, and however short
+they keep transactions open, nothing that was decided can expire.
+
+The rows of one subtask and checkpoint go in one transaction, and with them those of the checkpoints that were decided
+meanwhile, as long as they are less than 16 MiB and are sent in a third of the transaction's time; the rest follows in
+further ones, each a prefix of what is left, and the marker counts. So a marker speaks for all checkpoints up to its
+own, and however short checkpoints are, commits do not fall behind them by more than one transaction.
+
+A marker that must be there and is not (it expired, or the topic was made anew) stops the commit: nobody can say whether
+the rows are in the topic, so a person must say it (`kafka/sink/lost_marker`). That it must be there says a note in the
+job's store, written between the first marker and the first rows. A marker that gets old is written again, also without
+rows.
+
+A topic that refuses rows by their age (`message.timestamp.before.max.ms`) is refused itself when the sink gives rows
+their time: a decided row would become too old while the brokers are away. Rows with too late a time, without the key
+that a compacted topic wants, or too large are refused when they are staged.
+"""
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
+from barrier_runtime.connectors.kafka.sink.lost_marker import Loss, LostMarkers
+from barrier_runtime.connectors.kafka.sink.records import RecordFormat
+from barrier_runtime.connectors.kafka.sink.topic_limits import (
+    KafkaLimits,
+    check_waiting,
+    decode_limits,
+    encode_limits,
+    read_limits,
+)
+from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, Origin
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
+from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken, WriteAheadCommittable
+from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound
+
+
+class KafkaWriteAhead(WriteAheadSink):
+    def __init__(
+        self,
+        cluster_of: Mapping[str, Any],
+        topic: str,
+        format: RecordFormat,
+        lost_markers: LostMarkers,
+        max_bytes_in_memory: int,
+    ) -> None:
+        super().__init__(max_bytes_in_memory=max_bytes_in_memory)
+        self._cluster_of = cluster_of
+        self._topic = topic
+        self._format = format
+        self._lost_markers = lost_markers
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], self._cluster_of["config"], self._where)
+        self._producers: dict[tuple[str, int], MarkedProducer] = {}  # by (lineage, origin subtask)
+        self._noted: set[tuple[str, int]] = set()
+        self._said: dict[tuple[str, int], int] = {}  # by a person, and not in a marker yet
+        self._decided: dict[tuple[str, int], int] = {}  # last checkpoint of each origin that was to be written
+        self._own = (context.lineage, context.subtask)
+        self._marked_at = time.monotonic()
+        self._fenced: Fenced | None = None
+        try:
+            self._limits = read_limits(self._cluster, self._topic, self._cluster_of["config"])
+        except Unavailable:
+            known = self._known_limits()
+            if known is None:
+                raise
+            self._limits = known
+        check_waiting(self._limits, self._where, self._topic, self._format.timestamp)
+        self._format.open(self._where, self._limits)
+
+    def close(self) -> None:
+        if hasattr(self, "_producers"):
+            self._fenced = Fenced(f"{self._where}: closed")  # a commit may still be waiting for its turn
+            self.look_again()
+
+    # ------------------------------------------------------------ staging
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        self._format.check_schema(schema)
+
+    def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        return self._format.records(batches)
+
+    def must_deliver_nothing(self) -> bool:
+        return time.monotonic() - self._marked_at > self._limits.refresh_marker_s
+
+    # ------------------------------------------------------------ delivering
+
+    def delivered(self, token: DeliveryToken, rows: int) -> bool:
+        marker = self._connected(token.lineage, token.subtask, token).marker
+        assert marker is not None, "connected without a marker"
+        if marker.checkpoint == token.checkpoint and marker.token not in (token.token, _A_PERSON):
+            raise Corrupt(
+                f"{self._where}: the marker on topic {self._topic!r} says that checkpoint {token.checkpoint} was "
+                f"written by generation {marker.token}, here it is of generation {token.token}: two jobs share the "
+                f"name {token.job!r} and the sink name {token.sink!r}; give one of them another name"
+            )
+        return marker.checkpoint > token.checkpoint or (marker.checkpoint == token.checkpoint and marker.rows >= rows)
+
+    def look_again(self) -> None:
+        for producer in list(self._producers.values()):
+            producer.close()
+
+    def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
+        self._deliver(token, [(token, batches)])
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        """What follows each other from one origin goes in one transaction, with the marker of the last."""
+        entries = [self._decoded(each) for each in committables]
+        for each in entries:
+            origin = each.lineage, each.subtask
+            self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
+        for _, same in itertools.groupby(entries, lambda entry: (entry.lineage, entry.subtask)):
+            self._commit_all(list(same))
+
+    def _commit_all(self, entries: Sequence[WriteAheadCommittable]) -> None:
+        missing = [entry for entry in entries if not self.delivered(entry.delivery, entry.rows)]
+        try:
+            if missing:
+                self._deliver(missing[0].delivery, ((entry.delivery, self._batches(entry)) for entry in missing))
+        except ObjectNotFound:  # of which one, and has a successor written it? Asked one by one
+            for entry in entries:
+                self._commit_entry(entry)
+        else:
+            self._drop(entries)
+
+    def _deliver(self, first: DeliveryToken, lot: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
+        """`lot`: of one origin, oldest first."""
+        producer = self._connected(first.lineage, first.subtask, first)
+        try:
+            self._write(producer, lot)
+        except BaseException:
+            producer.abandon()
+            raise
+        if (first.lineage, first.subtask) == self._own:
+            self._marked_at = time.monotonic()
+
+    def _write(self, producer: MarkedProducer, lot: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
+        before = producer.marker
+        assert before is not None, "connected without a marker"
+        reached = before
+        producer.begin()
+        for token, batches in lot:
+            written = before.rows if before.checkpoint == token.checkpoint else 0
+            position = 0
+            for batch in batches:
+                for piece in _pieces(batch):
+                    skipped = min(piece.num_rows, max(0, written - position))
+                    position += piece.num_rows
+                    producer.send(piece.slice(skipped))
+                    if producer.full and position > written:
+                        producer.commit(self._marker(token, position))
+                        producer.begin()
+            reached = self._marker(token, position)
+        producer.commit(reached)
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        super().recover(decided)
+        # All that is decided has been written, so nobody can be in doubt about a marker that is not there now.
+        self._connected(*self._own, None)
+        for origin in [origin for origin in self._producers if origin != self._own]:
+            self._producers.pop(origin).close()
+
+    def _marker(self, token: DeliveryToken, rows: int) -> Marker:
+        return Marker(token.checkpoint, token.token, rows, self._context.token)
+
+    def _connected(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> MarkedProducer:
+        """The producer of this origin, connected, with a marker. `in_doubt`: what may have been written before."""
+        if self._fenced is not None:
+            raise self._fenced
+        producer = self._producers.get((lineage, subtask))
+        if producer is None:
+            producer = self._producers[lineage, subtask] = self._new_producer(self._origin(lineage, subtask))
+        if not producer.connected:
+            try:
+                producer.connect()
+            except Fenced as error:
+                self._fenced = error
+                raise
+        if producer.marker is None:
+            producer.begin()
+            producer.commit(self._first_marker(lineage, subtask, in_doubt))
+        self._said.pop((lineage, subtask), None)
+        self._take_note(lineage, subtask)
+        return producer
+
+    def _origin(self, lineage: str, subtask: int) -> Origin:
+        return Origin(self._context.job, self._context.sink, lineage, subtask)
+
+    def _new_producer(self, origin: Origin) -> MarkedProducer:
+        settings = {
+            "partitioner": "murmur2_random",  # as Java's clients
+            **self._cluster_of["config"],
+            "transaction.timeout.ms": self._limits.transaction_timeout_ms,
+            "message.max.bytes": self._limits.message_max_bytes,
+        }
+        return MarkedProducer(self._cluster, self._topic, origin, self._context.token, settings)
+
+    def _first_marker(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> Marker:
+        origin = lineage, subtask
+        if origin not in self._said:
+            notes = self._first_notes(*origin)
+            if in_doubt is None or not notes:
+                return Marker(0, 0, 0, self._context.token)
+            last = max(in_doubt.checkpoint, self._decided.get(origin, 0))
+            loss = Loss(lineage, subtask, max(notes), in_doubt.checkpoint, last)
+            group = self._origin(lineage, subtask).group
+            self._said[origin] = loss.answer(self._lost_markers, self._where, self._topic, group)
+            self._take_note(lineage, subtask)
+        return Marker(self._said[origin], _A_PERSON, _ALL_ROWS, self._context.token)
+
+    def _first_notes(self, lineage: str, subtask: int) -> dict[int, str]:
+        """The notes, if any, that a marker was written for this origin: keys by the generation that wrote them."""
+        prefix = self._paths.delivery_notes_prefix(self._context.sink, lineage, subtask)
+        keys = [info.key for info in self._context.job_store.list(prefix)]
+        return {said[1]: key for key in keys if (said := self._paths.delivery_of(key)) is not None}
+
+    def _take_note(self, lineage: str, subtask: int) -> None:
+        """From now on a marker must be there."""
+        if (lineage, subtask) not in self._noted:
+            notes = self._first_notes(lineage, subtask)
+            own = self._context.token
+            note = self._paths.delivery_note(self._context.sink, lineage, subtask, 0, own)
+            self._context.job_store.put(note, encode_limits(self._limits))
+            self._context.job_store.delete([key for token, key in notes.items() if token < own])
+            self._noted.add((lineage, subtask))
+
+    def _known_limits(self) -> KafkaLimits | None:
+        """What the latest generation knew of the topic."""
+        notes = self._first_notes(*self._own)
+        if not notes:
+            return None
+        key = notes[max(notes)]
+        store = self._context.job_store
+        return decode_limits(store.get(key), f"{store.url}/{key}")
+
+
+_A_PERSON = 0  # in place of the generation that staged rows: somebody said that they are in the topic
+_ALL_ROWS = 2**62
+_PIECE_ROWS = 4_096
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, batch.num_rows, _PIECE_ROWS):
+        yield batch.slice(start, _PIECE_ROWS)

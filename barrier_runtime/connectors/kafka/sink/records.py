@@ -1,0 +1,221 @@
+"""Rows → what Kafka stores: key, value, headers and time of one record per row.
+
+Done before the decision, off the loop. What does not fit is refused then, and the bytes that are staged are the bytes
+that are written, whoever writes them: columns `key` and `value` (binary), `timestamp` (ms) and one `header:<name>`
+each.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import sleep, time_ns
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.connectors.kafka.sink.client import library
+from barrier_runtime.connectors.kafka.sink.topic_limits import KafkaLimits
+from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.data.rows import preview, rows_of
+from barrier_runtime.state.errors import InvalidJob
+
+Serialiser: TypeAlias = Callable[[Any, Any], bytes | None]  # (row as a dict, SerializationContext)
+SerialiserFactory: TypeAlias = Callable[[], Serialiser]
+
+_HEADER = "header:"
+_PIECE = 256  # rows; then another thread gets the interpreter
+_RECORD_OVERHEAD = 32  # bytes; every header costs some, too
+_CLOCKS_MS = 10_000  # ours and the brokers' may differ by so much
+
+
+class RecordFormat:
+    """`key`, `value`: a column, "json" (value only: the whole row), or a factory of the client's own serialisers.
+    `headers`: header -> column. `timestamp`: a timestamp column, or an integer one in ms since 1970."""
+
+    def __init__(
+        self,
+        topic: str,
+        key: str | SerialiserFactory | None,
+        value: str | SerialiserFactory,
+        headers: Mapping[str, str],
+        timestamp: str | None,
+    ) -> None:
+        self._topic = topic
+        self._key = key
+        self._value = value
+        self._headers = dict(headers)
+        self._timestamp = timestamp
+        self._serialisers: dict[str, Serialiser] = {}
+
+    @property
+    def timestamp(self) -> str | None:
+        return self._timestamp
+
+    def open(self, where: str, limits: KafkaLimits) -> None:
+        """Raises `InvalidJob` when the topic would take no row."""
+        self._where = where
+        self._limits = limits
+        if limits.keyed and self._key is None:
+            raise InvalidJob(
+                f"{where}: topic {self._topic!r} is compacted (cleanup.policy) and takes no row without a key: pass "
+                "key=, or write to a topic with cleanup.policy=delete"
+            )
+        for part, given in (("KEY", self._key), ("VALUE", self._value)):
+            if given is not None and not isinstance(given, str):
+                self._serialisers[part] = given()
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """Raise `InvalidJob` for columns that are not there or that no record can hold."""
+        plain = [self._key, *self._headers.values(), None if self._value == "json" else self._value]
+        for name in [*plain, self._timestamp]:
+            if isinstance(name, str) and name not in schema.names:
+                raise InvalidJob(
+                    f"{self._where}: there is no column {name!r} for topic {self._topic!r}: the rows have "
+                    f"{', '.join(schema.names)}"
+                )
+        for name in plain:
+            if isinstance(name, str) and pa.types.is_nested(schema.field(name).type):
+                raise InvalidJob(
+                    f"{self._where}: column {name!r} is {schema.field(name).type}, which is no key, value or header: "
+                    'use value="json", or a text or binary column'
+                )
+        if self._timestamp is not None:
+            kind = schema.field(self._timestamp).type
+            if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
+                raise InvalidJob(
+                    f"{self._where}: column {self._timestamp!r} is {kind}, which is no time of a record: use a "
+                    "timestamp column, or an integer one in milliseconds"
+                )
+
+    def records(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """One record per row, in order. Raises `InvalidJob` for a row that the topic would refuse."""
+        made = [(batch, self._record_batch(batch)) for batch in _together(batches)]
+        now_ms = time_ns() // 1_000_000
+        for rows, records in made:
+            self._check_sizes(rows, records)
+            self._check_keys(rows, records)
+            if self._timestamp is not None:
+                self._check_times(rows, records.column("timestamp"), now_ms)
+        return [records for _, records in made]
+
+    def _record_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = {"key": self._part("KEY", self._key, batch), "value": self._part("VALUE", self._value, batch)}
+        if self._timestamp is not None:
+            columns["timestamp"] = _milliseconds(batch.column(self._timestamp))
+        for header, column in self._headers.items():
+            columns[_HEADER + header] = _bytes_of(batch.column(column))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _part(self, part: str, given: str | SerialiserFactory | None, batch: pa.RecordBatch) -> pa.Array:
+        if given is None:
+            return pa.nulls(batch.num_rows, pa.binary())
+        if part == "VALUE" and given == "json":
+            return pa.array(encoders.jsonl([batch]).split(b"\n")[:-1], pa.binary())
+        if isinstance(given, str):
+            return _bytes_of(batch.column(given))
+        return pa.array(self._serialised(part, batch), pa.binary())
+
+    def _serialised(self, part: str, batch: pa.RecordBatch) -> list[bytes | None]:
+        library()
+        from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
+
+        # Anything else, such as a registry that does not answer, may pass.
+        refusals = (SerializationError, ValueError, TypeError, LookupError, AttributeError)
+        context = SerializationContext(self._topic, getattr(MessageField, part))
+        serialise = self._serialisers[part]
+        done: list[bytes | None] = []
+        for number, row in enumerate(rows_of(batch)):
+            try:
+                done.append(serialise(row, context))
+            except refusals as error:
+                raise InvalidJob(
+                    f"{self._where}: the serialiser of the {part.lower()} for topic {self._topic!r} refused a row "
+                    f"({type(error).__name__}: {error}): {preview(batch, number)}; correct the row or the schema"
+                ) from error
+            if number % _PIECE == 0:
+                sleep(0)
+        return done
+
+    def _check_sizes(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> None:
+        around = _RECORD_OVERHEAD + sum(_RECORD_OVERHEAD + len(header.encode()) for header in self._headers)
+        sizes = pa.array([around] * records.num_rows, pa.int64())
+        for name, column in zip(records.schema.names, records.columns, strict=True):
+            if name != "timestamp":
+                sizes = pc.add(sizes, pc.coalesce(pc.binary_length(column), 0).cast(pa.int64()))
+        largest = pc.max(sizes).as_py() or 0
+        if largest > self._limits.row_max_bytes:
+            row = pc.index(sizes, largest).as_py()
+            raise InvalidJob(
+                f"{self._where}: a row takes {largest} bytes, topic {self._topic!r} allows about "
+                f"{self._limits.row_max_bytes}: raise max.message.bytes of the topic, or make the row smaller: "
+                f"{preview(rows, row)}"
+            )
+
+    def _check_keys(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> None:
+        keys = records.column("key")
+        if self._limits.keyed and keys.null_count:
+            row = pc.index(keys.is_null(), True).as_py()
+            raise InvalidJob(
+                f"{self._where}: a row has no key, and topic {self._topic!r} is compacted (cleanup.policy), so it "
+                f"takes none: give such rows a key (key={self._key if isinstance(self._key, str) else '<serialiser>'}"
+                f"), or filter them out: {preview(rows, row)}"
+            )
+
+    def _check_times(self, rows: pa.RecordBatch, times: pa.Array, now_ms: int) -> None:
+        """Time 0 is no time to the client, which would write its own instead."""
+        oldest, newest = self._limits.oldest_ms, self._limits.newest_ms
+        least = 1 if oldest is None else max(1, now_ms - oldest + min(_CLOCKS_MS, oldest // 2))
+        most = None if newest is None else now_ms + newest - min(_CLOCKS_MS, newest // 2)
+        found = pc.min_max(times).as_py()
+        if found["min"] is not None and found["min"] < least:
+            age = "" if oldest is None else f" or more than {oldest} ms ago (message.timestamp.before.max.ms)"
+            self._refuse_time(rows, times, found["min"], f"none of 1970-01-01T00:00Z or before{age}")
+        if found["max"] is not None and most is not None and found["max"] > most:
+            self._refuse_time(
+                rows, times, found["max"], f"none of more than {newest} ms ahead (message.timestamp.after.max.ms)"
+            )
+
+    def _refuse_time(self, rows: pa.RecordBatch, times: pa.Array, time_ms: int, allowed: str) -> None:
+        row = pc.index(times, time_ms).as_py()
+        raise InvalidJob(
+            f"{self._where}: a row has the time {time_ms} ms (column {self._timestamp!r}), topic {self._topic!r} takes "
+            f"{allowed}: correct the row or the topic's setting, or leave out timestamp=: {preview(rows, row)}"
+        )
+
+
+def produced(records: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
+    """Keyword arguments of `produce`, in lists of a few hundred."""
+    headers = [name for name in records.schema.names if name.startswith(_HEADER)]
+    timed = "timestamp" in records.schema.names
+    for start in range(0, records.num_rows, _PIECE):
+        piece = records.slice(start, _PIECE)
+        columns = zip(piece.column("key").to_pylist(), piece.column("value").to_pylist(), strict=True)
+        messages: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in columns]
+        if timed:
+            for message, time in zip(messages, piece.column("timestamp").to_pylist(), strict=True):
+                if time is not None:
+                    message["timestamp"] = time
+        if headers:
+            values = zip(*(piece.column(name).to_pylist() for name in headers), strict=True)
+            names = [name.removeprefix(_HEADER) for name in headers]
+            for message, row in zip(messages, values, strict=True):
+                message["headers"] = [pair for pair in zip(names, row, strict=True) if pair[1] is not None]
+        yield messages
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
+
+
+def _bytes_of(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)):
+        column = column.cast(pa.string())
+    return column.cast(pa.binary())
+
+
+def _milliseconds(column: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+    return column.cast(pa.int64())

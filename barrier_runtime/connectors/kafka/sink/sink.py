@@ -1,0 +1,130 @@
+"""`KafkaSink`: rows as records of a Kafka topic, exactly once or at least once.
+
+    KafkaSink("broker:9092", "orders", key="customer")
+    KafkaSink("broker:9092", "orders", key="customer", value=lambda: AvroSerializer(registry, schema))
+
+Exactly once means: readers with `isolation.level=read_committed` see every row once, in order per key, after the
+checkpoint that covers it. How: `kafka/sink/exactly_once`. Two jobs must not share both job and sink name on one
+cluster.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.kafka.sink.at_least_once import KafkaDirect
+from barrier_runtime.connectors.kafka.sink.client import checked_config, shown_config
+from barrier_runtime.connectors.kafka.sink.exactly_once import KafkaWriteAhead
+from barrier_runtime.connectors.kafka.sink.lost_marker import LostMarkers, checked_answers
+from barrier_runtime.connectors.kafka.sink.records import RecordFormat, SerialiserFactory
+from barrier_runtime.connectors.sink import Guarantee, SinkContext, TwoPhaseCommitSink
+from barrier_runtime.state.errors import InvalidJob
+
+
+class KafkaSink(TwoPhaseCommitSink):
+    """`topic` must exist. Text columns are written as UTF-8, binary ones as they are, numbers and times as text.
+
+    - `key`: a column, or a factory of a serialiser `(row, SerializationContext) -> bytes`, such as the client's own for
+      Avro, Protobuf and JSON Schema. Rows of one key go to one partition, in order.
+    - `value`: "json" (the whole row as an object), a column, or such a factory. None from it is a tombstone.
+    - `headers`: columns, or header name -> column. `timestamp`: a column with the record's time (null: when sent).
+      Exactly once, the topic must then have no limit to a row's age (`message.timestamp.before.max.ms`).
+    - `config`: settings of the client (librdkafka's names), credentials among them: they are never shown or stored.
+      `transaction.timeout.ms` may be at most the brokers' `transaction.max.timeout.ms`, and is chosen if left out.
+    - `max_bytes_in_memory`: Arrow bytes per subtask before rows of an open checkpoint are staged early.
+    - `lost_marker`: how far rows are in the topic whose marker is gone: see the error that asks for it. An answer is
+      good for that loss only, and may stay.
+    """
+
+    kind: ClassVar[str] = "kafka"
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        *,
+        key: str | SerialiserFactory | None = None,
+        value: str | SerialiserFactory = "json",
+        headers: Mapping[str, str] | Sequence[str] = (),
+        timestamp: str | None = None,
+        guarantee: Guarantee = "exactly_once",
+        config: Mapping[str, Any] | None = None,
+        max_bytes_in_memory: int = 32 << 20,
+        lost_marker: LostMarkers | None = None,
+    ) -> None:
+        if not isinstance(bootstrap_servers, str) or not bootstrap_servers.strip() or "@" in bootstrap_servers:
+            raise InvalidJob("KafkaSink: bootstrap_servers is a text 'host:port,host:port', without credentials")
+        if not isinstance(topic, str) or not topic:
+            raise InvalidJob("KafkaSink: topic is the name of a topic")
+        if guarantee not in ("exactly_once", "at_least_once"):
+            raise InvalidJob(f"KafkaSink: guarantee={guarantee!r}: use 'exactly_once' or 'at_least_once'")
+        self.guarantee = guarantee
+        self.commits_together = guarantee == "exactly_once"
+        self._bootstrap_servers = bootstrap_servers
+        self._topic = topic
+        self._key = key
+        self._value = value
+        self._headers = dict(headers) if isinstance(headers, Mapping) else {name: name for name in headers}
+        self._timestamp = timestamp
+        self._config = checked_config(config or {})
+        self._max_bytes_in_memory = max_bytes_in_memory
+        self._lost_markers = checked_answers({} if lost_marker is None else lost_marker)
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self._bootstrap_servers!r}, {self._topic!r}, {self.guarantee})"
+
+    def settings(self) -> dict[str, Any]:
+        """Without the serialisers: what is pending is serialised already."""
+        return {
+            "bootstrap_servers": self._bootstrap_servers,
+            "topic": self._topic,
+            **({"key": self._key} if isinstance(self._key, str) else {}),
+            **({"value": self._value} if isinstance(self._value, str) else {}),
+            "headers": self._headers,
+            "timestamp": self._timestamp,
+            "guarantee": self.guarantee,
+            "config": shown_config(self._config),
+            "max_bytes_in_memory": self._max_bytes_in_memory,
+        }
+
+    def open(self, context: SinkContext) -> None:
+        cluster = {"bootstrap_servers": self._bootstrap_servers, "config": self._config}
+        format = RecordFormat(self._topic, self._key, self._value, self._headers, self._timestamp)
+        self._delivery: TwoPhaseCommitSink
+        if self.guarantee == "exactly_once":
+            self._delivery = KafkaWriteAhead(
+                cluster, self._topic, format, self._lost_markers, self._max_bytes_in_memory
+            )
+        else:
+            self._delivery = KafkaDirect(cluster, self._topic, format)
+        self._delivery.open(context)
+
+    def begin_transaction(self) -> Any:
+        return self._delivery.begin_transaction()
+
+    def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
+        self._delivery.write(transaction, rows)
+
+    def stage_early(self, transaction: Any) -> Callable[[], None] | None:
+        return self._delivery.stage_early(transaction)
+
+    def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
+        return self._delivery.pre_commit(transaction, checkpoint)
+
+    def commit(self, committable: bytes) -> None:
+        self._delivery.commit(committable)
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        self._delivery.commit_together(committables)
+
+    def abort(self, committable: bytes) -> None:
+        self._delivery.abort(committable)
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        self._delivery.recover(decided)
+
+    def close(self) -> None:
+        delivery = getattr(self, "_delivery", None)
+        if delivery is not None:
+            delivery.close()

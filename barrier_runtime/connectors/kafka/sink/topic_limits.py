@@ -1,0 +1,170 @@
+"""What a Kafka sink must know of its topic before it takes a row: does it exist, how large may a row be, must it have a
+key, which times may it have, how long may a transaction last, and how long does the broker remember the marker.
+
+Read when the sink opens: after the decision it would be too late to refuse anything.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from barrier_runtime.connectors.kafka.asking import answered
+from barrier_runtime.connectors.kafka.sink import client as kafka_client
+from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
+from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
+
+LIMITS_VERSION = 2
+_LIBRARY_MESSAGE_BYTES = 1_000_000  # the client's own limit, where the topic's cannot be read
+_LIBRARY_TRANSACTION_MS = 60_000
+_REFRESH_S = 12 * 3_600
+_AGAIN_S = 0.5
+_WAIT_S = 2.0
+_FEW_BYTES = 200  # of a row's size are left to the protocol
+_NO_LIMIT = 2**63 - 1
+_BEFORE = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")  # the latter until Kafka 4
+_AFTER = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
+_NOT_ALLOWED = ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
+_log = logging.getLogger("barrier_runtime.kafka")
+
+
+class KafkaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Kept in the job's store, so that a subtask that starts while the brokers are away can go on staging."""
+
+    version: int
+    message_max_bytes: int  # of one row, and of a batch of rows
+    transaction_timeout_ms: int
+    refresh_marker_s: int  # the marker is written again when it is older
+    keyed: bool = False  # a compacted topic takes no row without a key
+    oldest_ms: int | None = None  # the age of a row's own time at which the topic refuses it; None: never
+    newest_ms: int | None = None  # so far in the future it is refused, too
+
+    @property
+    def row_max_bytes(self) -> int:
+        return self.message_max_bytes - _FEW_BYTES
+
+
+_LIMITS = msgspec.json.Decoder(KafkaLimits)
+
+
+def encode_limits(limits: KafkaLimits) -> bytes:
+    return msgspec.json.encode(limits)
+
+
+def decode_limits(data: bytes, key: str) -> KafkaLimits | None:
+    """None for those of an older release, which says too little."""
+    try:
+        limits = _LIMITS.decode(data)
+    except UNREADABLE as error:
+        raise Corrupt(f"{key} is not readable ({error}): restore it from a backup") from error
+    if limits.version < LIMITS_VERSION:
+        return None
+    if limits.version != LIMITS_VERSION:
+        raise InvalidJob(f"{key} has version {limits.version}: restore with the release that wrote it")
+    return limits
+
+
+def read_limits(cluster: KafkaCluster, topic: str, config: Mapping[str, Any]) -> KafkaLimits:
+    """Ask the brokers. Raises `InvalidJob` when topic or settings cannot be, `Unavailable` when nobody answers. Who
+    refuses is asked until it is clear that this lasts."""
+    while True:
+        try:
+            return _limits(cluster, cluster.admin(), topic, config)
+        except Unavailable:
+            if not cluster.refused:
+                raise
+            time.sleep(_AGAIN_S)
+
+
+def _limits(cluster: KafkaCluster, admin: Any, topic: str, config: Mapping[str, Any]) -> KafkaLimits:
+    known = _metadata(cluster, admin, topic)
+    if known.topics[topic].error is not None:
+        raise InvalidJob(
+            f"{cluster.where}: topic {topic!r} cannot be written: {known.topics[topic].error.str()}: create it, "
+            "correct its name, or give the sink's user the right to write it"
+        )
+    of_topic = _settings(cluster, admin, "TOPIC", topic)
+    of_broker = _settings(cluster, admin, "BROKER", str(min(known.brokers)))
+    own_times = of_topic.get("message.timestamp.type") != "LogAppendTime"
+    return KafkaLimits(
+        LIMITS_VERSION,
+        _message_bytes(cluster, topic, config, of_topic),
+        _transaction_ms(cluster, config, of_broker),
+        min(_REFRESH_S, int(of_broker.get("offsets.retention.minutes", 4 * _REFRESH_S)) * 60 // 4),
+        "compact" in of_topic.get("cleanup.policy", ""),
+        _least(of_topic, _BEFORE) if own_times else None,
+        _least(of_topic, _AFTER) if own_times else None,
+    )
+
+
+def check_waiting(limits: KafkaLimits, where: str, topic: str, timestamp: str | None) -> None:
+    """Raises `InvalidJob` where decided rows could become too old for the topic while they wait for the brokers."""
+    if timestamp is not None and limits.oldest_ms is not None:
+        raise InvalidJob(
+            f"{where}: topic {topic!r} refuses rows whose time is more than {limits.oldest_ms} ms ago "
+            f"({' or '.join(_BEFORE)}), and rows that are decided may wait longer than that for the brokers: remove "
+            f"the limit from the topic, or leave out timestamp={timestamp!r} (a header can hold the time)"
+        )
+
+
+def _least(of_topic: dict[str, str], names: tuple[str, ...]) -> int | None:
+    least = min((int(of_topic[name]) for name in names if name in of_topic), default=_NO_LIMIT)
+    return None if least == _NO_LIMIT else least
+
+
+def _metadata(cluster: KafkaCluster, admin: Any, topic: str) -> Any:
+    """In short waits: a refused password is not the answer, and only a poll tells of it."""
+    deadline = time.monotonic() + kafka_client.ANSWER_S
+    while True:
+        try:
+            with cluster.trouble("reach"):
+                return admin.list_topics(topic, timeout=min(_WAIT_S, kafka_client.ANSWER_S))
+        except Unavailable:
+            admin.poll(0)
+            if time.monotonic() >= deadline:
+                with cluster.trouble("reach"):
+                    return admin.list_topics(topic, timeout=_AGAIN_S)
+
+
+def _settings(cluster: KafkaCluster, admin: Any, kind: str, name: str) -> dict[str, str]:
+    """Empty when this user may not read them."""
+    resources = library().admin.ConfigResource
+    asked = resources(getattr(resources.Type, kind), name)
+    try:
+        answer = admin.describe_configs([asked], request_timeout=kafka_client.ANSWER_S)[asked]
+        found = answered(answer, kafka_client.ANSWER_S, library())
+    except library().KafkaException as error:
+        if error.args[0].name() not in _NOT_ALLOWED:
+            raise cluster.meaning(error, f"read the settings of {kind.lower()} {name!r} of") from error
+        _log.warning(
+            "%s: this user may not read the settings of %s %r: rows that they do not allow are refused by the brokers "
+            "only, after the decision. Give it the right DescribeConfigs",
+            *(cluster.where, kind.lower(), name),
+        )
+        return {}
+    return {setting: entry.value for setting, entry in found.items() if entry.value is not None}
+
+
+def _message_bytes(cluster: KafkaCluster, topic: str, config: Mapping[str, Any], of_topic: dict[str, str]) -> int:
+    names = ("max.message.bytes", "segment.bytes")  # a batch must fit into a segment, too
+    of_the_topic = min((int(of_topic[name]) for name in names if name in of_topic), default=_LIBRARY_MESSAGE_BYTES)
+    wanted = int(config.get("message.max.bytes", of_the_topic))
+    if wanted > of_the_topic:
+        raise InvalidJob(
+            f"{cluster.where}: config message.max.bytes={wanted} is above what topic {topic!r} takes "
+            f"({' and '.join(names)} allow {of_the_topic}): lower the one or raise the other"
+        )
+    return wanted
+
+
+def _transaction_ms(cluster: KafkaCluster, config: Mapping[str, Any], of_broker: dict[str, str]) -> int:
+    longest = int(of_broker.get("transaction.max.timeout.ms", _LIBRARY_TRANSACTION_MS))
+    wanted = int(config.get("transaction.timeout.ms", min(longest, _LIBRARY_TRANSACTION_MS)))
+    if wanted > longest:
+        raise InvalidJob(
+            f"{cluster.where}: config transaction.timeout.ms={wanted} is above what the brokers allow "
+            f"(transaction.max.timeout.ms={longest}): lower it, or leave it out"
+        )
+    return wanted

@@ -1,0 +1,235 @@
+"""Talking to a Kafka cluster: the client's settings, what its errors mean to a person, topics and offsets.
+
+Clients are made where they are used (driver, slot), never carried; `KafkaClient` is what travels. Its settings may hold
+secrets, so no message shows them and `repr` leaves them out. Every call here has a bound in time.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from barrier_runtime.connectors.kafka.asking import Asker, answered, client_log, raised
+from barrier_runtime.connectors.kafka.errors import CURABLE, Kind, kind_of
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+log = logging.getLogger("barrier_runtime.kafka")
+
+Settings: TypeAlias = Mapping[str, Any]
+Partition: TypeAlias = tuple[str, int]  # topic and number
+
+EARLIEST, LATEST = -2, -1  # instead of a time, where offsets are looked up
+
+_PATIENCE_S = 15.0  # for the cluster's first answer, and for each one after it
+_AGAIN_S = 0.05
+_OURS = {
+    "bootstrap.servers": "pass bootstrap_servers=",
+    "metadata.broker.list": "pass bootstrap_servers=",
+    "group.id": "pass group=",
+    "enable.auto.commit": "offsets are kept in checkpoints",
+    "enable.auto.offset.store": "offsets are kept in checkpoints",
+    "enable.partition.eof": "the source needs it",
+    "auto.offset.reset": "pass start=; what is no longer retained is never skipped",
+    "isolation.level": "only committed records are read",
+    "fetch.error.backoff.ms": "a topic that is made again is noticed in this time",
+    "group.instance.id": "the source joins no group",
+    "partition.assignment.strategy": "the source joins no group",
+}
+_READING = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "fetch.error.backoff.ms": 500,
+    "fetch.queue.backoff.ms": 5,  # the client's second is a pause whenever its queue is full
+    "queued.max.messages.kbytes": 16_384,  # what is waiting in the client; the feeds have bounds of their own
+}
+
+
+def load_client(where: str) -> Any:
+    """The module `confluent_kafka`."""
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise InvalidJob(f"{where} needs Kafka's client: pip install 'barrier-runtime[kafka]'") from error
+    return confluent_kafka
+
+
+@dataclass(frozen=True)
+class KafkaClient:
+    """How to connect. `config`: librdkafka settings, or a function that gives them, called in driver and slots."""
+
+    where: str  # the source, for messages
+    servers: str
+    group: str
+    config: Settings | Callable[[], Settings] = field(repr=False)
+
+    def settings(self) -> dict[str, Any]:
+        given = self.config() if callable(self.config) else self.config
+        for name in given:
+            if name in _OURS:
+                raise InvalidJob(f"{self.where}: config= must not set {name!r}: {_OURS[name]}")
+        return {"bootstrap.servers": self.servers, **given}
+
+    def consumer(self, **callbacks: Callable[..., None]) -> Any:
+        """A consumer that reads committed records and does nothing by itself."""
+        kafka = load_client(self.where)
+        given = self.settings()
+        return self._make(kafka.Consumer, {"group.id": self.group, **_READING, **given, **callbacks})
+
+    def admin(self) -> Any:
+        """It logs nothing: its log would wait for a poll, and what is wrong its answers say, and a consumer's log."""
+        load_client(self.where)
+        from confluent_kafka.admin import AdminClient
+
+        return self._make(AdminClient, {**self.settings(), "log_level": 0})
+
+    def _make(self, make: Callable[..., Any], settings: dict[str, Any]) -> Any:
+        kafka = load_client(self.where)
+        try:
+            return make(settings, logger=client_log())
+        except (kafka.KafkaException, TypeError, ValueError) as error:
+            reason = error.args[0].str() if isinstance(error, kafka.KafkaException) else error
+            raise InvalidJob(f"{self.where}: Kafka's client refuses its settings: {reason}. Correct config=") from error
+
+
+class Cluster:
+    """Questions to the cluster, for driver and discovery. Blocks; raises `Unavailable` when nobody answers in time and
+    `InvalidJob` for what a person must fix. A context manager. `must_exist`: False where a topic may come or go."""
+
+    def __init__(self, client: KafkaClient, must_exist: bool = True) -> None:
+        self._client = client
+        self._must_exist = must_exist
+        self._kafka = load_client(client.where)
+        self._errors: list[Any] = []
+        self._consumer = Asker(lambda: client.consumer(error_cb=self._errors.append))
+        self._admin = Asker(client.admin)
+        _ = self._consumer.client  # settings that the client refuses are said at once
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+        self._admin.close()
+
+    def partitions(self, topics: Collection[str], pattern: str | None) -> list[Partition]:
+        """Those of `topics`, or of all topics whose whole names match `pattern` (not Kafka's own, as `__…`)."""
+        found = self._patiently(self._consumer, lambda consumer, left: consumer.list_topics(timeout=left)).topics
+        if pattern is not None:
+            wanted = sorted(name for name in found if re.fullmatch(pattern, name) and not name.startswith("__"))
+        else:
+            wanted = [topic for topic in sorted(topics) if self._must_exist or topic in found]
+        for topic in wanted:
+            if topic not in found:
+                raise InvalidJob(
+                    f"{self._client.where}: there is no topic {topic!r} at {self._client.servers}: create it first, or "
+                    "correct topics="
+                )
+            if found[topic].error is not None:
+                raise self._what_to_do(found[topic].error, f"{self._client.where}, topic {topic!r}")
+        return [(topic, number) for topic in wanted for number in sorted(found[topic].partitions)]
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """What tells a topic from another that had its name before. Brokers before 2.8 have none: then empty texts."""
+        wanted = sorted(set(topics))
+        if not wanted:
+            return {}
+
+        def ask(admin: Any, left: float) -> dict[str, str]:
+            futures = admin.describe_topics(self._kafka.TopicCollection(wanted), request_timeout=left)
+            described = {topic: answered(future, left, self._kafka) for topic, future in futures.items()}
+            return {topic: known_id(found.topic_id) for topic, found in described.items()}
+
+        found: dict[str, str] = self._patiently(self._admin, ask)
+        return found
+
+    def offsets(self, partitions: Sequence[Partition], time_ms: int) -> dict[Partition, int]:
+        """The first offset at or after `time_ms` (EARLIEST and LATEST as well); the end where nothing is that late.
+        LATEST is the end of what is decided: the first record of an open transaction, if there is one."""
+        if not partitions:
+            return {}
+        wanted = [self._kafka.TopicPartition(topic, number, time_ms) for topic, number in partitions]
+        found = self._per_partition(lambda consumer, left: consumer.offsets_for_times(wanted, timeout=left))
+        beyond = [partition for partition, offset in found.items() if offset < 0]
+        return {**found, **(self.offsets(beyond, LATEST) if beyond and time_ms != LATEST else {})}
+
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """The group's offsets, where it has any."""
+        wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]
+        found = self._per_partition(lambda consumer, left: consumer.committed(wanted, timeout=left))
+        return {partition: offset for partition, offset in found.items() if offset >= 0}
+
+    def _per_partition(self, ask: Callable[[Any, float], Any]) -> dict[Partition, int]:
+        def sure(consumer: Any, left: float) -> Any:
+            """An error of a partition that waiting may cure is one of the whole answer: it is asked for again."""
+            answers = ask(consumer, left)
+            raised([each for each in answers if each.error is not None and is_transient(each.error)])
+            return answers
+
+        found = {}
+        for answer in self._patiently(self._consumer, sure):
+            if answer.error is not None:
+                where = f"{self._client.where}, topic {answer.topic!r}, partition {answer.partition}"
+                raise self._what_to_do(answer.error, where)
+            found[(answer.topic, answer.partition)] = answer.offset
+        return found
+
+    def _patiently(self, asker: Asker, ask: Callable[[Any, float], Any]) -> Any:
+        """Short waits, because a wrong password shows only beside the answer that does not come."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return asker.ask(lambda client: ask(client, max(0.1, min(1.0, deadline - time.monotonic()))))
+            except self._kafka.KafkaException as error:
+                self._consumer.client.poll(0)
+                for seen in [*self._errors, error.args[0]]:
+                    if not is_transient(seen) or (self._must_exist and is_refusal_of_credentials(seen)):
+                        raise self._what_to_do(seen, self._client.where) from error
+                if time.monotonic() > deadline:
+                    said = f" ({(self._errors or error.args)[-1].str()})"
+                    raise Unavailable(
+                        f"{self._client.where}: no answer from Kafka at {self._client.servers} for {_PATIENCE_S:.0f} s"
+                        f"{said}: start the broker, or correct bootstrap_servers= and the security settings in config="
+                    ) from error
+                self._errors.clear()
+                time.sleep(_AGAIN_S)
+
+    def _what_to_do(self, error: Any, where: str) -> InvalidJob | Unavailable:
+        if not self._must_exist and kind_of(error) is Kind.MISSING:
+            return Unavailable(f"{where}: it is going or coming ({error.str()}): it is looked for again")
+        return what_to_do(error, where)
+
+
+def known_id(id: Any) -> str:
+    """A topic's id as text; empty for none."""
+    return str(id) if id.get_most_significant_bits() or id.get_least_significant_bits() else ""
+
+
+def is_transient(error: Any) -> bool:
+    """May it be cured by waiting?"""
+    return kind_of(error) in CURABLE
+
+
+def is_refusal_of_credentials(error: Any) -> bool:
+    """Said by who is asked at once, because a person waits for the start; see `Refusals` for all others."""
+    return bool(error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"))
+
+
+def what_to_do(error: Any, where: str) -> InvalidJob | Unavailable:
+    """A client's error as one of ours. It never names a secret: the client's texts do not."""
+    kind, text = kind_of(error), error.str()
+    if kind is Kind.REFUSED:
+        return InvalidJob(
+            f"{where}: Kafka refuses the credentials or the handshake ({text}): correct the sasl.* and ssl.* in config="
+        )
+    if kind in CURABLE:
+        return Unavailable(f"{where}: Kafka does not answer ({text}): it is tried again")
+    if error.name().endswith("_AUTHORIZATION_FAILED"):
+        return InvalidJob(f"{where}: {text}: allow this user to read and describe topics and group, or use another")
+    if kind is Kind.MISSING:
+        return InvalidJob(f"{where}: it is not there ({text}): create it, or correct topics=")
+    return InvalidJob(f"{where}: Kafka refuses ({error.name()}: {text}): correct the job or the cluster")

@@ -1,0 +1,50 @@
+"""The fetchers of one source in one process: readers share one, as long as none reads a partition twice."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from barrier_runtime.connectors.kafka.source.client import KafkaClient, Partition
+from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
+from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.connectors.kafka.source.records import RecordConverter
+from barrier_runtime.connectors.kafka.source.stall_detector import Patience
+
+
+class FetcherPool:
+    """`join` and `leave` do not block."""
+
+    def __init__(
+        self,
+        where: str,
+        client: KafkaClient,
+        make_converter: Callable[[], RecordConverter],
+        limit_bytes: int,
+        patience: Patience = Patience(),
+    ) -> None:
+        self._make = partial(Fetcher, where, client, make_converter, limit_bytes, patience)
+        self._lock = threading.Lock()
+        self._current: Fetcher | None = None
+        self._used: set[Partition] = set()  # by readers of the current fetcher, also those that left
+        self._readers: dict[Fetcher, int] = {}
+
+    def join(self, feed: Feed) -> Fetcher:
+        with self._lock:
+            partition = (feed.topic, feed.partition)
+            if self._current is None or self._current.failed or partition in self._used:
+                self._current, self._used = self._make(), set()
+                self._readers[self._current] = 0
+            self._used.add(partition)
+            self._readers[self._current] += 1
+            self._current.add(feed)
+            return self._current
+
+    def leave(self, fetcher: Fetcher, feed: Feed) -> None:
+        with self._lock:
+            fetcher.remove(feed)
+            self._readers[fetcher] -= 1
+            if not self._readers[fetcher]:
+                del self._readers[fetcher]
+                fetcher.stop()
+                if self._current is fetcher:
+                    self._current = None

@@ -1,0 +1,117 @@
+"""What was fetched of one partition and not yet taken: filled by the fetching thread, emptied by the slot's loop.
+
+No lock: each side writes its own counter, and a deque hands over. Trouble is met where it lies, after the rows before.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.kafka.source.position import KafkaPosition
+
+_TOGETHER_BYTES = 256 * 1024  # up to which small pieces are taken as one
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Rows, possibly none, and what the position is after them. `offsets`: of each row."""
+
+    rows: pa.RecordBatch | None
+    offsets: Sequence[int]
+    next_offset: int
+    epoch: int | None
+    at_ns: int  # steady clock, when it came
+
+
+class Feed:
+    """`partition` is read from `position` on."""
+
+    def __init__(self, topic: str, partition: int, position: KafkaPosition, where: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.where = where
+        self.start = position
+        self.end = position.end
+        self.next_offset = position.offset  # to be fetched; the fetching thread's
+        self.reached = position.offset  # by what was taken; the loop's
+        self.trouble: Exception | None = None
+        self._items: deque[Fetched] = deque()
+        self._put_bytes = 0
+        self._taken_bytes = 0
+
+    # ------------------------------------------------------------ the fetching thread
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is wanted of this partition."""
+        return self.trouble is not None or (self.end is not None and self.next_offset >= self.end)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._put_bytes - self._taken_bytes
+
+    def put(self, fetched: Fetched) -> None:
+        self._put_bytes += _size(fetched)
+        self.next_offset = fetched.next_offset
+        self._items.append(fetched)
+
+    def fail(self, trouble: Exception) -> None:
+        self.trouble = self.trouble or trouble
+
+    # ------------------------------------------------------------ the loop
+
+    @property
+    def waiting(self) -> bool:
+        """`take` would give or raise something."""
+        return bool(self._items) or self.trouble is not None
+
+    def take(self, max_rows: int) -> Fetched | None:
+        """The next rows, at most `max_rows`; None when there is nothing now. Raises the trouble that lies here."""
+        trouble = self.trouble  # before looking: what is put is put before it fails
+        if not self._items:
+            if trouble is not None:
+                raise trouble
+            return None
+        item, size = self._joined(max_rows)
+        rows = item.rows
+        if rows is None or rows.num_rows <= max_rows:
+            self._taken_bytes += size
+            self.reached = item.next_offset
+            return item
+        taken, rest = rows.slice(0, max_rows), rows.slice(max_rows)
+        offsets = item.offsets
+        later = Fetched(rest, offsets[max_rows:], item.next_offset, item.epoch, item.at_ns)
+        self._taken_bytes += size - _size(later)
+        self._items.appendleft(later)
+        self.reached = offsets[max_rows - 1] + 1
+        return Fetched(taken, offsets[:max_rows], self.reached, item.epoch, item.at_ns)
+
+    def _joined(self, max_rows: int) -> tuple[Fetched, int]:
+        """The next piece, and small ones behind it: a batch costs as much as hundreds of rows. With their bytes as they
+        were put: joined, they may be others."""
+        lot = [self._items.popleft()]
+        count, size = len(lot[0].offsets), _size(lot[0])
+        while self._items:
+            behind = self._items[0]
+            if count + len(behind.offsets) > max_rows or size + _size(behind) > _TOGETHER_BYTES:
+                break
+            lot.append(self._items.popleft())
+            count, size = count + len(behind.offsets), size + _size(behind)
+        if len(lot) == 1:
+            return lot[0], size
+        batches = [each.rows for each in lot if each.rows is not None]
+        joined = Fetched(
+            pa.concat_batches(batches) if batches else None,
+            list(itertools.chain.from_iterable(each.offsets for each in lot)),
+            lot[-1].next_offset,
+            next((each.epoch for each in reversed(lot) if each.epoch is not None), None),
+            lot[0].at_ns,
+        )
+        return joined, size
+
+
+def _size(fetched: Fetched) -> int:
+    return int(fetched.rows.nbytes) if fetched.rows is not None else 0

@@ -1,0 +1,107 @@
+"""The reader of one partition: a position, and a feed that the subtask's fetcher fills.
+
+It commits the offsets of decided checkpoints to the group, for people and their monitoring; nothing is ever read back
+from there (but see `start="group"`).
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.connectors.kafka.source.position import (
+    POSITION,
+    KafkaPosition,
+    KafkaSplit,
+    begin,
+    resumed,
+    where_of,
+)
+from barrier_runtime.connectors.source import Polled
+
+if TYPE_CHECKING:
+    from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
+    from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
+
+_LOOK_AGAIN_NS = 1_000_000  # at an empty feed
+
+
+class KafkaReader:
+    """Joins a fetcher of the pool when it begins to fetch, and leaves it when it is closed."""
+
+    def __init__(self, source: str, split: KafkaSplit, pool: "FetcherPool") -> None:
+        self._where = where_of(source, split.topic, split.partition)
+        self._split = split
+        self._pool = pool
+        self._position = begin(split)
+        self._fetcher: Fetcher | None = None
+        self._feed: Feed | None = None
+        self._polled_ns = 0
+        self._at_checkpoint: dict[int, int] = {}  # offset by checkpoint
+
+    @property
+    def finished(self) -> bool:
+        return self._position.end is not None and self._position.offset >= self._position.end
+
+    @property
+    def held_bytes(self) -> int:
+        """Fetched and not yet taken."""
+        return self._feed.held_bytes if self._feed is not None else 0
+
+    def prepare(self) -> None:
+        """Begin to fetch."""
+        if self._feed is None and not self.finished:
+            split = self._split
+            feed = Feed(split.topic, split.partition, self._position, self._where)
+            self._fetcher = self._pool.join(feed)
+            self._feed = feed
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        self._polled_ns = now_ns
+        self.prepare()
+        if self.finished:
+            return None
+        assert self._feed is not None
+        assert self._fetcher is not None
+        fetched = self._feed.take(max_rows)
+        if fetched is None:
+            self._fetcher.look(now_ns)
+            return None
+        position = self._position
+        offset = fetched.next_offset if position.end is None else min(fetched.next_offset, position.end)
+        epoch = position.epoch if fetched.epoch is None else fetched.epoch
+        self._position = KafkaPosition(offset, position.end, position.topic_id, epoch)
+        if fetched.rows is None:
+            return None
+        return Polled(fetched.rows, now_ns - (time.monotonic_ns() - fetched.at_ns))
+
+    def next_due_ns(self) -> int | None:
+        if self._feed is None or self._feed.waiting:
+            return None
+        return self._polled_ns + _LOOK_AGAIN_NS
+
+    def position(self) -> bytes:
+        return msgspec.json.encode(self._position)
+
+    def seek(self, position: bytes) -> None:
+        found = POSITION.decode(position)
+        self._position = resumed(self._split, found, self._where)
+
+    def snapshotted(self, checkpoint: int) -> None:
+        self._at_checkpoint[checkpoint] = self._position.offset
+
+    def completed(self, checkpoint: int) -> None:
+        covered = [number for number in self._at_checkpoint if number <= checkpoint]
+        if not covered:
+            return
+        offset = self._at_checkpoint[max(covered)]
+        for number in covered:
+            del self._at_checkpoint[number]
+        if self._fetcher is not None:
+            self._fetcher.report(self._split.topic, self._split.partition, offset)
+
+    def close(self) -> None:
+        if self._fetcher is not None and self._feed is not None:
+            self._pool.leave(self._fetcher, self._feed)
+            self._fetcher = None

@@ -1,0 +1,176 @@
+"""Kafka records as Arrow batches: columns of key, value and metadata, and what becomes of a record that is bad."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.kafka.source.decoders import Format, decoded, make_decoder
+from barrier_runtime.state.errors import InvalidJob
+
+BadRecords: TypeAlias = Literal["fail", "dead_letter"]
+
+METADATA: dict[str, pa.DataType] = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("ms", "UTC"),
+    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+}
+ERROR = "dead_letter_error"  # null where the record is good
+LETTER = {"key": "dead_letter_key", "value": "dead_letter_value", **{name: f"dead_letter_{name}" for name in METADATA}}
+
+
+@dataclass(frozen=True)
+class RecordColumns:
+    """What a record becomes. `metadata`: the column's name by Kafka's name for it. With dead letters there are hidden
+    columns, null for good records: the reason and the record as it came."""
+
+    key: Format | None
+    value: Format
+    metadata: Mapping[str, str]
+    bad_records: BadRecords = "fail"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of good records."""
+        parts = [*(self.key.schema if self.key else ()), *self.value.schema]
+        return pa.schema([*parts, *((column, METADATA[name]) for name, column in self.metadata.items())])
+
+    @property
+    def whole_schema(self) -> pa.Schema:
+        """With what dead letters need: there every column may be null."""
+        if self.bad_records == "fail":
+            return self.schema
+        types = {"key": pa.binary(), "value": pa.binary(), **METADATA}
+        letter = [(column, types[name]) for name, column in LETTER.items()]
+        return pa.schema([*(field.with_nullable(True) for field in self.schema), (ERROR, pa.string()), *letter])
+
+
+def record_columns(
+    key: Format | None, value: Format, metadata: Sequence[str] | Mapping[str, str], bad: str, where: str
+) -> RecordColumns:
+    """Checks names. Raises `InvalidJob`."""
+    if bad not in ("fail", "dead_letter"):
+        raise InvalidJob(f'{where}: bad_records={bad!r}: use "fail" or "dead_letter"')
+    if isinstance(metadata, str):
+        metadata = (metadata,)
+    named = dict(metadata) if isinstance(metadata, Mapping) else {name: name for name in metadata}
+    for name in named:
+        if name not in METADATA:
+            raise InvalidJob(f"{where}: metadata= has {name!r}: choose from {', '.join(METADATA)}")
+    columns = RecordColumns(key, value, named, "dead_letter" if bad == "dead_letter" else "fail")
+    names = columns.whole_schema.names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidJob(
+            f"{where}: there would be two columns {repeated[0]!r}: name the metadata wanted, as in "
+            f'metadata={{"timestamp": "kafka_timestamp", "offset": "offset"}}, leave it out with metadata=(), or pass '
+            "key=None"
+        )
+    return columns
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Rows in the order of their offsets. `bad`: why the record after the last row cannot be read, if so."""
+
+    rows: pa.RecordBatch
+    bad: str = ""
+
+
+class RecordConverter:
+    """In the slot. Takes the client's messages, of one partition at a time."""
+
+    def __init__(self, columns: RecordColumns, where: str) -> None:
+        self._columns = columns
+        self._schema = columns.whole_schema
+        self._key = make_decoder(columns.key, where) if columns.key else None
+        self._value = make_decoder(columns.value, where)
+
+    def convert(self, messages: Sequence[Any]) -> Converted:
+        """At least one message, none of them an error. Raises `Unavailable` when a schema registry does not answer."""
+        arrays: list[pa.Array] = []
+        bad: dict[int, str] = {}
+        if self._key is not None:
+            arrays, wrong = decoded(self._key, [message.key() for message in messages], messages)
+            bad = {index: f"its key: {reason}" for index, reason in wrong.items()}
+        values, wrong = decoded(self._value, [message.value() for message in messages], messages)
+        bad.update({index: f"its value: {reason}" for index, reason in wrong.items()})
+        arrays += values
+        arrays += [_METADATA_ARRAYS[name](messages) for name in self._columns.metadata]
+        if self._columns.bad_records == "dead_letter":
+            arrays += _letters(messages, bad)
+            return Converted(_masked(pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad, self._columns))
+        if bad:
+            first = min(bad)
+            arrays = [array.slice(0, first) for array in arrays]
+            return Converted(pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad[first])
+        return Converted(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+
+def _masked(rows: pa.RecordBatch, bad: Mapping[int, str], columns: RecordColumns) -> pa.RecordBatch:
+    """A bad record shows in its hidden columns only, so that its event time does not move the watermark."""
+    if not bad:
+        return rows
+    shown = len(columns.schema)
+    kept = pa.array([None if index in bad else index for index in range(rows.num_rows)], pa.int64())
+    arrays = [column.take(kept) if number < shown else column for number, column in enumerate(rows.columns)]
+    return pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
+
+
+def _letters(messages: Sequence[Any], bad: Mapping[int, str]) -> list[pa.Array]:
+    """The hidden columns: the reason, then the record."""
+    count = len(messages)
+    types = {"key": pa.binary(), "value": pa.binary(), **METADATA}
+    if not bad:
+        return [pa.nulls(count, pa.string()), *(pa.nulls(count, types[name]) for name in LETTER)]
+    order = sorted(bad)
+    letters = [messages[index] for index in order]
+    places: list[int | None] = [None] * count
+    for place, index in enumerate(order):
+        places[index] = place
+    indices = pa.array(places, pa.int64())
+    arrays = [pa.array([bad[index] for index in order], pa.string())]
+    for name in LETTER:
+        if name in METADATA:
+            arrays.append(_METADATA_ARRAYS[name](letters))
+        else:
+            arrays.append(pa.array([getattr(letter, name)() for letter in letters], pa.binary()))
+    return [array.take(indices) for array in arrays]
+
+
+def _topics(messages: Sequence[Any]) -> pa.Array:
+    return pa.repeat(pa.scalar(messages[0].topic(), pa.string()), len(messages))
+
+
+def _partitions(messages: Sequence[Any]) -> pa.Array:
+    return pa.repeat(pa.scalar(messages[0].partition(), pa.int32()), len(messages))
+
+
+def _offsets(messages: Sequence[Any]) -> pa.Array:
+    return pa.array([message.offset() for message in messages], pa.int64())
+
+
+def _timestamps(messages: Sequence[Any]) -> pa.Array:
+    """Null where the record has none (type 0)."""
+    stamped = [message.timestamp() for message in messages]
+    return pa.array([ms if kind else None for kind, ms in stamped], pa.int64()).view(METADATA["timestamp"])
+
+
+def _headers(messages: Sequence[Any]) -> pa.Array:
+    found = [message.headers() for message in messages]
+    return pa.array(
+        [[{"key": key, "value": value} for key, value in headers] if headers else [] for headers in found],
+        METADATA["headers"],
+    )
+
+
+_METADATA_ARRAYS: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
+    "topic": _topics,
+    "partition": _partitions,
+    "offset": _offsets,
+    "timestamp": _timestamps,
+    "headers": _headers,
+}

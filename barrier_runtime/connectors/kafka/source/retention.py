@@ -1,0 +1,146 @@
+"""What the brokers still keep, against what is yet to be read: a warning ahead of a loss, a stop after it.
+
+Records are deleted by age and size whether they were read or not. A source that skipped the gap would be silently
+incomplete, so it stops. It warns while the earliest record kept is moving and has come within a tenth of what is kept.
+"""
+
+import time
+from collections.abc import Collection
+from typing import Any, Literal
+
+from barrier_runtime.connectors.kafka.asking import Asker, raised
+from barrier_runtime.connectors.kafka.errors import Kind, kind_of
+from barrier_runtime.connectors.kafka.source.client import (
+    EARLIEST,
+    LATEST,
+    KafkaClient,
+    Partition,
+    is_transient,
+    log,
+    what_to_do,
+)
+from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.state.errors import InvalidJob
+
+_SHARE = 0.1
+_LOOK_AGAIN_S = 30.0
+_LOOK_SOON_S = 1.0
+_MISSING_S = 20.0  # a topic that is not there: brokers that have just started may not know it yet
+_ANSWER_S = 5.0
+
+Outlook = Literal["fine", "soon", "lost"]
+
+
+def outlook(position: int, earliest: int, earliest_before: int | None, end: int | None) -> Outlook:
+    """`earliest_before`: at the last look. `end`: None when it is not known."""
+    if position < earliest:
+        return "lost"
+    moving = earliest_before is not None and earliest > earliest_before
+    if moving and end is not None and position < end and position - earliest < _SHARE * (end - earliest):
+        return "soon"
+    return "fine"
+
+
+def lost(feed: Feed, wanted: int, earliest: int, end: int) -> InvalidJob:
+    """What to say when offset `wanted` is not there."""
+    if wanted > end:
+        return InvalidJob(
+            f"{feed.where}: offset {wanted} is wanted, but the partition ends at {end}: the topic was made again, or "
+            "its brokers lost records. Bring the records back, or start without state (restore='none')"
+        )
+    return InvalidJob(
+        f"{feed.where}: offset {wanted} is wanted, but the earliest that is retained is {earliest}: "
+        f"{max(0, earliest - wanted)} offsets were deleted before they were read. Raise the topic's retention.ms or "
+        "retention.bytes, and start without state (restore='none') if you accept the gap"
+    )
+
+
+class RetentionWatch:
+    """Asked now and then, by the fetching thread, of its client; when that one does not know its leaders any more, of
+    another, which is replaced until one does."""
+
+    def __init__(self, client: KafkaClient, kafka: Any) -> None:
+        self._kafka = kafka
+        self._other = Asker(client.consumer)
+        self._ask_other = False
+        self._earliest: dict[Partition, int] = {}
+        self._missing: dict[Partition, float] = {}  # since when, monotonic
+        self._warned: set[Partition] = set()
+
+    def look(self, consumer: Any, feeds: Collection[Feed]) -> float:
+        """Fails feeds whose records are gone. Seconds until the next look, also when no broker answered."""
+        wanted = [self._kafka.TopicPartition(feed.topic, feed.partition, EARLIEST) for feed in feeds]
+        if not wanted:
+            return _LOOK_AGAIN_S
+        try:
+            answers = self._offsets(consumer, wanted)
+        except self._kafka.KafkaException as error:
+            if not is_transient(error.args[0]):
+                log.warning("%s", what_to_do(error.args[0], "the retained offsets"))
+            return _LOOK_AGAIN_S
+        by_partition = {(answer.topic, answer.partition): answer for answer in answers}
+        self._missing = {partition: since for partition, since in self._missing.items() if partition in by_partition}
+        for feed in feeds:
+            self._judge(consumer, feed, by_partition[(feed.topic, feed.partition)])
+        return _LOOK_SOON_S if self._missing or _leaderless(answers) else _LOOK_AGAIN_S
+
+    def close(self) -> None:
+        self._other.close()
+
+    def _offsets(self, consumer: Any, wanted: list[Any]) -> list[Any]:
+        if self._ask_other:
+            answers = self._other.ask(lambda client: client.offsets_for_times(wanted, timeout=_ANSWER_S))
+        else:
+            answers = consumer.offsets_for_times(wanted, timeout=_ANSWER_S)
+        if _leaderless(answers):
+            self._ask_other = True
+            self._other.replace()
+        return list(answers)
+
+    def explain(self, consumer: Any, feed: Feed) -> InvalidJob:
+        """The broker says that the feed's next offset is not there."""
+        found = {}
+        for what in (EARLIEST, LATEST):
+            place = self._kafka.TopicPartition(feed.topic, feed.partition, what)
+            try:
+                found[what] = raised(self._offsets(consumer, [place]))[0].offset
+            except self._kafka.KafkaException:
+                return InvalidJob(
+                    f"{feed.where}: offset {feed.next_offset} is not in the log: start without state (restore='none') "
+                    "if you accept the gap"
+                )
+        return lost(feed, feed.next_offset, found[EARLIEST], found[LATEST])
+
+    def _judge(self, consumer: Any, feed: Feed, answer: Any) -> None:
+        partition = (feed.topic, feed.partition)
+        if answer.error is not None:
+            self._miss(feed, partition, answer.error)
+            return
+        self._missing.pop(partition, None)
+        earliest, before = answer.offset, self._earliest.get(partition)
+        self._earliest[partition] = earliest
+        if feed.next_offset < earliest:
+            feed.fail(lost(feed, feed.next_offset, earliest, earliest))
+            return
+        cached = consumer.get_watermark_offsets(self._kafka.TopicPartition(*partition), cached=True)
+        end = cached[1] if cached is not None and cached[1] >= 0 else None
+        if outlook(feed.reached, earliest, before, end) == "fine":
+            self._warned.discard(partition)
+        elif partition not in self._warned:
+            self._warned.add(partition)
+            log.warning(
+                "%s: offset %d is next, and all before %d is deleted already, of %s: records are about to be lost. "
+                "Give the job more parallelism, or raise the topic's retention.ms or retention.bytes",
+                *(feed.where, feed.reached, earliest, end),
+            )
+
+    def _miss(self, feed: Feed, partition: Partition, error: Any) -> None:
+        if is_transient(error):
+            return
+        since = self._missing.setdefault(partition, time.monotonic())
+        if time.monotonic() - since >= _MISSING_S:
+            feed.fail(what_to_do(error, feed.where))
+
+
+def _leaderless(answers: Collection[Any]) -> bool:
+    return any(answer.error is not None and kind_of(answer.error) is Kind.LEADERSHIP for answer in answers)

@@ -1,0 +1,222 @@
+"""Kafka topics as a source: one split per partition, its position an offset in the checkpoint.
+
+Where a partition begins is looked up once, by the driver for what is there at the start and by the discovery for what
+comes later, and travels in the split: from then on it is a number, which means the same whenever it is read again. Only
+committed records are read. What is gone before it was read stops the job (`kafka/source/retention`).
+
+    driver: topics, offsets ──► splits ──► slot: KafkaReader per partition ──► one Fetcher for all of them
+    slot: discovery, in a thread ──► splits of new partitions, from their earliest record
+"""
+
+import datetime
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.discovery import ListingThread
+from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
+from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
+from barrier_runtime.connectors.kafka.source.position import SPLIT, KafkaSplit, owner, split_id, where_of
+from barrier_runtime.connectors.kafka.source.reader import KafkaReader
+from barrier_runtime.connectors.kafka.source.records import RecordColumns, RecordConverter
+from barrier_runtime.connectors.name_set import NameSet
+from barrier_runtime.connectors.source import Discovery, Split
+from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.state.errors import InvalidJob
+
+Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime.datetime
+Config: TypeAlias = Settings | Callable[[], Settings]
+
+_HELD_BYTES = 64 * 1024 * 1024  # fetched, and not yet taken, by all readers of a process
+_ONCE_S = 1e9  # "again after 30 years": a listing at the start and no other
+
+
+@dataclass(frozen=True)
+class Topics:
+    """`names`, or all topics that `pattern` matches as a whole."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    def __str__(self) -> str:
+        return f"topics like {self.pattern!r}" if self.pattern is not None else f"topics {', '.join(self.names)}"
+
+
+def chosen_topics(topics: str | Sequence[str] | None, pattern: str | None, where: str) -> Topics:
+    if (topics is None) == (pattern is None):
+        raise InvalidJob(f"{where}: pass either topics= or pattern=")
+    if topics is not None:
+        names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise InvalidJob(f"{where}: topics={topics!r}: give the name of a topic, or several")
+        return Topics(names)
+    try:
+        re.compile(pattern or "")
+    except (re.error, TypeError) as error:
+        raise InvalidJob(f"{where}: pattern={pattern!r} is no regular expression ({error}): correct it") from error
+    if not pattern:
+        raise InvalidJob(f'{where}: pattern="" matches no topic: give a regular expression such as "orders-.*"')
+    return Topics(pattern=pattern)
+
+
+class KafkaSource:
+    exactly_once = True
+
+    def __init__(
+        self,
+        name: str,
+        bootstrap_servers: str,
+        topics: Topics,
+        columns: RecordColumns,
+        *,
+        group: str,
+        start: Start = "earliest",
+        until: Literal["latest"] | None = None,
+        discover: datetime.timedelta | None = None,
+        config: Config | None = None,
+    ) -> None:
+        self._name = name
+        self._where = f"source {name!r}"
+        for what, value in (("bootstrap_servers", bootstrap_servers), ("group", group)):
+            if not isinstance(value, str) or not value.strip():
+                raise InvalidJob(f"{self._where}: {what}={value!r}: give a text that is not empty")
+        if "@" in bootstrap_servers:
+            raise InvalidJob(
+                f"{self._where}: bootstrap_servers= must not carry credentials: give host:port, and sasl.* in config="
+            )
+        if until not in (None, "latest"):
+            raise InvalidJob(f'{self._where}: until={until!r}: use "latest" (what is there at the start), or leave it')
+        self._start = _checked_start(start, self._where)
+        self._until = until
+        self._discover_s = _period_s(discover, self._where)
+        self._topics = topics
+        self._columns = columns
+        self._client = KafkaClient(self._where, bootstrap_servers, group, config or {})
+        self.schema: pa.Schema = columns.whole_schema
+        self._held_bytes = _HELD_BYTES
+        self._pool = self._make_pool()
+
+    def __repr__(self) -> str:
+        start = f"{self._start:%Y-%m-%dT%H:%M:%S%z}" if isinstance(self._start, datetime.datetime) else self._start
+        until = ", until what is latest now" if self._until else ""
+        return f"Kafka {self._topics} at {self._client.servers}, from {start}{until}, group {self._client.group}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_pool"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pool = self._make_pool()
+
+    # ------------------------------------------------------------ driver
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        with Cluster(self._client) as cluster:
+            partitions = cluster.partitions(self._topics.names, self._topics.pattern)
+            if not partitions and (self._until or self._discover_s is None):
+                raise InvalidJob(
+                    f"{self._where}: there are no {self._topics} at {self._client.servers}: correct pattern="
+                )
+            begins = self._begins(cluster, partitions)
+            ends = cluster.offsets(partitions, LATEST) if self._until else {}
+            ids = cluster.topic_ids(topic for topic, _ in partitions)
+        return [
+            KafkaSplit(topic, number, begins[topic, number], ends.get((topic, number)), ids.get(topic, "")).split()
+            for topic, number in partitions
+        ]
+
+    def _begins(self, cluster: Cluster, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        if self._start == "latest":
+            return cluster.offsets(partitions, LATEST)
+        if isinstance(self._start, datetime.datetime):
+            return cluster.offsets(partitions, int(self._start.timestamp() * 1000))
+        earliest = cluster.offsets(partitions, EARLIEST)
+        if self._start == "earliest":
+            return earliest
+        committed = cluster.committed(partitions)
+        for (topic, number), offset in committed.items():
+            if offset < earliest[topic, number]:
+                raise InvalidJob(
+                    f"{where_of(self._where, topic, number)}: group {self._client.group!r} is at offset {offset}, but "
+                    f"the earliest that is retained is {earliest[topic, number]}: the records between are lost. Pass "
+                    'start="earliest" if you accept that, or another group='
+                )
+        return {**earliest, **committed}
+
+    # ------------------------------------------------------------ slot
+
+    def reader(self, split: Split) -> KafkaReader:
+        return KafkaReader(self._where, SPLIT.decode(split.payload), self._pool)
+
+    def owner(self, split_id: str, parallelism: int) -> int:
+        return owner(split_id, parallelism)
+
+    def discovery(self, known: NameSet) -> Discovery | None:
+        """Without `discover=` there is one look, at a start from a checkpoint: what was made since the checkpoint is
+        read from its earliest record, wherever the job once began."""
+        if self._until:
+            return None
+        listing = _Listing(self._client, self._topics, known, self._where)
+        period_s = _ONCE_S if self._discover_s is None else self._discover_s
+        return ListingThread(listing.splits, known, period_s, self._name)
+
+    def hold_at_most(self, size_bytes: int) -> None:
+        """What this process may hold of fetched rows; 64 MiB unless said otherwise."""
+        self._held_bytes = size_bytes
+        self._pool = self._make_pool()
+
+    def _make_pool(self) -> FetcherPool:
+        make_converter = partial(RecordConverter, self._columns, self._where)
+        return FetcherPool(self._where, self._client, make_converter, self._held_bytes)
+
+
+class _Listing:
+    """New partitions, each from the earliest offset it has when it is first seen."""
+
+    def __init__(self, client: KafkaClient, topics: Topics, known: NameSet, where: str) -> None:
+        self._client = client
+        self._topics = topics
+        self._known = known  # the thread that lists adds what is new
+        self._ids: dict[str, str] = {}
+        self._where = where
+
+    def splits(self) -> list[Split]:
+        with Cluster(self._client, must_exist=False) as cluster:
+            partitions = cluster.partitions(self._topics.names, self._topics.pattern)
+            ids = cluster.topic_ids(topic for topic, _ in partitions)
+            for topic, id in ids.items():
+                if self._ids.setdefault(topic, id) != id:
+                    raise InvalidJob(
+                        f"{self._where}, topic {topic!r}: it was deleted and made again while it was read: bring the "
+                        "old records back, or start without state (restore='none')"
+                    )
+            new = [(topic, number) for topic, number in partitions if split_id(topic, number) not in self._known]
+            begins = cluster.offsets(new, EARLIEST)
+        return [
+            KafkaSplit(topic, number, begins[topic, number], None, ids.get(topic, "")).split() for topic, number in new
+        ]
+
+
+def _checked_start(start: Any, where: str) -> Start:
+    if isinstance(start, datetime.datetime):
+        if start.tzinfo is None:
+            raise InvalidJob(
+                f"{where}: start={start} has no time zone: give one, as in start.replace(tzinfo=timezone.utc)"
+            )
+        return start
+    if start in ("earliest", "latest", "group"):
+        return start  # type: ignore[no-any-return]
+    raise InvalidJob(f'{where}: start={start!r}: use "earliest", "latest", "group" or a datetime with a time zone')
+
+
+def _period_s(discover: Any, where: str) -> float | None:
+    if discover is None:
+        return None
+    period_ms = milliseconds(discover, f"discover of {where}")
+    if not period_ms:
+        raise InvalidJob(f"{where}: discover={discover}: give a period above 0, or None not to look for new partitions")
+    return period_ms / 1000

@@ -1,0 +1,51 @@
+"""A user's function as a sink: at least once, because a call cannot be taken back when the job rolls back.
+
+For notebooks, tests and targets that do not mind a repeat. The function runs on the slot's loop: it must be quick.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.operators.user_code import function_name, user_error
+
+
+class CallableSink(TwoPhaseCommitSink):
+    """Calls `function(rows)` with every `pyarrow.RecordBatch` as it arrives."""
+
+    guarantee = "at_least_once"
+
+    def __init__(self, function: Callable[[pa.RecordBatch], Any]) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"CallableSink({getattr(self.function, '__qualname__', self.function)})"
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+
+    def begin_transaction(self) -> None:
+        return None
+
+    def write(self, transaction: None, rows: pa.RecordBatch) -> None:
+        try:
+            self.function(rows)
+        except Exception as error:
+            raise user_error(
+                error,
+                function=function_name(self.function),
+                operator=self._context.sink,
+                subtask=self._context.subtask,
+                batch=rows,
+            ) from error
+
+    def pre_commit(self, transaction: None, checkpoint: int) -> None:
+        return None
+
+    def commit(self, committable: bytes) -> None:
+        """Never called: pre-commit has nothing to hand over."""
+
+    def abort(self, committable: bytes) -> None:
+        """Nothing can be taken back."""

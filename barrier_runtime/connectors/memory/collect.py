@@ -1,0 +1,140 @@
+"""Committed rows in this process's memory, for `run_local`: two-phase, so that only what was committed is ever seen.
+
+    sink = CollectSink()
+    flow.…sink("out", sink)
+    flow.run_local()
+    sink.rows()          # list of dicts
+
+Copies share one ledger (each subtask runs a copy). It cannot leave the process: the attempt says so.
+
+With `checkpoints=` a job goes on where an earlier run ended, and so does what it collects: a sink has the rows of its
+own run. What that earlier run decided and did not show any more comes to the new sink if it happened in this process;
+what another process had collected has gone with it.
+"""
+
+import threading
+import uuid
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.data.rows import rows_of
+from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
+
+
+class _Lot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    number: int  # in the ledger
+    ledger: str = ""  # "": written by version 1, by another process in any case
+
+
+_LOT = msgspec.json.Decoder(_Lot)
+
+
+class _Ledger:
+    """What is staged, visible and dropped. The process's memory is this sink's durable store."""
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4().hex
+        _LEDGERS[self.id] = self
+        self._lock = threading.Lock()
+        self._next = 0
+        self._staged: dict[int, list[pa.RecordBatch]] = {}
+        self._visible: dict[int, list[pa.RecordBatch]] = {}
+
+    def stage(self, batches: list[pa.RecordBatch]) -> int:
+        with self._lock:
+            self._next += 1
+            self._staged[self._next] = batches
+            return self._next
+
+    def commit(self, number: int) -> None:
+        with self._lock:
+            if number in self._visible:
+                return
+            if number not in self._staged:
+                raise ProtocolViolation(
+                    f"CollectSink: transaction {number} is committed after it was aborted: report this with the log"
+                )
+            self._visible[number] = self._staged.pop(number)
+
+    def adopt(self, earlier: "_Ledger | None", number: int) -> None:
+        """Show what an earlier run decided and did not show."""
+        staged = None if earlier is None else earlier.give(number)
+        if staged is not None:
+            self.commit(self.stage(staged))
+
+    def give(self, number: int) -> list[pa.RecordBatch] | None:
+        with self._lock:
+            return self._staged.pop(number, None)
+
+    def abort(self, number: int) -> None:
+        with self._lock:
+            self._staged.pop(number, None)
+
+    def batches(self) -> list[pa.RecordBatch]:
+        with self._lock:
+            return [batch for lot in self._visible.values() for batch in lot]
+
+
+_LEDGERS: WeakValueDictionary[str, _Ledger] = WeakValueDictionary()  # of this process, by id
+
+
+class CollectSink(TwoPhaseCommitSink):
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._ledger = _Ledger()
+
+    def __repr__(self) -> str:
+        return "CollectSink()"
+
+    def batches(self) -> list[pa.RecordBatch]:
+        """Committed batches, in the order of their commits."""
+        return self._ledger.batches()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Committed rows as dicts."""
+        return [row for batch in self.batches() for row in rows_of(batch)]
+
+    def __copy__(self) -> "CollectSink":
+        twin = CollectSink()
+        twin._ledger = self._ledger
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CollectSink":
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidJob(
+            "CollectSink keeps rows in the memory of one process and cannot be sent to Spark's workers: run this job "
+            "with run_local(), or write to ParquetSink, JsonlSink or CsvSink"
+        )
+
+    def open(self, context: SinkContext) -> None:
+        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+
+    def begin_transaction(self) -> list[pa.RecordBatch]:
+        return []
+
+    def write(self, transaction: list[pa.RecordBatch], rows: pa.RecordBatch) -> None:
+        transaction.append(rows)
+
+    def pre_commit(self, transaction: list[pa.RecordBatch], checkpoint: int) -> bytes | None:
+        return msgspec.json.encode(_Lot(2, self._ledger.stage(transaction), self._ledger.id)) if transaction else None
+
+    def commit(self, committable: bytes) -> None:
+        lot = _LOT.decode(committable)
+        if lot.ledger == self._ledger.id:
+            self._ledger.commit(lot.number)
+        else:
+            self._ledger.adopt(_LEDGERS.get(lot.ledger), lot.number)
+
+    def abort(self, committable: bytes) -> None:
+        lot = _LOT.decode(committable)
+        ledger = _LEDGERS.get(lot.ledger)
+        if ledger is not None:
+            ledger.abort(lot.number)

@@ -1,0 +1,126 @@
+"""A Python iterator as a source. Its position is a count; a replay makes the iterator anew and skips what was read.
+
+That is exactly-once only if `make_iterator(index, of)` yields the same rows each time it is called: a generator over
+fixed data does, a clock or a socket does not (declare it `replayable=False`).
+
+Each iterator runs in a thread of its own (`rows_ahead`), so it may wait. The slot's loop gives a quick one some
+milliseconds to fill a batch; of one that is slower than that it takes what is there. When a reader is closed while its
+iterator waits, the thread stays until the iterator goes on; its rows are dropped.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.connectors.memory.rows_ahead import IteratorRaised, RowsAhead
+from barrier_runtime.connectors.source import Polled, Split, SplitReader
+from barrier_runtime.data.rows import Row, RowWriter
+from barrier_runtime.operators.user_code import function_name, user_error
+
+MakeIterator = Callable[[int, int], Iterable[Row]]
+
+_LOOK_AGAIN_NS = 1_000_000  # at an iterator that waits …
+_GATHER_NS = 5_000_000  # … and gave rows just now: small batches cost more than they are worth
+
+
+class _Part(msgspec.Struct, frozen=True):
+    index: int
+    of: int
+
+
+_PART = msgspec.json.Decoder(_Part)
+
+
+class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    count: int
+
+
+_POSITION = msgspec.json.Decoder(_Position)
+
+
+class IteratorSource:
+    def __init__(
+        self, name: str, make_iterator: MakeIterator, schema: pa.Schema, replayable: bool, splits: int | None
+    ) -> None:
+        self._name = name
+        self._make_iterator = make_iterator
+        self.schema = schema
+        self.exactly_once = replayable
+        self._splits = splits
+
+    def __repr__(self) -> str:
+        return f"iterator {function_name(self._make_iterator)}"
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        of = self._splits or parallelism
+        return [Split(f"{i}-of-{of}", msgspec.json.encode(_Part(i, of))) for i in range(of)]
+
+    def reader(self, split: Split) -> SplitReader:
+        return IteratorReader(self._name, self._make_iterator, _PART.decode(split.payload), self.schema)
+
+
+class IteratorReader:
+    def __init__(self, name: str, make_iterator: MakeIterator, part: _Part, schema: pa.Schema) -> None:
+        self._name = name
+        self._part = part
+        self._make_iterator = make_iterator
+        self._function = function_name(make_iterator)
+        self._schema = schema
+        self._ahead: RowsAhead | None = None
+        self._due_ns = 0  # of an iterator that is not quick
+        self._count = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._ahead is not None and self._ahead.over
+
+    def prepare(self) -> None:
+        """Make the iterator (again) and skip what was read before, in its thread."""
+        if self._ahead is None:
+            self._ahead = self._begin(self._count)
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        self.prepare()
+        assert self._ahead is not None
+        try:
+            rows = self._ahead.take(max_rows)
+        except IteratorRaised as raised:
+            raise self._failed(raised.error) from raised.error
+        self._due_ns = now_ns + (_LOOK_AGAIN_NS if rows is None else _GATHER_NS)
+        if rows is None:
+            return None
+        self._count += rows.num_rows
+        return Polled(rows, now_ns)
+
+    def next_due_ns(self) -> int | None:
+        return None if self._ahead is None or self._ahead.quick else self._due_ns
+
+    def position(self) -> bytes:
+        return msgspec.json.encode(_Position(self._count))
+
+    def seek(self, position: bytes) -> None:
+        self._count = _POSITION.decode(position).count
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _begin(self, count: int) -> RowsAhead:
+        part, writer = self._part, RowWriter(f"{self._function} of source {self._name!r}", self._schema)
+
+        def begin() -> Iterator[Row]:
+            rows = iter(self._make_iterator(part.index, part.of))
+            next(itertools.islice(rows, count, count), None)
+            return rows
+
+        return RowsAhead(begin, writer, self._schema, f"{self._name}-{part.index}")
+
+    def _failed(self, error: Exception) -> Exception:
+        return user_error(
+            error,
+            function=f"{self._function} (row {self._count} of split {self._part.index})",
+            operator=self._name,
+            subtask=self._part.index,
+        )

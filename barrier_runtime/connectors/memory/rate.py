@@ -1,0 +1,112 @@
+"""A generator with intended emission times, for demonstrations and measurements without coordinated omission."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.connectors.pacing import Schedule
+from barrier_runtime.connectors.source import Polled, Split, SplitReader
+from barrier_runtime.state.errors import InvalidJob
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """Split `index` of `of`: the values index, index + of, index + 2 * of, …"""
+
+    index: int
+    of: int
+
+
+_PART = msgspec.json.Decoder(_Part)
+
+
+class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    row: int  # next row of this split
+    start_ns: int | None
+
+
+_POSITION = msgspec.json.Decoder(_Position)
+
+
+class RateSource:
+    """Columns `value` (0, 1, 2, … over all splits; int64), `intended_at` (timestamp[ns, UTC]) and, with `keys`, `key`
+    (`value % keys`). `rows_per_second` and `rows` are totals; `rows=None` never ends."""
+
+    exactly_once = True
+
+    def __init__(
+        self, name: str, rows_per_second: float, rows: int | None, keys: int | None, splits: int | None
+    ) -> None:
+        for what, number in (("rows_per_second", rows_per_second), ("rows", rows), ("keys", keys), ("splits", splits)):
+            if number is not None and not number > 0:
+                raise InvalidJob(f"source {name!r}: {what}={number!r}: give a number above 0")
+        self._rows_per_second = float(rows_per_second)
+        self._rows = rows
+        self._keys = keys
+        self._splits = splits
+        fields = [pa.field("value", pa.int64()), pa.field("intended_at", pa.timestamp("ns", "UTC"))]
+        self.schema = pa.schema(fields + ([pa.field("key", pa.int64())] if keys is not None else []))
+
+    def __repr__(self) -> str:
+        return f"rate {self._rows_per_second:g}/s, " + ("endless" if self._rows is None else f"{self._rows} rows")
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        of = self._splits or parallelism
+        return [Split(f"{i}-of-{of}", msgspec.json.encode(_Part(i, of))) for i in range(of)]
+
+    def reader(self, split: Split) -> SplitReader:
+        part = _PART.decode(split.payload)
+        rows = None if self._rows is None else max(0, math.ceil((self._rows - part.index) / part.of))
+        return RateReader(part, rows, self._rows_per_second, self._keys, self.schema)
+
+
+class RateReader:
+    def __init__(
+        self, part: _Part, rows: int | None, rows_per_second: float, keys: int | None, schema: pa.Schema
+    ) -> None:
+        self._part = part
+        self._rows = rows
+        self._keys = keys
+        self._schema = schema
+        self._row = 0
+        self._schedule = Schedule(rows_per_second / part.of)
+        self._period_ns = 1e9 / rows_per_second
+
+    @property
+    def finished(self) -> bool:
+        return self._rows is not None and self._row >= self._rows
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        if self.finished:
+            return None
+        start_ns = self._schedule.begin(now_ns, self._row)
+        count = min(max_rows, self._schedule.due_rows(self._row, now_ns))
+        if self._rows is not None:
+            count = min(count, self._rows - self._row)
+        if count <= 0:
+            return None
+        emit_ns = self._schedule.due_ns(self._row)
+        numbers = np.arange(self._row, self._row + count)
+        values = numbers * self._part.of + self._part.index
+        intended = start_ns + (numbers * (self._period_ns * self._part.of)).astype(np.int64)
+        columns = [pa.array(values), pa.array(intended).view(self._schema.field(1).type)]
+        if self._keys is not None:
+            columns.append(pa.array(values % self._keys))
+        self._row += count
+        return Polled(pa.RecordBatch.from_arrays(columns, schema=self._schema), emit_ns)
+
+    def next_due_ns(self) -> int | None:
+        return self._schedule.next_due_ns(self._row)
+
+    def position(self) -> bytes:
+        return msgspec.json.encode(_Position(self._row, self._schedule.start_ns))
+
+    def seek(self, position: bytes) -> None:
+        found = _POSITION.decode(position)
+        self._row = found.row
+        self._schedule.start_ns = found.start_ns
+
+    def close(self) -> None:
+        """Nothing is open."""

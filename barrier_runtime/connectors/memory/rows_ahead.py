@@ -1,0 +1,184 @@
+"""Rows of a user's iterator, pulled and put into batches in a thread of its own: whoever asks for rows never waits for
+long, however long the iterator does.
+
+The thread makes pieces, small enough for their rows to be in the processor's cache when they become columns, until they
+are a batch, bounded by rows and bytes. It goes on when that was taken: two threads that take turns at the interpreter
+should do so seldom. When the iterator waits, what is there can be taken as it is.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.data.rows import Row, RowWriter
+
+_PATIENCE_S = 0.005  # with an iterator that was quick until now
+_PIECE_ROWS = 1_024
+_BATCH_PIECES = 4
+_BATCH_BYTES = 8 << 20
+_WEIGH_EVERY = 64  # one row in so many is weighed; of large rows each
+# Nothing runs in these that could change a row that was given.
+_NO_CODE: tuple[type, ...] = (type(iter([])), type(iter(())))
+
+
+class IteratorRaised(Exception):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class RowsAhead:
+    """`begin` makes the iterator; it runs in the thread, too, and may take as long as it likes. `writer` is used by the
+    thread and by who takes rows."""
+
+    def __init__(
+        self,
+        begin: Callable[[], Iterator[Row]],
+        writer: RowWriter,
+        schema: pa.Schema,
+        name: str,
+    ) -> None:
+        self._begin = begin
+        self._writer = writer
+        self._wide = [field.name for field in schema if not _is_narrow(field.type)]
+        self._changed = threading.Condition()
+        self._rest: pa.RecordBatch | None = None  # the oldest rows, of who takes; then …
+        self._pieces: list[pa.RecordBatch] = []
+        self._pieces_bytes = 0
+        self._filling: list[Row] = []  # those after them; the thread appends while another one looks
+        self._taken = 0  # of these
+        self._ended = False
+        self._closed = False
+        self._error: BaseException | None = None
+        self.quick = True  # full batches came in time
+        threading.Thread(target=self._run, name=f"rows-{name}", daemon=True).start()
+
+    def take(self, limit: int) -> pa.RecordBatch | None:
+        """The next rows, at most `limit`; None when there are none now, or no more. Raises `IteratorRaised`, or what
+        the writer raised, when all rows before that were taken."""
+        if self._rest is not None:
+            return self._first(self._rest, limit)
+        with self._changed:
+            if self.quick:
+                self._changed.wait_for(self._is_enough, _PATIENCE_S)
+            self.quick = self._is_enough()
+            if self._pieces:
+                pieces, self._pieces, self._pieces_bytes = self._pieces, [], 0
+                self._changed.notify()
+                return self._first(_joined(pieces), limit)
+            if self._error is not None:
+                raise self._error
+            rows = self._filling[self._taken : self._taken + limit]
+            self._taken += len(rows)
+        return self._writer.batch(rows) if rows else None
+
+    @property
+    def over(self) -> bool:
+        """Every row was taken, and there will be no more."""
+        return self._ended and not self._pieces and self._rest is None and self._error is None
+
+    def _first(self, rows: pa.RecordBatch, limit: int) -> pa.RecordBatch:
+        self._rest = rows.slice(limit) if rows.num_rows > limit else None
+        return rows.slice(0, limit) if self._rest is not None else rows
+
+    def _is_enough(self) -> bool:
+        return len(self._pieces) >= _BATCH_PIECES or self._pieces_bytes >= _BATCH_BYTES or self._ended
+
+    def close(self) -> None:
+        """Does not wait for an iterator that waits: the thread ends when it goes on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._pull()
+        except BaseException as raised:  # `take` raises it again
+            error = raised
+        with self._changed:
+            self._error = error
+            self._ended = True
+            self._changed.notify()
+
+    def _pull(self) -> None:
+        try:
+            iterator = self._begin()
+        except Exception as error:
+            raise IteratorRaised(error) from error
+        more = True
+        while more and self._has_room():
+            try:
+                more = self._fill(iterator)
+            except Exception as error:
+                raise IteratorRaised(error) from error
+            finally:
+                self._hand_over()
+
+    def _has_room(self) -> bool:
+        """Waits until a batch that is full was taken. False: nothing more is wanted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._is_enough())
+            return not self._closed
+
+    def _fill(self, iterator: Iterator[Row]) -> bool:
+        """False at the end."""
+        rows = self._filling
+        weight, wanted, size = self._pieces_bytes, 0, 1 if self._wide else _PIECE_ROWS
+        while wanted < _PIECE_ROWS and weight < _BATCH_BYTES and not self._closed:
+            size = min(size, _PIECE_ROWS - wanted)
+            wanted += size
+            piece = itertools.islice(iterator, size)
+            if type(iterator) in _NO_CODE:
+                rows.extend(piece)
+            else:
+                self._writer.take(piece, rows)
+            if len(rows) < wanted:
+                return False
+            each = self._weight(rows[-1])
+            weight += each * size
+            size = 1 if each * _WEIGH_EVERY > _BATCH_BYTES else min(2 * size, _WEIGH_EVERY)
+        return True
+
+    def _weight(self, row: Row) -> int:
+        """Bytes, about. What is no row is refused later."""
+        if not self._wide or not isinstance(row, dict):
+            return 0
+        return sum([_weight(row.get(name)) for name in self._wide])
+
+    def _hand_over(self) -> None:
+        with self._changed:
+            rows, self._filling, self._taken = self._filling[self._taken :], [], 0
+        if rows:
+            batch = self._writer.batch(rows)
+            with self._changed:
+                self._pieces.append(batch)
+                self._pieces_bytes += batch.nbytes
+                if self._is_enough():
+                    self._changed.notify()
+
+
+def _is_narrow(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind))
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_weight, value)) + sum(map(_weight, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return sum(map(_weight, value))
+    return 8
+
+
+def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(pieces) == 1:
+        return pieces[0]
+    joined: pa.RecordBatch = pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
+    return joined

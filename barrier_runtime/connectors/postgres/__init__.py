@@ -1,0 +1,1 @@
+"""PostgreSQL tables, by staged or prepared transactions."""

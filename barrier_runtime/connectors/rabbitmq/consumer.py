@@ -1,0 +1,172 @@
+"""One consumer of a queue: a connection on a thread of its own, a buffer of messages, and acknowledgements in order.
+
+The broker gives out at most `prefetch` messages that are not acknowledged, so the buffer is bounded by that. A lost
+connection is made again, with a growing pause, for as long as it takes. What was not acknowledged on it comes again
+then; delivery tags count per connection, so each goes with the number of its connection, and one of an earlier
+connection acknowledges nothing.
+
+The thread alone touches pika's objects. `take`, `acknowledge` and `reject` are for the loop: they never wait.
+"""
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from barrier_runtime.connectors.rabbitmq.broker import Broker, explained
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+log = logging.getLogger("barrier_runtime.rabbitmq")
+
+_WAIT_S = 1.0  # for events; a call of the loop ends it at once
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where a message came: connection number and delivery tag. Ordered as delivered."""
+
+    connection: int
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    delivery: Delivery
+    body: bytes
+    properties: Any  # pika.BasicProperties
+    routing_key: str
+    redelivered: bool
+
+
+class Consumer:
+    """Connects at once; `close` ends it. `where` is for messages."""
+
+    def __init__(self, broker: Broker, queue: str, prefetch: int, where: str) -> None:
+        self.failed: InvalidJob | None = None  # why it gave up
+        self.connection = 0  # how many there have been
+        self.connected = False
+        self._broker = broker
+        self._queue = queue
+        self._prefetch = prefetch
+        self._where = where
+        self._messages: deque[Message] = deque()
+        self._orders: deque[tuple[Delivery, Callable[[Any, int], None]]] = deque()
+        self._pika: Any = None  # the open connection
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"rabbitmq {queue}", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ for the loop
+
+    def take(self, max_messages: int, max_bytes: int) -> list[Message]:
+        """The oldest messages there are; those of a connection that was lost are not given out any more."""
+        taken: list[Message] = []
+        size = 0
+        while len(taken) < max_messages and size < max_bytes:
+            try:
+                message = self._messages.popleft()
+            except IndexError:
+                break
+            taken.append(message)
+            size += len(message.body)
+        return taken
+
+    @property
+    def waiting(self) -> bool:
+        """There are messages to take."""
+        return bool(self._messages)
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """This message and all before it."""
+        self._order(delivery, lambda channel, tag: channel.basic_ack(tag, multiple=True))
+
+    def reject(self, delivery: Delivery) -> None:
+        """Hand this message to the queue's dead-letter exchange (without one, the broker drops it)."""
+        self._order(delivery, lambda channel, tag: channel.basic_reject(tag, requeue=False))
+
+    def close(self) -> None:
+        """The thread carries out what was ordered, then closes the connection. Does not wait for it."""
+        self._closing.set()
+        self._wake()
+
+    def join(self, timeout_s: float) -> bool:
+        """After `close`: wait until the connection is closed. False if it still is not."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _order(self, delivery: Delivery, work: Callable[[Any, int], None]) -> None:
+        self._orders.append((delivery, work))
+        self._wake()
+
+    def _wake(self) -> None:
+        connection = self._pika
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it was closed this moment: the thread knows
+                connection.add_callback_threadsafe(_nothing)
+
+    # ------------------------------------------------------------ on the thread
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._closing.is_set():
+            before = self.connection
+            try:
+                self._consume()
+            except Exception as error:
+                trouble = explained(error, self._broker, self._queue, self._where)
+                if isinstance(trouble, InvalidJob):
+                    self.failed = trouble
+                    return
+                if not self._closing.is_set():
+                    log.warning("%s; connecting again", trouble)
+            if self.connection > before:
+                pause_s = _FIRST_PAUSE_S
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _consume(self) -> None:
+        """One connection, until it is lost (raises) or `close` was called."""
+        pika_connection = self._broker.connect()
+        number = self.connection + 1
+        cancelled = threading.Event()
+
+        def received(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+            delivery = Delivery(number, method.delivery_tag)
+            self._messages.append(Message(delivery, body, properties, method.routing_key, method.redelivered))
+
+        try:
+            channel = pika_connection.channel()
+            channel.add_on_cancel_callback(lambda _: cancelled.set())
+            channel.basic_qos(prefetch_count=self._prefetch)
+            channel.basic_consume(self._queue, received)
+            self._pika = pika_connection
+            self.connection, self.connected = number, True
+            while True:
+                closing = self._closing.is_set()  # looked at first: what was ordered before it is still carried out
+                self._carry_out(channel, number)
+                if closing:
+                    return
+                if cancelled.is_set():
+                    raise Unavailable(f"{self._where}: {self._broker} stopped giving out queue {self._queue!r}")
+                pika_connection.process_data_events(_WAIT_S)
+        finally:
+            self.connected = False
+            self._pika = None
+            self._messages.clear()
+            if pika_connection.is_open:
+                with contextlib.suppress(Exception):  # what matters of it is that the messages are free again
+                    pika_connection.close()
+
+    def _carry_out(self, channel: Any, number: int) -> None:
+        while self._orders:
+            delivery, work = self._orders.popleft()
+            if delivery.connection == number:
+                work(channel, delivery.tag)
+
+
+def _nothing() -> None:
+    """To wake `process_data_events` is all."""

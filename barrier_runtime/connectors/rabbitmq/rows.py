@@ -1,0 +1,165 @@
+"""Messages as rows: the body as bytes, or its JSON object as typed columns, then what the broker says of the message.
+
+Columns beside the body's: `message_id` (string), `timestamp` (ms, UTC; AMQP has whole seconds), `routing_key`,
+`redelivered` (true: the broker gave it to somebody before) and `headers` (JSON text). Null where a message lacks it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.connectors.rabbitmq.consumer import Message
+from barrier_runtime.data.json_lines import json_parser
+from barrier_runtime.state.errors import InvalidJob
+
+Value = Literal["bytes", "json"]
+
+BODY = "body"
+MESSAGE_ID = "message_id"
+METADATA = {
+    MESSAGE_ID: pa.string(),
+    "timestamp": pa.timestamp("ms", "UTC"),
+    "routing_key": pa.string(),
+    "redelivered": pa.bool_(),
+    "headers": pa.string(),
+}
+HEADER_PREFIX = "headers."
+_LAST_SECOND = 253_402_300_799  # of year 9999; more is milliseconds by mistake
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a row is made of. `json`: the columns of the body, None for bytes. `id_from`: "message_id" (the property) or
+    "headers.<name>". `id_needed`: a message without id is bad."""
+
+    json: pa.Schema | None
+    metadata: tuple[str, ...]
+    id_from: str = MESSAGE_ID
+    id_needed: bool = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        body = [pa.field(BODY, pa.binary())] if self.json is None else list(self.json)
+        return pa.schema([*body, *[pa.field(name, METADATA[name]) for name in self.metadata]])
+
+
+def columns_of(
+    value: Value,
+    json: pa.Schema | None,
+    metadata: Sequence[str],
+    message_id: str,
+    id_needed: bool,
+    where: str,
+) -> Columns:
+    """Raises `InvalidJob` for a choice that makes no rows."""
+    if value not in ("bytes", "json"):
+        raise InvalidJob(f'{where}: value={value!r}: use "bytes" or "json"')
+    if (value == "json") != (json is not None):
+        raise InvalidJob(f'{where}: value="json" and schema= go together: pass both, or none for a column {BODY!r}')
+    if message_id != MESSAGE_ID and (not message_id.startswith(HEADER_PREFIX) or message_id == HEADER_PREFIX):
+        raise InvalidJob(f'{where}: message_id={message_id!r}: use "message_id" (the property) or "headers.<name>"')
+    for name in metadata:
+        if name not in METADATA:
+            raise InvalidJob(f"{where}: metadata= names {name!r}: use some of {', '.join(METADATA)}")
+    if id_needed and MESSAGE_ID not in metadata:
+        raise InvalidJob(f"{where}: deduplicate= needs the column {MESSAGE_ID!r}: add it to metadata=")
+    names = [*([BODY] if json is None else json.names), *metadata]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidJob(
+                f"{where}: there are two columns {name!r}: rename it in the body, or leave it out of metadata="
+            )
+    return Columns(json, tuple(metadata), message_id, id_needed)
+
+
+class MessageRows:
+    def __init__(self, columns: Columns, where: str) -> None:
+        self._columns = columns
+        self._schema = columns.schema
+        self._parse: Callable[[bytes], pa.RecordBatch] | None = None
+        if columns.json is not None:
+            self._parse = json_parser(where, columns.json)
+
+    def batch(self, messages: Sequence[Message]) -> tuple[pa.RecordBatch, list[tuple[Message, str]]]:
+        """Rows of the good messages, in their order, and the bad ones, each with what is wrong."""
+        bad: list[tuple[Message, str]] = []
+        good: list[Message] = []
+        ids: list[str | None] = []
+        for message in messages:
+            id = _id(message, self._columns.id_from)
+            wrong = self._wrong(message, id)
+            if wrong:
+                bad.append((message, wrong))
+            else:
+                good.append(message)
+                ids.append(id)
+        body = self._bodies(good)
+        if body is None:
+            good, ids, body = self._one_by_one(good, ids, bad)
+        arrays = [*body, *[self._column(name, good, ids) for name in self._columns.metadata]]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad
+
+    def _wrong(self, message: Message, id: str | None) -> str:
+        if id is None and self._columns.id_needed:
+            return f"it has no {self._columns.id_from}, by which redeliveries are told"
+        timestamp = message.properties.timestamp
+        if timestamp is not None and timestamp > _LAST_SECOND:
+            return f"its timestamp {timestamp} is not in seconds since 1970"
+        return ""
+
+    def _bodies(self, messages: Sequence[Message]) -> list[pa.Array] | None:
+        """The columns of the bodies; None if one of them is not what it should be."""
+        if self._parse is None:
+            return [pa.array([message.body for message in messages], pa.binary())]
+        try:
+            # On one line each, none empty: as many rows as messages then means one object in each.
+            lines = [msgspec.json.format(message.body, indent=-1) for message in messages]
+            batch = self._parse(b"\n".join(lines))
+        except (pa.ArrowInvalid, InvalidJob, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return list(batch.columns) if batch.num_rows == len(messages) else None
+
+    def _one_by_one(
+        self, messages: Sequence[Message], ids: Sequence[str | None], bad: list[tuple[Message, str]]
+    ) -> tuple[list[Message], list[str | None], list[pa.Array]]:
+        good = []
+        for message, id in zip(messages, ids, strict=True):
+            if self._bodies([message]) is None:
+                bad.append((message, f"its body ({len(message.body)} bytes) is no JSON object of the declared columns"))
+            else:
+                good.append((message, id))
+        body = self._bodies([message for message, _ in good])
+        assert body is not None
+        return [message for message, _ in good], [id for _, id in good], body
+
+    def _column(self, name: str, messages: Sequence[Message], ids: Sequence[str | None]) -> pa.Array:
+        values: Sequence[Any]
+        if name == MESSAGE_ID:
+            values = ids
+        elif name == "timestamp":
+            stamps = [message.properties.timestamp for message in messages]
+            return pa.array([None if each is None else each * 1_000 for each in stamps], pa.int64()).view(
+                METADATA[name]
+            )
+        elif name == "headers":
+            values = [_as_json(message.properties.headers) for message in messages]
+        else:
+            values = [getattr(message, name) for message in messages]
+        return pa.array(values, METADATA[name])
+
+
+def _id(message: Message, id_from: str) -> str | None:
+    if id_from == MESSAGE_ID:
+        id = message.properties.message_id
+    else:
+        id = (message.properties.headers or {}).get(id_from[len(HEADER_PREFIX) :])
+    if isinstance(id, bytes):
+        return id.decode(errors="backslashreplace")
+    return None if id is None or id == "" else str(id)
+
+
+def _as_json(headers: Any) -> str | None:
+    return None if not headers else msgspec.json.encode(headers, enc_hook=str).decode()

@@ -1,0 +1,188 @@
+"""A RabbitMQ queue as a source: it gives messages again, but has no positions.
+
+A message is acknowledged when a checkpoint that covers it is completed, not before. Whatever happens until then (a
+killed slot, a lost connection, a broker that restarts) makes the broker deliver it again, to any consumer. So the
+stream has redelivered messages twice, and is exactly-once only with `deduplicate` behind it, whose state belongs to
+the same checkpoints: an id is in the state that is restored, or its message was not acknowledged.
+
+The splits are consumers that compete for the queue: any number of them will do, so a job may be rescaled freely; the
+order of a queue is kept with one consumer only (and not for messages that were delivered again).
+"""
+
+import datetime
+import uuid
+from collections import deque
+from collections.abc import Sequence
+
+from barrier_runtime.connectors.name_set import NameSet
+from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, imported
+from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, Message
+from barrier_runtime.connectors.rabbitmq.rows import Columns, MessageRows
+from barrier_runtime.connectors.source import Discovery, Polled, Split
+from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.state.errors import InvalidJob
+
+_LOOK_NS = 2_000_000  # how often an empty buffer is looked at
+_BATCH_BYTES = 16 << 20
+_MAX_PREFETCH = 65_535  # AMQP's field for it
+_PAYLOAD = b"consumer"  # a consumer of an earlier, larger parallelism is made again by it: one more does no harm
+
+
+class RabbitSource:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        queue: str,
+        columns: Columns,
+        *,
+        deduplicated: bool,
+        prefetch: int,
+        reject_bad: bool,
+        until_idle: datetime.timedelta | None,
+    ) -> None:
+        """`deduplicated`: every row goes through `deduplicate` on its message id before anything else."""
+        self._where = f"source {name!r}, queue {queue!r}"
+        if not queue or not isinstance(queue, str):
+            raise InvalidJob(f"source {name!r}: its queue is {queue!r}: pass the queue's name")
+        if not 1 <= prefetch <= _MAX_PREFETCH:
+            raise InvalidJob(f"{self._where}: prefetch={prefetch!r}: use 1 to {_MAX_PREFETCH}")
+        self._idle_ns = None
+        if until_idle is not None:
+            self._idle_ns = milliseconds(until_idle, f"until_idle of {self._where}") * 1_000_000
+        self._broker = Broker.of(url, self._where)
+        self._queue = queue
+        self._columns = columns
+        self._prefetch = prefetch
+        self._reject_bad = reject_bad
+        self.schema = columns.schema
+        self.exactly_once = deduplicated
+
+    def __repr__(self) -> str:
+        return f"RabbitMQ queue {self._queue!r} of {self._broker}, {self._prefetch} ahead"
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        imported(self._where)
+        check_queue(self._broker, self._queue, self._where)
+        # A consumer that ended when the queue was idle has ended for good: the next run has others.
+        run = f"-{uuid.uuid4().hex[:8]}" if self._idle_ns is not None else ""
+        return [Split(f"consumer-{i}{run}", _PAYLOAD) for i in range(parallelism)]
+
+    def reader(self, split: Split) -> "RabbitReader":
+        return RabbitReader(
+            self._broker, self._queue, self._columns, self._prefetch, self._reject_bad, self._idle_ns, self._where
+        )
+
+    def owner(self, split_id: str, parallelism: int) -> int:
+        return int(split_id.split("-")[1]) % parallelism
+
+    def discovery(self, known: NameSet) -> Discovery | None:
+        return None
+
+
+class RabbitReader:
+    """One consumer. `idle_ns`: it has finished when the queue gave nothing for so long."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        queue: str,
+        columns: Columns,
+        prefetch: int,
+        reject_bad: bool,
+        idle_ns: int | None,
+        where: str,
+    ) -> None:
+        self._broker = broker
+        self._queue = queue
+        self._prefetch = prefetch
+        self._reject_bad = reject_bad
+        self._idle_ns = idle_ns
+        self._where = where
+        self._rows = MessageRows(columns, where)
+        self._consumer: Consumer | None = None
+        self._handed = Delivery(0, 0)  # the last message that was returned
+        self._acknowledged = Delivery(0, 0)
+        self._covered: deque[tuple[int, Delivery]] = deque()  # by checkpoint: the last message before it
+        self._looked_ns = 0
+        self._active_ns: int | None = None  # when there last was a reason not to be idle
+        self._connection = 0
+        self._finished = False
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def prepare(self) -> None:
+        if self._consumer is None:
+            self._consumer = Consumer(self._broker, self._queue, self._prefetch, self._where)
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        self.prepare()
+        assert self._consumer is not None
+        self._looked_ns = now_ns
+        if self._consumer.failed is not None:
+            raise self._consumer.failed
+        messages = self._consumer.take(max_rows, _BATCH_BYTES)
+        if not messages:
+            self._look_for_the_end(self._consumer, now_ns)
+            return None
+        self._active_ns = now_ns
+        rows, bad = self._rows.batch(messages)
+        for message, wrong in bad:
+            if not self._reject_bad:
+                raise self._bad(message, wrong)
+            self._consumer.reject(message.delivery)
+        rejected = {message.delivery for message, _ in bad}
+        kept = [message.delivery for message in messages if message.delivery not in rejected]
+        if kept:  # a rejected delivery is unknown to the broker: acknowledging it would close the channel
+            self._handed = kept[-1]
+        return Polled(rows, now_ns) if rows.num_rows else None
+
+    def next_due_ns(self) -> int | None:
+        if self._consumer is not None and self._consumer.waiting:
+            return None
+        return self._looked_ns + _LOOK_NS
+
+    def position(self) -> bytes:
+        return b"null"
+
+    def seek(self, position: bytes) -> None:
+        """The broker alone knows what is still to be read."""
+
+    def snapshotted(self, checkpoint: int) -> None:
+        self._covered.append((checkpoint, self._handed))
+
+    def completed(self, checkpoint: int) -> None:
+        last = None
+        while self._covered and self._covered[0][0] <= checkpoint:
+            last = self._covered.popleft()[1]
+        if last is not None and last.tag and last != self._acknowledged and self._consumer is not None:
+            self._consumer.acknowledge(last)
+            self._acknowledged = last
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def _look_for_the_end(self, consumer: Consumer, now_ns: int) -> None:
+        """Not idle: without a connection, or when as many messages as the broker gives at once wait for their
+        checkpoint."""
+        if self._idle_ns is None:
+            return
+        same = self._handed.connection == consumer.connection
+        acknowledged = self._acknowledged.tag if self._acknowledged.connection == consumer.connection else 0
+        full = same and self._handed.tag - acknowledged >= self._prefetch
+        if self._active_ns is None or not consumer.connected or consumer.connection != self._connection or full:
+            self._active_ns = now_ns
+        self._connection = consumer.connection
+        self._finished = now_ns - self._active_ns >= self._idle_ns
+
+    def _bad(self, message: Message, wrong: str) -> InvalidJob:
+        id = message.properties.message_id
+        return InvalidJob(
+            f"{self._where}: a bad message, {'without id' if id is None else f'id {str(id)[:100]!r}'}, delivery "
+            f"{message.delivery.tag} of connection {message.delivery.connection}: {wrong}. Correct the publisher and "
+            'take the message out of the queue, or pass bad_records="reject" to send such messages to the queue\'s '
+            "dead-letter exchange"
+        )

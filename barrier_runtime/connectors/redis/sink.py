@@ -1,0 +1,229 @@
+"""Rows as values of Redis keys, by idempotent upserts (see `upsert`).
+
+Each subtask writes a few hundred rows with one script, which first looks at the job's *fence*: a hash with the fencing
+token of the generation that opened the sink last, and the decision log that the token is a position of. Whoever has not
+exactly these is refused there, in the same atomic step, so a zombie cannot overwrite what its successor has written.
+
+Who may take the fence: within one log, the higher token, whatever lineages there are. Tokens of different logs (the job
+was given another place for its checkpoints, or they were deleted) cannot be compared, so the fence remembers the newest
+token of each log: a generation takes over from another log's if its own log never had one as new. What was fenced out
+once thus never comes back, and of two logs that both live the one started last has the fence.
+
+Beside the fence is the number of the last lot of each subtask. Every attempt to write has a higher one, and a lower one
+is refused: a request whose answer never came may reach Redis long after it was repeated and newer rows were written.
+
+Redis must keep what it has acknowledged: `appendonly yes`, and `appendfsync always` if a power failure counts. A
+cluster of several shards is not supported: fence and rows must be changed together.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.decisions import log_id
+from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, text_of
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
+from barrier_runtime.data.rows import each_row
+from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable
+
+_ROWS_AT_ONCE = 256
+_ANSWER_S = 10.0
+
+_TAKE = """
+local log, token, subtask = ARGV[1], ARGV[2], ARGV[3]
+local held = redis.call('HMGET', KEYS[1], 'log', 'token', 'newest of ' .. log)
+if held[1] ~= log or held[2] ~= token then
+  if held[3] and tonumber(held[3]) >= tonumber(token) then return {log, held[3], false} end
+  redis.call('HSET', KEYS[1], 'log', log, 'token', token, 'newest of ' .. log, token)
+  redis.call('DEL', KEYS[2])
+end
+return {log, token, redis.call('HGET', KEYS[2], subtask) or '0'}
+"""
+
+_WRITE = """
+local log, token, subtask, lot = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local held = redis.call('HMGET', KEYS[1], 'log', 'token')
+if held[1] ~= log or held[2] ~= token then return {held[1], held[2], false} end
+local last = redis.call('HGET', KEYS[2], subtask) or '0'
+if tonumber(last) >= tonumber(lot) then return {log, token, last} end
+redis.call('HSET', KEYS[2], subtask, lot)
+local at = 5
+while at <= #ARGV do
+  local key, kind, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+  at = at + 3
+  if kind == 'set' then
+    redis.call('SET', key, ARGV[at])
+  else
+    redis.call('DEL', key)
+    if count > 0 then redis.call('HSET', key, unpack(ARGV, at, at + count - 1)) end
+  end
+  at = at + count
+end
+return {log, token, lot}
+"""
+
+
+class RedisUpsertSink(UpsertSink):
+    """`url`: redis://host:port/database, or rediss:// for TLS. A password is better left to the environment
+    (REDIS_PASSWORD, REDIS_USERNAME, in every slot); one in the URL or in `password` is never shown nor stored.
+
+    - `key`: a column, or several; the Redis key is `prefix` and their values, joined by colons (`redis/text`).
+    - `value`: "hash" (the other columns as fields, nulls left out), "json" (the other columns as one object), or one
+      column (text or binary; null deletes the key). Floats that are no numbers are NaN, Infinity and -Infinity.
+    - `deterministic`: see `UpsertSink`. Without it the sink is at-least-once.
+    """
+
+    kind: ClassVar[str] = "redis"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | Sequence[str],
+        value: str = "hash",
+        prefix: str = "",
+        username: str | None = None,
+        password: str | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(deterministic=deterministic)
+        self.url, in_url = _apart(url)
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        if not self.key:
+            raise InvalidJob("RedisUpsertSink: key= names no column: name at least one")
+        self.value = value
+        self.prefix = prefix
+        self._credentials = (username or in_url[0], password or in_url[1])
+
+    def __repr__(self) -> str:
+        return f"RedisUpsertSink({self.url!r}, key={','.join(self.key)}, {self.guarantee})"
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "key": list(self.key),
+            "value": self.value,
+            "prefix": self.prefix,
+            "deterministic": self.deterministic,
+        }
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._fence = f"barrier-runtime:{context.job}:{context.sink}:fence"
+        self._lots = f"barrier-runtime:{context.job}:{context.sink}:lots"
+        self._log = log_id(context)
+        self._redis = self._client()
+        self._lot = self._run(_TAKE)
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        wanted = [*self.key, *([] if self.value in ("hash", "json") else [self.value])]
+        for name in wanted:
+            if name not in schema.names:
+                raise InvalidJob(
+                    f"{self._where}: there is no column {name!r} for Redis: the rows have {', '.join(schema.names)}"
+                )
+        for name in self.key:
+            if (wrong := check_key(name, schema.field(name).type)) is not None:
+                raise InvalidJob(f"{self._where}: key={name!r} for Redis: {wrong}")
+
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
+            piece = rows.slice(start, _ROWS_AT_ONCE)
+            keyed = zip(keys_of(piece, self.key), each_row(piece), strict=True)
+            flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
+            self._lot += 1
+            last = self._run(_WRITE, self._lot, *flat)
+            if last != self._lot:
+                raise ProtocolViolation(
+                    f"{self._where}: lot {self._lot} comes after lot {last} of another instance of this subtask in "
+                    f"generation {self._context.token}: file a bug"
+                )
+
+    def close(self) -> None:
+        client = getattr(self, "_redis", None)
+        if client is not None:
+            client.close()
+
+    def _written(self, key: bytes, row: dict[str, Any]) -> list[bytes | str | int]:
+        """As the script reads it: key, "set" or "hash", count of what follows, value or fields."""
+        if self.value not in ("hash", "json"):
+            value = row[self.value]
+            return [key, "hash", 0] if value is None else [key, "set", 1, text_of(value)]
+        others = {name: value for name, value in row.items() if name not in self.key}
+        if self.value == "json":
+            return [key, "set", 1, json_of(others)]
+        fields = [part for name, value in others.items() if value is not None for part in (name, text_of(value))]
+        return [key, "hash", len(fields), *fields]
+
+    def _run(self, script: str, *arguments: bytes | str | int) -> int:
+        """The number of this subtask's last lot, if the fence is ours."""
+        context = self._context
+        keys, who = (self._fence, self._lots), (self._log, context.token, context.subtask)
+        with self._trouble():
+            answer = self._redis.eval(script, len(keys), *keys, *who, *arguments)
+        log, token, last = [None if each is None else each.decode() for each in answer]
+        if last is not None:
+            return int(last)
+        if log == self._log:
+            raise Fenced(
+                f"{self._where}: generation {token} writes to Redis at {self.url} now; generation {context.token} stops"
+            )
+        raise Unavailable(
+            f"{self._where}: the fence {self._fence} in Redis at {self.url} is "
+            f"{'gone' if log is None else 'held by this job with other checkpoints'}: it is taken again at the next "
+            "start; is the database emptied, does Redis evict keys, or does another job have these names?"
+        )
+
+    def _client(self) -> Any:
+        try:
+            import redis
+        except ImportError as error:
+            raise InvalidJob(
+                "RedisUpsertSink needs the Redis client: pip install 'barrier-runtime[redis]' on every machine"
+            ) from error
+        import os
+
+        username = self._credentials[0] or os.environ.get("REDIS_USERNAME")
+        password = self._credentials[1] or os.environ.get("REDIS_PASSWORD")
+        return redis.Redis.from_url(
+            self.url, username=username, password=password, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S
+        )
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        import redis
+
+        what = f"{self._where}: Redis at {self.url}"
+        try:
+            yield
+        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+            raise InvalidJob(f"{what} refuses user or password ({error}): set REDIS_PASSWORD in every slot") from error
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise Unavailable(f"{what} does not answer ({error}): it is tried again; is it up?") from error
+        except redis.RedisError as error:
+            if str(error).startswith(("OOM", "LOADING", "BUSY", "READONLY", "MISCONF", "CLUSTERDOWN")):
+                raise Unavailable(f"{what} cannot take rows now ({error}): it is tried again") from error
+            raise InvalidJob(f"{what} refuses the rows ({error}): correct keys, values or permissions") from error
+
+
+def _apart(url: str) -> tuple[str, tuple[str | None, str | None]]:
+    """(the URL without credentials, (user, password))"""
+    form = (
+        "RedisUpsertSink: the URL is redis://host:port/database or rediss://…, without a query; special characters of "
+        "a password are percent-encoded, or it comes from REDIS_PASSWORD"
+    )
+    try:
+        parts = urlsplit(url)
+        credentials = tuple(unquote(part) if part else None for part in (parts.username, parts.password))
+        _ = parts.port  # raises for what is none
+    except ValueError:
+        raise InvalidJob(form) from None
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query or parts.fragment:
+        raise InvalidJob(form)
+    if "@" in parts.path:  # the end of a password with an unescaped slash
+        raise InvalidJob(form)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}", (credentials[0], credentials[1])

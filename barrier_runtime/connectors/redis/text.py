@@ -1,0 +1,75 @@
+"""Rows as the texts that Redis holds. Two rows with different keys have different Redis keys.
+
+A key of one column is its value as it is: text, or the digits of a number. A null is `\\N`, so a text that begins with
+a backslash gets one more. In a key of several columns backslashes and colons of a value get a backslash before them,
+since colons stand between the columns. A column has one type, so a number meets no text that looks like it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.data.rows import rows_of
+
+_NULL = b"\\N"
+
+
+def check_key(name: str, kind: pa.DataType) -> str | None:
+    """What is wrong with a key column of this type, if anything is."""
+    if pa.types.is_union(kind):
+        return f"column {name!r} has values of several types ({kind}), whose texts may be equal: cast it to one type"
+    return None
+
+
+def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
+    """The key of each row, without the prefix."""
+    columns = [_texts(rows.column(name)) for name in names]
+    if len(columns) == 1:
+        return [_alone(text) for text in columns[0]]
+    return [b":".join(map(_beside_others, texts)) for texts in zip(*columns, strict=True)]
+
+
+def text_of(value: Any) -> bytes:
+    """Text as UTF-8, bytes as they are, anything else as in JSON, without quotes."""
+    if isinstance(value, str):
+        return value.encode()
+    return value if isinstance(value, bytes) else json_of(value).strip(b'"')
+
+
+def json_of(value: Any) -> bytes:
+    """JSON, which has no number for them: "NaN", "Infinity", "-Infinity"."""
+    return msgspec.json.encode(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
+
+
+def _texts(column: pa.Array) -> list[bytes | None]:
+    rows = rows_of(pa.RecordBatch.from_arrays([column], ["value"]))
+    texts = [None if row["value"] is None else text_of(row["value"]) for row in rows]
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # a row's value has microseconds
+        rest = [None if time is None else time % 1000 for time in column.cast(pa.int64()).to_pylist()]
+        return [text + b"+%dns" % ns if text and ns else text for text, ns in zip(texts, rest, strict=True)]
+    return texts
+
+
+def _alone(text: bytes | None) -> bytes:
+    if text is None:
+        return _NULL
+    return b"\\" + text if text.startswith(b"\\") else text
+
+
+def _beside_others(text: bytes | None) -> bytes:
+    return _NULL if text is None else text.replace(b"\\", b"\\\\").replace(b":", b"\\:")

@@ -1,0 +1,126 @@
+"""The two-phase contract of a sink. Users subclass `TwoPhaseCommitSink`; `sinks/driver` calls it.
+
+The rule: **pre-commit leaves durable data and no handle that can expire.** A committable is plain typed data from which
+any process, at any later time, can commit or abort. `commit` is idempotent and "already done" is success; `abort` is
+idempotent; committing what was aborted is a hard error.
+"""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.object_store import ObjectStore
+
+Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """Who this sink instance is. `token`, subtask and a sequence number make every staged name unique.
+
+    Within a `lineage` checkpoint ids only rise: a target that remembers (lineage, checkpoint) knows what was committed.
+    Another start of the same job begins another lineage, and its ids from 1."""
+
+    job: str
+    sink: str
+    token: int
+    subtask: int
+    parallelism: int
+    make_store: Callable[[str], ObjectStore]
+    job_store: ObjectStore  # where the job's checkpoints are
+    lineage: str
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
+
+
+def check_methods(sink: Any, where: str) -> None:
+    """Raise `InvalidJob` when `sink`, an instance or a class of sinks, lacks a method that it must have."""
+    kind = sink if isinstance(sink, type) else type(sink)
+    missing = [
+        name
+        for base in kind.__mro__
+        for name in vars(base).get("required_methods", ())
+        if getattr(getattr(sink, name), "__func__", getattr(sink, name)) is vars(base).get(name)
+    ]
+    if sink.global_committer and getattr(kind, "commit_globally", None) is TwoPhaseCommitSink.commit_globally:
+        missing.append("commit_globally")
+    if missing:
+        raise InvalidJob(f"{where}: class {kind.__name__} has no method {', '.join(missing)}: add it")
+
+
+class TwoPhaseCommitSink:
+    """One instance per sink subtask. `begin_transaction`, `write` and `stage_early` run on the loop and must not block.
+
+    Everything else runs off the loop: `pre_commit` on one thread, `commit`, `abort` and `recover` on another. So a
+    commit of an older transaction may run beside the pre-commit of a newer one.
+    """
+
+    guarantee: Guarantee = "exactly_once"
+    global_committer: bool = False  # True: `commit` shows nothing, `commit_globally` shows the parts of all subtasks
+    commits_together: bool = False  # True: `commit_together` costs less than one `commit` after the other
+    most_decided: int | None = None  # set in `open`: how many transactions the target can hold between their decision
+    # and their commit; while there are so many the sink is given no rows
+    required_methods: ClassVar[tuple[str, ...]] = (
+        "begin_transaction",
+        "write",
+        "pre_commit",
+        "commit",
+    )  # to be written
+    kind: ClassVar[str] = ""  # name in `connectors/registry`, for who settles transactions without the flow
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments (JSON, nothing secret) that make an equal sink; they are kept in every snapshot."""
+        return {}
+
+    def open(self, context: SinkContext) -> None:
+        """Connect and check the target. Raises `InvalidJob` when it cannot be written. May block."""
+
+    def begin_transaction(self) -> Any:
+        """A new transaction. Cheap (called on the loop); nothing visible, nothing external."""
+        raise NotImplementedError
+
+    def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
+        """Stage rows, invisible to readers."""
+        raise NotImplementedError
+
+    def stage_early(self, transaction: Any) -> Callable[[], None] | None:
+        """Called after each write. Work to be done off the loop for a transaction that grew too large to keep in memory
+        until `pre_commit`, or None. If the work fails, `pre_commit` has to make up for it."""
+        return None
+
+    def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
+        """Make everything durable; return the committable (encoded, versioned) or None when there is nothing.
+
+        `checkpoint` is the barrier that closed the transaction. Called again with the same transaction if it raised."""
+        raise NotImplementedError
+
+    def commit(self, committable: bytes) -> None:
+        """Make it visible. Idempotent."""
+        raise NotImplementedError
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        """Only with `commits_together`, when commits have fallen behind: make several transactions visible, oldest
+        first. Idempotent. If it raises, `commit` is called for the oldest of them."""
+        for committable in committables:
+            self.commit(committable)
+
+    def abort(self, committable: bytes) -> None:
+        """Drop it. Idempotent."""
+        raise NotImplementedError
+
+    def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
+        """Only with `global_committer`, and only in subtask 0: every subtask has committed its part up to `checkpoint`;
+        make all of it visible at once. `committables`: of all subtasks, oldest first, also such as were made visible
+        before. Idempotent."""
+        raise NotImplementedError
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        """After a restore: commit every decided committable, then drop what older generations left undecided."""
+        for committable in decided:
+            self.commit(committable)
+
+    def close(self) -> None:
+        """Release local resources only."""

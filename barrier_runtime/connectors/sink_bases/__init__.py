@@ -1,0 +1,1 @@
+"""What sinks of several systems are made of."""

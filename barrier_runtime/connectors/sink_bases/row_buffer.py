@@ -1,0 +1,119 @@
+"""The rows of one open transaction, cut into parts: what is full is staged early, so that memory stays bounded.
+
+Written on the loop, staged off it. `staging` guards every part but the last, which only the loop touches.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+_Staged = TypeVar("_Staged")
+_BATCH_OVERHEAD = 2_048  # bytes a RecordBatch costs beside its values, so that one-row batches count too
+_MERGE_BATCHES = 64  # so many small ones become one
+_MEASURED_BYTES = 64 << 10
+_MERGE_BYTES = 64 << 20  # what is larger stays as it is: it needs no merging, and 32-bit offsets end at 2 GiB
+
+
+class _Part(Generic[_Staged]):
+    """`staged` is set once the rows are durable; then `batches` is dropped."""
+
+    __slots__ = ("batches", "bytes", "merged", "rows", "staged", "unmerged_bytes")
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.merged = 0  # so many at the front are merged ones
+        self.bytes = 0
+        self.unmerged_bytes = 0  # of those behind the merged ones
+        self.rows = 0
+        self.staged: _Staged | None = None
+
+
+class RowBuffer(Generic[_Staged]):
+    """Parts in the order of their rows; the last one is still written to."""
+
+    __slots__ = ("_current", "_full", "_staging")
+
+    def __init__(self) -> None:
+        self._full: list[_Part[_Staged]] = []
+        self._current: _Part[_Staged] = _Part()
+        self._staging = threading.Lock()
+
+    @property
+    def bytes_in_current(self) -> int:
+        """Never less than the rows' Arrow bytes, and not much more."""
+        return self._current.bytes
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        part = self._current
+        weight = _weight(rows)
+        part.batches.append(rows)
+        part.rows += rows.num_rows
+        part.bytes += weight + _BATCH_OVERHEAD
+        part.unmerged_bytes += weight
+        if len(part.batches) - part.merged >= _MERGE_BATCHES:
+            # A few microseconds here and there, instead of milliseconds in pre-commit during which the loop waits.
+            if part.unmerged_bytes <= _MERGE_BYTES:
+                merged = pa.concat_batches(part.batches[part.merged :])
+                part.batches[part.merged :] = [merged]
+                part.bytes += merged.get_total_buffer_size() - part.unmerged_bytes
+            part.merged, part.unmerged_bytes = len(part.batches), 0
+
+    def fill_up(self) -> None:
+        """What was written so far is one part, to be staged as such."""
+        if self._current.rows:
+            self._full.append(self._current)
+            self._current = _Part()
+
+    def stage(self, make: Callable[[Sequence[pa.RecordBatch]], _Staged]) -> list[_Staged]:
+        """Make durable, by `make`, whatever is full and is not yet. May be called again after it raised."""
+        with self._staging:
+            staged = []
+            for part in list(self._full):
+                if part.staged is None:
+                    part.staged = make(part.batches)
+                    part.batches = []
+                staged.append(part.staged)
+            return staged
+
+
+def _weight(rows: pa.RecordBatch) -> int:
+    """Bytes, not less than they are. To sum buffers takes half a microsecond, but counts all of what `rows` is only a
+    slice of: too much by so little, until it is merged, that the measure, 12 microseconds, is kept for larger ones."""
+    buffers: int = rows.get_total_buffer_size()
+    return rows.nbytes if buffers > _MEASURED_BYTES else buffers
+
+
+class InOrder(Generic[_Staged]):
+    """Buffers of a sink that writes to its target before commit: rows go out in the order in which they came.
+
+    Early staging of a newer transaction and the pre-commit of an older one run on threads of their own, and a
+    pre-commit may be late or, when its checkpoint is given up, not come at all. So whoever stages stages everything
+    older first."""
+
+    def __init__(self) -> None:
+        self._going_out = threading.Lock()
+        self._begun: deque[RowBuffer[_Staged]] = deque()  # oldest first; the last one is still written to
+
+    def begin(self) -> RowBuffer[_Staged]:
+        buffer: RowBuffer[_Staged] = RowBuffer()
+        self._begun.append(buffer)
+        return buffer
+
+    def stage(
+        self, until: RowBuffer[_Staged], make: Callable[[Sequence[pa.RecordBatch]], _Staged], *, closed: bool
+    ) -> None:
+        """Stage every older buffer whole, then what is full of `until`; all of it if it is `closed`, that is, if nobody
+        writes to it any more. May be called again after it raised."""
+        with self._going_out:
+            while until in self._begun:
+                oldest = self._begun[0]
+                whole = closed or oldest is not until
+                if whole:
+                    oldest.fill_up()
+                oldest.stage(make)
+                if not whole:
+                    return
+                self._begun.popleft()

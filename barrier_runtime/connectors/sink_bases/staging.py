@@ -1,0 +1,175 @@
+"""How the bytes of a file wait, durable and invisible, for the decision: as a staged object, or as a multipart upload.
+
+A staged object is there until somebody deletes it, on any store. An upload saves the copy at commit, but only S3 has
+them, and a bucket may be told to abort old ones: so it is refused where such a rule reaches us.
+
+What is left of undecided transactions is known by its name alone. Either kind of staging decides about files of both:
+a job may be started again with the other one.
+"""
+
+import dataclasses
+import hashlib
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from barrier_runtime.connectors.decisions import log_id
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.file_committable import (
+    RANDOM_DIGITS,
+    FileNames,
+    StagedFile,
+    Sweep,
+    incarnation_of,
+    log_tag,
+    sink_tag,
+)
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.multipart import HasMultipart, MultipartUploads
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+
+StagingKind = Literal["object", "multipart"]
+
+
+def check_staging(staging: str, url: str) -> StagingKind:
+    """Raises `InvalidJob` for what cannot be, as far as a URL tells."""
+    if staging not in get_args(StagingKind):
+        raise InvalidJob(f"staging={staging!r} is not known: use 'object' (the default) or 'multipart'")
+    if staging == "multipart" and not url.startswith(("s3://", "s3a://")):
+        raise InvalidJob("staging='multipart' is for s3:// only: nothing else has multipart uploads; use 'object'")
+    return staging  # type: ignore[return-value]
+
+
+def names_of(context: SinkContext, suffix: str) -> FileNames:
+    """For this incarnation of a sink. Asks the job's store; raises what that raises."""
+    owner = log_tag(log_id(context), context.job_store.url)
+    return FileNames(
+        context.job, context.sink, context.token, context.subtask, owner, context.new_id()[:RANDOM_DIGITS], suffix
+    )
+
+
+def make_staging(kind: StagingKind, store: ObjectStore, names: FileNames, where: str) -> "Staging":
+    """May ask the store. Raises `InvalidJob` when it cannot hold what is staged for as long as it takes."""
+    return MultipartStaging(store, names, where) if kind == "multipart" else Staging(store, names, where)
+
+
+class Staging:
+    """By staged objects. Blocking; used by the pre-commit's thread and the commit's thread at the same time."""
+
+    def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
+        self._store = store
+        self._names = names
+        self._where = where
+        self._last = 0
+        self._counting = threading.Lock()
+        self._multipart: MultipartUploads | None = None
+
+    def stage(self, data: bytes, rows: int, earliest: int) -> StagedFile:
+        """Make the bytes durable. `earliest`: the first checkpoint that can close their transaction."""
+        key = self._names.staged(self._next_number())
+        self._store.put(key, data)
+        return StagedFile(key, "", hashlib.sha256(data).hexdigest(), rows, len(data))
+
+    def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
+        """The files of one transaction with their final names, now that its checkpoint is known."""
+        return tuple(
+            msgspec.structs.replace(file, final=self._names.final(checkpoint, number))
+            for number, file in enumerate(files)
+        )
+
+    def show(self, file: StagedFile) -> None:
+        """Make it appear under its final name. Idempotent; `Corrupt` when its bytes are gone or others are there."""
+        if file.upload is not None:
+            self._show_upload(file)
+            return
+        try:
+            self._store.publish(file.staged, file.final, file.sha256)
+        except ObjectNotFound as error:
+            raise Corrupt(
+                f"{self._where}: a decided file of {file.rows} rows is gone: {self._store.url} has neither the "
+                f"staged {file.staged} nor the final {file.final} (sha256 {file.sha256}). Was it aborted, moved or "
+                "deleted? Put one of them back; the commit is tried again"
+            ) from error
+
+    def drop(self, files: Sequence[StagedFile]) -> None:
+        """Idempotent. What has been shown stays."""
+        self._store.delete([file.staged for file in files if file.upload is None])
+        for file in files:
+            if file.upload is not None:
+                self._uploads().abort(file.final, file.upload.id)
+
+    def sweep(self, parallelism: int, decided: Iterable[StagedFile]) -> None:
+        """Drop what older generations left undecided and is this subtask's to finish. Only after `decided`, everything
+        decided of that, is shown."""
+        sweep = self._sweep_of(parallelism, decided)
+        self._store.delete([info.key for info in self._store.list(self._names.staging) if sweep.takes_staged(info.key)])
+
+    def _sweep_of(self, parallelism: int, decided: Iterable[StagedFile]) -> Sweep:
+        names, known = self._names, frozenset(incarnation_of(file) for file in decided)
+        return Sweep(names.token, names.subtask, parallelism, names.owner, known)
+
+    def _uploads(self) -> MultipartUploads:
+        if self._multipart is None:
+            self._multipart = self._made_uploads()
+        return self._multipart
+
+    def _made_uploads(self) -> MultipartUploads:
+        if not isinstance(self._store, HasMultipart):
+            raise InvalidJob(
+                f"{self._where}: {self._store.url} has no multipart uploads, but a file of the checkpoint is one: "
+                "start the job with the location that it had"
+            )
+        return self._store.multipart()
+
+    def _show_upload(self, file: StagedFile) -> None:
+        assert file.upload is not None
+        try:
+            self._uploads().complete(file.final, file.upload, file.sha256, file.size)
+        except Corrupt as error:
+            raise Corrupt(f"{self._where}: {error}") from error
+
+    def _next_number(self) -> int:
+        with self._counting:
+            self._last += 1
+            return self._last
+
+
+class MultipartStaging(Staging):
+    """A file has its final name from the start, so what is staged before its barrier is called by the earliest
+    checkpoint that can close it."""
+
+    def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
+        super().__init__(store, names, where)
+        self._final_names = dataclasses.replace(names, owner=sink_tag(names.job, names.sink) + names.owner)
+        try:
+            rule = self._uploads().expiry_rule(names.finals)
+        except InvalidJob as error:
+            raise InvalidJob(
+                f"{where}: {error}. staging='multipart' needs also: s3:GetLifecycleConfiguration (does the bucket drop "
+                "old uploads?), s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
+            ) from error
+        if rule is not None:
+            raise InvalidJob(
+                f"{where}: staging='multipart' cannot be exactly-once in {store.url}: {rule}, also those that "
+                "a checkpoint has decided and an outage kept from being completed. Use staging='object' (the default), "
+                "or restrict the rule to other prefixes"
+            )
+
+    def stage(self, data: bytes, rows: int, earliest: int) -> StagedFile:
+        final = self._final_names.final(earliest, self._next_number())
+        upload = self._uploads().upload(final, data)
+        return StagedFile("", final, hashlib.sha256(data).hexdigest(), rows, len(data), upload)
+
+    def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
+        return tuple(files)
+
+    def sweep(self, parallelism: int, decided: Iterable[StagedFile]) -> None:
+        decided = list(decided)
+        super().sweep(parallelism, decided)
+        names, uploads = self._final_names, self._uploads()
+        sweep = dataclasses.replace(self._sweep_of(parallelism, decided), owner=names.owner)
+        for key, upload_id in list(uploads.list(names.finals)):
+            if sweep.takes_upload(key):
+                uploads.abort(key, upload_id)

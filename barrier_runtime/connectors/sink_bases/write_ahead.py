@@ -1,0 +1,251 @@
+"""Exactly-once for any target that takes an idempotency token: rows wait in the job's own store until they are decided.
+
+Pre-commit stages the rows as immutable objects beside the checkpoints (Arrow, compressed, hashed); nothing about them
+can expire. Once the checkpoint is decided, `commit` reads them back, checks every hash and calls `deliver` with a token
+that is the same however often it is repeated. Deliveries of one origin subtask come one at a time, oldest first.
+
+Subclasses write `deliver`, and may write
+
+- `delivered(token)`, when the target itself remembers what it got: asked before anything is sent;
+- `prepare(batches)`, to refuse or convert rows while they can still be refused: what fails after the decision is tried
+  for ever.
+
+Who may need the staged objects of a decided transaction, and what becomes of them
+
+| the process dies                  | its successor, when the restored manifest lists the transaction          |
+|-----------------------------------|--------------------------------------------------------------------------|
+| before the decision               | (not listed:) sweeps the objects, which have an older token              |
+| decided, before `deliver`         | delivers                                                                 |
+| in `deliver`, or just after       | asks `delivered`; or delivers again, the same token is no news           |
+| after the note, before deleting   | the same; then deletes                                                   |
+| after deleting some or all        | learns from target or note that it was delivered; reads nothing          |
+
+The *note* is for targets that do not remember: an object that says "everything of this origin subtask up to checkpoint
+n was delivered in this lineage". It is written before anything is deleted, so a missing object without a note is
+damage. Notes are never overwritten, so a zombie's late one takes nothing back. The first object of a transaction goes
+first: while it is there, all are. A retained older checkpoint lists objects that are gone: going back to it needs
+`allow_replay`, and its transactions are known as delivered.
+"""
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
+from barrier_runtime.connectors.sink_bases.write_ahead_committable import (
+    DeliveryToken,
+    StagedRows,
+    WriteAheadCommittable,
+    decode_committable,
+    encode_committable,
+)
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.store.object_store import ObjectNotFound
+from barrier_runtime.state.store.paths import Paths
+
+_COMPRESSION = "zstd"
+
+StagedTransaction: TypeAlias = RowBuffer[StagedRows]
+
+
+class WriteAheadSink(TwoPhaseCommitSink):
+    """`max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early, as
+    an object of its own. Delivering reads one object at a time."""
+
+    required_methods: ClassVar[tuple[str, ...]] = ("deliver",)
+
+    def __init__(self, *, max_bytes_in_memory: int = 32 << 20) -> None:
+        self.max_bytes_in_memory = max_bytes_in_memory
+
+    # ------------------------------------------------------------ for subclasses
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """Raise `InvalidJob` for columns that the target cannot take. Called with the first rows, on the loop."""
+
+    def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        """What is staged instead of these rows. Off the loop, before the decision."""
+        return batches
+
+    def delivered(self, token: DeliveryToken, rows: int) -> bool | None:
+        """Does the target have these `rows` rows? None: it does not remember."""
+        return None
+
+    def look_again(self) -> None:
+        """What `delivered` has remembered by itself may be outdated: it is to ask the target next time."""
+
+    def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
+        """Write decided rows, as one whole and in order. Must have no effect when `token` was delivered before."""
+        raise NotImplementedError
+
+    def must_deliver_nothing(self) -> bool:
+        """Shall `deliver` be called for a transaction without rows, too? Asked when one is closed."""
+        return False
+
+    # ------------------------------------------------------------ staging
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        self._paths = Paths(context.job)
+        self._numbers = itertools.count(1)
+        self._numbering = threading.Lock()
+        self._schema_checked = False
+        self._notes: dict[tuple[str, int], str] = {}  # newest note of each (lineage, origin subtask)
+
+    def begin_transaction(self) -> StagedTransaction:
+        return RowBuffer()
+
+    def write(self, transaction: StagedTransaction, rows: pa.RecordBatch) -> None:
+        if not self._schema_checked:
+            self.check_schema(rows.schema)
+            self._schema_checked = True
+        transaction.write(rows)
+
+    def stage_early(self, transaction: StagedTransaction) -> Callable[[], None] | None:
+        if transaction.bytes_in_current < self.max_bytes_in_memory:
+            return None
+        transaction.fill_up()
+
+        def stage() -> None:
+            transaction.stage(self._stage)
+
+        return stage
+
+    def pre_commit(self, transaction: StagedTransaction, checkpoint: int) -> bytes | None:
+        transaction.fill_up()
+        objects = tuple(transaction.stage(self._stage))
+        if not objects and not self.must_deliver_nothing():
+            return None
+        context = self._context
+        delivery = DeliveryToken(context.job, context.sink, context.lineage, context.subtask, checkpoint, context.token)
+        return encode_committable(delivery, objects)
+
+    def _stage(self, batches: Sequence[pa.RecordBatch]) -> StagedRows:
+        prepared = self.prepare(batches)
+        data = _encoded(prepared)
+        context = self._context
+        with self._numbering:
+            number = next(self._numbers)
+        key = self._paths.staged_rows(context.sink, context.token, context.subtask, number, context.new_id())
+        context.job_store.put(key, data)
+        return StagedRows(key, hashlib.sha256(data).hexdigest(), sum(batch.num_rows for batch in prepared))
+
+    # ------------------------------------------------------------ deciding
+
+    def commit(self, committable: bytes) -> None:
+        self._commit_entry(self._decoded(committable))
+
+    def _commit_entry(self, entry: WriteAheadCommittable) -> None:
+        remembered = self.delivered(entry.delivery, entry.rows)
+        if not remembered:
+            try:
+                batches = self._batches(entry)
+            except ObjectNotFound as error:
+                self._already_delivered(entry, remembered, error)
+                return
+            self.deliver(entry.delivery, batches)
+        if remembered is None:
+            self._note(entry)
+        self._drop([entry])
+
+    def abort(self, committable: bytes) -> None:
+        self._drop([self._decoded(committable)])
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        self.commit_together(decided)
+        context = self._context
+        store = context.job_store
+        leftovers = [
+            info.key for info in store.list(self._paths.staged_rows_prefix(context.sink)) if self._is_leftover(info.key)
+        ]
+        store.delete(leftovers)
+
+    def _is_leftover(self, key: str) -> bool:
+        """Only asked after all decided transactions of ours were delivered: then nothing decided is left to be hit."""
+        origin = self._paths.staged_rows_origin(key)
+        if origin is None:
+            return False
+        token, subtask = origin
+        return token < self._context.token and subtask % self._context.parallelism == self._context.subtask
+
+    def _decoded(self, committable: bytes) -> WriteAheadCommittable:
+        return decode_committable(committable, self._context.job, self._context.sink, self._where)
+
+    # ------------------------------------------------------------ reading back
+
+    def _batches(self, entry: WriteAheadCommittable) -> Iterator[pa.RecordBatch]:
+        """All rows in order. The first object is read here and now: while that one is there, all are."""
+        first = [self._read(each) for each in entry.objects[:1]]
+        rest = (self._read(each) for each in entry.objects[1:])
+        return (batch for table in itertools.chain(first, rest) for batch in table)
+
+    def _read(self, staged: StagedRows) -> list[pa.RecordBatch]:
+        store = self._context.job_store
+        data = store.get(staged.key)
+        found = hashlib.sha256(data).hexdigest()
+        if found != staged.sha256:
+            raise Corrupt(
+                f"{self._where}: decided rows are damaged: {store.url}/{staged.key} should have sha256 "
+                f"{staged.sha256}, it has {found}: restore the object from a backup or an older version of the bucket; "
+                "the commit is tried again"
+            )
+        with pa.ipc.open_stream(data) as reader:
+            return list(reader)
+
+    def _already_delivered(self, entry: WriteAheadCommittable, remembered: bool | None, error: ObjectNotFound) -> None:
+        """Raise unless the missing objects were deleted because they had been delivered: by a successor, perhaps."""
+        context = self._context
+        if remembered is None:
+            prefix = self._paths.delivery_notes_prefix(context.sink, entry.lineage, entry.subtask)
+            for info in context.job_store.list(prefix):
+                said = self._paths.delivery_of(info.key)
+                if said is not None and said[0] >= entry.checkpoint:
+                    self._drop([entry])
+                    return
+        else:
+            self.look_again()
+            if self.delivered(entry.delivery, entry.rows):
+                return
+        raise Corrupt(
+            f"{self._where}: {entry.rows} decided rows of checkpoint {entry.checkpoint}, written by subtask "
+            f"{entry.subtask} of generation {entry.token}, are gone, and were not delivered ({error}). Were they "
+            "aborted, moved or deleted? Restore the object from a backup; the commit is tried again"
+        ) from error
+
+    # ------------------------------------------------------------ cleaning up
+
+    def _note(self, entry: WriteAheadCommittable) -> None:
+        context = self._context
+        origin = entry.lineage, entry.subtask
+        note = self._paths.delivery_note(context.sink, *origin, entry.checkpoint, context.token)
+        context.job_store.put(note, b"")
+        before = self._notes.get(origin)
+        if before is None:
+            prefix = self._paths.delivery_notes_prefix(context.sink, *origin)
+            older = [info.key for info in context.job_store.list(prefix) if info.key < note]
+        else:
+            older = [before] if before < note else []
+        context.job_store.delete(older)
+        self._notes[origin] = max(note, before or note)
+
+    def _drop(self, entries: Sequence[WriteAheadCommittable]) -> None:
+        """The staged rows of these; of each its first object first."""
+        store = self._context.job_store
+        store.delete([each.key for entry in entries for each in entry.objects[:1]])
+        rest = [each.key for entry in entries for each in entry.objects[1:]]
+        if rest:
+            store.delete(rest)
+
+
+def _encoded(batches: Sequence[pa.RecordBatch]) -> bytes:
+    table = pa.Table.from_batches(batches).combine_chunks()
+    buffer = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=_COMPRESSION)
+    with pa.ipc.new_stream(buffer, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return buffer.getvalue().to_pybytes()  # type: ignore[no-any-return]

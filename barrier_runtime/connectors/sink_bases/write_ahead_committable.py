@@ -1,0 +1,98 @@
+"""What a write-ahead sink needs to deliver one transaction from any process: whose rows, of which checkpoint, and which
+objects hold them, each with its hash.
+
+Versioned msgspec data. A committable is checked against the job and sink that read it before anything is delivered or
+deleted: its object names are ours, or it is refused.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from barrier_runtime.connectors.committable import decode_versioned
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.store.paths import Paths
+
+COMMITTABLE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class DeliveryToken:
+    """Names one delivery, the same whoever repeats it. Within (job, sink, lineage, subtask) checkpoints only rise.
+
+    `subtask` is the one that wrote the rows; after rescaling another one may deliver them. `token` is the fencing token
+    under which they were written."""
+
+    job: str
+    sink: str
+    lineage: str
+    subtask: int
+    checkpoint: int
+    token: int
+
+    @property
+    def text(self) -> str:
+        """As one idempotency key, for targets that take a text."""
+        return f"{self.job}/{self.sink}/{self.lineage}/{self.subtask}/{self.checkpoint}"
+
+
+class StagedRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: str  # in the job's store
+    sha256: str  # hex, of the whole object
+    rows: int
+
+
+class WriteAheadCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    job: str
+    sink: str
+    lineage: str
+    token: int
+    subtask: int
+    checkpoint: int
+    objects: tuple[StagedRows, ...]  # in the order of their rows
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.objects)
+
+    @property
+    def delivery(self) -> DeliveryToken:
+        return DeliveryToken(self.job, self.sink, self.lineage, self.subtask, self.checkpoint, self.token)
+
+
+_DECODER = msgspec.json.Decoder(WriteAheadCommittable)
+
+
+def encode_committable(delivery: DeliveryToken, objects: tuple[StagedRows, ...]) -> bytes:
+    return msgspec.json.encode(
+        WriteAheadCommittable(
+            COMMITTABLE_VERSION,
+            delivery.job,
+            delivery.sink,
+            delivery.lineage,
+            delivery.token,
+            delivery.subtask,
+            delivery.checkpoint,
+            objects,
+        )
+    )
+
+
+def decode_committable(data: bytes, job: str, sink: str, where: str) -> WriteAheadCommittable:
+    """Decode what `encode_committable` made for this sink of this job; anything else is refused."""
+    committable = decode_versioned(data, _DECODER, COMMITTABLE_VERSION, where, "delivered")
+    if (committable.job, committable.sink) != (job, sink):
+        raise Corrupt(
+            f"{where}: a committable is of job {committable.job[:100]!r}, sink {committable.sink[:100]!r}: nothing was "
+            "delivered or deleted; restore an intact copy of the checkpoint"
+        )
+    paths, origin = Paths(job), (committable.token, committable.subtask)
+    for each in committable.objects:
+        if not each.key.startswith(paths.staged_rows_prefix(sink)) or paths.staged_rows_origin(each.key) != origin:
+            raise Corrupt(
+                f"{where}: a committable of subtask {committable.subtask}, generation {committable.token} names "
+                f"{each.key[:200]!r}, which is no object of theirs: nothing was delivered or deleted; restore an "
+                "intact copy of the checkpoint"
+            )
+    return committable

@@ -1,0 +1,87 @@
+"""Event times as int64 milliseconds since the epoch, from every column type that can carry them; and how far they bring
+event time, row by row."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.state.errors import InvalidJob
+
+Detail = Literal["none", "late", "every"]
+
+_DAY_MS = 86_400_000
+_SCALE = {"s": (1_000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}  # multiply, then divide
+
+
+def check_event_time_type(kind: pa.DataType, column: str, where: str) -> None:
+    """Timestamps, dates, and int64 (taken as milliseconds) are event times; anything else is refused."""
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
+        raise InvalidJob(
+            f"{where}: event-time column {column!r} has type {kind}: use a timestamp, a date or int64 milliseconds"
+        )
+
+
+def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
+    """`times` without nulls (see `check_event_time_type`) as milliseconds; finer units are rounded down."""
+    kind = times.type
+    if pa.types.is_timestamp(kind):
+        multiply, divide = _SCALE[kind.unit]
+        values = _numbers(times.view(pa.int64()))
+        if divide != 1:
+            return values // divide
+        return values * multiply if multiply != 1 else values
+    if pa.types.is_date32(kind):
+        return _numbers(times.view(pa.int32())).astype(np.int64) * _DAY_MS
+    if pa.types.is_date64(kind):
+        return _numbers(times.view(pa.int64()))
+    return _numbers(times)
+
+
+@dataclass
+class EventClock:
+    """Event time as the rows of one stream (a split) make it: the greatest time seen, less what rows may be late.
+
+    `detail`: of which batches `reached` tells it row by row. "late": where a row is behind it, since only there does it
+    matter to windows how rows are cut into batches. "every": wherever it moves, for timers. "none": never.
+    """
+
+    max_out_of_orderness_ms: int
+    detail: Detail = "none"
+    greatest_ms: int = WATERMARK_MIN
+
+    @property
+    def watermark_ms(self) -> int:
+        return max(WATERMARK_MIN, self.greatest_ms - self.max_out_of_orderness_ms - 1)
+
+    def see(self, times: pa.Array, others_ms: int = WATERMARK_MAX) -> npt.NDArray[np.int64] | None:
+        """Go on with the event times of the next rows. `others_ms`: the watermark cannot pass that, because of other
+        streams. Gives the event time reached at each row, that row included; None where nobody needs to know."""
+        known = times.drop_null() if times.null_count else times
+        if not len(known):
+            return None
+        values = event_times_ms(known)
+        before_ms, self.greatest_ms = self.greatest_ms, max(self.greatest_ms, int(values.max()))
+        if self.detail == "none" or self.greatest_ms == before_ms:
+            return None
+        if self.detail == "late" and int(values.min()) > self.watermark_ms:
+            return None
+        if times.null_count:
+            filled = np.full(len(times), WATERMARK_MIN, np.int64)
+            filled[times.is_valid().to_numpy(zero_copy_only=False)] = values
+            values = filled
+        least_ms = WATERMARK_MIN + self.max_out_of_orderness_ms + 1
+        greatest = np.maximum(np.maximum.accumulate(values), max(before_ms, least_ms))
+        reached = greatest - (self.max_out_of_orderness_ms + 1)
+        if self.detail == "late" and not (values <= reached).any():
+            return None
+        told: npt.NDArray[np.int64] = np.minimum(reached, others_ms)
+        return told
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+    values: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False)
+    return values

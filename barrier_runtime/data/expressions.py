@@ -1,0 +1,42 @@
+"""Evaluating `pyarrow.compute` expressions on a batch.
+
+Acero, Arrow's engine, does the work; one thread, because a slot's loop has one and thread hand-overs cost latency.
+"""
+
+import pyarrow as pa
+import pyarrow.acero as acero
+import pyarrow.compute as pc
+
+from barrier_runtime.state.errors import InvalidJob
+
+
+def evaluate(batch: pa.RecordBatch, expressions: list[pc.Expression], where: str) -> list[pa.Array]:
+    """One array per expression."""
+    plan = acero.Declaration.from_sequence(
+        [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch]))),
+            acero.Declaration(
+                "project", acero.ProjectNodeOptions(expressions, [str(i) for i in range(len(expressions))])
+            ),
+        ]
+    )
+    try:
+        columns = plan.to_table(use_threads=False).columns
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, pa.ArrowTypeError) as error:
+        raise InvalidJob(
+            f"{where}: the expression cannot be computed: {error}. The rows have the columns "
+            + ", ".join(f"{field.name}: {field.type}" for field in batch.schema)
+        ) from error
+    return [_one_array(column) for column in columns]
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def evaluated_types(schema: pa.Schema, expressions: list[pc.Expression], where: str) -> list[pa.DataType]:
+    """The types `evaluate` will give: the same plan on no rows, so mistakes show before the job starts."""
+    empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    return [array.type for array in evaluate(empty, expressions, where)]

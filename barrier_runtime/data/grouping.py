@@ -1,0 +1,83 @@
+"""Which rows of a batch share a key: one group number per row, and the groups' keys.
+
+Hash based (no sort), because keys of a stream are many and unordered. A tiny batch is grouped in a Python dict, which
+beats the fixed cost of the vectorised way below some hundred rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_TINY = 300  # rows
+_FEW = 64  # numbers; Python is faster than numpy below
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    of_row: npt.NDArray[np.int64]  # group number of each row
+    keys: list[tuple[Any, ...]]  # by group number, in order of first appearance
+
+
+def group_rows(columns: list[pa.Array]) -> Groups:
+    """Group rows by the values of `columns` (types as `KeyCodec.arrays` gives them); nulls are one value."""
+    rows = len(columns[0])
+    if rows <= _TINY:
+        numbers: dict[tuple[Any, ...], int] = {}
+        tuples = zip(*[column.to_pylist() for column in columns], strict=True)
+        of_row = np.fromiter((numbers.setdefault(key, len(numbers)) for key in tuples), np.int64, rows)
+        return Groups(of_row, list(numbers))
+    codes, groups = _encode(columns[0])
+    for column in columns[1:]:
+        more, size = _encode(column)
+        codes, groups = _encode(pa.array(codes * size + more))
+    first = np.empty(groups, np.int64)
+    first[codes[::-1]] = np.arange(rows - 1, -1, -1)
+    taken = pa.array(first)
+    return Groups(codes, list(zip(*[column.take(taken).to_pylist() for column in columns], strict=True)))
+
+
+def _encode(column: pa.Array) -> tuple[npt.NDArray[np.int64], int]:
+    encoded = column.dictionary_encode(null_encoding="encode")
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
+
+
+def extremes(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
+    """The smallest and the greatest of one or more."""
+    if len(numbers) <= _FEW:
+        few = numbers.tolist()
+        return min(few), max(few)
+    return int(numbers.min()), int(numbers.max())
+
+
+def stable_order(slots: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """`argsort(slots, kind="stable")` for numbers in [0, 2**32); numpy sorts 16-bit numbers by radix, ten times
+    faster."""
+    if len(slots) < 1_024:
+        return np.argsort(slots, kind="stable")
+    order = np.argsort(slots.astype(np.uint16), kind="stable")
+    high = slots >> 16
+    if not high.any():
+        return order
+    return order[np.argsort(high.astype(np.uint16)[order], kind="stable")]
+
+
+def order_of_ints(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.intp]:
+    """The order of rows by these columns, first column first: several times faster than a comparing sort where the
+    numbers of a column lie within 2**32."""
+    order = np.arange(len(columns[0]))
+    for column in reversed(columns):
+        if not len(column):
+            break
+        lowest, highest = int(column.min()), int(column.max())
+        if lowest == highest:
+            continue
+        values = column[order]
+        if highest - lowest < 1 << 32:
+            order = order[stable_order(values - lowest)]
+        else:
+            order = order[np.argsort(values, kind="stable")]
+    return order

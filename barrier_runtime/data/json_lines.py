@@ -1,0 +1,24 @@
+"""JSON objects, one per line, as columns of declared types."""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.json as pajson
+
+from barrier_runtime.data.schemas import lines_parser
+
+
+def json_parser(where: str, schema: pa.Schema) -> Callable[[bytes], pa.RecordBatch]:
+    """From whole lines to rows. Fields that `schema` lacks are left out, absent ones are null. What it returns raises
+    `pa.ArrowInvalid` for what is not JSON objects of such columns."""
+    options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    return lines_parser(lambda data: json_table(data, options), schema, where)
+
+
+def json_table(data: bytes, options: pajson.ParseOptions | None = None) -> pa.Table:
+    """Without `options` types are guessed."""
+    return pajson.read_json(
+        pa.BufferReader(data),
+        read_options=pajson.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        parse_options=options or pajson.ParseOptions(),
+    )

@@ -1,0 +1,142 @@
+"""Key columns of a batch as state keys, and back.
+
+A state key is a tuple of None, bool, int, float, str or bytes: what the state's key codec can order and write down.
+Dates travel as days and timestamps as microseconds, the numbers that partitioning hashes too: a row and its state must
+meet in one key group. So no `datetime` object is made per row.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.data.rows import values_of
+from barrier_runtime.state.errors import InvalidJob
+
+StateKey: TypeAlias = tuple[Any, ...]
+
+
+def check_key_type(kind: pa.DataType, column: str, where: str) -> None:
+    if _is_temporal(kind) or _is_plain(kind) or (pa.types.is_dictionary(kind) and _is_plain(kind.value_type)):
+        return
+    raise InvalidJob(
+        f"{where}: key column {column!r} has type {kind}, which cannot be a key: cast it to an integer, string, "
+        "bytes, date or timestamp first"
+    )
+
+
+def _is_temporal(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def _is_int64_at_most(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) and not pa.types.is_uint64(kind))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+    )
+
+
+class KeyCodec:
+    """Translation for one operator's key columns of fixed types."""
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[str], where: str) -> None:
+        self.columns = tuple(columns)
+        for column in columns:
+            if column not in schema.names:
+                raise InvalidJob(f"{where}: there is no key column {column!r}: the rows have {', '.join(schema.names)}")
+            check_key_type(schema.field(column).type, column, where)
+        self.types = tuple(schema.field(column).type for column in columns)
+        self._where = where
+        self._temporal = any(_is_temporal(kind) for kind in self.types)
+        self._single = len(self.columns) == 1
+        self._ints = all(_is_temporal(kind) or _is_int64_at_most(kind) for kind in self.types)
+
+    @property
+    def is_one_int64(self) -> bool:
+        """A single int64 column: the dense tables have a shortcut for it."""
+        return self._single and bool(pa.types.is_int64(self.types[0]))
+
+    def arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The key columns, in forms whose `to_pylist` gives what a state key is made of."""
+        return [
+            self._plain(batch.column(column), column, kind)
+            for column, kind in zip(self.columns, self.types, strict=True)
+        ]
+
+    def int64(self, arrays: list[pa.Array]) -> "list[npt.NDArray[np.int64]] | None":
+        """What `arrays` gave, as int64 arrays; None where that is not what state keys are made of (text, nulls)."""
+        if not self._ints or any(array.null_count for array in arrays):
+            return None
+        return [array.to_numpy().astype(np.int64, copy=False) for array in arrays]
+
+    def state_keys(self, batch: pa.RecordBatch) -> list[StateKey]:
+        """One state key per row."""
+        return list(zip(*[array.to_pylist() for array in self.arrays(batch)], strict=True))
+
+    def user_keys(self, batch: pa.RecordBatch, state_keys: list[StateKey]) -> list[Any]:
+        """What a user's function sees, per row: the value of a single key column, a tuple of several."""
+        if self._temporal:
+            columns = [values_of(batch.column(column)) for column in self.columns]
+            return columns[0] if self._single else list(zip(*columns, strict=True))
+        return [key[0] for key in state_keys] if self._single else state_keys
+
+    def user_key(self, state_key: StateKey) -> Any:
+        """The same for one state key."""
+        if self._temporal:
+            values = tuple(values_of(self.column(i, [value]))[0] for i, value in enumerate(state_key))
+            return values[0] if self._single else values
+        return state_key[0] if self._single else state_key
+
+    def column(self, index: int, values: Sequence[Any]) -> pa.Array:
+        """Values of key column `index`, as found in state keys, in the column's own type."""
+        kind = self.types[index]
+        if pa.types.is_date(kind):
+            return pa.array(values, pa.int32()).view(pa.date32()).cast(kind)
+        if pa.types.is_timestamp(kind):
+            return pa.array(values, pa.int64()).view(pa.timestamp("us", kind.tz)).cast(kind)
+        return pa.array(values, kind)
+
+    def _plain(self, array: pa.Array, column: str, kind: pa.DataType) -> pa.Array:
+        if pa.types.is_integer(kind):
+            return array
+        if pa.types.is_date(kind):
+            return array.cast(pa.date32()).view(pa.int32())
+        if pa.types.is_timestamp(kind):
+            try:
+                return array.cast(pa.timestamp("us", kind.tz)).view(pa.int64())
+            except pa.ArrowInvalid as error:
+                raise InvalidJob(
+                    f"{self._where}: key column {column!r} is {kind} and not in whole microseconds ({error}): "
+                    "round it to microseconds before key_by"
+                ) from error
+        if pa.types.is_dictionary(kind):
+            return array.dictionary_decode()
+        if pa.types.is_floating(kind):
+            if pc.any(pc.is_nan(array)).as_py():
+                raise InvalidJob(
+                    f"{self._where}: key column {column!r} holds NaN, which equals nothing: "
+                    "replace or filter it before key_by"
+                )
+            return pc.add(array.cast(pa.float64()), pa.scalar(0.0))  # -0.0 and 0.0 are one key
+        return array
+
+
+def sort_rows(keys: Sequence[pa.Array]) -> np.ndarray:
+    """The order of rows by these columns, first column first, nulls last."""
+    table = pa.table({str(i): array for i, array in enumerate(keys)})
+    order = pc.sort_indices(table, sort_keys=[(str(i), "ascending") for i in range(len(keys))])
+    indices: np.ndarray = order.to_numpy()
+    return indices

@@ -1,0 +1,309 @@
+"""Batches as rows (plain dicts) for user functions, and rows back into batches of one fixed schema.
+
+The schema of what a function returns is given by the user or taken from its first batch, and is fixed from then on: a
+channel carries one schema. A row that does not fit is an error that says which column, and that `schema=` is the cure.
+
+A row counts as it was when it was yielded: rows become columns when their batch ends, so what the function could still
+change until then is copied at once (`RowWriter.take`).
+"""
+
+import copy
+import datetime
+import decimal
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from sys import getrefcount
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+import pyarrow as pa
+
+from barrier_runtime.state.errors import InvalidJob
+
+Row: TypeAlias = dict[str, Any]
+
+_CUT = 500  # characters of a record shown in an error
+_NEVER = 0
+_UNCHANGEABLE = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        str,
+        bytes,
+        decimal.Decimal,
+        datetime.datetime,
+        datetime.date,
+        datetime.time,
+        datetime.timedelta,
+        UUID,
+    }
+)
+_WIDEST_DECIMAL = 38  # digits of a decimal128
+
+
+def values_of(array: pa.Array) -> list[Any]:
+    """Python values of a column. Timestamps become `datetime` (digits below a microsecond are dropped), UTC ones
+    aware."""
+    kind = array.type
+    if pa.types.is_timestamp(kind) and kind.tz in (None, "UTC"):
+        if kind.unit == "ns":
+            array = array.cast(pa.timestamp("us", kind.tz), safe=False)
+        elif kind.unit != "us":
+            array = array.cast(pa.timestamp("us", kind.tz))
+        values = array.to_numpy(zero_copy_only=False).tolist()
+        if kind.tz is None:
+            return list(values)
+        utc = datetime.timezone.utc
+        return [value.replace(tzinfo=utc) if value is not None else None for value in values]
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        array = array.cast(pa.timestamp("us", kind.tz), safe=False)
+    return list(array.to_pylist())
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """One dict per row."""
+    return list(each_row(batch))
+
+
+def each_row(batch: pa.RecordBatch) -> Iterator[Row]:
+    """One dict per row, made when it is asked for: a large batch of them is not in the processor's cache."""
+    columns = [values_of(column) for column in batch.columns]
+    return map(dict, map(zip, itertools.repeat(batch.schema.names), zip(*columns, strict=True)))
+
+
+def preview(batch: pa.RecordBatch, row: int) -> str:
+    """Row `row` for an error message, cut to 500 characters."""
+    return cut(repr(rows_of(batch.slice(row, 1))[0]))
+
+
+def cut(text: str) -> str:
+    """`text` for an error message, at most 500 characters."""
+    return text if len(text) <= _CUT else text[: _CUT - 1] + "…"
+
+
+def _references_of_a_local() -> int:
+    """What `getrefcount` says of an object that one local variable holds. Newer interpreters count the argument no
+    more; too low a number would only mean more copies."""
+    assigned: Row = {}
+    counts = [getrefcount(assigned)]
+    made: Iterator[Row] = ({} for _ in range(1))
+    for each in made:
+        counts.append(getrefcount(each))
+    return min(counts)
+
+
+_ALONE = _references_of_a_local()
+_HELD_ONCE = _ALONE + 1  # one local variable and one other holder: the caller's variable, or the row
+
+
+class _Column(NamedTuple):
+    name: str
+    type: pa.DataType
+    nullable: bool
+    of: Callable[[Mapping[str, Any]], Any]  # its value in a row
+
+
+class RowWriter:
+    """Rows of one operator's user function as batches of one schema."""
+
+    def __init__(self, where: str, schema: pa.Schema | None) -> None:
+        self._where = where
+        self._declared = schema is not None
+        self.schema: pa.Schema | None = None
+        self._columns: list[_Column] = []
+        self._changeable: list[str] = []  # columns whose values may be changed in place
+        self._flat: frozenset[str] = frozenset()  # those of them that are lists of what cannot be changed
+        self.alone = _NEVER
+        if schema is not None:
+            self._fix(schema)
+
+    def take(self, rows: Iterable[Any], results: list[Row]) -> None:
+        """Append `rows` to `results` as they are now, whatever their maker does with them later. Made row by row.
+
+        A row that nobody else holds (as of `yield {...}`) cannot be changed any more and needs no copy; `alone` is the
+        count of references that says so, or one that never occurs while columns may hold lists and the like. In a list
+        that nobody else holds, as of `return [...]`, a row has one reference more.
+        """
+        alone, append, taken = self.alone, results.append, self.taken
+        if alone != _NEVER and type(rows) is list and getrefcount(rows) == alone:
+            alone += 1
+        for row in rows:
+            append(row if getrefcount(row) == alone else taken(row))
+
+    def taken(self, row: Any) -> Any:
+        """A copy of `row` that shares nothing with it that can be changed, or `row` where nobody else holds it; what
+        is no row comes back as it is. The caller holds `row` in one local variable."""
+        if type(row) is not dict and not isinstance(row, Mapping):
+            return row
+        copied = row if self._changeable and type(row) is dict and getrefcount(row) == _HELD_ONCE else dict(row)
+        for name in copied if self.schema is None else self._changeable:
+            value = copied.get(name)
+            if type(value) in _UNCHANGEABLE:
+                continue
+            if type(value) is list and name in self._flat and getrefcount(value) == _HELD_ONCE:
+                continue  # this row alone has it
+            copied[name] = _taken_value(value)
+        return copied
+
+    def batch(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None = None) -> pa.RecordBatch:
+        """`rows`, at least one. Raises `InvalidJob` for a row that does not fit. `like`: the schema of the function's
+        input; a type that the first rows leave open is that of the column of the same name there."""
+        if self.schema is None:
+            self._fix(self._infer(rows, like))
+        schema = self.schema
+        assert schema is not None
+        arrays = [self._column(rows, column) for column in self._columns]
+        if sum(map(len, rows)) != len(rows) * len(arrays):
+            self._check_names(rows)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _column(self, rows: Sequence[Mapping[str, Any]], column: _Column) -> pa.Array:
+        name, kind, nullable, of = column
+        try:
+            values = list(map(of, rows))
+        except (KeyError, TypeError):
+            self._check_names(rows)
+            values = [row.get(name) for row in rows]
+        try:
+            array = pa.array(values, kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError) as error:
+            raise self._misfit(name, kind, values) from error
+        if not nullable and array.null_count:
+            raise InvalidJob(f"{self._where}: column {name!r} is declared not nullable, but a row has None there")
+        return array
+
+    def _fix(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._columns = [_Column(each.name, each.type, each.nullable, itemgetter(each.name)) for each in schema]
+        changeable = {field.name: field.type for field in schema if not _is_unchangeable(field.type)}
+        self._changeable = list(changeable)
+        self._flat = frozenset(
+            name for name, kind in changeable.items() if pa.types.is_list(kind) and _is_unchangeable(kind.value_type)
+        )
+        self.alone = _NEVER if self._changeable else _ALONE
+
+    def _infer(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None) -> pa.Schema:
+        for row in rows:
+            self._check_row(row)
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        if not names:
+            raise InvalidJob(f"{self._where}: the returned row has no columns: return at least one")
+        fields = []
+        for name in names:
+            try:
+                values = [row.get(name) for row in rows]
+                known = like.field(name).type if like is not None and name in like.names else None
+                fields.append((name, _settled_type(values, known)))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                raise InvalidJob(
+                    f"{self._where}: no type fits all values of column {name!r} ({error}): pass schema="
+                ) from error
+        return pa.schema(fields)
+
+    def _check_row(self, row: object) -> None:
+        if not isinstance(row, Mapping):
+            raise InvalidJob(
+                f"{self._where}: the function gave a {type(row).__name__} where a row is expected: "
+                "return a dict of column name to value"
+            )
+
+    def _check_names(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Unknown columns are always wrong; absent ones mean null where the user declared the schema."""
+        assert self.schema is not None
+        known = set(self.schema.names)
+        for row in rows:
+            self._check_row(row)
+            unknown = [name for name in row if name not in known]
+            if unknown:
+                raise InvalidJob(
+                    f"{self._where}: a row has the column {unknown[0]!r}, which is not in its schema "
+                    f"({', '.join(self.schema.names)}): {self._remedy()}"
+                )
+            if not self._declared and len(row) < len(known):
+                absent = next(name for name in self.schema.names if name not in row)
+                raise InvalidJob(
+                    f"{self._where}: a row lacks the column {absent!r}, which other rows have: {self._remedy()}"
+                )
+
+    def _misfit(self, name: str, kind: pa.DataType, values: list[Any]) -> InvalidJob:
+        wrong = next((value for value in values if not _fit([value], kind)), None)
+        return InvalidJob(
+            f"{self._where}: column {name!r} is {kind}, but a row has {wrong!r} ({type(wrong).__name__}) there: "
+            + self._remedy()
+        )
+
+    def _remedy(self) -> str:
+        if self._declared:
+            return "return what schema= declares, or correct schema="
+        return "the schema was taken from the first rows; pass schema= to say what the function returns"
+
+
+def _taken_value(value: Any) -> Any:
+    """A copy of `value` that shares nothing with it that can be changed."""
+    kind = type(value)
+    if kind in _UNCHANGEABLE:
+        return value
+    if kind is list:
+        return [each if type(each) in _UNCHANGEABLE else _taken_value(each) for each in value]
+    if kind is dict:
+        return {key: _taken_value(each) for key, each in value.items()}
+    return value if isinstance(value, pa.Scalar | pa.Array) else copy.deepcopy(value)
+
+
+def _is_unchangeable(kind: pa.DataType) -> bool:
+    """Whether every Python value that becomes one of this type is immutable."""
+    types = pa.types
+    return bool(
+        types.is_boolean(kind)
+        or types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_temporal(kind)
+        or types.is_decimal(kind)
+    )
+
+
+def _settled_type(values: list[Any], known: pa.DataType | None) -> pa.DataType:
+    """The type for `values` and for those of later rows, as far as it can be told. What the first rows leave open (the
+    digits of decimals, what only nulls or empty lists stand for) is as in `known`, the input's column of that name."""
+    try:
+        guessed = pa.array(values).type
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        if known is None or not _fit(values, known):
+            raise
+        return known
+    settled = _settled(guessed, known)
+    if settled.equals(guessed) or _fit(values, settled):
+        return settled
+    return _settled(guessed, None)
+
+
+def _settled(guessed: pa.DataType, known: pa.DataType | None) -> pa.DataType:
+    types = pa.types
+    if types.is_null(guessed):
+        return guessed if known is None else known
+    if types.is_decimal(guessed):
+        if known is not None and types.is_decimal(known):
+            return known
+        return pa.decimal128(_WIDEST_DECIMAL, guessed.scale) if guessed.precision <= _WIDEST_DECIMAL else guessed
+    if types.is_integer(guessed) and known is not None and types.is_uint64(known):
+        return known  # else the first value of 2^63 or more would fit no more
+    if types.is_list(guessed):
+        element = known.value_type if known is not None and types.is_list(known) else None
+        return pa.list_(_settled(guessed.value_type, element))
+    if types.is_struct(guessed):
+        fields = {field.name: field.type for field in known} if known is not None and types.is_struct(known) else {}
+        return pa.struct([(field.name, _settled(field.type, fields.get(field.name))) for field in guessed])
+    return guessed
+
+
+def _fit(values: list[Any], kind: pa.DataType) -> bool:
+    try:
+        pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""From the plan of a flow to the graph that slots run."""

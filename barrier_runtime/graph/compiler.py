@@ -1,0 +1,201 @@
+"""From the plan of a flow to the graph of slots: chains where rows just pass on, edges where they are spread or split.
+
+A step joins the chain of its input when that is a plain forward from a step nobody else reads. It begins a chain when
+rows are exchanged (hash, rebalance), when it has several inputs, or when its input has several readers.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.source import DiscoveringSource, Source, Split
+from barrier_runtime.data.event_time import Detail
+from barrier_runtime.data.plain_rows import plain_schema
+from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
+from barrier_runtime.graph.logical import Node, Plan, SourceNode, StepNode
+from barrier_runtime.state.errors import InvalidJob
+
+_MAX_KEY_GROUPS = 32_768
+_MODES = ("exactly_once", "at_least_once")
+ListSplits: TypeAlias = Callable[[Source, int], Sequence[Split]]
+_List: TypeAlias = Callable[[Source], Sequence[Split]]
+
+
+def _list_splits(source: Source, parallelism: int) -> Sequence[Split]:
+    return source.splits(parallelism)
+
+
+def compile_plan(
+    plan: Plan,
+    parallelism: int,
+    max_parallelism: int = 128,
+    *,
+    mode: str = "exactly_once",
+    list_splits: ListSplits = _list_splits,
+) -> JobGraph:
+    """Check the plan and build its graph. Raises `InvalidJob`; lists the sources' splits (reads folders, asks servers)
+    by `list_splits`."""
+    if not 1 <= parallelism <= max_parallelism <= _MAX_KEY_GROUPS:
+        raise InvalidJob(
+            f"flow {plan.name!r}: parallelism {parallelism} with max_parallelism {max_parallelism}: "
+            f"use 1 <= parallelism <= max_parallelism <= {_MAX_KEY_GROUPS}"
+        )
+    if mode not in _MODES:
+        raise InvalidJob(f"flow {plan.name!r}: mode {mode!r}: use one of {', '.join(_MODES)}")
+    nodes = _named(plan.nodes)
+    readers = _readers(nodes)
+    _check_ends(plan.name, nodes, readers)
+    if mode == "exactly_once":
+        _check_guarantees(nodes)
+    chains, edges = _chained(nodes, readers, lambda source: list_splits(source, parallelism))
+    return JobGraph(plan.name, parallelism, max_parallelism, chains, edges)
+
+
+def _named(nodes: list[Node]) -> list[Node]:
+    """Unnamed steps get `<kind>-<n>`, skipping names in use. Nothing is stored under these names."""
+    used = {node.name for node in nodes if node.name is not None}
+    counts: dict[str, int] = {}
+    named: list[Node] = []
+    for node in nodes:
+        if node.name is None:
+            assert isinstance(node, StepNode)
+            while True:
+                counts[node.kind] = counts.get(node.kind, 0) + 1
+                name = f"{node.kind}-{counts[node.kind]}"
+                if name not in used:
+                    break
+            node = replace(node, name=name)
+        named.append(node)
+    return named
+
+
+def _readers(nodes: list[Node]) -> dict[int, list[int]]:
+    """Per node the nodes that read it, once per input."""
+    readers: dict[int, list[int]] = {number: [] for number in range(len(nodes))}
+    for number, node in enumerate(nodes):
+        if isinstance(node, StepNode):
+            for input in node.inputs:
+                readers[input.node].append(number)
+    return readers
+
+
+def _check_ends(flow: str, nodes: list[Node], readers: dict[int, list[int]]) -> None:
+    if not any(isinstance(node, SourceNode) for node in nodes):
+        raise InvalidJob(f"flow {flow!r} has no source: begin with read_parquet(), rate() or another source")
+    if not any(isinstance(node, StepNode) and node.is_sink for node in nodes):
+        raise InvalidJob(f"flow {flow!r} has no sink: end a stream with .sink(name, …)")
+    for number, node in enumerate(nodes):
+        if not readers[number] and not (isinstance(node, StepNode) and node.is_sink):
+            warnings.warn(
+                f"flow {flow!r}: nothing reads the output of {node.name!r}: end it with .sink(…), or remove it",
+                stacklevel=3,
+            )
+
+
+def _check_guarantees(nodes: list[Node]) -> None:
+    """Exactly-once needs every source upstream of an exactly-once sink to replay the same rows."""
+    unstable: dict[int, set[str]] = {}  # per node: sources above it that cannot replay
+    for number, node in enumerate(nodes):
+        if isinstance(node, SourceNode):
+            unstable[number] = set() if node.source.exactly_once else {node.name}
+            continue
+        unstable[number] = set().union(*[unstable[input.node] for input in node.inputs])
+        if node.is_sink and node.guarantee == "exactly_once" and unstable[number]:
+            source = sorted(unstable[number])[0]
+            raise InvalidJob(
+                f"sink {node.name!r} is exactly-once, but source {source!r} has no stable positions: a replay after a "
+                "failure may give other rows. Use a source that replays, a sink that declares at_least_once, "
+                'or mode="at_least_once"'
+            )
+
+
+def _chained(
+    nodes: list[Node], readers: dict[int, list[int]], list_splits: _List
+) -> tuple[tuple[Chain, ...], tuple[Edge, ...]]:
+    members: list[list[int]] = []  # nodes of each chain
+    chain_of: dict[int, int] = {}
+    for number, node in enumerate(nodes):
+        if isinstance(node, StepNode) and len(node.inputs) == 1:
+            input = node.inputs[0]
+            if input.partitioning == "forward" and len(readers[input.node]) == 1:
+                chain_of[number] = chain_of[input.node]
+                members[chain_of[number]].append(number)
+                continue
+        chain_of[number] = len(members)
+        members.append([number])
+    detail = _detail(nodes)
+    chains = tuple(
+        _chain(id, [nodes[number] for number in numbers], list_splits, detail) for id, numbers in enumerate(members)
+    )
+    edges: list[Edge] = []
+    for numbers in members:
+        first = nodes[numbers[0]]
+        if isinstance(first, SourceNode):
+            continue
+        for port, input in enumerate(first.inputs):
+            edges.append(
+                Edge(
+                    len(edges),
+                    chain_of[input.node],
+                    chain_of[numbers[0]],
+                    input.partitioning,
+                    input.keys,
+                    port,
+                    _schema(nodes[input.node]),
+                )
+            )
+    return chains, tuple(edges)
+
+
+def _schema(node: Node) -> pa.Schema | None:
+    schema = node.source.schema if isinstance(node, SourceNode) else node.schema
+    return None if schema is None else plain_schema(schema)
+
+
+def _chain(id: int, nodes: list[Node], list_splits: _List, detail: Detail) -> Chain:
+    source = _source(nodes[0], list_splits, detail) if isinstance(nodes[0], SourceNode) else None
+    return Chain(id, tuple(_operator(node) for node in nodes if isinstance(node, StepNode)), source)
+
+
+def _detail(nodes: list[Node]) -> Detail:
+    """How closely the steps of the flow follow event time, at most."""
+    wanted = {node.detail for node in nodes if isinstance(node, StepNode)}
+    return "every" if "every" in wanted else "late" if "late" in wanted else "none"
+
+
+def _source(node: SourceNode, list_splits: _List, detail: Detail) -> SourceSpec:
+    splits = tuple(list_splits(node.source))
+    if not splits and not isinstance(node.source, DiscoveringSource):
+        raise InvalidJob(f"source {node.name!r} has no splits: there is nothing to read")
+    if len({split.id for split in splits}) != len(splits):
+        raise InvalidJob(
+            f"source {node.name!r}: two splits have the same id: positions are kept by id, make them unique"
+        )
+    return SourceSpec(
+        node.name,
+        node.source,
+        splits,
+        node.event_time,
+        node.max_out_of_orderness_ms,
+        node.idle_timeout_ms,
+        detail=detail if node.event_time is not None else "none",
+    )
+
+
+def _operator(node: StepNode) -> OperatorSpec:
+    assert node.name is not None
+    return OperatorSpec(
+        node.name,
+        node.kind,
+        partial(node.make, node.name),
+        node.stateful,
+        node.is_sink,
+        node.guarantee,
+        node.global_committer,
+        node.describe,
+        node.definition,
+    )

@@ -1,0 +1,100 @@
+"""The compiled job: chains of operators and the edges between them. Made by `Dataflow.compile`, run by slots.
+
+A chain runs in one subtask per slot, operators calling each other directly. Edges end and begin chains.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.source import Source, Split
+from barrier_runtime.coordinator.wire.messages import ChainSpec
+from barrier_runtime.data.event_time import Detail
+from barrier_runtime.operators.base import Operator
+
+Partitioning = Literal["forward", "hash", "rebalance", "broadcast"]
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """`make` builds a fresh, unopened operator; it travels in Spark's closure."""
+
+    name: str
+    kind: str  # for people: "map", "window", "file sink", …
+    make: Callable[[], Operator]
+    stateful: bool = False  # a restore must find its snapshot's home
+    is_sink: bool = False
+    guarantee: str = ""  # sinks only
+    global_committer: bool = False  # sinks only
+    describe: str = ""  # one line for explain()
+    definition: str = ""  # what its state is a state of, such as the windows' size: must be equal to restore it
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    name: str
+    source: Source
+    splits: tuple[Split, ...]
+    event_time: str | None = None  # column of event times, for watermarks per split
+    max_out_of_orderness_ms: int = 0
+    idle_timeout_ms: int | None = None
+    max_rows_per_batch: int = 65_536
+    detail: Detail = "none"  # how closely operators below follow event time
+
+
+@dataclass(frozen=True)
+class Chain:
+    """`source` chains have no input edge. The source's name is the first name of the chain."""
+
+    id: int
+    operators: tuple[OperatorSpec, ...]
+    source: SourceSpec | None = None
+
+    @property
+    def name(self) -> str:
+        names = ([self.source.name] if self.source else []) + [operator.name for operator in self.operators]
+        return " → ".join(names)
+
+
+@dataclass(frozen=True)
+class Edge:
+    id: int
+    source_chain: int
+    target_chain: int
+    partitioning: Partitioning
+    keys: tuple[str, ...] = ()  # hash only: columns
+    port: int = 0  # which input of the target chain's first operator
+    schema: pa.Schema | None = None  # None: known at the first batch
+
+
+@dataclass(frozen=True)
+class JobGraph:
+    name: str
+    parallelism: int
+    max_parallelism: int
+    chains: tuple[Chain, ...]
+    edges: tuple[Edge, ...]
+
+    def inputs(self, chain: int) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.target_chain == chain)
+
+    def outputs(self, chain: int) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.source_chain == chain)
+
+    def chain_specs(self) -> tuple[ChainSpec, ...]:
+        """What the coordinator needs to know of the graph."""
+        return tuple(
+            ChainSpec(
+                chain=chain.id,
+                operators=((chain.source.name,) if chain.source else ()) + tuple(op.name for op in chain.operators),
+                stateful=((chain.source.name,) if chain.source else ())
+                + tuple(op.name for op in chain.operators if op.stateful),
+                sinks=tuple(op.name for op in chain.operators if op.is_sink),
+                global_sinks=tuple(op.name for op in chain.operators if op.is_sink and op.global_committer),
+                is_source=chain.source is not None,
+                definitions={op.name: op.definition for op in chain.operators if op.definition},
+            )
+            for chain in self.chains
+        )

@@ -1,0 +1,99 @@
+"""What a `Dataflow` has collected: sources and steps as plain values, connected by their numbers. Compiled by
+`compiler`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.source import Source
+from barrier_runtime.data.event_time import Detail
+from barrier_runtime.graph.job_graph import Partitioning
+from barrier_runtime.operators.base import Operator
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.ids import check_job_id, check_operator_name
+
+
+@dataclass(frozen=True)
+class Input:
+    """Where a step's rows come from and how they are spread over its subtasks."""
+
+    node: int
+    partitioning: Partitioning = "forward"
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SourceNode:
+    name: str
+    source: Source
+    event_time: str | None = None
+    max_out_of_orderness_ms: int = 0
+    idle_timeout_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class StepNode:
+    """`make` gets the step's final name. Unnamed steps are named at compilation and keep no state."""
+
+    name: str | None
+    kind: str
+    inputs: tuple[Input, ...]
+    make: Callable[[str], Operator]
+    schema: pa.Schema | None  # of its output, when known
+    stateful: bool = False
+    is_sink: bool = False
+    guarantee: str = ""
+    global_committer: bool = False
+    describe: str = ""
+    definition: str = ""  # see `OperatorSpec`
+    makes_watermarks: bool = False  # whatever its input has
+    detail: Detail = "none"  # how closely it follows event time
+
+
+Node: TypeAlias = SourceNode | StepNode
+
+
+class Plan:
+    """The nodes of the dataflow `name`; a node's number is its place. Names are checked as they come."""
+
+    def __init__(self, name: str) -> None:
+        self.name = check_job_id(name)
+        self.nodes: list[Node] = []
+        self._kinds: dict[str, str] = {}  # by name
+
+    def add(self, node: Node) -> int:
+        if node.name is not None:
+            kind = "source" if isinstance(node, SourceNode) else node.kind
+            check_operator_name(node.name)
+            if node.name in self._kinds:
+                raise InvalidJob(
+                    f"the name {node.name!r} is used twice, by a {self._kinds[node.name]} and a {kind}: "
+                    "rename one of them; names address state and must be unique in the flow"
+                )
+            self._kinds[node.name] = kind
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def without_watermarks(self, number: int) -> list[str]:
+        """Sources above node `number` (itself included) whose rows come to it without watermarks."""
+        found: dict[str, None] = {}
+        todo, seen = [number], set()
+        while todo:
+            at = todo.pop()
+            node = self.nodes[at]
+            if at in seen or (isinstance(node, StepNode) and node.makes_watermarks):
+                continue
+            seen.add(at)
+            if isinstance(node, StepNode):
+                todo += [input.node for input in reversed(node.inputs)]
+            elif node.event_time is None:
+                found[node.name] = None
+        return list(found)
+
+    def set_watermarks(self, number: int, column: str, max_out_of_orderness_ms: int) -> None:
+        """Watermarks of source `number`, made per split."""
+        node = self.nodes[number]
+        assert isinstance(node, SourceNode)
+        self.nodes[number] = replace(node, event_time=column, max_out_of_orderness_ms=max_out_of_orderness_ms)

@@ -1,0 +1,1 @@
+"""Reads what a job has stored, without the job."""

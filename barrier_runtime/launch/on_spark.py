@@ -1,0 +1,346 @@
+"""Runs a flow on Spark: coordinator, Spark session, stage of slots, and a thread that keeps an eye on all three.
+
+Whatever dies is started again from here as long as the coordinator wants the job: the coordinator child by its
+supervisor, a single slot by Spark, the whole Spark job by `SparkGang`. When the program ends, nothing stays behind.
+"""
+
+import contextlib
+import ipaddress
+import logging
+import shutil
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
+from barrier_runtime.coordinator.client.rest_token import read_token_file
+from barrier_runtime.coordinator.client.rest_types import SubmitReply
+from barrier_runtime.coordinator.status.health import TROUBLED, described
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.graph.logical import Plan
+from barrier_runtime.launch.options import JobOptions, job_spec
+from barrier_runtime.launch.patient_listing import patient_listing
+from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.removed_sinks import settle_removed_sinks
+from barrier_runtime.launch.result import JobFailed, JobResult, raise_unless_ended_well
+from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
+from barrier_runtime.spark.closure import check_travels
+from barrier_runtime.spark.session import (
+    check_session,
+    forwarded_environment,
+    jvm_trouble,
+    make_session,
+    stop_session,
+    total_cores,
+)
+from barrier_runtime.spark.stage import SparkGang
+from barrier_runtime.spark.task import SlotSettings, local_root
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.probe import probe_conditional_put
+from barrier_runtime.state.store.urls import shown
+
+log = logging.getLogger("barrier_runtime.job")
+
+_POLL_S = 0.25
+_TELL_AGAIN_S = 60.0  # of a trouble that lasts
+_LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end them
+
+
+def run(plan: Plan, options: JobOptions) -> JobResult:
+    """Run `plan` on Spark until it ends. Raises what `JobHandle.wait` raises."""
+    with start(plan, options) as handle:
+        return handle.wait()
+
+
+def start(plan: Plan, options: JobOptions) -> "JobHandle":
+    """Start `plan` on Spark and return at once."""
+    if options.checkpoints is None:
+        raise InvalidJob("checkpoints= is required on Spark: the folder or URL (file://, s3://) where checkpoints go")
+    listed = patient_listing(options)
+    graph = compile_plan(plan, options.parallelism, options.max_parallelism, mode=options.mode, list_splits=listed)
+    check_travels(graph)
+    spec = job_spec(graph, options)
+    local_root(spec.run_id)  # a folder that cannot be trusted is refused now, not in the slots
+    probe_conditional_put(_shared_store(options.checkpoints), f"{spec.job}/probe")
+    own_session = options.spark is None
+    spark = options.spark if options.spark is not None else make_session(graph.name, options.master, options.spark_conf)
+    try:
+        check_session(spark, options.parallelism)
+        settle_removed_sinks(graph, _shared_store(options.checkpoints), options)
+        if stage_sources(graph, options.checkpoints, fresh=options.restore == "none"):
+            graph = compile_plan(
+                plan, options.parallelism, options.max_parallelism, mode=options.mode, list_splits=listed
+            )
+        coordinator = _Coordinator(spec, options)
+    except BaseException:
+        if own_session:
+            spark.stop()
+        raise
+    return JobHandle(graph, spec, options, spark, own_session, coordinator)
+
+
+def _shared_store(url: str) -> ObjectStore:
+    """The store of a job of several processes."""
+    if url.startswith("memory://"):
+        raise InvalidJob(
+            f"checkpoints={shown(url)!r} is the memory of one process, a Spark job runs in several: "
+            "use a folder or s3://, or run_local()"
+        )
+    return open_store(url)
+
+
+def _url_for_slots(url: str) -> str:
+    """The same place for processes with another working directory; on S3 with the endpoint that the URL may name, or
+    slots would send their state to another S3."""
+    return url if url.startswith(("s3://", "s3a://")) else open_store(url).url
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Coordinator:
+    """The daemon of this job: a child process of ours, or one that runs already."""
+
+    def __init__(self, spec: JobSpec, options: JobOptions) -> None:
+        self._spec = spec
+        self._options = options
+        self._embedded: EmbeddedCoordinator | None = None
+        if options.coordinator is None:
+            assert options.checkpoints is not None
+            self._embedded = EmbeddedCoordinator(
+                options.checkpoints,
+                host=options.coordinator_host,
+                network="loopback" if _is_loopback(options.coordinator_host) else "trusted",
+            )
+            self.submitted: SubmitReply = self._embedded.submit(spec)
+            self.client: CoordinatorClient | FailoverClient = self._embedded.client
+        else:
+            assert options.token_file is not None
+            self.client = FailoverClient(addresses(options.coordinator), read_token_file(Path(options.token_file)))
+            self.submitted = self._submit()
+
+    def _submit(self) -> SubmitReply:
+        assert self._options.checkpoints is not None
+        return self.client.submit(self._spec, open_store(self._options.checkpoints).url)
+
+    def control_addresses(self) -> tuple[tuple[str, int], ...]:
+        """Where slots may find the daemon that leads: first the one that took the job, then all others that answer."""
+        first = (self.submitted.control_host, self.submitted.control_port)
+        if not isinstance(self.client, FailoverClient):
+            return (first,)
+        storage = open_store(self._options.checkpoints or "").url
+        others = []
+        for daemon in self.client.daemons():
+            if daemon.storage == storage:
+                others.append((daemon.control_host, daemon.control_port))
+            else:
+                log.warning("a coordinator keeps checkpoints in %s, not in %s: not used", daemon.storage, storage)
+        return tuple(dict.fromkeys([first, *others]))
+
+    def status(self) -> JobStatus | None:
+        """None while it is being restarted. Raises when it never will be there again, or refuses this run."""
+        try:
+            return self.client.status(self._spec.job, self._spec.run_id)
+        except Unavailable:
+            if self._embedded is not None:
+                self._embedded.ensure_alive()
+        except InvalidJob:  # it was restarted before the first record of this run was in the log
+            with contextlib.suppress(Unavailable):
+                self._submit()  # changes nothing for a run that it does know
+        return None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child process; None for a daemon that is not ours."""
+        return self._embedded.pid if self._embedded is not None else None
+
+    def close(self) -> None:
+        if self._embedded is not None:
+            self._embedded.close()
+
+
+@plain_errors
+class JobHandle:
+    """A running job. Use as a context manager, or call `close`: leaving stops what is still running."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        spec: JobSpec,
+        options: JobOptions,
+        spark: Any,
+        own_session: bool,
+        coordinator: _Coordinator,
+    ) -> None:
+        self._graph = graph
+        self._spec = spec
+        self._options = options
+        self._spark = spark
+        self._own_session = own_session
+        self._coordinator = coordinator
+        self._last: JobStatus | None = None
+        self._condition = ""  # the last one that was seen
+        self._told_s = 0.0  # when one was told of last
+        self._trouble: Exception | None = None  # why the job can't be followed to its end
+        self._stop_mode: Literal["checkpoint", "now"] | None = None
+        self._stop_told = ""  # the coordinator process that was asked to stop
+        self._ended = threading.Event()
+        self._closed = False
+        assert options.checkpoints is not None
+        settings = SlotSettings(
+            graph=graph,
+            mode=spec.checkpoints.mode,
+            run_id=spec.run_id,
+            secret=bytes.fromhex(coordinator.submitted.secret),
+            control_addresses=coordinator.control_addresses(),
+            storage_url=_url_for_slots(options.checkpoints),
+            state=options.state,
+            lease_s=options.coordinator_lease,
+            environment=forwarded_environment(),
+        )
+        self._gang = SparkGang(spark, settings, options.parallelism, lambda: not self._ended.is_set())
+        self._gang.start()
+        self._watching = threading.Thread(target=self._watch, name="barrier-job-watch", daemon=True)
+        self._watching.start()
+
+    # ------------------------------------------------------------ what users call
+
+    def status(self) -> JobStatus:
+        """The coordinator's view, asked now; the last one known while it is being restarted."""
+        status = self._coordinator.status()
+        if status is not None:
+            self._last = status
+        if self._last is None:
+            raise Unavailable(f"the coordinator of job {self._spec.job} is being restarted: ask again in a moment")
+        return self._last
+
+    def wait(self, timeout: float | None = None) -> JobResult:
+        """Until the job ended. Raises `JobFailed`, `Fenced`, or `Unavailable` when `timeout` (seconds) is over."""
+        if not self._ended.wait(timeout):
+            raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
+        if self._trouble is not None:
+            self.close()
+            raise Unavailable(f"job {self._spec.job} was given up: {self._trouble}") from self._trouble
+        assert self._last is not None
+        status = self._last
+        hint = f"\n{self._spark_view()}" if status.absent_slots and not self._closed else ""
+        self.close()
+        try:
+            raise_unless_ended_well(status)
+        except JobFailed as error:
+            raise JobFailed(f"{error}{hint}", status) from None
+        return JobResult(status)
+
+    def trigger_checkpoint(self) -> None:
+        self._coordinator.client.trigger(self._spec.job, self._spec.run_id)
+
+    def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint") -> None:
+        """End the job: after a last committed checkpoint ("checkpoint") or at once ("now")."""
+        self._stop_told = self._last.leader if self._last is not None else ""
+        self._coordinator.client.stop(self._spec.job, mode, self._spec.run_id)
+        self._stop_mode = mode
+
+    @property
+    def coordinator_pid(self) -> int | None:
+        return self._coordinator.pid
+
+    def close(self) -> None:
+        """Stop everything this handle started. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._ended.is_set() or self._trouble is not None:
+            # It may be restarting or already gone; what follows ends the slots all the same.
+            with contextlib.suppress(BarrierRuntimeError):
+                self.stop("now")
+        self._ended.set()
+        try:
+            if not self._gang.join(_LEAVE_S):
+                self._gang.cancel()
+            self._watching.join(5)
+        finally:
+            self._coordinator.close()
+        if self._own_session:
+            stop_session(self._spark)
+        if self._last is not None and self._last.outcome == "finished":
+            assert self._options.checkpoints is not None
+            unstage_sources(self._graph, self._options.checkpoints)
+        shutil.rmtree(local_root(self._spec.run_id), ignore_errors=True)
+
+    def __enter__(self) -> "JobHandle":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ the watching thread
+
+    def _watch(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # Spark's, of many kinds, or ours: unheard, it would leave `wait` waiting for ever
+            self._trouble = jvm_trouble(self._spark) or error
+        self._ended.set()
+
+    def _follow(self) -> None:
+        """Until the job ended: do what its coordinator asks of Spark. Raises when that cannot be done any more."""
+        killed: set[int] = set()
+        while not self._ended.is_set():
+            trouble = jvm_trouble(self._spark)
+            if trouble is not None:
+                raise trouble
+            status = self._coordinator.status()
+            if status is not None:
+                self._last = status
+                self._tell_condition(status)
+                for order in status.kill:
+                    if order.task_attempt not in killed:
+                        killed.add(order.task_attempt)
+                        self._gang.kill_task(order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up")
+                if status.outcome is not None:
+                    return
+                self._repeat_stop(status)
+            self._ended.wait(_POLL_S)
+
+    def _tell_condition(self, status: JobStatus) -> None:
+        """The coordinator's own log is not what the user of this program reads."""
+        now_s = time.monotonic()
+        news = status.condition != self._condition or now_s - self._told_s >= _TELL_AGAIN_S
+        if news and {status.condition, self._condition} & TROUBLED:
+            self._told_s = now_s
+            log.warning("job %s: %s", self._spec.job, described(status.condition, status.condition_reason))
+        self._condition = status.condition
+
+    def _repeat_stop(self, status: JobStatus) -> None:
+        """A coordinator keeps nothing that is not in the log: one that was started again does not know of the wish."""
+        if self._stop_mode is not None and status.leader != self._stop_told:
+            with contextlib.suppress(Unavailable, InvalidJob):  # away again: the next status tells
+                self._coordinator.client.stop(self._spec.job, self._stop_mode, self._spec.run_id)
+                self._stop_told = status.leader
+
+    def _spark_view(self) -> str:
+        """What Spark says about slots that did not come."""
+        lines = [
+            f"Spark has {total_cores(self._spark)} cores for {self._options.parallelism} slots; every slot occupies "
+            "spark.task.cpus of them for the whole job: free some, add executors or use a smaller parallelism"
+        ]
+        if self._gang.last_failure:
+            lines.append(
+                f"the Spark job failed {self._gang.submissions} time(s), last with:\n{self._gang.last_failure}"
+            )
+        return "\n".join(lines)

@@ -1,0 +1,197 @@
+"""The options of a run, checked when they are given; and the job's description made from them.
+
+Times are seconds, as users write them; inside the runtime they are milliseconds.
+"""
+
+import difflib
+import getpass
+import math
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from barrier_runtime.coordinator.option_table import CHECKPOINTS, OPTIONS, Option, wanted, wanted_type
+from barrier_runtime.coordinator.option_types import OptionValues
+from barrier_runtime.coordinator.options import MAX_CHECKPOINT_DIGITS, MAX_PARALLELISM, progress_timeout_ms, validated
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.launch.restart_options import refuse_idle, restart_options
+from barrier_runtime.runtime.execution import StateSettings
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.store.urls import without_credentials
+
+NOTHING: Mapping[str, object] = MappingProxyType({})
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class JobOptions(OptionValues):
+    """The options of `Dataflow.run`, `start` and `run_local`, from the table `coordinator.option_table`."""
+
+    @classmethod
+    def from_keywords(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object] = NOTHING) -> "JobOptions":
+        """`of_flow`: what holds unless `keywords` say otherwise."""
+        given = {**of_flow, **keywords}
+        options = cls(**typed(given))
+        options.check()
+        refuse_idle(options, given.keys() if "restart" not in keywords else keywords.keys())
+        if "aligned_timeout" in (given if "unaligned" not in keywords else keywords) and not options.unaligned:
+            raise InvalidJob(
+                f"aligned_timeout={options.aligned_timeout!r} has no meaning without unaligned=True: give both, or "
+                "leave it out"
+            )
+        return options
+
+    @classmethod
+    def for_local_run(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object] = NOTHING) -> "JobOptions":
+        """Of `run_local`, which refuses keywords that it would ignore; a flow may have some for its runs on Spark."""
+        refuse_for_spark({name: name for name in keywords}, "use run()")
+        return cls.from_keywords(keywords, {"check_state": True, **usable_locally(of_flow)})
+
+    def check(self) -> None:
+        """Raise `InvalidJob` for the first value that cannot be right."""
+        for option in OPTIONS.values():
+            _check_bounds(option, getattr(self, option.name))
+        if self.max_parallelism < self.parallelism:
+            raise InvalidJob(
+                f"max_parallelism={self.max_parallelism}: give a whole number from parallelism "
+                f"({self.parallelism}) to {MAX_PARALLELISM}; it is fixed for the life of the job"
+            )
+        if self.restore not in ("latest", "none") and not (self.restore.isascii() and self.restore.isdigit()):
+            raise InvalidJob(f"restore={self.restore!r}: {OPTIONS['restore'].remedy}")
+        if len(self.restore) > MAX_CHECKPOINT_DIGITS:
+            raise InvalidJob(f"restore has {len(self.restore)} characters: {OPTIONS['restore'].remedy}")
+        check_job_id(self.run_id, "run_id")
+        for name in ("checkpoints", "coordinator"):
+            for url in (getattr(self, name) or "").split(","):
+                without_credentials(url.strip(), name)
+        if self.coordinator is not None and self.token_file is None:
+            raise InvalidJob("coordinator= needs token_file=, the file with the daemon's bearer token")
+        self.checkpoint_options()
+        restart_options(self)
+        self.progress_timeout_ms()
+
+    def progress_timeout_ms(self) -> int:
+        checkpoints = self.checkpoint_options()
+        given = self.progress_timeout
+        if given is None:
+            return progress_timeout_ms(0, checkpoints)
+        if given * 1000 <= checkpoints.interval_ms:
+            raise InvalidJob(
+                f"progress_timeout={given:g}: give more than the time between two checkpoints, "
+                f"{checkpoints.interval_ms / 1000:g} s, or every job would seem to stand still"
+            )
+        return progress_timeout_ms(round(given * 1000), checkpoints)
+
+    def checkpoint_options(self) -> CheckpointOptions:
+        values = {option.field: option.stored(getattr(self, option.name)) for option in CHECKPOINTS if option.field}
+        return validated(CheckpointOptions(**values))
+
+    @property
+    def state(self) -> StateSettings:
+        return StateSettings(
+            self.state_backend,
+            self.state_memory_mb * _MIB,
+            self.state_cache_mb * _MIB,
+            watched=bool(self.check_state),
+        )
+
+
+def typed(given: Mapping[str, object]) -> dict[str, Any]:
+    """Values of the options' types. Raises `InvalidJob` for unknown names, and for what cannot be made such a value."""
+    unknown = sorted(set(given) - OPTIONS.keys())
+    if unknown:
+        meant = difflib.get_close_matches(unknown[0], OPTIONS, 1)
+        hint = f" (did you mean {meant[0]}?)" if meant else ""
+        raise InvalidJob(f"unknown option {', '.join(unknown)}{hint}: the options are {', '.join(sorted(OPTIONS))}")
+    return {name: _typed(OPTIONS[name], value) for name, value in given.items()}
+
+
+def refuse_for_spark(given: Mapping[str, str], remedy: str) -> None:
+    """Raise `InvalidJob` for options that a local run would ignore. `given`: option -> what the user calls it."""
+    idle = [said for name, said in given.items() if _is_for_spark(name)]
+    if idle:
+        raise InvalidJob(
+            f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no meaning in a local run, which has neither "
+            f"Spark nor a daemon: leave it out, or {remedy}"
+        )
+
+
+def _is_for_spark(name: str) -> bool:
+    return name in OPTIONS and OPTIONS[name].where == "spark"
+
+
+def usable_locally(of_flow: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in of_flow.items() if not _is_for_spark(name)}
+
+
+def _typed(option: Option, value: object) -> Any:
+    """`value` as the option's type; paths become text and checkpoint numbers may be numbers."""
+    if "PathLike" in option.also and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if option.also == "int" and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if "Sequence" in option.also and isinstance(value, list | tuple) and all(isinstance(url, str) for url in value):
+        value = ",".join(value)
+    harmless = option.shown == "value" or isinstance(value, int | float)  # other text may hold a secret
+    said = repr(value) if harmless else f"a {type(value).__name__}"
+    try:
+        typed = msgspec.convert(value, option.type)
+    except msgspec.ValidationError as error:
+        raise InvalidJob(f"{option.name}={said}: {wanted_type(option)}") from error
+    if isinstance(typed, float) and not math.isfinite(typed):
+        raise InvalidJob(f"{option.name}={value!r}: {wanted_type(option)}")
+    return typed
+
+
+def _check_bounds(option: Option, value: Any) -> None:
+    if value is None or option.low is None or option.high is None:
+        return
+    if not option.low <= value <= option.high:
+        raise InvalidJob(f"{option.name}={value}: {wanted(option)}")
+
+
+def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
+    """What is submitted to the coordinator."""
+    return JobSpec(
+        job=check_job_id(graph.name),
+        run_id=options.run_id,
+        submitter=f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()}",
+        parallelism=graph.parallelism,
+        max_parallelism=graph.max_parallelism,
+        chains=graph.chain_specs(),
+        checkpoints=options.checkpoint_options(),
+        restore=options.restore,
+        allow_replay=options.allow_replay,
+        allow_non_restored=options.allow_non_restored,
+        slot_timeout_ms=round(options.slot_timeout * 1000),
+        gang_timeout_ms=round(options.gang_timeout * 1000),
+        restart=restart_options(options),
+        progress_timeout_ms=options.progress_timeout_ms(),
+    )
+
+
+class StorageOfRun:
+    """The storage URL of a local run: the one given, or a folder that lives as long as the run."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self._given = options.checkpoints
+        self._temporary: str | None = None
+
+    def __enter__(self) -> str:
+        if self._given is not None:
+            return self._given
+        self._temporary = tempfile.mkdtemp(prefix="barrier-runtime-checkpoints-")
+        return self._temporary
+
+    def __exit__(self, *exception: object) -> None:
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)

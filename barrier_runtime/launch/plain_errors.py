@@ -1,0 +1,71 @@
+"""Errors at the edge of the API: what a user's program sees of them.
+
+The message says what is wrong and what to do; the dozen frames between the user's call and the line that noticed it say
+nothing, and would stand before it. So they are cut off here (the logger `barrier_runtime` has them at level DEBUG),
+except where somebody must look into our code: broken laws and broken files. `__cause__` is the user's own exception, if
+there is one, with its traceback from the user's first frame on, for debuggers and collectors of errors.
+"""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, TypeVar
+
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, ProtocolViolation, UserCodeError
+
+log = logging.getLogger("barrier_runtime")
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class WrongCall(InvalidJob, TypeError):
+    """A method was called with other arguments than it has."""
+
+
+def plain_errors(cls: C) -> C:
+    """Class decorator: errors leave its public methods without our frames."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(cls, name, _plain(method))
+    return cls
+
+
+def _plain(method: F) -> F:
+    @functools.wraps(method)
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return method(*arguments, **keywords)
+        except (Corrupt, ProtocolViolation):
+            raise
+        except BarrierRuntimeError as error:
+            log.debug("%s raised %s", method.__qualname__, type(error).__name__, exc_info=True)
+            internal = isinstance(error, InvalidJob) and not isinstance(error, UserCodeError)
+            raise error.with_traceback(None) from (None if internal else error.__cause__)
+        except TypeError:
+            wrong = _wrong_call(method, arguments, keywords)
+            if wrong is None:
+                raise
+            raise wrong from None
+
+    return called  # type: ignore[return-value]
+
+
+def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> WrongCall | None:
+    """None: the arguments fit, so it was something inside that raised."""
+    signature = inspect.signature(method)
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        _, *takes = signature.parameters.values()
+        named = bool(takes) and takes[0].name == "name" and takes[0].default is inspect.Parameter.empty
+        nameless = named and not isinstance(keywords.get("name", arguments[1] if len(arguments) > 1 else None), str)
+        remedy = f"the first argument is the step's name, a string, as in {method.__name__}('some-name', …)"
+        shown = signature.replace(
+            parameters=[each.replace(annotation=inspect.Parameter.empty) for each in takes],
+            return_annotation=inspect.Signature.empty,
+        )
+        return WrongCall(f"{method.__qualname__}: {error}: {remedy if nameless else f'it takes {shown}'}")
+    return None

@@ -1,0 +1,59 @@
+"""How a job ended, as the caller of `run` sees it: a result, or the error that says why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.operators.user_code import from_users_frame
+from barrier_runtime.state.errors import BarrierRuntimeError, Fenced, UserCodeError
+
+_ENOUGH = 300  # characters that tell one error from others; long ones are shortened on their way
+
+
+class JobFailed(BarrierRuntimeError):
+    """The job ended in failure; the text ends with the remedy. If a function of the user raised, `__cause__` is that
+    exception after `run_local`; on Spark the text begins with its traceback. `told` is all of it as text."""
+
+    def __init__(self, message: str, status: JobStatus | None = None, told: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.told = told or message
+
+
+@dataclass(frozen=True, repr=False)
+class JobResult:
+    """`status` is the coordinator's last word on the job."""
+
+    status: JobStatus
+
+    @property
+    def records(self) -> int:
+        return self.status.records
+
+    def __str__(self) -> str:
+        """One line for people; everything else is in `status`."""
+        checkpoints = self.status.checkpoints
+        last = (
+            f", the last is {checkpoints.last_completed.checkpoint}" if checkpoints.last_completed is not None else ""
+        )
+        return (
+            f"job {self.status.job} {self.status.outcome}: {self.records:,} records read, "
+            f"{checkpoints.completed} checkpoints completed{last}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<JobResult: {self}>"
+
+
+def raise_unless_ended_well(status: JobStatus, troubles: Sequence[BaseException] = ()) -> None:
+    """`Fenced` when another run took the job over, `JobFailed` when it failed; nothing when finished or stopped.
+    `troubles`: what slots of this process raised."""
+    if status.outcome in ("fenced", "replaced"):
+        raise Fenced(status.error or status.reason)
+    if status.outcome not in ("finished", "cancelled"):
+        told = status.error or status.reason or f"job {status.job} ended as {status.outcome}"
+        for trouble in troubles:
+            if trouble.__cause__ is not None and str(trouble)[:_ENOUGH] in told:
+                message = str(trouble.args[0]) if isinstance(trouble, UserCodeError) else told
+                raise JobFailed(message, status, told) from from_users_frame(trouble.__cause__)
+        raise JobFailed(told, status)

@@ -1,0 +1,259 @@
+"""Updating registers for a whole batch: into groups at once (windows), or row by row with every running value (running
+aggregates). Pure numpy; the arrays belong to a dense state table.
+
+An integer sum may leave 64 bits. The extremes of a batch show nearly always that it cannot; where it might, `_carries`
+counts exactly, in two halves of 32 bits, how often it does at which row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.grouping import extremes, stable_order
+from barrier_runtime.operators.aggregation.functions import Columns, Plan, Register, to_register
+from barrier_runtime.state.errors import InvalidJob
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Values: TypeAlias = npt.NDArray[Any]
+Left: TypeAlias = Callable[[str, int], Exception]  # column and slot of a sum that has left 64 bits -> what to raise
+
+_HALF = np.int64(0xFFFFFFFF)
+_TOO_FAR = 1 << 63
+_ROUNDS = 32  # groups longer than this are accumulated one by one, shorter ones side by side
+
+
+class BatchValues:
+    """The columns of one batch as registers take them. Converted once per column and batch."""
+
+    def __init__(self, batch: pa.RecordBatch, where: str) -> None:
+        self._batch = batch
+        self._where = where
+        self._valid: dict[str, npt.NDArray[np.bool_] | None] = {}
+        self._dense: dict[tuple[str, str], Values] = {}
+
+    def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
+        """Which rows are not null; None when all are."""
+        if column not in self._valid:
+            array = self._batch.column(column)
+            self._valid[column] = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        return self._valid[column]
+
+    def values(self, register: Register) -> Values:
+        """One value per row; where the column is null, the one that changes nothing."""
+        assert register.column is not None
+        key = (register.column, register.name)
+        found = self._dense.get(key)
+        if found is None:
+            array = self._as_register(self._batch.column(register.column), register)
+            if array.null_count:
+                array = array.fill_null(pa.scalar(register.initial, array.type))
+            found = array.to_numpy(zero_copy_only=False)
+            self._dense[key] = found
+        return found
+
+    def _as_register(self, column: pa.Array, register: Register) -> pa.Array:
+        try:
+            return to_register(column, register.dtype)
+        except pa.ArrowInvalid as error:
+            raise InvalidJob(
+                f"{self._where}: column {register.column!r} ({column.type}) has a value beyond 64 bits with a sign "
+                f"({error}): cast it to float64 in a select() before, or use process()"
+            ) from error
+
+
+class SumBounds:
+    """What the integer sums of a table that holds all its entries can be at most, in absolute value."""
+
+    def __init__(self) -> None:
+        self._bounds: dict[str, int] = {}  # by register
+        self._rows: dict[str, int] = {}  # looked at since the bound was measured
+
+    def may_leave(self, register: Register, column: Values, slots: Ints, values: Values) -> bool:
+        """Whether adding `values` to the entries `slots` of `column` may leave 64 bits."""
+        most = _most(values) * len(values)
+        bound = self._bounds.get(register.name, _TOO_FAR) + most
+        if bound < _TOO_FAR:
+            self._bounds[register.name] = bound
+            return False
+        self._measure(register.name, column, len(values), most)
+        return self._bounds[register.name] >= _TOO_FAR and _most(column[slots]) + most >= _TOO_FAR
+
+    def _measure(self, name: str, column: Values, rows: int, most: int) -> None:
+        """That takes as long as the column has entries, so it waits for as many rows."""
+        self._rows[name] = self._rows.get(name, len(column)) + rows
+        if self._rows[name] > len(column):
+            self._bounds[name], self._rows[name] = _most(column), 0
+        self._bounds[name] += most
+
+
+def _most(values: Values) -> int:
+    """The greatest absolute value."""
+    lowest, highest = extremes(values) if len(values) else (0, 0)
+    return max(highest, -lowest)
+
+
+def add_to_groups(plan: Plan, columns: Columns, slots: Ints, batch: BatchValues, bounds: SumBounds, left: Left) -> None:
+    """Add every row to the entry `slots[row]`. Slots may repeat."""
+    for register in plan.registers:
+        target = columns[register.name]
+        if register.kind == "rows":
+            np.add.at(target, slots, 1)
+        elif register.kind == "values":
+            assert register.column is not None
+            valid = batch.valid(register.column)
+            np.add.at(target, slots if valid is None else slots[valid], 1)
+        elif register.kind != "carry":
+            values = batch.values(register)
+            if register.sums_integers and bounds.may_leave(register, target, slots, values):
+                _carry_groups(plan, register, columns, slots, values, left)
+            with np.errstate(invalid="ignore"):  # NaN is a value here
+                register.ufunc.at(target, slots, values)
+
+
+def _carry_groups(plan: Plan, register: Register, columns: Columns, slots: Ints, values: Values, left: Left) -> None:
+    """Before `values` are added to the entries `slots`: how often that leaves 64 bits."""
+    rows = RunningOrder.of(slots)
+    before = columns[register.name][rows.slots]
+    carries = _carries(values[rows.order], before, rows)
+    _refuse(plan, register, carries, rows, left)
+    carry = columns.get(f"carry:{register.column}")
+    if carry is not None:
+        carry[rows.slots] += carries[rows.starts + rows.lengths - 1]
+
+
+def _refuse(plan: Plan, register: Register, carries: Values, rows: "RunningOrder", left: Left) -> None:
+    """A sum that is given as int64 must not leave 64 bits, not even for one row: then it would depend on batches
+    whether that is seen."""
+    if register.column in plan.within_64_bits and carries.any():
+        group = np.searchsorted(rows.starts, np.argmax(carries != 0), side="right") - 1
+        raise left(register.column, int(rows.slots[group]))
+
+
+def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
+    """Per row, ordered by group, how often the sum of its group has left 64 bits upwards (downwards: negative) since
+    `before`."""
+    low = _running_integers(values & _HALF, before & _HALF, rows)
+    high = _running_integers(values >> 32, before >> 32, rows) + (low >> 32)
+    carries: Values = (high + (1 << 31)) >> 32
+    return carries
+
+
+@dataclass(frozen=True, slots=True)
+class RunningOrder:
+    """Rows of a batch ordered by key, arrival order kept within a key."""
+
+    order: npt.NDArray[np.intp]  # row numbers, sorted
+    slots: Ints  # of the groups, in that order
+    starts: npt.NDArray[np.intp]  # where each group's rows begin in `order`
+    lengths: npt.NDArray[np.intp]
+
+    @staticmethod
+    def of(groups: npt.NDArray[Any], slots: Ints | None = None) -> "RunningOrder":
+        """`groups`: a number per row; `slots` by that number (None: the number is the slot)."""
+        order = stable_order(groups)
+        ordered = groups[order]
+        changes = np.empty(len(groups), np.bool_)
+        changes[0] = True
+        np.not_equal(ordered[1:], ordered[:-1], out=changes[1:])
+        starts = np.flatnonzero(changes)
+        lengths = np.empty_like(starts)
+        np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
+        lengths[-1] = len(groups) - starts[-1]
+        unique = ordered[starts]
+        return RunningOrder(order, unique if slots is None else slots[unique], starts, lengths)
+
+
+def running(plan: Plan, columns: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
+    """Per register the value after each row, in the batch's order; `columns` end at the last values."""
+    results: dict[str, Values] = {}
+    single = len(rows.slots) == len(rows.order)  # each key has one row
+    for register in plan.registers:
+        if register.kind == "carry":
+            continue  # with its sum
+        target = columns[register.name]
+        before = target[rows.slots]
+        valid = batch.valid(register.column) if register.kind == "values" and register.column is not None else None
+        if register.kind in ("rows", "values") and valid is None:
+            after: Values = before + rows.lengths
+            if single:
+                ordered = after
+            else:
+                ordered = np.arange(1, len(rows.order) + 1) + np.repeat(before - rows.starts, rows.lengths)
+        else:
+            values: Values = batch.values(register) if valid is None else valid.astype(np.int64)
+            values = values[rows.order]
+            if register.kind == "values" or register.sums_integers:
+                ordered = _running_integers(values, before, rows)
+                if register.kind == "sum":
+                    carry = columns.get(f"carry:{register.column}")
+                    leaves = _most(before) + _most(values) * len(values) >= _TOO_FAR
+                    if leaves:
+                        carries = _carries(values, before, rows)
+                        _refuse(plan, register, carries, rows, left)
+                        if carry is not None:
+                            _carry_running(register, carry, carries, rows, results)
+                    elif carry is not None and np.count_nonzero(carry[rows.slots]):
+                        _carry_running(register, carry, 0, rows, results)
+            else:
+                with np.errstate(invalid="ignore"):  # NaN is a value here
+                    ordered = _running_rounds(register.ufunc, values, before, rows)
+            after = ordered if single else ordered[rows.starts + rows.lengths - 1]
+        target[rows.slots] = after
+        result = np.empty_like(ordered)
+        result[rows.order] = ordered
+        results[register.name] = result
+    return results
+
+
+def _carry_running(
+    register: Register,
+    carry: Ints,
+    carries: Values | int,
+    rows: RunningOrder,
+    results: dict[str, Values],
+) -> None:
+    """How often a sum left 64 bits, per row ordered by group in this batch (`carries`) and in `carry` before, into both
+    `carry` and `results`. A carry of which all rows are 0 has no results."""
+    every = np.repeat(carry[rows.slots], rows.lengths) + carries
+    carry[rows.slots] = every[rows.starts + rows.lengths - 1]
+    result = np.empty_like(every)
+    result[rows.order] = every
+    results[f"carry:{register.column}"] = result
+
+
+def _running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:
+    """Integers wrap around and come back, so one running sum over all groups minus what preceded each is exact."""
+    if len(before) == len(values):  # each group has one
+        alone: Values = values + before
+        return alone
+    total: Values = np.cumsum(values)
+    preceding = total[rows.starts] - values[rows.starts]
+    running_total: Values = total + np.repeat(before - preceding, rows.lengths)
+    return running_total
+
+
+def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:
+    """Round r takes the r-th row of every group at once; the few long groups are done one by one.
+
+    Each group sees exactly the operations, in the order, that a row-wise program would do, so float sums do not
+    depend on what other keys share the batch.
+    """
+    result = np.empty_like(values)
+    short = rows.lengths <= _ROUNDS
+    for group in np.flatnonzero(~short).tolist():
+        start = rows.starts[group]
+        end = start + rows.lengths[group]
+        result[start:end] = ufunc.accumulate(np.concatenate((before[group : group + 1], values[start:end])))[1:]
+    by_length = np.argsort(-rows.lengths, kind="stable")
+    by_length = by_length[len(rows.lengths) - np.count_nonzero(short) :]
+    current, position, length = before[by_length], rows.starts[by_length], rows.lengths[by_length]
+    for round_ in range(int(length[0]) if len(length) else 0):
+        alive = len(length) - int(np.searchsorted(length[::-1], round_, side="right"))
+        at = position[:alive] + round_
+        current = ufunc(current[:alive], values[at])
+        result[at] = current
+    return result

@@ -1,0 +1,74 @@
+"""Aggregates that never end: each row goes out with the values of its key including itself, vectorised per batch."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.grouping import group_rows
+from barrier_runtime.operators.aggregation.accumulators import BatchValues, RunningOrder, running
+from barrier_runtime.operators.aggregation.functions import Aggregate, plan_aggregates, sum_left
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.state.errors import InvalidJob
+
+_MANY = 512  # rows from which finding the distinct keys first pays
+
+
+class RunningAggregateOperator(KeyedOperator):
+    kind = "running aggregate"
+
+    def __init__(
+        self, name: str, keys: Sequence[str], aggregates: Mapping[str, Aggregate], schema: pa.Schema | None = None
+    ) -> None:
+        used = [aggregate.column for aggregate in aggregates.values() if aggregate.column is not None]
+        super().__init__(name, keys, [*keys, *used], schema)
+        self._aggregates = dict(aggregates)
+        self._output: pa.Schema | None = None
+
+    def bind(self, columns: pa.Schema) -> None:
+        self._plan = plan_aggregates(self._aggregates, columns, self.where)
+        self._table = self.backend.dense_table(
+            "running", self._plan.storage(), len(self._key_columns), evictable=True, added=self._plan.added()
+        )
+
+    def on_input_schema(self, schema: pa.Schema) -> None:
+        self._output = running_schema(schema, self._aggregates, self.where)
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        rows = batch.rows
+        self._check(rows.schema)
+        if not rows.num_rows:
+            return
+        order = self._order(rows)
+        results = running(self._plan, self._table.columns, order, BatchValues(rows, self.where), self._sum_left)
+        self._table.mark_dirty(order.slots)
+        outputs = self._plan.outputs
+        if len(outputs) == 1:  # appending one column is cheaper than putting all together anew
+            emit(batch.having(rows.append_column(outputs[0].name, outputs[0].column(results))))
+            return
+        arrays = [*rows.columns, *[output.column(results) for output in outputs]]
+        emit(batch.having(pa.RecordBatch.from_arrays(arrays, schema=self._output)))
+
+    def _sum_left(self, column: str, slot: int) -> InvalidJob:
+        return sum_left(self.where, column, self._table.keys_of(np.array([slot]))[0])
+
+    def _order(self, rows: pa.RecordBatch) -> RunningOrder:
+        if not self.codec.is_one_int64:
+            groups = group_rows(self.codec.arrays(rows))
+            return RunningOrder.of(groups.of_row, self._table.slots(groups.keys))
+        key = rows.column(self._key_columns[0])
+        if key.null_count:
+            groups = group_rows([key])
+            return RunningOrder.of(groups.of_row, self._table.slots(groups.keys))
+        if len(key) < _MANY:
+            return RunningOrder.of(self._table.slots_int64(key.to_numpy()))
+        encoded = key.dictionary_encode()  # the index is asked once per key, not once per row
+        slots = self._table.slots_int64(encoded.dictionary.to_numpy())
+        return RunningOrder.of(encoded.indices.to_numpy(), slots)
+
+
+def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate], where: str) -> pa.Schema:
+    """The input's columns, then the aggregates."""
+    return pa.schema([*schema, *plan_aggregates(aggregates, schema, where).fields()])

@@ -1,0 +1,81 @@
+"""`select` by names, and `map_batches`: a batch at a time, no Python per row."""
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.state.errors import InvalidJob
+
+
+class SelectColumnsOperator(Operator):
+    """Columns in the given order, renamed: new name → column. Copies nothing."""
+
+    def __init__(self, name: str, columns: Mapping[str, str]) -> None:
+        self._where = f"select {name!r}"
+        self._columns = dict(columns)
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        arrays = [column_of(batch.rows, column, self._where) for column in self._columns.values()]
+        emit(batch.having(pa.RecordBatch.from_arrays(arrays, names=list(self._columns))))
+
+
+class MapBatchesOperator(Operator):
+    """A user's function of a whole `pyarrow.RecordBatch`."""
+
+    def __init__(
+        self, name: str, function: Callable[[pa.RecordBatch], pa.RecordBatch], schema: pa.Schema | None = None
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._schema = schema
+        self._subtask = 0
+
+    def open(self, context: OperatorContext) -> None:
+        self._subtask = context.subtask
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        try:
+            result = self._function(batch.rows)
+        except Exception as error:
+            raise user_error(
+                error,
+                function=function_name(self._function),
+                operator=self._name,
+                subtask=self._subtask,
+                batch=batch.rows,
+            ) from error
+        if isinstance(result, pa.Table):
+            result = result.combine_chunks()
+            result = result.to_batches()[0] if result.num_rows else None
+        if result is None:
+            return
+        if not isinstance(result, pa.RecordBatch):
+            raise InvalidJob(
+                f"{function_name(self._function)} of operator {self._name!r} returned {type(result).__name__}: "
+                "return a pyarrow.RecordBatch, a pyarrow.Table or None"
+            )
+        if self._schema is None:
+            self._schema = result.schema
+        elif not result.schema.equals(self._schema):
+            raise InvalidJob(
+                f"{function_name(self._function)} of operator {self._name!r} returned ({_one_line(result.schema)}), "
+                f"but its schema is ({_one_line(self._schema)}): return one schema always, or correct schema="
+            )
+        if result.num_rows:
+            emit(Batch(result, batch.emit_ns))
+
+
+def column_of(rows: pa.RecordBatch, column: str, where: str) -> pa.Array:
+    try:
+        return rows.column(column)
+    except KeyError as error:
+        raise InvalidJob(
+            f"{where}: there is no column {column!r}: use one of {', '.join(rows.schema.names)}"
+        ) from error
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -1,0 +1,1 @@
+"""The first row of each id, in bounded memory."""

@@ -1,0 +1,194 @@
+"""`deduplicate`: the first row of each id passes, later ones are dropped until the id is forgotten.
+
+Keyed state holds every id with the watermark at which it was seen. An id is forgotten once the watermark has advanced
+by `within` since then. The row's own event time plays no part: a late row is new or it is found, never "too late".
+Ids that came before the first watermark count as seen at that watermark.
+
+Bloom filters in front of the state make a look-up unnecessary for nearly every id that is new. They are in memory
+only, one set per `within / 4` of watermark, dropped whole, and made anew from the state after a restore. A row is
+looked up when a filter says "perhaps" or when its batch has the id (its hash) twice; all rows of one id in a batch are
+looked up one after the other then, so that the first one is found by the others.
+
+Whether an id is forgotten is decided by its own entry. Entries of forgotten ids stay in the state until the next sweep,
+which goes through all of it once per `within`, in small pieces between batches.
+"""
+
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.data.keys import StateKey
+from barrier_runtime.operators.base import Capture, Emit, OperatorContext
+from barrier_runtime.operators.deduplication.bloom import Hashed, Mask, TimeBuckets
+from barrier_runtime.operators.deduplication.hashing import U64, hash_rows
+from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.state.versioned import decode_msgpack
+
+_VALUE = "deduplicate"  # name of the snapshot value
+_BUCKETS = 4  # per horizon
+_SCAN_ROWS = 8_192
+_SWEPT_AT_LEAST = 1_024  # entries looked at by the sweep, per call
+_SWEPT_PER_ROW = 2
+
+_seen = struct.Struct(">q")  # an entry: the watermark at which the id was seen, ms
+
+
+class _Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    first_ms: int = WATERMARK_MIN  # the first watermark there was
+    version: int = 1
+
+
+_BEGUN = msgspec.msgpack.Decoder(_Begun)
+
+
+class DeduplicateOperator(KeyedOperator):
+    kind = "deduplicate"
+
+    def __init__(
+        self, name: str, keys: Sequence[str], within_ms: int | None = None, schema: pa.Schema | None = None
+    ) -> None:
+        """`within_ms`: how far the watermark advances before an id is forgotten; None: it never is."""
+        super().__init__(name, keys, keys, schema)
+        self._within_ms = within_ms
+        self._bucket_ms = max(1, within_ms // _BUCKETS) if within_ms is not None else 0
+        self._first_ms = WATERMARK_MIN
+        self._filters = TimeBuckets()
+        self._sweep: Iterator[tuple[StateKey, int]] | None = None
+        self._swept_ms = WATERMARK_MIN  # the watermark when the last sweep began
+
+    def open(self, context: OperatorContext) -> None:
+        where = f"operator {self.name!r}"
+        begun = [decode_msgpack(snapshot.values[_VALUE], _BEGUN, where) for snapshot in context.restored]
+        self._first_ms = max((each.first_ms for each in begun), default=WATERMARK_MIN)
+        super().open(context)
+
+    def bind(self, columns: pa.Schema) -> None:
+        self._table = self.backend.table("seen", _encode, _decode, len(self._key_columns), immutable=True)
+        none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in columns.types], schema=columns)
+        self._plain = [array.type for array in self.codec.arrays(none)]
+        self._load()
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        rows = batch.rows
+        self._check(rows.schema)
+        arrays = self.codec.arrays(rows)
+        ids = Hashed.of(hash_rows(arrays))
+        keys = list(zip(*[array.to_pylist() for array in arrays], strict=True))
+        looked_up = self._filters.may_have(ids) | _repeated(ids.hashes)
+        passes = ~looked_up
+        put, get = self._table.put, self._table.get
+        watermarks = self._row_floors(rows)
+        at = [self._watermark_ms] * rows.num_rows if watermarks is None else watermarks.tolist()
+        for row in np.flatnonzero(looked_up).tolist():
+            seen = get(keys[row])
+            if seen is None or self._forgotten(seen, at[row]):
+                passes[row] = True
+                put(keys[row], at[row])
+        for row in np.flatnonzero(passes & ~looked_up).tolist():
+            put(keys[row], at[row])
+        self._filters.add(self._bucket(self._watermark_ms if watermarks is None else max(at)), ids.take(passes))
+        self._count(rows.num_rows, looked_up, passes)
+        if passes.all():
+            emit(batch)
+        elif passes.any():
+            emit(batch.only(rows.filter(pa.array(passes)), passes))
+        self._sweep_some(_SWEPT_AT_LEAST + _SWEPT_PER_ROW * rows.num_rows)
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        if watermark_ms <= self._watermark_ms or watermark_ms == WATERMARK_MAX:
+            return  # the end of the input forgets nothing: the job may go on with more
+        self._watermark_ms = watermark_ms
+        if self._first_ms == WATERMARK_MIN:
+            self._first_ms = self._swept_ms = watermark_ms
+            self._filters.move(self._bucket(WATERMARK_MIN, WATERMARK_MIN), self._bucket(watermark_ms))
+        if self._within_ms is None or self._bound is None:
+            return
+        # What is in buckets before that of this moment was seen so long ago that it is forgotten.
+        self._filters.drop_below(self._bucket(watermark_ms - self._within_ms + 1))
+        if self._sweep is None and watermark_ms - self._swept_ms >= self._within_ms:
+            self._sweep = self._table.scan()
+            self._swept_ms = watermark_ms
+        self._sweep_some(_SWEPT_AT_LEAST)
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        capture = super().snapshot(checkpoint)
+        capture.values[_VALUE] = msgspec.msgpack.encode(_Begun(self._first_ms))
+        return capture
+
+    def close(self) -> None:
+        self._sweep = None  # it reads the database that is about to be closed
+        super().close()
+
+    def _forgotten(self, seen_ms: int, now_ms: int | None = None) -> bool:
+        now_ms = self._watermark_ms if now_ms is None else now_ms
+        if self._within_ms is None or now_ms == WATERMARK_MIN:
+            return False
+        return now_ms - max(seen_ms, self._first_ms) >= self._within_ms
+
+    def _bucket(self, seen_ms: int, first_ms: int | None = None) -> int:
+        if self._within_ms is None:
+            return 0
+        return max(seen_ms, self._first_ms if first_ms is None else first_ms) // self._bucket_ms
+
+    def _count(self, rows: int, looked_up: Mask, passes: Mask) -> None:
+        lookups, duplicates = int(np.count_nonzero(looked_up)), rows - int(np.count_nonzero(passes))
+        self.report.count("lookups", float(lookups))
+        self.report.count("lookups_saved", float(rows - lookups))
+        self.report.count("duplicates", float(duplicates))
+
+    def _load(self) -> None:
+        """Fill the filters from the state, and delete what is forgotten."""
+        hashes: dict[int, list[U64]] = {}
+        forgotten: list[StateKey] = []
+        entries = self._table.scan()
+        while chunk := list(itertools.islice(entries, _SCAN_ROWS)):
+            forgotten += [key for key, seen in chunk if self._forgotten(seen)]
+            fields = zip(*[key for key, _ in chunk], strict=True)
+            columns = [pa.array(values, kind) for values, kind in zip(fields, self._plain, strict=True)]
+            of_chunk = hash_rows(columns)
+            buckets = np.array([self._bucket(seen) for _, seen in chunk], np.int64)
+            for bucket in np.unique(buckets).tolist():
+                hashes.setdefault(bucket, []).append(of_chunk[buckets == bucket])
+        for bucket, parts in sorted(hashes.items()):
+            self._filters.add(bucket, Hashed.of(np.concatenate(parts)))
+        for key in forgotten:
+            self._table.delete(key)
+        self._swept_ms = self._watermark_ms
+
+    def _sweep_some(self, entries: int) -> None:
+        """Delete what is forgotten among the next `entries` of the state."""
+        if self._sweep is None:
+            return
+        get, delete = self._table.get, self._table.delete
+        looked_at = 0
+        for key, seen in itertools.islice(self._sweep, entries):
+            looked_at += 1
+            if self._forgotten(seen):
+                current = get(key)  # it may have been seen again since the sweep began
+                if current is not None and self._forgotten(current):
+                    delete(key)
+        if looked_at < entries:
+            self._sweep = None
+
+
+def _repeated(hashes: U64) -> Mask:
+    """Rows whose hash another row has, too."""
+    encoded = pa.array(hashes).dictionary_encode()
+    if len(encoded.dictionary) == len(hashes):
+        return np.zeros(len(hashes), np.bool_)
+    numbers = encoded.indices.to_numpy()
+    repeated: Mask = np.bincount(numbers)[numbers] > 1
+    return repeated
+
+
+def _encode(seen_ms: int) -> bytes:
+    return _seen.pack(seen_ms)
+
+
+def _decode(data: bytes) -> int:
+    return int(_seen.unpack(data)[0])

@@ -1,0 +1,198 @@
+"""Aggregates per key and event-time window: one dense entry per (keys, window start), results when the window is over.
+
+A window is over when the watermark reaches its last millisecond; it is emitted then, once, and removed. Rows of
+windows that are over are late: dropped and counted as `late_rows`. Results of one watermark come ordered by window
+and keys, so a replay gives the same rows in the same order.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
+from barrier_runtime.data.grouping import extremes, group_rows, order_of_ints
+from barrier_runtime.data.keys import sort_rows
+from barrier_runtime.operators.aggregation.accumulators import BatchValues, SumBounds, add_to_groups
+from barrier_runtime.operators.aggregation.functions import Aggregate, plan_aggregates, sum_left
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.state.errors import InvalidJob
+
+_MAX_ROWS = 65_536  # of one emitted batch
+_TIME = pa.timestamp("ms", "UTC")
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class WindowAggregateOperator(KeyedOperator):
+    kind = "window"
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        window: Tumbling,
+        event_time: str,
+        aggregates: Mapping[str, Aggregate],
+        schema: pa.Schema | None = None,
+    ) -> None:
+        used = [aggregate.column for aggregate in aggregates.values() if aggregate.column is not None]
+        super().__init__(name, keys, [*keys, event_time, *used], schema)
+        self.definition = window.definition
+        self._window = window
+        self._event_time = event_time
+        self._aggregates = dict(aggregates)
+        self._open_windows: dict[int, list[Ints]] = {}  # window start -> slots
+        self._starts: list[int] = []  # heap of the keys of _open_windows
+        self._by_row = False  # event time is told row by row, to those who read the results, too
+
+    def bind(self, columns: pa.Schema) -> None:
+        check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
+        self._plan = plan_aggregates(self._aggregates, columns, self.where)
+        self._output = window_schema(columns, self._key_columns, self._aggregates, self.where)
+        self._table = self.backend.dense_table(
+            "windows", self._plan.storage(), key_width=len(self._key_columns), added=self._plan.added()
+        )
+        self._bounds = SumBounds()
+        self._note_windows(self._table.load_all())
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        rows = batch.rows
+        self._check(rows.schema)
+        if self._watermark_ms == WATERMARK_MAX:
+            raise InvalidJob(
+                f"{self.where}: this job had read all of its input and closed every window, so rows added since would "
+                "all be late. Run them under another name, or all rows anew: restore='none' with allow_replay=True"
+            )
+        self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        self._by_row = self._by_row or batch.reached is not None
+        times = rows.column(self._event_time)
+        if times.null_count:
+            raise InvalidJob(
+                f"{self.where}: {times.null_count} rows have no event time in column {self._event_time!r}: "
+                f'filter them before, as in .filter(pc.field("{self._event_time}").is_valid())'
+            )
+        if not rows.num_rows:
+            return
+        times_ms = event_times_ms(times)
+        lowest_ms, highest_ms = extremes(times_ms)
+        if not self._window.holds(lowest_ms, highest_ms):
+            raise self._no_window(times_ms)
+        starts = self._window.starts(times_ms)
+        watermarks = self._row_watermarks(batch)
+        if watermarks is not None:
+            rows, starts = self._without_late(rows, starts, self._window.first_open_starts(watermarks))
+        elif self._window.start(lowest_ms) < self._window.first_open_start(self._watermark_ms):
+            rows, starts = self._without_late(rows, starts, self._window.first_open_start(self._watermark_ms))
+        if not rows.num_rows:
+            return
+        slots = self._slots(rows, starts)
+        self._note_windows(self._table.made)
+        values = BatchValues(rows, self.where)
+        add_to_groups(self._plan, self._table.columns, slots, values, self._bounds, self._sum_left)
+        self._table.mark_dirty(slots)
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        if watermark_ms <= self._watermark_ms:
+            return
+        self._watermark_ms = watermark_ms
+        due: list[Ints] = []
+        while self._starts and self._window.last_ms(self._starts[0]) <= watermark_ms:
+            due += self._open_windows.pop(heapq.heappop(self._starts))
+        if due:
+            self._fire(np.concatenate(due), emit)
+
+    def _sum_left(self, column: str, slot: int) -> InvalidJob:
+        return sum_left(self.where, column, self._table.keys_of(np.array([slot]))[0][:-1])
+
+    def _slots(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
+        """The entry of each row."""
+        keys = self.codec.arrays(rows)
+        ints = self.codec.int64(keys)
+        if ints is not None:
+            return self._table.slots_int64(*ints, starts)
+        groups = group_rows([*keys, pa.array(starts)])
+        return self._table.slots(groups.keys)[groups.of_row]
+
+    def _without_late(self, rows: pa.RecordBatch, starts: Ints, first_open: int | Ints) -> tuple[pa.RecordBatch, Ints]:
+        kept = np.flatnonzero(starts >= first_open)
+        if len(kept) == len(starts):
+            return rows, starts
+        self.report.count("late_rows", float(len(starts) - len(kept)))
+        return rows.take(pa.array(kept)), starts[kept]
+
+    def _no_window(self, times_ms: Ints) -> InvalidJob:
+        far = next(time for time in times_ms.tolist() if not self._window.holds(time, time))
+        return InvalidJob(
+            f"{self.where}: a row has the event time {far} ms in column {self._event_time!r}, whose window does not "
+            "lie within 64 bits of milliseconds, so it would never be over: filter or correct such rows before"
+        )
+
+    def _note_windows(self, slots: Ints) -> None:
+        """New entries: which windows they belong to."""
+        if not len(slots):
+            return
+        ints = self._table.int_keys_of(slots)
+        starts = ints[-1] if ints is not None else np.array([key[-1] for key in self._table.keys_of(slots)], np.int64)
+        if (starts != starts[0]).any():
+            order = np.argsort(starts, kind="stable")
+            slots, starts = slots[order], starts[order]
+        firsts = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
+        for start, its_slots in zip(starts[firsts].tolist(), np.split(slots, firsts[1:]), strict=True):
+            known = self._open_windows.get(start)
+            if known is None:
+                self._open_windows[start] = [its_slots]
+                heapq.heappush(self._starts, start)
+            else:
+                known.append(its_slots)
+
+    def _ordered(self, slots: Ints) -> tuple[Ints, list[Any]]:
+        """`slots` by window and keys, and one sequence per field of their keys."""
+        ints = self._table.int_keys_of(slots)
+        if ints is not None:
+            order = order_of_ints([ints[-1], *ints[:-1]])
+            return slots[order], list(ints[:, order])
+        *keys, starts = zip(*self._table.keys_of(slots), strict=True)
+        columns = [pa.array(starts), *(self.codec.column(i, values) for i, values in enumerate(keys))]
+        slots = slots[sort_rows(columns)]
+        return slots, list(zip(*self._table.keys_of(slots), strict=True))
+
+    def _fire(self, slots: Ints, emit: Emit) -> None:
+        slots, fields = self._ordered(slots)
+        starts = np.array(fields.pop(), np.int64)
+        keys = [self.codec.column(i, values) for i, values in enumerate(fields)]
+        columns = self._table.columns
+        registers = {register.name: columns[register.name][slots] for register in self._plan.registers}
+        ends = starts + self._window.size_ms
+        results = pa.RecordBatch.from_arrays(
+            [
+                *keys,
+                pa.array(starts).view(_TIME),
+                pa.array(ends).view(_TIME),
+                *[output.column(registers) for output in self._plan.outputs],
+            ],
+            schema=self._output,
+        )
+        self._table.remove(slots)
+        # Before a window's results event time has come to its last millisecond, wherever batches end.
+        fired = Batch(results, self._emit_ns, ends - 2 if self._by_row else None)
+        for first in range(0, results.num_rows, _MAX_ROWS):
+            emit(fired.slice(first, _MAX_ROWS))
+
+
+def window_schema(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, Aggregate], where: str) -> pa.Schema:
+    """Keys, `window_start`, `window_end` (exclusive; timestamps in ms, UTC), then the aggregates."""
+    return pa.schema(
+        [
+            *[pa.field(key, schema.field(key).type) for key in keys],
+            pa.field("window_start", _TIME),
+            pa.field("window_end", _TIME),
+            *plan_aggregates(aggregates, schema, where).fields(),
+        ]
+    )

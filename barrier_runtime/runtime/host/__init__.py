@@ -1,0 +1,1 @@
+"""What a slot takes from its process: time, timers, threads."""

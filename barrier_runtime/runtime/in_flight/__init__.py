@@ -1,0 +1,1 @@
+"""Rows in flight that belong to a snapshot."""

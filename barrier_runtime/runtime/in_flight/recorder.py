@@ -1,0 +1,48 @@
+"""What is in flight to one subtask while a snapshot is being taken: gathered from its channels, put into one order.
+
+One recording at a time, which belongs to one checkpoint. What it gathers is only a reference to batches that exist
+anyway, until they are written down; the channels do the recording (`InputChannel.record`).
+"""
+
+from collections.abc import Iterable
+from itertools import chain, zip_longest
+from typing import TypeAlias
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.runtime.network.channels import InputChannel
+
+InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -> batches in their order
+
+
+class Recorder:
+    def __init__(self, inputs: list[InputChannel]) -> None:
+        self._inputs = inputs
+        self._checkpoint = 0  # 0: nothing is recorded
+        self._left: list[tuple[int, Batch]] = []
+        self._channels: list[tuple[int, list[Batch]]] = []  # port, batches
+
+    def begin(self, checkpoint: int, left: Iterable[tuple[int, Batch]], channels: Iterable[int]) -> None:
+        """Record `channels` for `checkpoint`. `left`: (port, batch) that come before all of them."""
+        self.drop(self._checkpoint)
+        self._checkpoint = checkpoint
+        self._left = list(left)
+        self._channels = [(self._inputs[index].port, self._inputs[index].record(checkpoint)) for index in channels]
+
+    def finish(self, checkpoint: int) -> InFlightData:
+        """All that was recorded for `checkpoint`. Batches of different channels take turns, as when they are read."""
+        assert checkpoint == self._checkpoint, f"recorded for checkpoint {self._checkpoint}, wanted is {checkpoint}"
+        in_flight: InFlightData = {}
+        in_turns = zip_longest(*([(port, batch) for batch in batches] for port, batches in self._channels))
+        for each in chain(self._left, chain.from_iterable(in_turns)):
+            if each is not None:
+                in_flight.setdefault(each[0], []).append(each[1])
+        self.drop(checkpoint)
+        return in_flight
+
+    def drop(self, checkpoint: int) -> None:
+        """`checkpoint` will not be taken: what was recorded for it, if anything, is void."""
+        if checkpoint != self._checkpoint:
+            return
+        self._checkpoint, self._left, self._channels = 0, [], []
+        for channel in self._inputs:
+            channel.stop_recording()

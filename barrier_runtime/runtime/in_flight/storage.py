@@ -1,0 +1,131 @@
+"""In-flight rows of a snapshot: from batches to stored frames, and back into what a subtask works off first.
+
+They are frames as on a data connection, one file per input port (more if a schema changes), all files of a snapshot in
+one object, or inside the manifest when they are tiny. On worker threads only.
+
+At another parallelism rows are spread anew: by key group on a hash edge, so that they meet the state of their key;
+whole subtasks' shares on a rebalance edge. Rows that reach a subtask thus are worked off there before anything new, so
+those of one key keep their order. Other edges have no rows in flight: their barriers are always aligned.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.graph.job_graph import Edge
+from barrier_runtime.runtime.in_flight.recorder import InFlightData
+from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.keys.key_groups import key_group_range
+from barrier_runtime.state.snapshots.plan import in_flight_file
+from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot
+from barrier_runtime.state.snapshots.verified import describe, read_verified
+from barrier_runtime.state.store.object_store import ObjectStore
+
+_ROWS_AT_ONCE = 256  # worked off before the slot looks at anything else
+
+
+def write_in_flight(
+    data: InFlightData, store: ObjectStore, new_key: Callable[[], str], inline_bytes: int, check: Callable[[], None]
+) -> tuple[InFlight, ...]:
+    """Store what is in flight. `check` is called before anything is uploaded, and raises when nobody wants it now."""
+    encoded = [(port, part) for port, batches in sorted(data.items()) for part in _encoded(batches)]
+    inline = sum(len(part) for _, part in encoded) <= inline_bytes
+    key = None
+    if not inline:
+        check()
+        key = new_key()
+        store.put(key, b"".join(part for _, part in encoded))
+    written: list[InFlight] = []
+    offset = 0
+    for number, (port, part) in enumerate(encoded):
+        digest = hashlib.sha256(part).hexdigest()
+        name = in_flight_file(number)
+        ref = FileRef(name, len(part), digest, key, offset) if key else FileRef(name, len(part), digest, inline=part)
+        written.append(InFlight(port, ref))
+        offset += len(part)
+    return tuple(written)
+
+
+def read_in_flight(
+    snapshots: Sequence[OperatorSnapshot],
+    operator: str,
+    edges: Mapping[int, Edge],
+    subtask: int,
+    parallelism: int,
+    max_parallelism: int,
+    store: ObjectStore,
+) -> list[tuple[int, Batch]]:
+    """(port, batch) that `subtask` of `operator` works off first. `edges`: those into it, by port. Raises `InvalidJob`
+    if they are not what they were, `Corrupt` for damage."""
+    replay: list[tuple[int, Batch]] = []
+    for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.subtask):
+        if snapshot.operator != operator:
+            continue
+        for each in snapshot.in_flight:
+            edge = edges.get(each.port)
+            if edge is None or edge.partitioning not in ("hash", "rebalance"):
+                raise InvalidJob(
+                    f"the checkpoint has rows in flight to input {each.port} of {operator}, which is no input by key "
+                    "or round robin any more: start the old version of the program, let it end with stop(), and start "
+                    "the new one from there"
+                )
+            for batch in _own(each, snapshot, edge, subtask, parallelism, max_parallelism, store):
+                replay.append((each.port, batch))
+    return replay
+
+
+def _own(
+    stored: InFlight,
+    snapshot: OperatorSnapshot,
+    edge: Edge,
+    subtask: int,
+    parallelism: int,
+    max_parallelism: int,
+    store: ObjectStore,
+) -> Iterator[Batch]:
+    """Of what is stored, that which is for `subtask`."""
+    if edge.partitioning == "rebalance" or snapshot.parallelism == parallelism:
+        if snapshot.subtask % parallelism == subtask:
+            yield from _decoded(store, stored.file)
+        return
+    first, last = key_group_range(subtask, parallelism, max_parallelism)
+    had_first, had_last = key_group_range(snapshot.subtask, snapshot.parallelism, max_parallelism)
+    if had_last < first or last < had_first:
+        return
+    for batch in _decoded(store, stored.file):
+        for target, rows in hash_partition(batch, edge.keys, parallelism, max_parallelism):
+            if target == subtask:
+                yield rows
+
+
+def _encoded(batches: Sequence[Batch]) -> list[bytes]:
+    """One piece as long as the schema stays the same: on a connection it may not change, in a local queue it may."""
+    parts: list[bytes] = []
+    writer, pieces, schema = FrameWriter(), [], None
+    for batch in batches:
+        if schema is not None and not schema.equals(batch.rows.schema):
+            parts.append(b"".join(pieces))
+            writer, pieces = FrameWriter(), []
+        schema = batch.rows.schema
+        pieces += writer.encode(Batch(batch.rows, batch.emit_ns))  # event time begins anew with a restore
+    if pieces:
+        parts.append(b"".join(pieces))
+    return parts
+
+
+def _decoded(store: ObjectStore, ref: FileRef) -> list[Batch]:
+    try:
+        elements = FrameReader().feed(read_verified(store, ref))
+    except FrameError as error:
+        raise Corrupt(
+            f"{describe(store, ref)} has the right hash, but holds no rows that can be read ({error}): restore with "
+            "the release that wrote it"
+        ) from error
+    batches = [element for element, _ in elements if isinstance(element, Batch)]
+    return [
+        Batch(batch.rows.slice(start, _ROWS_AT_ONCE), batch.emit_ns)
+        for batch in batches
+        for start in range(0, batch.rows.num_rows, _ROWS_AT_ONCE)
+    ]

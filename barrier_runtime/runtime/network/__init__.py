@@ -1,0 +1,1 @@
+"""Channels between subtasks, and the connections they go through."""

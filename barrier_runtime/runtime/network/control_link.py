@@ -1,0 +1,205 @@
+"""The slot's end of its control connection: connect, prove, register, and do it again whenever it is lost.
+
+With several daemons the link stays with the one that serves it, and tries all in turn when that one is gone, silent or
+stands by for another. The slot goes on working meanwhile. Messages sent meanwhile are dropped on purpose: what matters
+(unresolved acks, phase, what is committed) is said again by the slot after every registration.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from barrier_runtime.coordinator.wire.codec import decode_to_slot, encode
+from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Framing, Initiator
+from barrier_runtime.coordinator.wire.messages import ToCoordinator, ToSlot, TryElsewhere
+from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
+
+log = logging.getLogger("barrier_runtime.control")
+
+_CONNECT_TIMEOUT_S = 5.0
+_SILENT_S = 3.0  # without an answer to any heartbeat; only where there is another daemon to turn to
+_LASTING_S = 5.0  # of silence; a coordinator that is started again is back sooner
+_RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # then the last one, for as long as the slot lives
+
+
+class ControlLink(Protocol):
+    """The local runtime has one without sockets."""
+
+    def send(self, message: ToCoordinator) -> None: ...
+
+    @property
+    def last_contact(self) -> float:
+        """When the last message from the coordinator came; by default on `time.monotonic()`."""
+        ...
+
+
+class TcpControlLink:
+    """`on_connected` is called after each handshake, `on_message` for each message; both on the loop."""
+
+    def __init__(
+        self,
+        addresses: tuple[tuple[str, int], ...],
+        secret: bytes,
+        job: str,
+        run_id: str,
+        claims: bytes,
+        on_connected: Callable[[], None],
+        on_message: Callable[[ToSlot], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not addresses:
+            raise InvalidJob(f"job {job}: no coordinator address was given to the slot: give at least one")
+        self._addresses = addresses  # the one to try first in front
+        self._at = 0
+        self._secret = secret
+        self._job = job
+        self._run_id = run_id
+        self._claims = claims
+        self._on_connected = on_connected
+        self._on_message = on_message
+        self._connection: _ControlConnection | None = None
+        self._closed = False
+        self._now_s = now_s
+        self.last_contact = now_s()
+        self.last_trouble = ""
+        self._logged = ""
+
+    def send(self, message: ToCoordinator) -> None:
+        if self._connection is not None:
+            self._connection.send(encode(message))
+
+    async def run(self) -> None:
+        """Keep connected until `close`."""
+        failures = 0  # in a row: connections on which nothing was said
+        while not self._closed:
+            connection = _ControlConnection(self)
+            stay = False
+            try:
+                stay = await self._serve(connection)
+            except (OSError, asyncio.TimeoutError) as error:
+                self._note(f"{type(error).__name__}: {error}")
+            finally:
+                self._connection = None
+                connection.abort()
+            failures = 0 if connection.heard_s is not None else failures + 1
+            if not stay:
+                self._at = (self._at + 1) % len(self._addresses)
+            if not self._closed:
+                await asyncio.sleep(self._pause_s(failures))
+
+    def _pause_s(self, failures: int) -> float:
+        """Every address is tried before the pauses grow."""
+        rounds, within = divmod(failures, len(self._addresses))
+        return _RETRY_S[0 if within else min(rounds, len(_RETRY_S) - 1)]
+
+    async def _serve(self, connection: "_ControlConnection") -> bool:
+        """One connection, from beginning to end. True: it served, and its coordinator may be back at once."""
+        loop = asyncio.get_running_loop()
+        await asyncio.wait_for(
+            loop.create_connection(lambda: connection, *self._addresses[self._at]), _CONNECT_TIMEOUT_S
+        )
+        await asyncio.wait_for(connection.proven, _CONNECT_TIMEOUT_S)
+        self._connection = connection
+        self._on_connected()
+        if len(self._addresses) == 1:
+            await connection.lost
+            return True
+        began = loop.time()
+        while not connection.lost.done():
+            heard_s = began if connection.heard_s is None else connection.heard_s
+            left_s = heard_s + _SILENT_S - loop.time()
+            if left_s <= 0:
+                self._note(f"it has not answered for {_SILENT_S:g} s")
+                return False
+            await asyncio.wait([connection.lost], timeout=left_s)
+        return connection.heard_s is not None
+
+    def _note(self, trouble: str) -> None:
+        """Into the executor's log once it lasts: who looks for a slot that never came finds the reason there."""
+        self.last_trouble = trouble
+        if self._now_s() - self.last_contact >= _LASTING_S and trouble != self._logged:
+            self._logged = trouble
+            log.warning("the coordinator at %s:%d is out of reach: %s; trying on", *self._addresses[self._at], trouble)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+    def initiator(self) -> Initiator:
+        return Initiator(
+            self._secret,
+            job=self._job,
+            run_id=self._run_id,
+            purpose="control",
+            claims=self._claims,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+        )
+
+    def received(self, connection: "_ControlConnection", payloads: list[bytes]) -> None:
+        for payload in payloads:
+            message = decode_to_slot(payload)
+            if isinstance(message, TryElsewhere):
+                self._note(message.reason)
+                continue
+            connection.heard_s = asyncio.get_running_loop().time()
+            self.last_contact = self._now_s()
+            self._on_message(message)
+
+
+class _ControlConnection(asyncio.Protocol):
+    transport: asyncio.Transport
+    _framing: Framing
+
+    def __init__(self, link: TcpControlLink) -> None:
+        self._link = link
+        self._trouble = ""
+        self._handshake = link.initiator()
+        loop = asyncio.get_running_loop()
+        self.proven: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self.heard_s: float | None = None  # when the coordinator last said something, on the loop's clock
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self.transport.write(self._handshake.hello())
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._handshake.session is None:
+                self.transport.write(self._handshake.feed(data))
+                if self._handshake.session is None:
+                    return
+                self._framing = self._handshake.session.framing()
+                if self.proven.done():
+                    return  # it came too late: the connection is being given up
+                self.proven.set_result(None)
+                data = self._handshake.leftover()
+            if data:
+                self._link.received(self, self._framing.feed(data))
+        except ProtocolViolation as error:
+            self._trouble = self._link.last_trouble = str(error)
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.proven.done():
+            self.proven.set_exception(ConnectionError(self._trouble or f"closed by the coordinator ({error})"))
+            self.proven.exception()  # retrieved: the waiter may have given up already
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def send(self, payload: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(self._framing.frame(payload))
+
+    def close(self) -> None:
+        """After what was written has gone out."""
+        self.transport.close()
+
+    def abort(self) -> None:
+        transport = getattr(self, "transport", None)
+        if transport is not None:
+            transport.abort()

@@ -1,0 +1,195 @@
+"""Frames of a data connection, sans-io: elements to bytes and bytes to elements.
+
+    header (29 bytes, big endian): payload length u32 · kind u8 · sequence u64 · emit_ns i64 · crc32 u32 of all the rest
+                                   · reserved u32
+    payload: Arrow IPC bytes for SCHEMA and BATCH, fixed structs for control elements; REACHED, before a BATCH, has the
+             event time at each of its rows (int64, little endian)
+
+The length is checked against the cap before anything is allocated for it; a gap in the sequence or a wrong checksum is
+`FrameError`: the connection is closed and the generation fails, loudly. The checksum catches accidents; who may connect
+at all is settled by the handshake before.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import (
+    Barrier,
+    Batch,
+    CancelBarrier,
+    Element,
+    EndOfInput,
+    Idle,
+    Watermark,
+)
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+
+_HEADER = struct.Struct(">IBQqII")
+_CRC_PART = struct.Struct(">IBQq")
+_WATERMARK = struct.Struct(">q")
+_BARRIER = struct.Struct(">QQqq")  # the last: -1 for None
+_CANCEL = struct.Struct(">QQ")
+
+SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED = range(1, 9)
+HEADER_SIZE = _HEADER.size
+MAX_PAYLOAD = 64 * 1024 * 1024  # bytes
+_BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024  # larger batches are cut before sending
+
+
+class FrameError(BarrierRuntimeError):
+    """The bytes of a data connection are not what the other side sent. Close it."""
+
+
+class RowTooLarge(InvalidJob):
+    """No frame can hold this row."""
+
+
+class FrameWriter:
+    """Elements of one channel to bytes, in order. Not shared between connections."""
+
+    def __init__(self) -> None:
+        self._sequence = 0
+        self._schema: pa.Schema | None = None
+
+    def encode(self, element: Element) -> list[bytes | pa.Buffer]:
+        """Pieces to write one after the other."""
+        if isinstance(element, Batch):
+            return self._batch(element)
+        if isinstance(element, Watermark):
+            return self._frame(WATERMARK, _WATERMARK.pack(element.ms))
+        if isinstance(element, Barrier):
+            timeout_ms = -1 if element.aligned_timeout_ms is None else element.aligned_timeout_ms
+            return self._frame(BARRIER, _BARRIER.pack(element.id, element.token, element.triggered_at_ms, timeout_ms))
+        if isinstance(element, CancelBarrier):
+            return self._frame(CANCEL, _CANCEL.pack(element.id, element.token))
+        if isinstance(element, Idle):
+            return self._frame(IDLE, b"")
+        return self._frame(END, b"")
+
+    def _batch(self, batch: Batch) -> list[bytes | pa.Buffer]:
+        rows = batch.rows
+        pieces: list[bytes | pa.Buffer] = []
+        if self._schema is not rows.schema and (self._schema is None or not self._schema.equals(rows.schema)):
+            if self._schema is not None:
+                raise FrameError(
+                    f"the schema of an edge changed from ({_short(self._schema)}) to ({_short(rows.schema)}): "
+                    "pass schema= to the step that produces these rows"
+                )
+            pieces += self._frame(SCHEMA, rows.schema.serialize().to_pybytes())
+        self._schema = rows.schema
+        at = 0
+        for count, part in _payloads(rows):
+            if batch.reached is not None:
+                pieces += self._frame(REACHED, batch.reached[at : at + count].astype("<i8").tobytes())
+                at += count
+            pieces += self._frame(BATCH, part, batch.emit_ns)
+        return pieces
+
+    def _frame(self, kind: int, payload: bytes | pa.Buffer, emit_ns: int = 0) -> list[bytes | pa.Buffer]:
+        length = len(payload) if isinstance(payload, bytes) else payload.size
+        if length > MAX_PAYLOAD:
+            raise FrameError(
+                f"a frame of {length:,} bytes is over the cap of {MAX_PAYLOAD:,}: this is a bug, report it"
+            )
+        crc = zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, self._sequence, emit_ns)))
+        header = _HEADER.pack(length, kind, self._sequence, emit_ns, crc, 0)
+        self._sequence += 1
+        return [header, payload] if length else [header]
+
+
+class FrameReader:
+    """Bytes of one channel to elements, in order. Raises `FrameError` at the first byte that is wrong."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._sequence = 0
+        self._schema: pa.Schema | None = None
+        self._reached: npt.NDArray[np.int64] | None = None  # of the batch to come
+
+    def feed(self, data: bytes) -> list[tuple[Element, int]]:
+        """All elements that are complete now, each with its size on the wire."""
+        buffer = self._buffer
+        buffer += data
+        elements: list[tuple[Element, int]] = []
+        start = 0
+        available = len(buffer)
+        while available - start >= HEADER_SIZE:
+            length, kind, sequence, emit_ns, crc, _ = _HEADER.unpack_from(buffer, start)
+            if length > MAX_PAYLOAD:
+                raise FrameError(f"a frame announces {length:,} bytes; the cap is {MAX_PAYLOAD:,}")
+            end = start + HEADER_SIZE + length
+            if end > available:
+                break
+            payload = bytes(memoryview(buffer)[start + HEADER_SIZE : end])
+            if sequence != self._sequence:
+                raise FrameError(f"frame {sequence} came where {self._sequence} was due")
+            if crc != zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, sequence, emit_ns))):
+                raise FrameError(f"frame {sequence} has a wrong checksum")
+            self._sequence += 1
+            element = self._decode(kind, payload, emit_ns)
+            if element is not None:
+                elements.append((element, HEADER_SIZE + length))
+            start = end
+        if start:
+            del buffer[:start]
+        return elements
+
+    def _decode(self, kind: int, payload: bytes, emit_ns: int) -> Element | None:
+        try:
+            if kind == BATCH:
+                if self._schema is None:
+                    raise FrameError("rows came before their schema")
+                rows = pa.ipc.read_record_batch(pa.py_buffer(payload), self._schema)
+                reached, self._reached = self._reached, None
+                if reached is not None and len(reached) != rows.num_rows:
+                    raise FrameError(f"{len(reached)} event times came with {rows.num_rows} rows")
+                return Batch(rows, emit_ns, reached)
+            if kind == REACHED:
+                self._reached = np.frombuffer(payload, "<i8")
+                return None
+            if kind == SCHEMA:
+                if self._schema is not None:
+                    raise FrameError("a second schema came on one connection")
+                self._schema = pa.ipc.read_schema(pa.py_buffer(payload))
+                return None
+            if kind == WATERMARK:
+                return Watermark(*_WATERMARK.unpack(payload))
+            if kind == BARRIER:
+                id, token, triggered_at_ms, timeout_ms = _BARRIER.unpack(payload)
+                return Barrier(id, token, triggered_at_ms, None if timeout_ms < 0 else timeout_ms)
+            if kind == CANCEL:
+                return CancelBarrier(*_CANCEL.unpack(payload))
+            if kind == IDLE:
+                return Idle()
+            if kind == END:
+                return EndOfInput()
+        except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
+            raise FrameError(f"a frame of kind {kind} cannot be decoded: {error}") from error
+        raise FrameError(f"a frame has the unknown kind {kind}")
+
+
+def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
+    """The rows in pieces of a good size, each under the cap, however different single rows are, with their number."""
+    if rows.num_rows <= 1 or rows.nbytes <= _BYTES_PER_FRAME_TARGET:
+        payload = rows.serialize()
+        if payload.size <= MAX_PAYLOAD:
+            yield rows.num_rows, payload
+            return
+        if rows.num_rows <= 1:
+            raise RowTooLarge(
+                f"a row of {payload.size:,} bytes is over the {MAX_PAYLOAD:,} bytes that one may have on its way to "
+                "another subtask: split it into several rows, or keep what is large in a file or an object store and "
+                "pass its name"
+            )
+    half = rows.num_rows // 2
+    yield from _payloads(rows.slice(0, half))
+    yield from _payloads(rows.slice(half))
+
+
+def _short(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

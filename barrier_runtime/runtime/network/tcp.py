@@ -1,0 +1,413 @@
+"""The TCP mesh between slots: one connection per channel, both ends. The only file with data sockets.
+
+A connection begins with a mutual HMAC challenge on the job's secret; its claims say which generation and channel it is.
+A lower token or an unexpected channel is refused; a higher token waits until this slot has heard of it. After that,
+frames (see `frames`). A connection that breaks or carries a wrong frame while its generation runs fails the generation.
+
+The receiver reads all that comes, at once, and grants what may come: the number of bytes that the sender may have sent
+since the beginning, which rises as the subtask takes what is queued. So no more than the window of the channel (and one
+step's output) is in flight, wherever it is, and a barrier is never stuck in a socket behind rows that nobody takes.
+"""
+
+import asyncio
+import secrets
+import struct
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import msgspec
+
+from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
+from barrier_runtime.coordinator.wire.messages import Peer
+from barrier_runtime.data.elements import Element, EndOfInput
+from barrier_runtime.runtime.network.channels import InputChannel, OutputChannel
+from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
+from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
+
+HANDSHAKE_TIMEOUT_S = 10.0
+_GRANT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
+MAX_UNPROVEN = 4_096  # incoming connections that have not proven themselves; every slot opens one at a time
+_MOST_WAITING = 16_384  # proven connections of generations to come; a slow slot of a large job has thousands
+_NOT_YET = b"\x02"  # the acceptor's word that it knows now which channel this is, of a generation to come
+_ADMITTED = b"\x01"  # … that frames may follow
+
+
+class ChannelId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Claims of a data connection."""
+
+    token: int
+    edge: int
+    source_slot: int
+    target_slot: int
+
+
+_CHANNEL_ID = msgspec.msgpack.Decoder(ChannelId)
+
+
+Broken = Callable[[ChannelId, str], None]
+
+
+class DataPlane(Protocol):
+    """How slots reach each other; the local runtime has one without sockets."""
+
+    async def listen(self) -> tuple[str, int]: ...
+
+    def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
+        """From now on this generation's incoming channels are these."""
+        ...
+
+    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel: ...
+
+    async def all_connected(self) -> None:
+        """Returns when every expected channel is connected."""
+        ...
+
+    def disconnect(self) -> None:
+        """Close every channel of the current generation."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TcpDataPlane:
+    def __init__(self, secret: bytes, job: str, run_id: str, host: str = "127.0.0.1") -> None:
+        self.secret = secret
+        self.job = job
+        self.run_id = run_id
+        self._host = host
+        self._server: asyncio.Server | None = None
+        self._token = 0
+        self._expected: dict[ChannelId, InputChannel] = {}
+        self._missing: set[ChannelId] = set()
+        self._complete = asyncio.Event()
+        self._broken: Broken = lambda channel, reason: None
+        self._waiting: dict[ChannelId, _Incoming] = {}
+        self._lost: dict[ChannelId, str] = {}  # broke while they waited, and why: their sources may not know
+        self._unproven: dict[_Incoming, None] = {}  # have not proven themselves, in the order they came
+        # In the order they came: what is aborted together is aborted in that order.
+        self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
+        self._open: dict[_Connection, None] = {}
+
+    async def listen(self) -> tuple[str, int]:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Incoming(self), self._host, 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
+        self._token = token
+        self._expected = dict(channels)
+        self._missing = set(channels)
+        self._broken = broken
+        self._complete = asyncio.Event()
+        if not channels:
+            self._complete.set()
+        for channel, incoming in list(self._waiting.items()):
+            if channel.token <= token:
+                del self._waiting[channel]
+                self._admit(incoming, channel)
+        for channel, reason in list(self._lost.items()):
+            if channel.token <= token:
+                del self._lost[channel]
+                if channel in self._missing:
+                    asyncio.get_running_loop().call_soon(broken, channel, reason)
+
+    async def all_connected(self) -> None:
+        await self._complete.wait()
+
+    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel:
+        loop = asyncio.get_running_loop()
+        outgoing = _Outgoing(self, channel, wake_writer)
+        self._connecting[outgoing] = None
+        try:
+            await asyncio.wait_for(
+                loop.create_connection(lambda: outgoing, peer.host, peer.port), timeout=HANDSHAKE_TIMEOUT_S
+            )
+            await asyncio.wait_for(outgoing.proven, timeout=HANDSHAKE_TIMEOUT_S)
+            await outgoing.ready  # as long as the peer restores; the coordinator sees a peer that is silent or gone
+        except (OSError, asyncio.TimeoutError) as error:
+            raise Unavailable(
+                f"slot {channel.source_slot} cannot reach slot {peer.slot} at {peer.host}:{peer.port} ({error!r}): "
+                "a replacement will be tried; check the network between executors if this repeats"
+            ) from error
+        finally:
+            self._connecting.pop(outgoing, None)
+            if not outgoing.admitted:  # also when the deployment was cancelled meanwhile
+                outgoing.abort()
+        return outgoing
+
+    def disconnect(self) -> None:
+        self._expected = {}
+        self._missing = set()
+        self._broken = lambda channel, reason: None
+        for connection in (*self._connecting, *self._open):
+            connection.abort()
+        self._open.clear()
+
+    def close(self) -> None:
+        self.disconnect()
+        for incoming in list(self._waiting.values()):
+            incoming.abort()
+        self._waiting.clear()
+        if self._server is not None:
+            self._server.close()
+
+    # ------------------------------------------------------------ called by connections
+
+    @property
+    def unproven(self) -> int:
+        return len(self._unproven)
+
+    def came(self, incoming: "_Incoming") -> None:
+        """Places that ran out are taken from who has had one for longest: a peer needs one for milliseconds."""
+        while len(self._unproven) >= MAX_UNPROVEN:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.abort()
+        self._unproven[incoming] = None
+
+    def proved(self, incoming: "_Incoming") -> None:
+        """It takes none of the places before authentication any more; nor does one that is gone."""
+        self._unproven.pop(incoming, None)
+
+    def admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
+        """A connection proved who it is."""
+        if channel.token > self._token:
+            if len(self._waiting) >= _MOST_WAITING:
+                incoming.abort()
+                return
+            replaced = self._waiting.pop(channel, None)
+            if replaced is not None:
+                replaced.abort()
+            self._waiting[channel] = incoming
+            self._lost.pop(channel, None)
+            incoming.wait()
+            return
+        self._admit(incoming, channel)
+
+    def _admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
+        if channel not in self._missing:
+            incoming.abort()  # an old token, an unknown channel, or a second connection for one
+            return
+        self._missing.discard(channel)
+        self._open[incoming] = None
+        incoming.begin(self._expected[channel])
+        if not self._missing:
+            self._complete.set()
+
+    def opened(self, connection: "_Connection") -> None:
+        self._open[connection] = None
+
+    def lost(self, connection: "_Connection", channel: ChannelId | None, reason: str) -> None:
+        if channel is not None and self._waiting.get(channel) is connection:
+            del self._waiting[channel]
+            if len(self._lost) < _MOST_WAITING:
+                self._lost[channel] = reason
+        if connection in self._open:
+            del self._open[connection]
+            if channel is not None and channel.token == self._token:
+                self._broken(channel, reason)
+
+
+class _Connection(asyncio.Protocol):
+    """What both ends share: the transport and its orderly or sudden end."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, plane: TcpDataPlane) -> None:
+        self._plane = plane
+        self._channel: ChannelId | None = None
+        self._reason = ""
+        self._finished = False  # EndOfInput went through: what follows is no failure
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._finished:
+            return
+        self._plane.lost(self, self._channel, self._reason or (str(error) if error else "closed by the other slot"))
+
+    def abort(self) -> None:
+        transport = getattr(self, "transport", None)
+        if transport is not None:
+            transport.abort()
+
+    def _fail(self, reason: str) -> None:
+        self._reason = reason
+        self.abort()
+
+
+class _Incoming(_Connection):
+    """The downstream end: handshake, then frames into an input channel, as many as were granted."""
+
+    def __init__(self, plane: TcpDataPlane) -> None:
+        super().__init__(plane)
+        self._handshake = Acceptor(
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            purpose="data",
+            secret_of=lambda hello: plane.secret if (hello.job, hello.run_id) == (plane.job, plane.run_id) else None,
+        )
+        self._reader = FrameReader()
+        self._target: InputChannel | None = None
+        self._received = 0  # bytes of frames
+        self._granted = 0
+        self._timeout: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._plane.came(self)
+        self._timeout = asyncio.get_running_loop().call_later(
+            HANDSHAKE_TIMEOUT_S, self._fail, "the handshake did not finish in time"
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self._target is not None:
+            self._frames(data)
+            return
+        if self._channel is not None:
+            self._fail("data came before the channel was admitted")
+            return
+        try:
+            answer = self._handshake.feed(data)
+            if answer:
+                self.transport.write(answer)
+            session = self._handshake.session
+            if session is None:
+                return
+            if self._handshake.leftover():
+                raise HandshakeFailed("data came before the channel was admitted")
+            self._channel = _CHANNEL_ID.decode(session.hello.claims)
+        except (HandshakeFailed, *UNREADABLE) as error:
+            self._fail(str(error))
+            return
+        self._proven_or_gone()
+        self._plane.admit(self, self._channel)
+
+    def wait(self) -> None:
+        """Proven, and early: tell the other end that what it said has arrived."""
+        self.transport.write(_NOT_YET)
+
+    def begin(self, target: InputChannel) -> None:
+        """Admitted: tell the other end, and read."""
+        self._target = target
+        target.when_room(self._grant)
+        self.transport.write(_ADMITTED)
+        self._grant()
+
+    def _frames(self, data: bytes) -> None:
+        target = self._target
+        assert target is not None
+        self._received += len(data)
+        try:
+            for element, size in self._reader.feed(data):
+                target.push(element, size)
+                if isinstance(element, EndOfInput):
+                    self._finished = True
+        except FrameError as error:
+            self._fail(str(error))
+
+    def _grant(self) -> None:
+        target = self._target
+        assert target is not None
+        granted = self._received + target.room
+        if granted > self._granted and not self._finished and not self.transport.is_closing():
+            self._granted = granted
+            self.transport.write(_GRANT.pack(granted))
+
+    def _proven_or_gone(self) -> None:
+        self._plane.proved(self)
+        if self._timeout is not None:
+            self._timeout.cancel()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._proven_or_gone()
+        super().connection_lost(error)
+
+
+class _Outgoing(_Connection):
+    """The upstream end: an `OutputChannel`."""
+
+    def __init__(self, plane: TcpDataPlane, channel: ChannelId, wake_writer: Callable[[], None]) -> None:
+        super().__init__(plane)
+        self._channel = channel
+        self._handshake = Initiator(
+            plane.secret,
+            job=plane.job,
+            run_id=plane.run_id,
+            purpose="data",
+            claims=msgspec.msgpack.encode(channel),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+        )
+        self._writer = FrameWriter()
+        self._wake_writer = wake_writer
+        self._sent = 0  # bytes of frames
+        self._granted = 0
+        self._grants = b""  # the beginning of one
+        loop = asyncio.get_running_loop()
+        self.proven: asyncio.Future[None] = loop.create_future()  # the peer knows which channel this is
+        self.ready: asyncio.Future[None] = loop.create_future()  # the peer has reached this generation
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.write(self._handshake.hello())
+
+    def data_received(self, data: bytes) -> None:
+        if self.ready.done():
+            self._take_grants(data)
+            return
+        try:
+            if self._handshake.session is None:
+                self.transport.write(self._handshake.feed(data))
+                if self._handshake.session is None:
+                    return
+                data = self._handshake.leftover()
+            if data and not self.proven.done():
+                self.proven.set_result(None)
+                data = data.removeprefix(_NOT_YET)
+            if data:
+                if not data.startswith(_ADMITTED):
+                    raise HandshakeFailed("the downstream slot did not admit the channel: connection closed")
+                self._plane.opened(self)
+                self._take_grants(data[len(_ADMITTED) :])
+                self.ready.set_result(None)
+        except HandshakeFailed as error:
+            self._fail(str(error))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for step in (self.proven, self.ready):
+            if not step.done():
+                step.set_exception(ConnectionError(self._reason or f"refused by the other slot ({error})"))
+                step.exception()  # retrieved: the waiter may have given up already
+        super().connection_lost(error)
+
+    @property
+    def admitted(self) -> bool:
+        return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
+
+    @property
+    def writable(self) -> bool:
+        return self._sent < self._granted
+
+    def _take_grants(self, data: bytes) -> None:
+        self._grants += data
+        whole = len(self._grants) // _GRANT.size * _GRANT.size
+        if not whole:
+            return
+        waiting = not self.writable
+        self._granted = max(self._granted, *(granted for (granted,) in _GRANT.iter_unpack(self._grants[:whole])))
+        self._grants = self._grants[whole:]
+        if waiting and self.writable:
+            self._wake_writer()
+
+    def send(self, element: Element) -> None:
+        if self.transport.is_closing():
+            return  # `connection_lost` is on its way and fails the generation
+        try:
+            pieces = self._writer.encode(element)
+        except FrameError as error:
+            raise BarrierRuntimeError(f"channel {self._channel}: {error}") from error
+        self._sent += sum(map(len, pieces))
+        self.transport.writelines(pieces)
+        if isinstance(element, EndOfInput):
+            self._finished = True

@@ -1,0 +1,131 @@
+"""Gives the subtasks of one slot their turns on the event loop: short passes, sinks before sources, never waiting.
+
+A pass runs every subtask that has input and room for its output; between passes sockets, timers and messages are
+served. When nothing is left it sleeps until a channel, a trigger or a source's schedule wakes it.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock, SourceTime
+from barrier_runtime.runtime.subtask import Subtask
+
+_ASK_AGAIN_S = 0.001  # a source that does not know when its next rows are due
+_PASS_BUDGET_S = 0.002
+_LONG_STEP_S = 2.0  # nothing else was served meanwhile: worth telling
+_BETWEEN_SHARE = 0.5  # of the time the last pass took, for the small work between passes
+
+
+class Scheduler:
+    """`on_error(subtask, error)` is called for whatever a pass raised (None: not in a subtask's step); the owner stops
+    the scheduler then. Nothing may be left to the loop's logger: a slot that no longer runs would look alive."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        between: Callable[[], bool],
+        on_error: Callable[[Subtask | None, Exception], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._loop = loop
+        self._now_s = clock.monotonic_s
+        self.source_time = SourceTime(clock)
+        self._between = between  # other small work between passes (draining snapshots); True when more is left
+        self._on_error = on_error
+        self._subtasks: list[Subtask] = []
+        self._stepping: Subtask | None = None
+        self._scheduled = False
+        self._stopped = False
+        self._alarm = clock.alarm(loop, self.wake)
+        self._last_pass_s = 0.0
+        self.busy_s = 0.0
+        self.backpressured_s = 0.0
+        self._backpressured_since: float | None = None
+        self._longest: tuple[float, Subtask] | None = None  # step since it was taken, if it was long
+
+    def start(self, subtasks: list[Subtask]) -> None:
+        """`subtasks` in topological order; they are served from the last to the first."""
+        self._subtasks = list(reversed(subtasks))
+        self.wake()
+
+    def wake(self) -> None:
+        if not self._scheduled and not self._stopped:
+            self._scheduled = True
+            self._loop.call_soon(self._pass)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._alarm.close()
+
+    def _pass(self) -> None:
+        self._scheduled = False
+        if self._stopped:
+            return
+        self._stepping = None
+        try:
+            self._work()
+        except Exception as error:
+            self._on_error(self._stepping, error)
+
+    def _work(self) -> None:
+        started = self._now_s()
+        worked = self._work_between(started)
+        stepped = self._now_s()
+        deadline = stepped + _PASS_BUDGET_S
+        for subtask in self._subtasks:
+            self._stepping = subtask
+            worked = subtask.step() or worked
+            if self._stopped:
+                return
+            if self._now_s() > deadline:
+                worked = True
+                break
+        now = self._now_s()
+        self._last_pass_s = now - stepped
+        if self._last_pass_s >= _LONG_STEP_S and self._stepping is not None:
+            self._note_long(self._last_pass_s, self._stepping)
+        if worked:
+            self.busy_s += now - started
+            self.wake()
+        else:
+            self._sleep()
+        self._account_backpressure(now)
+
+    def _note_long(self, seconds: float, subtask: Subtask) -> None:
+        """A pass ends with the step that is over its budget: that one was long."""
+        if self._longest is None or seconds > self._longest[0]:
+            self._longest = seconds, subtask
+
+    def take_longest(self) -> tuple[float, Subtask] | None:
+        """The longest step of seconds since this was asked last, and its subtask."""
+        longest, self._longest = self._longest, None
+        return longest
+
+    def _work_between(self, started: float) -> bool:
+        """A slice; more of them where passes are long, so that under full load a snapshot does not take a hundred times
+        as long as on an idle slot."""
+        until = started + self._last_pass_s * _BETWEEN_SHARE
+        while self._between():
+            if self._now_s() >= until:
+                return True
+        return False
+
+    def _account_backpressure(self, now: float) -> None:
+        held = any(not subtask.ended and not subtask.writable for subtask in self._subtasks)
+        if self._backpressured_since is not None:
+            self.backpressured_s += now - self._backpressured_since
+        self._backpressured_since = now if held else None
+
+    def _sleep(self) -> None:
+        """Sources need to be asked in time; everything else is woken by its channels."""
+        now_ns = self.source_time.now_ns()
+        delay: float | None = None
+        for subtask in self._subtasks:
+            if subtask.source is None or subtask.ended or not subtask.writable:
+                continue
+            self._stepping = subtask
+            due_ns = subtask.source[1].next_due_ns()
+            wait = _ASK_AGAIN_S if due_ns is None else (due_ns - now_ns) / 1e9
+            delay = wait if delay is None else min(delay, wait)
+        if delay is not None:
+            self._alarm.set(delay)

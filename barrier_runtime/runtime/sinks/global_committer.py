@@ -1,0 +1,99 @@
+"""Which commit of a sink's global committer is under way, and what comes next. Pure: events in, effects out.
+
+One instance in subtask 0 of a sink that has a global committer. The coordinator says, for rising checkpoints, that
+every subtask has committed its part and which committables the manifest lists; the newest wish is enough, because a
+manifest lists everything that is not visible yet.
+
+| state   | event                      | next    | effect                                    |
+|---------|----------------------------|---------|-------------------------------------------|
+| idle    | wanted n > done            | busy n  | CommitAll(n)                              |
+| busy n  | wanted m > n               | busy n  | (m waits)                                 |
+| busy n  | committed                  | idle    | ReportGlobally(n); CommitAll(m) if m waits |
+| busy n  | failed                     | backoff | ReportFailing, RetryAt                    |
+| backoff | the time has come          | busy m  | CommitAll(newest wish)                    |
+| any     | wanted n <= done           | same    | ReportGlobally(done)                      |
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from barrier_runtime.runtime.sinks.driver import Backoff
+from barrier_runtime.runtime.sinks.effects import ReportFailing, RetryAt
+from barrier_runtime.runtime.sinks.pending_set import PendingEntry, PendingSet
+
+ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]  # blocks: they may have to be fetched
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAll:
+    """Make all of these visible at once; answer `committed()` or `failed(error, now)`."""
+
+    checkpoint: int
+    read: ReadEntries
+
+
+@dataclass(frozen=True, slots=True)
+class ReportGlobally:
+    """Everything up to `checkpoint` is visible, of all subtasks."""
+
+    checkpoint: int
+
+
+GlobalEffect: TypeAlias = CommitAll | ReportGlobally | ReportFailing | RetryAt
+
+
+def entries_of_all(sets: Iterable[PendingSet]) -> tuple[PendingEntry, ...]:
+    """What a manifest lists as not visible yet, in the order in which it was written."""
+    return tuple(
+        sorted((entry for each in sets for entry in each.entries), key=lambda entry: (entry.checkpoint, entry.subtask))
+    )
+
+
+class GlobalCommitDriver:
+    """`done`: the checkpoint up to which all is known to be visible from the start."""
+
+    def __init__(self, backoff: Backoff = Backoff(), done: int = 0) -> None:
+        self._backoff = backoff
+        self._done = done
+        self._wish: CommitAll | None = None  # the newest, not done
+        self._under_way: CommitAll | None = None
+        self._waits = False  # for the time of a RetryAt
+        self._attempts = 0
+
+    def wanted(self, checkpoint: int, read: ReadEntries) -> list[GlobalEffect]:
+        if checkpoint <= self._done:
+            return [ReportGlobally(self._done)]
+        if self._wish is None or checkpoint > self._wish.checkpoint:
+            self._wish = CommitAll(checkpoint, read)
+        return self._start()
+
+    def committed(self) -> list[GlobalEffect]:
+        assert self._under_way is not None, "a global commit ended that was not begun"
+        self._done = self._under_way.checkpoint
+        if self._wish is not None and self._wish.checkpoint <= self._done:
+            self._wish = None
+        self._under_way = None
+        self._attempts = 0
+        return [ReportGlobally(self._done), *self._start()]
+
+    def failed(self, error: str, now: float) -> list[GlobalEffect]:
+        assert self._under_way is not None, "a global commit failed that was not begun"
+        checkpoint = self._under_way.checkpoint
+        self._under_way = None
+        self._attempts += 1
+        self._waits = True
+        return [
+            ReportFailing(checkpoint, self._attempts, error),
+            RetryAt(now + self._backoff.delay(self._attempts)),
+        ]
+
+    def retry(self) -> list[GlobalEffect]:
+        self._waits = False
+        return self._start()
+
+    def _start(self) -> list[GlobalEffect]:
+        if self._under_way is not None or self._waits or self._wish is None:
+            return []
+        self._under_way = self._wish
+        return [self._under_way]

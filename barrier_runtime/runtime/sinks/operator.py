@@ -1,0 +1,378 @@
+"""The operator around a `TwoPhaseCommitSink`: carries the effects of `SinkDriver` out.
+
+Three places of work: `write` on the loop; early staging and `pre_commit` on the snapshot lane; `commit` on a lane of
+its own, so that a slow commit delays neither barriers nor the next pre-commit. The sink is thus used by two threads at
+a time: a commit of the past beside a pre-commit of the present. When rows come faster than they can be staged, the
+operator has no room until they are: memory stays bounded, and the stream waits.
+
+A pre-commit that failed, or never ran because its checkpoint was given up, loses nothing: the blocking part of the next
+snapshot first makes up for every older transaction that is not durable yet.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from barrier_runtime.connectors.registry import SINK_VALUE, describe_sink
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, check_methods
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.latency import EmitTimes
+from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
+from barrier_runtime.runtime.sinks.driver import SinkDriver, Stage, Transaction
+from barrier_runtime.runtime.sinks.effects import (
+    Commit,
+    CommitTogether,
+    Effect,
+    PreCommit,
+    Recover,
+    ReportCommitted,
+    ReportFailing,
+    RetryAt,
+    Visible,
+)
+from barrier_runtime.runtime.sinks.global_committer import (
+    CommitAll,
+    GlobalCommitDriver,
+    GlobalEffect,
+    ReportGlobally,
+    entries_of_all,
+)
+from barrier_runtime.runtime.sinks.pending_set import (
+    PENDING_VALUE,
+    PendingEntry,
+    PendingSet,
+    decode_pending,
+    encode_pending,
+    entries_of_subtask,
+)
+from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Unavailable
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+
+_LOOK_AGAIN_SECONDS = 0.005
+_MOST_STAGINGS = 2  # one on its way and one that waits, beside what fills up meanwhile
+
+
+class _Staged:
+    """One transaction's rows, from the first write until they are visible."""
+
+    __slots__ = ("checkpoint", "committable", "emitted", "sealed", "transaction")
+
+    def __init__(self, transaction: Any) -> None:
+        self.transaction = transaction
+        self.emitted = EmitTimes()
+        self.checkpoint = 0
+        self.sealed = False  # set last by the sealing thread: `committable` is final then
+        self.committable: bytes | None = None
+
+
+class SinkOperator(Operator):
+    """`make_sink` builds a fresh, unopened sink; called once, in `open`."""
+
+    def __init__(self, name: str, make_sink: Callable[[], TwoPhaseCommitSink]) -> None:
+        self._name = name
+        self._make_sink = make_sink
+        self._closed = False
+
+    def open(self, context: OperatorContext) -> None:
+        """Check the target, then finish what the restored checkpoint decided. A target that is only out of reach does
+        not stop the job here: commits go on being tried, in order, before anything newer is committed. Except after
+        rescaling: what another subtask has to finish may be older rows of a key that is ours now, so the generation
+        begins when all of it is committed."""
+        where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
+        self._context = context
+        self._where = where
+        self._sink = self._make_sink()
+        check_methods(self._sink, where)
+        self._description = describe_sink(self._sink, where)
+        self._sink.open(
+            SinkContext(
+                context.job,
+                self._name,
+                context.token,
+                context.subtask,
+                context.parallelism,
+                context.make_store,
+                context.job_store,
+                context.lineage,
+                context.new_id,
+            )
+        )
+        self._driver = SinkDriver(
+            where,
+            context.subtask,
+            part_of_whole=self._sink.global_committer,
+            together=self._sink.commits_together,
+        )
+        self._stagings = 0  # early ones that have not ended
+        self._staged: dict[int, _Staged] = {}  # by transaction number; the open one included
+        self._sealing = threading.Lock()
+        self._recovered: tuple[int, BaseException | None] | None = None  # outcome, until the loop has heard of it
+        self._begin()
+        sets = _pending_sets(context.restored, where)
+        checkpoint = max((each.checkpoint for each in sets), default=0)
+        self._global = GlobalCommitDriver(done=checkpoint if context.settled else 0)
+        entries = () if context.settled else entries_of_subtask(sets, context.subtask, context.parallelism)
+        rescaled = any(each.parallelism != context.parallelism for each in context.restored)
+        self._recover_now(self._driver.recover(checkpoint, entries), rescaled)
+
+    @property
+    def has_global_committer(self) -> bool:
+        return self._sink.global_committer
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        if self._recovered is not None:
+            self._hear_of_recovery()
+        rows = batch.rows.num_rows
+        staged = self._open_staged
+        try:
+            self._sink.write(staged.transaction, batch.rows)
+        except BarrierRuntimeError:
+            raise
+        except Exception as error:
+            kind = type(self._sink).__name__
+            raise BarrierRuntimeError(
+                f"sink {self._name!r} ({kind}), subtask {self._context.subtask}: {_text(error)}"
+            ) from error
+        staged.emitted.add(batch.emit_ns, rows)
+        self._context.report.processed_latency(batch.emit_ns, rows)
+        early = self._sink.stage_early(staged.transaction)
+        if early is not None:
+            self._stagings += 1
+            self._context.snapshot_lane.submit(early, self._staged_early)
+
+    @property
+    def has_room(self) -> bool:
+        if self._stagings >= _MOST_STAGINGS:
+            return False
+        most = self._sink.most_decided
+        # The outcome of the recovery is heard with the next element: until then that one must be let through.
+        return most is None or self._recovered is not None or self._driver.decided < most
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        self._catch_up()
+        self._do(self._driver.barrier(checkpoint))
+        listed = self._driver.pending
+        unsealed = [self._staged[t.number] for t in listed if t.stage is Stage.SEALING]
+        return Capture(
+            values={SINK_VALUE: self._description},
+            blocking=lambda: {PENDING_VALUE: self._seal(checkpoint, listed, unsealed)},
+        )
+
+    def on_complete(self, checkpoint: int) -> None:
+        self._catch_up()
+        self._do(self._driver.complete(checkpoint))
+        if self._driver.awaits_pre_commit:
+            self._context.call_later(_LOOK_AGAIN_SECONDS, self._look_again)
+
+    def on_abort(self, checkpoint: int) -> None:
+        self._catch_up()
+        self._do(self._driver.abort(checkpoint))
+
+    def on_commit_globally(self, checkpoint: int, read: Callable[[], Sequence[OperatorSnapshot]]) -> None:
+        self._do_globally(self._global.wanted(checkpoint, partial(_entries_read, read, self._where)))
+
+    def on_visible(self, checkpoint: int) -> None:
+        self._catch_up()
+        self._do(self._driver.visible(checkpoint))
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        if self._recovered is not None:
+            self._hear_of_recovery()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            sink = getattr(self, "_sink", None)  # open may have failed before there was one
+            if sink is not None:
+                sink.close()
+
+    def closing(self) -> Callable[[], None]:
+        if self._closed or not hasattr(self, "_sink"):
+            return self.close
+        self._closed = True
+        return self._sink.close
+
+    # ------------------------------------------------------------ pre-commit (off the loop)
+
+    def _seal(self, checkpoint: int, listed: tuple[Transaction, ...], unsealed: list[_Staged]) -> bytes:
+        """Make every closed transaction durable, oldest first; return the encoded pending set as of `checkpoint`."""
+        with self._sealing:
+            for staged in unsealed:
+                if not staged.sealed:
+                    staged.committable = self._sink.pre_commit(staged.transaction, staged.checkpoint)
+                    staged.transaction = None
+                    staged.sealed = True
+        entries = [entry for transaction in listed for entry in transaction.entries]
+        entries += [
+            PendingEntry(staged.checkpoint, self._context.subtask, staged.committable)
+            for staged in unsealed
+            if staged.committable is not None
+        ]
+        return encode_pending(checkpoint, entries)
+
+    def _look_for_sealed(self) -> None:
+        """Tell the driver which pre-commits have finished. The sealing thread never calls into the loop."""
+        for transaction in self._driver.pending:
+            if transaction.stage is Stage.SEALING:
+                staged = self._staged[transaction.number]
+                if not staged.sealed:
+                    return
+                self._do(self._driver.precommitted(transaction.checkpoint, staged.committable))
+
+    def _look_again(self) -> None:
+        if self._closed:
+            return
+        self._look_for_sealed()
+        if self._driver.awaits_pre_commit:
+            self._context.call_later(_LOOK_AGAIN_SECONDS, self._look_again)
+
+    # ------------------------------------------------------------ effects (on the loop)
+
+    def _do(self, effects: list[Effect]) -> None:
+        report = self._context.report
+        for effect in effects:
+            if isinstance(effect, PreCommit):
+                self._open_staged.checkpoint = effect.checkpoint
+                self._begin()
+            elif isinstance(effect, Commit):
+                self._commit(effect)
+            elif isinstance(effect, CommitTogether):
+                self._commit_together(effect)
+            elif isinstance(effect, Recover):
+                self._recover_on_lane(effect)
+            elif isinstance(effect, Visible):
+                staged = self._staged.pop(effect.txn, None)  # the recovered lot has no rows of this incarnation
+                for emit_ns, rows in staged.emitted.pairs() if staged is not None else ():
+                    report.visible_latency(emit_ns, rows)
+            elif isinstance(effect, ReportCommitted):
+                report.committed(effect.checkpoint)
+            elif isinstance(effect, ReportFailing):
+                report.commit_failing(effect.checkpoint, effect.attempts, effect.error)
+            else:
+                self._retry_at(effect)
+
+    def _begin(self) -> None:
+        self._open_staged = self._staged[self._driver.open_txn] = _Staged(self._sink.begin_transaction())
+
+    def _commit(self, effect: Commit) -> None:
+        self._on_lane(effect.checkpoint, partial(self._sink.commit, effect.committable))
+
+    def _commit_together(self, effect: CommitTogether) -> None:
+        self._on_lane(effect.checkpoint, partial(self._sink.commit_together, effect.committables))
+
+    def _recover_on_lane(self, effect: Recover) -> None:
+        self._on_lane(effect.checkpoint, partial(self._sink.recover, effect.committables))
+
+    def _on_lane(self, checkpoint: int, work: Callable[[], None]) -> None:
+        """`work` may hang for longer than this generation lives: it holds the sink, and nothing else of it."""
+
+        def done(_: Any, error: BaseException | None) -> None:
+            if not self._closed:
+                self._settled(checkpoint, error)
+
+        self._context.lane.submit(work, done)
+
+    def _retry_at(self, effect: RetryAt) -> None:
+        self._context.call_later(max(0.0, effect.at - self._context.now_s()), self._retry)
+
+    def _retry(self) -> None:
+        if not self._closed:
+            self._do(self._driver.retry())
+
+    def _staged_early(self, _: Any, error: BaseException | None) -> None:
+        """A failure here is no news: pre-commit stages again whatever is not staged, and reports."""
+        self._stagings -= 1
+        self._context.wake()
+        if error is not None and not self._closed:
+            self._context.report.count("early_staging_failed")
+
+    # ------------------------------------------------------------ the global committer (on the loop)
+
+    def _do_globally(self, effects: list[GlobalEffect]) -> None:
+        report = self._context.report
+        for effect in effects:
+            if isinstance(effect, CommitAll):
+                self._commit_all(effect)
+            elif isinstance(effect, ReportGlobally):
+                report.committed_globally(effect.checkpoint)
+            elif isinstance(effect, ReportFailing):
+                report.global_commit_failing(effect.checkpoint, effect.attempts, effect.error)
+            else:
+                self._context.call_later(max(0.0, effect.at - self._context.now_s()), self._retry_globally)
+
+    def _commit_all(self, effect: CommitAll) -> None:
+        def done(_: Any, error: BaseException | None) -> None:
+            if self._closed:
+                return
+            if error is None:
+                self._do_globally(self._global.committed())
+            else:
+                self._do_globally(self._global.failed(_text(error), self._context.now_s()))
+
+        self._context.lane.submit(partial(_commit_globally, self._sink, effect), done)
+
+    def _retry_globally(self) -> None:
+        if not self._closed:
+            self._do_globally(self._global.retry())
+
+    # ------------------------------------------------------------ recovery
+
+    def _recover_now(self, effects: list[Effect], rescaled: bool) -> None:
+        """First attempt, in `open`, which may block but is not on the loop: the loop hears of the outcome with the next
+        element. The usual case takes one look per decided file."""
+        for effect in effects:
+            assert isinstance(effect, Recover), effect  # nothing else can come of an empty driver
+            try:
+                self._sink.recover(effect.committables)
+            except PERMANENT:
+                raise
+            except Exception as error:  # whatever the target's library raises when it is out of reach
+                if rescaled and effect.committables and not self._sink.global_committer:
+                    raise Unavailable(
+                        f"{self._where}: the job was rescaled, and what checkpoint {effect.checkpoint} decided must be "
+                        f"committed before it goes on ({_text(error)}): is the target running? It is tried again when "
+                        "the job restarts"
+                    ) from error
+                self._recovered = (effect.checkpoint, error)
+            else:
+                self._recovered = (effect.checkpoint, None)
+
+    def _hear_of_recovery(self) -> None:
+        if self._recovered is not None:
+            checkpoint, error = self._recovered
+            self._recovered = None
+            self._settled(checkpoint, error)
+
+    def _catch_up(self) -> None:
+        self._hear_of_recovery()
+        self._look_for_sealed()
+
+    def _settled(self, checkpoint: int, error: BaseException | None) -> None:
+        if self._sink.most_decided is not None:
+            self._context.wake()  # there may be room again
+        if error is None:
+            self._do(self._driver.committed(checkpoint))
+        else:
+            self._do(self._driver.commit_failed(checkpoint, _text(error), self._context.now_s()))
+
+
+def _commit_globally(sink: TwoPhaseCommitSink, effect: CommitAll) -> None:
+    """On the lane."""
+    sink.commit_globally(effect.checkpoint, tuple(entry.committable for entry in effect.read()))
+
+
+def _entries_read(read: Callable[[], Sequence[OperatorSnapshot]], where: str) -> tuple[PendingEntry, ...]:
+    return entries_of_all(_pending_sets(read(), where))
+
+
+def _pending_sets(snapshots: Sequence[OperatorSnapshot], where: str) -> list[PendingSet]:
+    return [
+        decode_pending(snapshot.values[PENDING_VALUE], f"{where}, state of subtask {snapshot.subtask}")
+        for snapshot in snapshots
+        if PENDING_VALUE in snapshot.values
+    ]
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,66 @@
+"""A sink subtask's part of a snapshot: every committable that is not known to be visible, and of which checkpoint.
+
+This is what makes a decided checkpoint finishable by anyone: whoever restores it commits all that is listed. Versioned
+msgspec data, never pickle; an unknown version is refused, never guessed.
+
+An entry keeps the index of the subtask that *wrote* it. After rescaling, entry e belongs to subtask `e.subtask % P`,
+and so do the leftovers with that index in their names: the one who sweeps them is the one who knows what is decided.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob
+
+PENDING_SET_VERSION = 1
+PENDING_VALUE = "pending"  # name of the value in OperatorSnapshot.values
+
+
+class PendingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    checkpoint: int  # the barrier that closed this transaction
+    subtask: int  # who wrote it
+    committable: bytes
+
+
+class PendingSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    checkpoint: int  # the barrier this set was taken at
+    entries: tuple[PendingEntry, ...] = ()
+
+
+_PENDING_SET = msgspec.json.Decoder(PendingSet)
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+_VERSION = msgspec.json.Decoder(_Version)
+
+
+def encode_pending(checkpoint: int, entries: Iterable[PendingEntry]) -> bytes:
+    return msgspec.json.encode(PendingSet(PENDING_SET_VERSION, checkpoint, tuple(entries)))
+
+
+def decode_pending(data: bytes, where: str) -> PendingSet:
+    """Decode what `encode_pending` made. `where` names the job, sink and subtask for the message."""
+    try:
+        version = _VERSION.decode(data).version
+        if version != PENDING_SET_VERSION:
+            raise InvalidJob(
+                f"{where}: the snapshot's pending transactions have version {version}, this release reads "
+                f"{PENDING_SET_VERSION}: restore with the release that wrote the checkpoint"
+            )
+        return _PENDING_SET.decode(data)
+    except UNREADABLE as error:
+        raise Corrupt(
+            f"{where}: the snapshot's pending transactions are not readable ({error}): nothing was committed or "
+            "deleted; restore an intact copy of the checkpoint"
+        ) from error
+
+
+def entries_of_subtask(sets: Iterable[PendingSet], subtask: int, parallelism: int) -> tuple[PendingEntry, ...]:
+    """Those that subtask `subtask` of `parallelism` has to finish, oldest checkpoint first."""
+    mine = [entry for each in sets for entry in each.entries if entry.subtask % parallelism == subtask]
+    return tuple(sorted(mine, key=lambda entry: (entry.checkpoint, entry.subtask)))

@@ -1,0 +1,391 @@
+"""A slot: one process (or, locally, one object) that runs one subtask of every chain, as the coordinator orders.
+
+    phase      order                         move
+    idle       Deploy                        restoring: open operators, connect, then report Restored
+    restoring  Start                         running
+    any        Halt, Deploy (higher token)   drop the current generation; restore local copies later
+    any        Shutdown                      leave; `outcome` says how the job ended for this slot
+
+Orders of a lower token are ignored; every order may be repeated. Answers that matter are kept until the coordinator
+resolved them and said again after each registration, because either side may lose the other at any moment.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from barrier_runtime.coordinator.wire.carried import too_large_ack
+from barrier_runtime.coordinator.wire.messages import (
+    AbortCheckpoint,
+    Ack,
+    CommitFailing,
+    CommitGlobally,
+    Committed,
+    Complete,
+    Decline,
+    Deploy,
+    Halt,
+    Heard,
+    Heartbeat,
+    Register,
+    Registered,
+    Restored,
+    Shutdown,
+    Start,
+    SubtaskEnded,
+    SubtaskFailed,
+    SubtaskId,
+    ToSlot,
+    Trigger,
+    Visible,
+    Waiting,
+    sink_key,
+)
+from barrier_runtime.data.elements import Barrier
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.runtime.execution import Execution, SlotResources
+from barrier_runtime.runtime.latency_book import LatencyBook
+from barrier_runtime.runtime.network.control_link import ControlLink
+from barrier_runtime.runtime.network.tcp import DataPlane
+from barrier_runtime.state.errors import PERMANENT, Unavailable
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
+
+log = logging.getLogger("barrier_runtime.slot")
+
+_LATENCY_EVERY_HEARTBEATS = 4
+_MAX_TEXT = 100_000  # characters of an error
+
+
+@dataclass(frozen=True)
+class SlotIdentity:
+    slot: int
+    uuid: str
+    pid: int
+    host: str
+    task_attempt: int
+    data_host: str
+    data_port: int
+    died: dict[int, str] = field(default_factory=dict)  # workers of this host that died of a signal: pid -> "SIGSEGV"
+
+
+class Slot:
+    """Feed it every message through `handle`; `connected` after each connection. `left` resolves at Shutdown."""
+
+    def __init__(
+        self, graph: JobGraph, mode: str, identity: SlotIdentity, resources: SlotResources, plane: DataPlane
+    ) -> None:
+        self._graph = graph
+        self._mode = mode
+        self.identity = identity
+        self._res = resources
+        self._plane = plane
+        self.link: ControlLink | None = None
+        self.left: asyncio.Future[Shutdown] = resources.loop.create_future()
+        self.token = 0
+        self._phase = "idle"
+        self._execution: Execution | None = None
+        self._deploying: asyncio.Task[None] | None = None
+        self._closing: list[asyncio.Future[None]] = []  # of dropped generations
+        self._highest_checkpoint = 0
+        self._last_completed = 0
+        self._committed: dict[str, int] = {}
+        self._unresolved: dict[tuple[int, SubtaskId], Ack | Decline] = {}
+        self._ended: dict[SubtaskId, SubtaskEnded] = {}
+        self._failure: SubtaskFailed | None = None
+        self._told = ""  # of the last failure, which is told with its stack the first time
+        self.trouble: BaseException | None = None  # the last one; for a program in whose process the slot is
+        self._restored: Restored | None = None
+        self._latency = LatencyBook()
+        self._counters: dict[str, float] = {}
+        self._heartbeat_s = 0.0
+        self._heartbeats = 0
+        self._loop_lag_ms = 0.0
+
+    # ------------------------------------------------------------ messages
+
+    def connected(self) -> None:
+        """(Re)connected: register. Everything unresolved is said again when Registered arrives."""
+        i = self.identity
+        self._send(
+            Register(
+                slot=i.slot,
+                uuid=i.uuid,
+                pid=i.pid,
+                host=i.host,
+                task_attempt=i.task_attempt,
+                data_host=i.data_host,
+                data_port=i.data_port,
+                token=self.token,
+                phase=self._phase,  # type: ignore[arg-type]
+                highest_checkpoint=self._highest_seen(),
+                committed=dict(self._committed),
+                ended=tuple(self._ended),
+                died=i.died,
+            )
+        )
+
+    def handle(self, message: ToSlot) -> None:
+        """Never raises: whoever brings messages could do nothing but log it, and the job would wait for ever."""
+        try:
+            handler: Callable[[Slot, ToSlot], None] = _HANDLERS[type(message)]
+            handler(self, message)
+        except Exception as error:
+            self.failed(None, "", error)
+            if self._execution is not None:
+                self._execution.halt()
+
+    async def closed(self) -> None:
+        """Once every dropped generation has let go of its files."""
+        await asyncio.gather(*self._closing)
+
+    def _send(self, message: object) -> None:
+        if self.link is not None:
+            self.link.send(message)  # type: ignore[arg-type]
+
+    def _on_registered(self, message: Registered) -> None:
+        if message.heartbeat_ms and not self._heartbeat_s:
+            self._heartbeat_s = message.heartbeat_ms / 1000
+            self._beat(self._res.loop.time())
+        if message.token != self.token or self.token == 0:
+            return
+        self._tell_figures()
+        if message.last_completed:
+            self._on_complete(Complete(self.token, message.last_completed))
+        if self._restored is not None and self._phase == "restoring":
+            self._send(self._restored)
+        for unresolved in list(self._unresolved.values()):
+            self._send(unresolved)
+        for ended in self._ended.values():
+            self._send(ended)
+        if self._failure is not None:
+            self._send(self._failure)
+
+    def _on_halt(self, message: Halt) -> None:
+        if message.token <= self.token:
+            return
+        self._drop_generation(message.token)
+        self._res.copies.keep_only(message.keep_checkpoint)
+
+    def _on_deploy(self, message: Deploy) -> None:
+        if message.token < self.token or (message.token == self.token and self._phase != "idle"):
+            return
+        self._drop_generation(message.token)
+        self._phase = "restoring"
+        self._last_completed = message.checkpoint
+        self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
+        execution = Execution(
+            self._graph, message, self._mode, self._res, self._plane, self._latency, self._counters, self
+        )
+        self._execution = execution
+        self._deploying = self._res.loop.create_task(self._deploy(execution))
+
+    async def _deploy(self, execution: Execution) -> None:
+        now_s = self._res.clock.monotonic_s
+        began = now_s()
+        try:
+            await execution.restore()
+            await execution.connect()
+        except asyncio.CancelledError:
+            execution.halt()
+            raise
+        except Exception as error:
+            execution.halt()
+            if execution is self._execution:
+                self.failed(None, getattr(error, "operator", ""), error)
+            return
+        if execution is not self._execution or execution.halted:
+            return
+        self._res.tidy_memory(bool(self._closing))
+        self._restored = Restored(self.token, (now_s() - began) * 1000)
+        self._send(self._restored)
+
+    def _on_start(self, message: Start) -> None:
+        if message.token == self.token and self._phase == "restoring" and self._execution is not None:
+            self._phase = "running"
+            self._execution.start()
+            self._tell_figures()
+
+    def _on_trigger(self, message: Trigger) -> None:
+        if message.token != self.token or self._phase != "running" or self._execution is None:
+            return
+        self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
+        self._execution.trigger(
+            Barrier(message.checkpoint, message.token, message.triggered_at_ms, message.aligned_timeout_ms)
+        )
+
+    def _on_complete(self, message: Complete) -> None:
+        if message.token != self.token or self._execution is None or message.checkpoint <= self._last_completed:
+            return
+        self._last_completed = message.checkpoint
+        self._resolve(lambda checkpoint: checkpoint <= message.checkpoint)
+        self._execution.complete(message.checkpoint)
+
+    def _on_commit_globally(self, message: CommitGlobally) -> None:
+        if message.token == self.token and self._execution is not None:
+            self._execution.commit_globally(message)
+
+    def _on_visible(self, message: Visible) -> None:
+        if message.token == self.token and self._execution is not None:
+            self._execution.visible(message.operator, message.checkpoint)
+
+    def _on_abort(self, message: AbortCheckpoint) -> None:
+        if message.token == self.token and self._execution is not None:
+            self._resolve(lambda checkpoint: checkpoint == message.checkpoint)
+            self._execution.abort(message.checkpoint)
+
+    def _on_heard(self, message: Heard) -> None:
+        """The link has noted when it came; that is all it is for."""
+
+    def _on_shutdown(self, message: Shutdown) -> None:
+        if not self.left.done():
+            self.left.set_result(message)
+        self._drop_generation(self.token)
+
+    def _highest_seen(self) -> int:
+        """Triggers and barriers: an id that came through a channel alone is used up too."""
+        if self._execution is not None:
+            seen = (subtask.highest_seen for subtask in self._execution.subtasks)
+            self._highest_checkpoint = max(self._highest_checkpoint, *seen, 0)
+        return self._highest_checkpoint
+
+    def _resolve(self, resolved: Callable[[int], bool]) -> None:
+        self._unresolved = {key: value for key, value in self._unresolved.items() if not resolved(key[0])}
+
+    def _drop_generation(self, token: int) -> None:
+        if self._deploying is not None and not self._deploying.done():
+            self._deploying.cancel()
+        if self._execution is not None:
+            self._highest_seen()
+            self._execution.halt()
+            self._closing = [closed for closed in self._closing if not closed.done()] + [self._execution.closed]
+        self._execution = None
+        self.token = token
+        self._phase = "idle"
+        self._unresolved.clear()
+        self._ended.clear()
+        self._failure = None
+        self._restored = None
+
+    # ------------------------------------------------------------ ExecutionEvents
+
+    def acknowledged(
+        self,
+        checkpoint: int,
+        subtask: SubtaskId,
+        operators: tuple[OperatorSnapshot, ...],
+        times: SnapshotTimes,
+        ended: bool,
+    ) -> None:
+        reason = too_large_ack(operators)
+        if reason:  # it could not be sent, and what could not be sent could not be restored
+            self.declined(checkpoint, subtask, reason)
+            return
+        ack = Ack(self.token, checkpoint, subtask, operators, times, ended)
+        self._unresolved[(checkpoint, subtask)] = ack
+        self._send(ack)
+
+    def declined(self, checkpoint: int, subtask: SubtaskId, reason: str, unavailable: bool = False) -> None:
+        decline = Decline(self.token, checkpoint, subtask, _shortened(reason), unavailable)
+        self._unresolved[(checkpoint, subtask)] = decline
+        self._send(decline)
+
+    def subtask_ended(self, subtask: SubtaskId) -> None:
+        self._ended[subtask] = SubtaskEnded(self.token, subtask)
+        self._send(self._ended[subtask])
+
+    def committed(self, checkpoint: int, operator: str, subtask: int) -> None:
+        key = sink_key(operator, subtask)
+        self._committed[key] = max(checkpoint, self._committed.get(key, 0))
+        if self._ended:
+            self._tell_figures()  # the job may end with this commit: the last word must be complete
+        self._send(Committed(self.token, checkpoint, operator, subtask))
+
+    def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None:
+        self._send(CommitFailing(self.token, checkpoint, operator, subtask, attempts, _shortened(error)))
+
+    def waiting(self, operator: str, attempts: int, error: str) -> None:
+        self._send(Waiting(self.token, operator, attempts, _shortened(error)))
+
+    def failed(self, subtask: SubtaskId | None, operator: str, error: BaseException) -> None:
+        self.trouble = error
+        permanent, unavailable = isinstance(error, PERMANENT), isinstance(error, Unavailable)
+        text = str(error) if permanent else f"{type(error).__name__}: {error}"
+        if not permanent:  # what is permanent ends the job, and the job's error tells it, without our own stack
+            stack = None if unavailable or text == self._told else error
+            self._told = text
+            log.warning("slot %d, generation %d: %s %s", self.identity.slot, self.token, operator, text, exc_info=stack)
+        self._failure = SubtaskFailed(self.token, subtask, operator, _shortened(text), not permanent, unavailable)
+        self._send(self._failure)
+
+    # ------------------------------------------------------------ heartbeat
+
+    def _beat(self, due: float) -> None:
+        if self.left.done():
+            return
+        loop = self._res.loop
+        self._loop_lag_ms = max(0.0, (loop.time() - due) * 1000)
+        self._heartbeats += 1
+        if self._heartbeats % _LATENCY_EVERY_HEARTBEATS == 0:
+            self._tell_figures()
+        else:
+            self._say({})
+        next_due = loop.time() + self._heartbeat_s
+        loop.call_at(next_due, self._beat, next_due)
+
+    def _tell_figures(self) -> None:
+        self._say(self._latency.encoded())
+
+    def _say(self, latency: dict[str, str]) -> None:
+        execution = self._execution
+        opening = {} if execution is None else execution.opening
+        blocked = "" if execution is None else execution.take_blocked()
+        self._send(Heartbeat(self.token, self._metrics(), latency, self._wall_ms(), opening, blocked))
+
+    def _wall_ms(self) -> int:
+        return self._res.clock.wall_ns() // 1_000_000
+
+    def _metrics(self) -> dict[str, float]:
+        metrics = dict(self._counters)
+        metrics["loop_lag_ms"] = self._loop_lag_ms
+        metrics["rss_bytes"] = float(_rss_bytes())
+        execution = self._execution
+        if execution is not None:
+            metrics["records"] = float(execution.records)
+            metrics["busy_s"] = execution.scheduler.busy_s
+            metrics["backpressured_s"] = execution.scheduler.backpressured_s
+            if execution.watermark_ms is not None:
+                metrics["watermark_ms"] = float(execution.watermark_ms)
+        return metrics
+
+
+def _shortened(text: str) -> str:
+    """What a message can carry, whatever stands in the error of somebody's library or row. Both ends are kept."""
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n… ({len(text) - 2 * half:,} characters are left out) …\n{text[-half:]}"
+
+
+def _rss_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+_HANDLERS: dict[type, Callable[..., None]] = {
+    Registered: Slot._on_registered,
+    Halt: Slot._on_halt,
+    Deploy: Slot._on_deploy,
+    Start: Slot._on_start,
+    Trigger: Slot._on_trigger,
+    Complete: Slot._on_complete,
+    CommitGlobally: Slot._on_commit_globally,
+    Visible: Slot._on_visible,
+    AbortCheckpoint: Slot._on_abort,
+    Heard: Slot._on_heard,
+    Shutdown: Slot._on_shutdown,
+}

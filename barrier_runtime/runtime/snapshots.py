@@ -1,0 +1,150 @@
+"""One subtask's snapshot after its synchronous part: drain frozen state in slices, finish off the loop, report.
+
+    DRAINING → (every keyed backend drained) → WRITING on lanes → DONE (ack) | FAILED (decline)
+    cancelled in DRAINING: drained to the end all the same (it is the newest state), nothing is written remotely
+    values too large for the manifest are uploaded with the rest of WRITING
+    in-flight rows, where the snapshot has some, are written when they have been recorded, beside all that; it is DONE
+    when they are written, too
+
+Lanes are per operator, so the blocking parts of one operator run in the order of their checkpoints.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import msgspec
+
+from barrier_runtime.coordinator.wire.messages import SubtaskId
+from barrier_runtime.data.elements import Barrier
+from barrier_runtime.operators.base import Capture
+from barrier_runtime.runtime.host.workers import SerialLane
+from barrier_runtime.runtime.in_flight.recorder import InFlightData
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend, SnapshotDropped
+from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
+
+WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]  # see `write_in_flight`
+StoreValues: TypeAlias = Callable[  # (values, those already stored, check); see `store_values`
+    [Mapping[str, bytes], Mapping[str, FileRef], Callable[[], None]], tuple[dict[str, bytes], dict[str, FileRef]]
+]
+_DRAIN_ENTRIES = 256  # about 0.3 ms of work per slice
+
+
+class SnapshotRun:
+    """Call `drain_slice` between batches until it returns False; the rest happens by itself."""
+
+    def __init__(
+        self,
+        subtask: SubtaskId,
+        parallelism: int,
+        barrier: Barrier,
+        captures: dict[str, Capture],
+        lanes: dict[str, SerialLane],
+        times: SnapshotTimes,
+        now_ms: Callable[[], float],
+        recording: bool,
+        store_values: StoreValues,
+        done: Callable[["SnapshotRun", tuple[OperatorSnapshot, ...], SnapshotTimes], None],
+        failed: Callable[["SnapshotRun", BaseException], None],
+    ) -> None:
+        self.subtask = subtask
+        self.barrier = barrier
+        self.cancelled = False
+        self.over = False
+        self._parallelism = parallelism
+        self._captures = captures
+        self._lanes = lanes
+        self._undrained: list[KeyedBackend] = [c.keyed for c in captures.values() if c.keyed is not None]
+        self._finished: dict[str, OperatorSnapshot] = {}
+        self._recording = recording
+        self._store_values = store_values
+        self._in_flight: tuple[InFlight, ...] = ()
+        self._now_ms = now_ms
+        self._began_ms = now_ms()
+        self._times = times
+        self._done = done
+        self._failed = failed
+        if not self._undrained:
+            self._write()
+
+    def drain_slice(self) -> bool:
+        """Write one slice of frozen state. True while there is more."""
+        if not self._undrained:
+            return False
+        if self._undrained[-1].drain(_DRAIN_ENTRIES):
+            self._undrained.pop()
+            if not self._undrained:
+                self._write()
+        return bool(self._undrained)
+
+    def cancel(self) -> None:
+        """The checkpoint was given up. What is already running ends without being reported."""
+        self.cancelled = True
+        self.over = not self._undrained
+
+    def recorded(self, data: InFlightData, write: WriteInFlight, lane: SerialLane) -> None:
+        """All in-flight rows are there: write them down."""
+        if self.cancelled or self.over:
+            return
+        if data:
+            lane.submit(partial(write, data, self._check_wanted), self._in_flight_written)
+        else:
+            self._in_flight_written((), None)
+
+    def _check_wanted(self) -> None:
+        if self.cancelled:
+            raise SnapshotDropped(f"checkpoint {self.barrier.id} of subtask {self.subtask} was given up: decline it")
+
+    def _write(self) -> None:
+        if self.cancelled:
+            self.over = True
+            return
+        for name, capture in self._captures.items():
+            self._lanes[name].submit(
+                partial(self._finish_operator, name, capture), partial(self._operator_finished, name)
+            )
+
+    def _finish_operator(self, name: str, capture: Capture) -> OperatorSnapshot:
+        """On a worker thread."""
+        values = dict(capture.values)
+        if capture.blocking is not None:
+            values.update(capture.blocking())
+        keyed = capture.keyed.write_snapshot(self.barrier.id) if capture.keyed is not None else None
+        small, objects = self._store_values(values, capture.stored, self._check_wanted)
+        return OperatorSnapshot(name, self.subtask.index, self._parallelism, small, keyed, objects=objects)
+
+    def to_tell(self) -> list[Callable[[], None]]:
+        """When it is done: what is to be called once the checkpoint is decided, see `Capture.on_stored`."""
+        calls: list[Callable[[], None]] = []
+        for name, snapshot in self._finished.items():
+            on_stored = self._captures[name].on_stored
+            if on_stored is not None:
+                calls.append(partial(on_stored, snapshot.objects))
+        return calls
+
+    def _operator_finished(self, name: str, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._finished[name] = result
+        self._part_finished(error)
+
+    def _in_flight_written(self, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._in_flight = result
+            self._recording = False
+        self._part_finished(error)
+
+    def _part_finished(self, error: BaseException | None) -> None:
+        if self.over:
+            return
+        if error is not None:
+            self.over = True
+            self._failed(self, error)
+            return
+        if self._recording or len(self._finished) < len(self._captures):
+            return
+        self.over = True
+        times = msgspec.structs.replace(self._times, async_ms=self._now_ms() - self._began_ms)
+        snapshots = [self._finished[name] for name in self._captures]
+        if self._in_flight:
+            snapshots[0] = msgspec.structs.replace(snapshots[0], in_flight=self._in_flight)
+        self._done(self, tuple(snapshot for snapshot in snapshots if not snapshot.is_empty), times)

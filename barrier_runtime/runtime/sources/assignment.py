@@ -1,0 +1,173 @@
+"""Which splits a subtask reads when it starts, from what is listed and what a snapshot knows. Never one of them twice,
+never one left out.
+
+A fixed list is dealt out in turn; of a source that stages its rows the list in the snapshot counts. A source that
+discovers says itself whose a split is, and its snapshot may know splits that nobody lists.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, UNMARKED, NameSet
+from barrier_runtime.connectors.source import (
+    DiscoveringSource,
+    Discovery,
+    GrowingSource,
+    MarkingSource,
+    Source,
+    Split,
+    StagedSource,
+)
+from barrier_runtime.runtime.sources.finished_splits import FinishedSplits
+from barrier_runtime.runtime.sources.progress import RestoredSource, SplitProgress
+from barrier_runtime.state.errors import InvalidJob
+
+
+@dataclass
+class Assignment:
+    """A subtask's part of a source at its start."""
+
+    splits: list[Split]  # to be read, or read to their end
+    finished: NameSet
+    done_rows: int  # in those that have finished
+    done_ms: int
+    discovery: Discovery | None = None
+    at_end: dict[str, SplitProgress] = field(default_factory=dict)  # read as far as they were; nobody lists them now
+
+
+def assign_listed(
+    listed: Sequence[Split], restored: RestoredSource, subtask: int, parallelism: int, where: str
+) -> Assignment:
+    """Split i of the list belongs to subtask i % parallelism."""
+    mine = {split.id: split for i, split in enumerate(listed) if i % parallelism == subtask}
+    all_ids = {split.id for split in listed}
+    at_end = {}
+    for id, reached in restored.splits.items():
+        if id not in all_ids and reached.at_end:
+            if zlib.crc32(id.encode()) % parallelism == subtask:
+                at_end[id] = reached
+            continue
+        if id not in all_ids:
+            raise _lost(id, reached, where)
+        if id in restored.own and not restored.complete and id not in mine:
+            raise InvalidJob(
+                f"{where}: split {id!r} now belongs to another subtask, because the list of "
+                "splits changed: restore with the same files, or add files whose names sort last"
+            )
+    unfinished = [split for split in mine.values() if not has_finished(split, restored.finished, where)]
+    return Assignment(unfinished, restored.finished, restored.done_rows, restored.done_ms, at_end=at_end)
+
+
+def never_has_rows(source: Source, listed: Sequence[Split], subtask: int) -> bool:
+    """Whether a list that stays as it is has no split for this subtask, whatever a snapshot knows."""
+    return not isinstance(source, DiscoveringSource | StagedSource) and subtask >= len(listed)
+
+
+def has_finished(split: Split, finished: NameSet | FinishedSplits, where: str) -> bool:
+    size = finished.size_of(split.id)
+    if size is None:
+        return False
+    if split.size is not None and size not in (UNKNOWN_SIZE, split.size):
+        raise InvalidJob(changed_after_it_was_read(where, split.id, size, split.size))
+    return True
+
+
+def compare_finished(
+    source: MarkingSource, listed: Sequence[Split], assignment: Assignment, subtask: int, parallelism: int
+) -> None:
+    """Whether this subtask's splits of a fixed list hold what they held when they were read to their end."""
+    marked = []
+    for split in listed[subtask::parallelism]:
+        known = assignment.finished.find(split.id)
+        if known is not None and known.mark != UNMARKED:
+            marked.append((split, known.mark))
+    for split, mark in source.renewed_marks(marked):
+        assignment.finished.add(split.id, split.size, mark)
+
+
+def assign_staged(
+    listed: Sequence[Split], restored: RestoredSource, subtask: int, parallelism: int, where: str
+) -> Assignment:
+    """A checkpoint knows all splits of the rows that it has positions in; what is listed may have been staged anew
+    since, by a run that never became the job's."""
+    if not restored.any:
+        return assign_listed(listed, restored, subtask, parallelism, where)
+    _require_complete(restored, where)
+    by_id = {split.id: split for split in listed}
+    splits = []
+    for id, reached in sorted(restored.splits.items()):
+        if id not in by_id and not reached.payload:
+            raise _lost(id, reached, where)
+        splits.append(by_id.get(id) or Split(id, reached.payload))
+    return assign_listed(splits, restored, subtask, parallelism, where)
+
+
+def assign_discovered(
+    source: DiscoveringSource,
+    listed: Sequence[Split],
+    restored: RestoredSource,
+    subtask: int,
+    parallelism: int,
+    where: str,
+) -> Assignment:
+    """A split belongs to `source.owner`. Begins the discovery of more, if the source does that. One that grows is read
+    as far as it was when it was begun; its discovery finds the rest, as it does of those at their end."""
+    _require_complete(restored, where)
+
+    by_id = {split.id: split for split in listed}
+    known: dict[str, Split] = {}
+    growing = grows(source)
+    for id, reached in restored.splits.items():
+        if reached.at_end:
+            continue
+        if growing and reached.payload:
+            known[id] = Split(id, reached.payload)
+        elif id in by_id or reached.payload:
+            known[id] = by_id.get(id) or Split(id, reached.payload)
+        else:
+            raise _lost(id, reached, where)
+    later = {
+        split.id: split for split in listed if split.id not in restored.splits and split.id not in restored.finished
+    }
+    if not restored.any:
+        known, later = later, {}
+    seen = restored.finished.copy()
+    for split in known.values():
+        seen.add(split.id, split.size)
+    at_end = {id: reached for id, reached in restored.splits.items() if reached.at_end}
+    for id in at_end:
+        seen.add(id)
+    discovery = source.discovery(seen)
+    if discovery is None:
+        known.update(later)
+    mine = [split for split in known.values() if source.owner(split.id, parallelism) == subtask]
+    ended = {id: reached for id, reached in at_end.items() if source.owner(id, parallelism) == subtask}
+    return Assignment(mine, restored.finished, restored.done_rows, restored.done_ms, discovery, ended)
+
+
+def grows(source: Source) -> bool:
+    return isinstance(source, GrowingSource) and source.grows
+
+
+def _require_complete(restored: RestoredSource, where: str) -> None:
+    if restored.any and not restored.complete:
+        raise InvalidJob(
+            f"{where}: the checkpoint lacks the positions of other subtasks of this source, so that splits "
+            "could be read twice: restore another checkpoint"
+        )
+
+
+def changed_after_it_was_read(where: str, id: str, size: int, now: int) -> str:
+    return (
+        f"{where}: the file {id!r} had {size} bytes when it was read to its end, and has {now} now: "
+        "bring the old file back and put new rows into a file of another name, or start without state (restore='none')"
+    )
+
+
+def _lost(id: str, reached: SplitProgress, where: str) -> InvalidJob:
+    return InvalidJob(
+        f"{where}: split {id!r} was read up to row {reached.rows} but is not there any more: "
+        "bring it back (the same file; for generated rows the same parallelism, or a fixed splits=), "
+        "or start without state (restore='none')"
+    )

@@ -1,0 +1,440 @@
+"""One subtask's part of a source: its splits, which of them to read next, positions for snapshots, and the watermark.
+
+Split i of a fixed list belongs to subtask i % parallelism; a source that discovers splits says itself whose each one
+is. Of the splits that have rows due, the one whose event time is furthest behind is read first, so that no split runs
+ahead and makes rows of another late.
+
+A discovered split is part of the next snapshot from the moment it can be read; what was discovered after the snapshot
+that is restored is discovered again. A subtask that has no split while it looks for some is idle, and never ends.
+
+Sans-io apart from the readers: it is told the time.
+"""
+
+import heapq
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.connectors.name_set import UNMARKED
+from barrier_runtime.connectors.source import (
+    DiscoveringSource,
+    Discovery,
+    FindsAgain,
+    MarkingDiscovery,
+    MarkingReader,
+    MarkingSource,
+    Preparable,
+    Split,
+    SplitReader,
+    StagedSource,
+)
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.data.event_time import EventClock, check_event_time_type, event_times_ms
+from barrier_runtime.graph.job_graph import SourceSpec
+from barrier_runtime.operators.base import Capture, OperatorContext
+from barrier_runtime.runtime.sources.assignment import (
+    assign_discovered,
+    assign_listed,
+    assign_staged,
+    compare_finished,
+    grows,
+    has_finished,
+)
+from barrier_runtime.runtime.sources.finished_splits import FinishedSplits
+from barrier_runtime.runtime.sources.progress import (
+    NO_POSITION,
+    RestoredSource,
+    SourceProgress,
+    SplitProgress,
+)
+from barrier_runtime.runtime.sources.split_state import OpenSplit
+from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
+
+log = logging.getLogger(__name__)
+
+_DAY_MS = 86_400_000
+_FAR_MS = _DAY_MS  # ahead of the clock: an event time that is told of
+_PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; the rest when their turn comes
+_LOOK_EVERY_NS = 10_000_000  # for discovered splits, when nothing is due before
+_REOPEN_S = 1.0  # a discovered split that cannot be opened now is tried again then
+_Place: TypeAlias = tuple[int, int, int, OpenSplit]  # its `order`, a number that no other place has, and the split
+
+
+class SourceDriver:
+    """`open` once (may block), then `poll` for ever; `snapshot` and `completed` at any time."""
+
+    def __init__(self) -> None:
+        self._queue: list[_Place] = []  # a heap of all unfinished splits: who is furthest behind is first
+        self._numbers = itertools.count()
+        self._kept: dict[str, OpenSplit] = {}  # unfinished splits of which a snapshot must tell
+        self._kept_rows = 0
+        self._lingering: list[OpenSplit] = []  # ended, with a reader that is to hear that this is decided
+        self._finished: FinishedSplits
+        self._done_rows = 0  # in finished splits
+        self._done_ms = WATERMARK_MIN
+        self._discovery: Discovery | None = None
+        self._discovering: DiscoveringSource | None = None
+        self._keeps_payloads = False
+        self._keeps_unasked = False
+        self._at_end: dict[str, SplitProgress] = {}  # splits that may grow, and are read as far as they were
+        self._grown: dict[str, Split] = {}  # found once more while they are open
+        self._open: set[str] = set()  # ids of unfinished splits, also of those that are just being opened
+        self._made: dict[str, SplitReader] = {}  # readers of found splits on their way from the worker to the loop
+        self._looked_ns = 0
+        self._turn = 0
+        self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the batch returned last
+
+    def open(self, context: OperatorContext, spec: SourceSpec) -> None:
+        """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
+        this source: a changed list of splits moves splits between subtasks."""
+        self._spec = spec
+        self._context = context
+        self._where = f"source {spec.name!r}, subtask {context.subtask}"
+        if spec.event_time is not None:
+            if spec.event_time not in spec.source.schema.names:
+                raise InvalidJob(
+                    f"source {spec.name!r}: there is no event-time column {spec.event_time!r}: "
+                    f"it has {', '.join(spec.source.schema.names)}"
+                )
+            check_event_time_type(
+                spec.source.schema.field(spec.event_time).type, spec.event_time, f"source {spec.name!r}"
+            )
+        restored = RestoredSource(context.restored, context.subtask, context.parallelism, self._where)
+        place = (context.subtask, context.parallelism, self._where)
+        if isinstance(spec.source, DiscoveringSource):
+            self._discovering = spec.source
+            assignment = assign_discovered(spec.source, spec.splits, restored, *place)
+        elif isinstance(spec.source, StagedSource):
+            assignment = assign_staged(spec.splits, restored, *place)
+        else:
+            assignment = assign_listed(spec.splits, restored, *place)
+            if isinstance(spec.source, MarkingSource):
+                compare_finished(spec.source, spec.splits, assignment, *place[:2])
+        self._grows = grows(spec.source)
+        self._keeps_payloads = isinstance(spec.source, DiscoveringSource | StagedSource)
+        self._keeps_unasked = self._keeps_payloads and not (
+            isinstance(spec.source, FindsAgain) and spec.source.finds_again
+        )
+        self._discovery = assignment.discovery
+        self._finished = FinishedSplits(assignment.finished, context.lane)
+        self._done_rows, self._done_ms = assignment.done_rows, assignment.done_ms
+        self._at_end = assignment.at_end
+        for ended in self._at_end.values():
+            self._kept_rows += ended.rows
+            self._done_ms = max(self._done_ms, ended.greatest_ms)
+        prepared = 0
+        for split in assignment.splits:
+            progress = restored.splits.get(split.id)
+            reader = spec.source.reader(split)
+            self._open.add(split.id)
+            self._take_on(OpenSplit(split, reader, progress))
+            if progress is not None and progress.position != NO_POSITION:
+                self._seek(reader, split, bytes(progress.position))
+            if isinstance(reader, Preparable) and prepared < _PREPARED_AHEAD:
+                reader.prepare()
+                prepared += 1
+
+    def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
+        """Rows of one split that are there (and due) now; None when there are none. Never waits."""
+        if self._discovery is not None:
+            self._look_for_splits(self._discovery, now_ns)
+        limit = max_rows or self._spec.max_rows_per_batch
+        in_vain: list[_Place] = []  # in order
+        try:
+            while self._queue:
+                place = heapq.heappop(self._queue)
+                split = place[-1]
+                in_vain.append(place)
+                polled = self._asked(split, limit, now_ns, in_vain)
+                if split.finished:
+                    in_vain.pop()
+                elif polled is not None:
+                    in_vain[-1] = self._place(split)
+                if polled is not None:
+                    return polled
+        finally:
+            if self._queue:
+                for place in in_vain:
+                    heapq.heappush(self._queue, place)
+            else:
+                heapq.heapify(in_vain)
+                self._queue = in_vain
+        return None
+
+    def _asked(self, split: OpenSplit, limit: int, now_ns: int, taken: list[_Place]) -> Batch | None:
+        """What it has now. `taken`: not in the queue for now, in order; it is the last of them."""
+        reader = split.reader
+        assert reader is not None
+        due_ns = reader.next_due_ns()
+        if due_ns is not None and due_ns > now_ns:
+            split.had_nothing(now_ns, self._timeout_ns)
+            return None
+        if split.rests(now_ns):
+            return None
+        self._latest = reached = None
+        if not split.asked:
+            split.asked = True
+            self._kept[split.id] = split
+        polled = reader.poll(limit, now_ns)
+        if polled is None or not polled.rows.num_rows:
+            split.had_nothing(now_ns, self._timeout_ns)
+        else:
+            self._turn += 1
+            split.had_rows(polled.rows.num_rows, self._turn, now_ns)
+            self._kept_rows += polled.rows.num_rows
+            self._latest = split, polled.rows.num_rows
+            reached = self._observe(split, polled.rows, taken[:-1], now_ns // 1_000_000)
+        if reader.finished:
+            self._finish(split)
+        return Batch(polled.rows, polled.emit_ns, reached) if polled is not None and polled.rows.num_rows else None
+
+    def watermark(self) -> int | None:
+        """Lowest watermark of the unfinished splits; None while one of them has none. WATERMARK_MAX when all are
+        done; while more are looked for, that of those which are done."""
+        if self.finished:
+            return WATERMARK_MAX
+        if self._spec.event_time is None:
+            return None
+        if not self._queue:
+            lowest = self._done_ms
+        elif self._spec.idle_timeout_ms is None:
+            lowest = self._queue[0][0]
+        else:
+            lowest = min((split.greatest_ms for split in self._counted()), default=WATERMARK_MIN)
+        if lowest == WATERMARK_MIN:
+            return None
+        return max(WATERMARK_MIN, lowest - self._spec.max_out_of_orderness_ms - 1)
+
+    def next_due_ns(self) -> int | None:
+        """When the next row is due, if every unfinished split knows that, or when to look for splits again; None =
+        poll as soon as possible."""
+        earliest = None if self._discovery is None else self._looked_ns + _LOOK_EVERY_NS
+        for *_, split in self._queue:
+            assert split.reader is not None
+            due_ns = split.reader.next_due_ns()
+            if due_ns is None:
+                return None
+            if split.silent_ns is not None and split.silent_for_ns() <= self._timeout_ns and self._timeout_ns:
+                due_ns = min(due_ns, split.asked_ns + self._timeout_ns // 2)  # to notice in time that it is idle
+            due_ns = max(due_ns, split.rests_ns)
+            earliest = due_ns if earliest is None else min(earliest, due_ns)
+        return earliest
+
+    @property
+    def finished(self) -> bool:
+        return not self._queue and self._discovery is None
+
+    @property
+    def idle(self) -> bool:
+        """There is no split, but may be one later; or each has been silent for longer than the idle timeout."""
+        if not self._queue:
+            return self._discovery is not None
+        return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())
+
+    def last_read(self) -> str:
+        """Where the batch came from that `poll` returned last, for messages. Empty when that call returned none."""
+        if self._latest is None:
+            return ""
+        split, rows = self._latest
+        return (
+            f"source {self._spec.name!r}, split {split.id!r}, rows {split.rows - rows} to {split.rows - 1} "
+            "(the batch it was in; counted from 0)"
+        )
+
+    @property
+    def records(self) -> int:
+        """Rows of this subtask's splits up to their positions: each counted once, however often it was replayed."""
+        return self._done_rows + self._kept_rows
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        splits = {split.id: split.progress(self._keeps_payloads) for split in self._kept.values()}
+        splits.update(self._at_end)
+        progress = SourceProgress(splits, done_rows=self._done_rows, done_ms=self._done_ms)
+        for split in (*self._kept.values(), *self._lingering):
+            if split.listener is not None:
+                split.listener.snapshotted(checkpoint)
+                if split.finished and split.ended_in is None:
+                    split.ended_in = checkpoint
+        return self._finished.capture(progress)
+
+    def completed(self, checkpoint: int) -> None:
+        """`checkpoint` is decided."""
+        for split in (*self._kept.values(), *self._lingering):
+            if split.listener is not None:
+                split.listener.completed(checkpoint)
+        for split in self._lingering:
+            if split.ended_in is not None and split.ended_in <= checkpoint:
+                self._close_reader(split)
+        self._lingering = [split for split in self._lingering if split.reader is not None]
+
+    def close(self) -> None:
+        if self._discovery is not None:
+            self._discovery.close()
+            self._discovery = None
+        for split in (*(place[-1] for place in self._queue), *self._lingering):
+            self._close_reader(split)
+        self._queue, self._lingering = [], []
+        for reader in self._made.values():
+            reader.close()
+        self._made = {}
+
+    # ------------------------------------------------------------ inside
+
+    def _take_on(self, split: OpenSplit) -> None:
+        heapq.heappush(self._queue, self._place(split))
+        if split.asked or self._keeps_unasked:
+            self._kept[split.id] = split
+            self._kept_rows += split.rows
+
+    def _place(self, split: OpenSplit) -> "_Place":
+        return (*split.order, next(self._numbers), split)
+
+    def _counted(self) -> Iterator[OpenSplit]:
+        """Unfinished splits that may hold the watermark back: all but those that were asked and had nothing for longer
+        than the idle timeout. One that was not asked, because others come first or nothing is read at all, counts."""
+        every, timeout_ns = self._spec.idle_timeout_ms is None, self._timeout_ns
+        return (split for *_, split in self._queue if every or split.silent_for_ns() <= timeout_ns)
+
+    @property
+    def _timeout_ns(self) -> int:
+        return (self._spec.idle_timeout_ms or 0) * 1_000_000
+
+    def _observe(
+        self, split: OpenSplit, rows: pa.RecordBatch, others: list[_Place], now_ms: int
+    ) -> npt.NDArray[np.int64] | None:
+        """Rows of `split` come: event time at each of them, where somebody needs it."""
+        spec = self._spec
+        if spec.event_time is None:
+            return None
+        others_ms = WATERMARK_MAX if spec.detail == "none" else self._others_ms(others)
+        clock = EventClock(spec.max_out_of_orderness_ms, spec.detail, split.greatest_ms)
+        reached = clock.see(rows.column(spec.event_time), others_ms)
+        if split.greatest_ms <= now_ms + _FAR_MS < clock.greatest_ms:
+            self._tell_of_far_row(split, rows.column(spec.event_time), now_ms)
+        split.greatest_ms = clock.greatest_ms
+        return reached
+
+    def _tell_of_far_row(self, split: OpenSplit, times: pa.Array, now_ms: int) -> None:
+        """One such row, and what comes after it is late. It is no error: nobody else can know what is meant."""
+        known = event_times_ms(times.drop_null())
+        first = int(np.argmax(known > now_ms + _FAR_MS))
+        at = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))[first]
+        time_ms = int(known[first])
+        self._context.report.count("far_event_times")
+        log.warning(
+            "%s: row %d of split %r (counted from 0) has the event time %d ms in column %r, %d days ahead of this "
+            "machine's clock: rows that come after it will be late; filter or correct such rows where they are written",
+            self._where,
+            split.rows - len(times) + at,
+            split.id,
+            time_ms,
+            self._spec.event_time,
+            (time_ms - now_ms) // _DAY_MS,
+        )
+
+    def _others_ms(self, others: list[_Place]) -> int:
+        """How far the splits in the queue and these let the watermark go."""
+        if self._spec.idle_timeout_ms is None:
+            lowest = min((place[0] for place in (*self._queue[:1], *others)), default=WATERMARK_MAX)
+        else:
+            splits = (*self._counted(), *(split for *_, split in others if split.silent_for_ns() <= self._timeout_ns))
+            lowest = min((split.greatest_ms for split in splits), default=WATERMARK_MAX)
+        return max(WATERMARK_MIN, lowest - self._spec.max_out_of_orderness_ms - 1) if lowest < WATERMARK_MAX else lowest
+
+    def _finish(self, split: OpenSplit) -> None:
+        split.finished = True
+        self._open.discard(split.id)
+        del self._kept[split.id]
+        self._done_ms = max(self._done_ms, split.greatest_ms)
+        if self._grows:
+            reached = split.progress(self._keeps_payloads)
+            self._at_end[split.id] = msgspec.structs.replace(reached, at_end=True)
+        else:
+            self._kept_rows -= split.rows
+            self._done_rows += split.rows
+            mark = split.reader.mark() if isinstance(split.reader, MarkingReader) else UNMARKED
+            self._finished.add(split.id, split.size, mark)
+            if isinstance(self._discovery, MarkingDiscovery):
+                self._discovery.ended(split.id, split.size, mark)
+        if split.listener is not None:
+            self._lingering.append(split)
+        else:
+            self._close_reader(split)
+        grown = self._grown.pop(split.id, None)
+        if grown is not None:
+            self._open.add(split.id)
+            self._open_found(grown)
+
+    def _close_reader(self, split: OpenSplit) -> None:
+        if split.reader is not None:
+            split.reader.close()
+            split.reader = None
+
+    def _seek(self, reader: SplitReader, split: Split, position: bytes) -> None:
+        try:
+            reader.seek(position)
+        except UNREADABLE as error:
+            raise Corrupt(
+                f"{self._where}: the position of split {split.id!r} in its snapshot is not readable ({error}): restore "
+                "an intact copy of the checkpoint, or another one"
+            ) from error
+
+    # ------------------------------------------------------------ discovery
+
+    def _look_for_splits(self, discovery: Discovery, now_ns: int) -> None:
+        assert self._discovering is not None
+        self._looked_ns = now_ns
+        try:
+            found = discovery.found()
+        except Unavailable:
+            self._context.report.count("discovery_failures")
+            return
+        for split in found:
+            owner = self._discovering.owner(split.id, self._context.parallelism)
+            if owner != self._context.subtask:
+                continue
+            if has_finished(split, self._finished, self._where):
+                continue
+            if split.id not in self._open:
+                self._open.add(split.id)
+                self._open_found(split)
+            elif self._grows:
+                self._grown[split.id] = split
+
+    def _open_found(self, split: Split) -> None:
+        """Off the loop. Until it is done the split is in no snapshot, and would be found again after a restore."""
+
+        reached = self._at_end.get(split.id)
+
+        def make() -> None:
+            reader = self._spec.source.reader(split)
+            self._made[split.id] = reader
+            if reached is not None:
+                self._seek(reader, split, bytes(reached.position))
+            if isinstance(reader, Preparable) and len(self._queue) < _PREPARED_AHEAD:
+                reader.prepare()
+
+        def made(_: None, error: BaseException | None) -> None:
+            reader = self._made.pop(split.id, None)
+            if error is None:
+                assert reader is not None
+                if reached is not None:
+                    del self._at_end[split.id]
+                    self._kept_rows -= reached.rows
+                self._take_on(OpenSplit(split, reader, reached))
+                self._context.report.count("splits_discovered")
+                return
+            if reader is not None:
+                reader.close()
+            if not isinstance(error, Unavailable):
+                raise error
+            self._context.report.count("discovery_failures")
+            self._context.call_later(_REOPEN_S, lambda: self._open_found(split))
+
+        self._context.lane.submit(make, made)

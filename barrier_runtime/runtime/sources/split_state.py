@@ -1,0 +1,74 @@
+"""One split of a subtask's source: its reader, and what a snapshot says of it."""
+
+import msgspec
+
+from barrier_runtime.connectors.source import CheckpointListener, Split, SplitReader
+from barrier_runtime.data.elements import WATERMARK_MIN
+from barrier_runtime.runtime.sources.progress import NO_POSITION, SplitProgress
+
+_TICK_NS = 600_000  # rows that fall due within it are read together: a batch costs as much as hundreds of rows
+
+
+class OpenSplit:
+    __slots__ = (
+        "asked",
+        "asked_ns",
+        "ended_in",
+        "finished",
+        "greatest_ms",
+        "id",
+        "listener",
+        "payload",
+        "polled",
+        "reader",
+        "rests_ns",
+        "rows",
+        "silent_ns",
+        "size",
+    )
+
+    def __init__(self, split: Split, reader: SplitReader, progress: SplitProgress | None) -> None:
+        self.id = split.id
+        self.payload = split.payload
+        self.size = split.size
+        self.reader: SplitReader | None = reader
+        self.listener = reader if isinstance(reader, CheckpointListener) else None
+        self.asked = progress is not None  # for rows: its position may differ from that of the beginning
+        self.rows = progress.rows if progress else 0
+        self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
+        self.finished = False
+        self.polled = 0  # turn of the last poll
+        self.rests_ns = 0  # not asked before: it gave all that was due
+        self.silent_ns: int | None = None  # since when it was asked and had nothing …
+        self.asked_ns = 0  # … and when it was asked last
+        self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader listens
+
+    def had_rows(self, rows: int, turn: int, now_ns: int) -> None:
+        self.polled = turn
+        self.silent_ns = None
+        self.rows += rows
+        due_ns = None if self.reader is None else self.reader.next_due_ns()
+        self.rests_ns = 0 if due_ns is None or due_ns <= now_ns else now_ns + _TICK_NS
+
+    def rests(self, now_ns: int) -> bool:
+        """A clock that went back keeps nobody waiting."""
+        return 0 < self.rests_ns - now_ns <= _TICK_NS
+
+    def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
+        """It was asked for rows in vain. Who was not asked for as long as the timeout may have had some meanwhile."""
+        if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
+            self.silent_ns = now_ns
+        self.asked_ns = now_ns
+
+    def silent_for_ns(self) -> int:
+        """As far as is known by asking."""
+        return 0 if self.silent_ns is None else self.asked_ns - self.silent_ns
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.greatest_ms, self.polled)
+
+    def progress(self, keep_payload: bool) -> SplitProgress:
+        """Of an unfinished one."""
+        position = msgspec.Raw(self.reader.position()) if self.reader is not None else NO_POSITION
+        return SplitProgress(self.rows, self.greatest_ms, False, position, self.payload if keep_payload else b"")

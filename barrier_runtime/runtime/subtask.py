@@ -1,0 +1,371 @@
+"""One subtask: a chain of operators behind aligned input channels. Sans-io: it is told the time and asked to step.
+
+It owns: alignment and blocking of its inputs, the watermark, the order *forward the barrier, then capture state*, and
+the end of its input. It never waits, opens a socket or reads a clock; captures that need more work go to the host.
+
+What was in flight in the restored checkpoint (`replay`) is worked off before anything that comes in: so rows keep their
+order and are not late, also when they come from other subtasks than before. What of it is left when a snapshot is taken
+is in flight again.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from barrier_runtime.coordinator.wire.messages import SubtaskId
+from barrier_runtime.data.elements import (
+    WATERMARK_MAX,
+    WATERMARK_MIN,
+    Barrier,
+    Batch,
+    CancelBarrier,
+    EndOfInput,
+    Idle,
+    Watermark,
+)
+from barrier_runtime.data.watermarks import WatermarkMerger
+from barrier_runtime.operators.base import Capture, Emit, Operator
+from barrier_runtime.runtime.alignment.aligner import Aligner
+from barrier_runtime.runtime.alignment.effects import (
+    Aborted,
+    AlignmentEffect,
+    Block,
+    Noticed,
+    RecordingDone,
+    StartTimer,
+    TakeSnapshot,
+    Unblock,
+)
+from barrier_runtime.runtime.alignment.tracker import BarrierTracker
+from barrier_runtime.runtime.in_flight.recorder import InFlightData, Recorder
+from barrier_runtime.runtime.network.channels import EdgeOutput, InputChannel
+from barrier_runtime.runtime.sources.driver import SourceDriver
+from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
+
+_ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets get their turn,
+_STEP_NS = 2_000_000  # also after this time
+
+
+class SubtaskHost(Protocol):
+    """What a subtask needs of the slot around it."""
+
+    def now_ms(self) -> float: ...
+    def now_ns(self) -> int: ...
+    def source_ns(self) -> int:
+        """What sources are told: as `now_ns`, but it does not jump."""
+        ...
+
+    def captured(
+        self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
+    ) -> None:
+        """State at `barrier` is captured; finish the snapshot and acknowledge it. `times`: all but `async_ms`.
+        `recording`: in-flight data belong to it; `recorded` follows."""
+        ...
+
+    def recorded(self, subtask: "Subtask", checkpoint: int, in_flight: InFlightData) -> None: ...
+    def start_timer(self, subtask: "Subtask", delay_ms: int, callback: Callable[[], None]) -> None:
+        """`callback` after `delay_ms`, unless another one is started for `subtask` before."""
+        ...
+
+    def snapshot_aborted(self, subtask: "Subtask", checkpoint: int, reason: str) -> None: ...
+    def ended(self, subtask: "Subtask") -> None: ...
+
+
+class Subtask:
+    """`operators`: (name, operator) in chain order, opened. `source` is set for source chains, which have no inputs.
+    `replay`: (port, batch) that were in flight in the restored checkpoint."""
+
+    def __init__(
+        self,
+        id: SubtaskId,
+        token: int,
+        operators: list[tuple[str, Operator]],
+        inputs: list[InputChannel],
+        outputs: list[EdgeOutput],
+        aligner: Aligner | BarrierTracker,
+        host: SubtaskHost,
+        source: tuple[str, SourceDriver] | None = None,
+        replay: Iterable[tuple[int, Batch]] = (),
+    ) -> None:
+        self.id = id
+        self.token = token
+        self.operators = operators
+        self.inputs = inputs
+        self.outputs = outputs
+        self.source = source
+        self.ended = False
+        self.rows_in = 0
+        self.watermark = WATERMARK_MIN
+        self.last_checkpoint = 0  # highest id captured or given up
+        self._wanted: Barrier | None = None  # last trigger heard of, for when the input ends first
+        self._aligner = aligner
+        self._merger = WatermarkMerger(len(inputs), [channel.index for channel in inputs if channel.empty])
+        self._live_inputs = len(inputs)
+        self._said_idle = False
+        self._next_input = 0
+        self._host = host
+        self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
+        self._replay = deque(replay)
+        self._recorder = Recorder(inputs)
+        self._arrivals: deque[tuple[int, Noticed]] = deque()
+        for channel in inputs:
+            channel.arrivals = self._arrivals
+        self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
+        self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
+        self._assigned = dict.fromkeys(self._assigners, WATERMARK_MIN)
+
+    # ------------------------------------------------------------ stepping
+
+    @property
+    def writable(self) -> bool:
+        """There is room for what a step may bring forth."""
+        for output in self.outputs:
+            if not output.writable:
+                return False
+        return all(operator.has_room for operator in self._bounded)
+
+    def step(self) -> bool:
+        """Do a bounded piece of work. True when something was done."""
+        if self.ended:
+            return False
+        if self.source is not None:
+            return self._step_source(self.source[1])
+        if self._arrivals:
+            self.notice()
+        worked = False
+        now_ns = self._host.now_ns()
+        until_ns = now_ns + _STEP_NS
+        for _ in range(_ELEMENTS_PER_STEP):
+            channel = None if self._replay else self._next_readable()
+            if (channel is None and not self._replay) or not self.writable:
+                return worked
+            worked = True
+            if channel is None:
+                port, batch = self._replay.popleft()
+                self._batch(batch, port)
+            else:
+                self._take(channel)
+            before_ns, now_ns = now_ns, self._host.now_ns()
+            if channel is not None:
+                channel.piece.worked(now_ns - before_ns)
+            if self.ended or now_ns >= until_ns:
+                return True
+        return worked
+
+    def _next_readable(self) -> InputChannel | None:
+        """Round robin, so that no input starves another."""
+        count = len(self.inputs)
+        for offset in range(count):
+            channel = self.inputs[(self._next_input + offset) % count]
+            if channel.readable:
+                self._next_input = (channel.index + 1) % count
+                return channel
+        return None
+
+    def _take(self, channel: InputChannel) -> None:
+        element = channel.pop()
+        if isinstance(element, Batch):
+            self._merger.on_activity(channel.index)
+            self._batch(self._as_far_as_all(element, channel.index), channel.port)
+        elif isinstance(element, Watermark):
+            self._on_merged(self._merger.on_watermark(channel.index, element.ms))
+        elif isinstance(element, Barrier):
+            self._apply(self._aligner.on_barrier(channel.index, element, self._host.now_ms()))
+        elif isinstance(element, Idle):
+            self._on_merged(self._merger.on_idle(channel.index))
+        elif isinstance(element, CancelBarrier):
+            self._apply(self._aligner.on_cancel(channel.index, element))
+        else:
+            self._live_inputs -= 1
+            self._apply(self._aligner.on_end(channel.index, self._host.now_ms()))
+            if self._live_inputs:
+                self._on_merged(self._merger.on_end(channel.index))
+            else:
+                self._end()
+
+    def _step_source(self, source: SourceDriver) -> bool:
+        if not self.writable:
+            return False
+        batch = source.poll(self._host.source_ns())
+        if batch is not None:
+            jumped_ns = self._host.now_ns() - self._host.source_ns()
+            batch = Batch(batch.rows, batch.emit_ns + jumped_ns, batch.reached)
+            self._batch(batch, 0)  # latencies are told by the wall clock
+        watermark = source.watermark()
+        if watermark is not None and watermark > self.watermark:
+            self._advance(0, watermark)
+        if source.finished:
+            self._end()
+            return True
+        if source.idle != self._said_idle:
+            self._said_idle = source.idle
+            if self._said_idle and not self._assigners:
+                self._control(Idle())  # the next rows or watermark end it
+        return batch is not None
+
+    # ------------------------------------------------------------ rows and time
+
+    def _emit_from(self, position: int) -> Emit:
+        """What operator `position - 1` emits into: operator `position`, or the edges after the last one."""
+        if position == len(self.operators):
+            return self._output
+        operator = self.operators[position][1]
+
+        def emit(batch: Batch) -> None:
+            if batch.rows.num_rows:
+                operator.process(batch, self._emits[position + 1])
+
+        return emit
+
+    def _output(self, batch: Batch) -> None:
+        if batch.rows.num_rows:
+            for output in self.outputs:
+                output.emit(batch)
+
+    def _batch(self, batch: Batch, port: int) -> None:
+        if not batch.rows.num_rows:
+            return
+        self.rows_in += batch.rows.num_rows
+        if self.operators:
+            self.operators[0][1].process(batch, self._emits[1], port)
+        else:
+            self._output(batch)
+        for at in self._assigners:
+            reached = self.operators[at][1].own_watermark()
+            if reached is not None and reached > self._assigned[at]:
+                self._assigned[at] = reached
+                self._advance(at + 1, reached)
+
+    def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
+        """Event time at the rows of one channel is no further than the other channels let it be."""
+        if batch.reached is None:
+            return batch
+        others_ms = self._merger.others(channel)
+        last_ms = int(batch.reached[-1])
+        if min(last_ms, others_ms) <= self.watermark:
+            return Batch(batch.rows, batch.emit_ns)
+        return batch if last_ms <= others_ms else Batch(batch.rows, batch.emit_ns, np.minimum(batch.reached, others_ms))
+
+    def _on_merged(self, said: Watermark | Idle | None) -> None:
+        if isinstance(said, Watermark):
+            self._advance(0, said.ms)
+        elif said is not None and not self._assigners:
+            self._control(said)
+
+    def _advance(self, first: int, watermark_ms: int) -> None:
+        """Event time reached `watermark_ms` at operator `first`: each works it off before the next one hears of it."""
+        for position in range(first, len(self.operators)):
+            operator = self.operators[position][1]
+            if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:
+                return
+            operator.on_watermark(watermark_ms, self._emits[position + 1])
+        self.watermark = watermark_ms
+        self._control(Watermark(watermark_ms))
+
+    def _control(self, element: Watermark | Idle | Barrier | CancelBarrier | EndOfInput) -> None:
+        for output in self.outputs:
+            output.control(element)
+
+    # ------------------------------------------------------------ checkpoints
+
+    @property
+    def highest_seen(self) -> int:
+        """The highest checkpoint whose barrier came here."""
+        return max(self.last_checkpoint, self._aligner.aligning or 0)
+
+    def on_trigger(self, barrier: Barrier) -> None:
+        """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once."""
+        if barrier.token != self.token or barrier.id <= self.last_checkpoint:
+            return
+        if self.ended or self.source is not None:
+            self._capture(TakeSnapshot(barrier, max(0.0, self._host.now_ms() - barrier.triggered_at_ms), 0.0))
+        else:
+            self._wanted = barrier
+            self._apply(self._aligner.on_trigger(barrier, self._host.now_ms()))
+
+    def notice(self) -> None:
+        """Hear of the barriers that came in, wherever they stand in the queues and also while nothing may be sent."""
+        while self._arrivals:
+            index, element = self._arrivals.popleft()
+            self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
+
+    def _on_timeout(self, checkpoint: int) -> None:
+        self._apply(self._aligner.on_timeout(checkpoint, self._host.now_ms()))
+
+    def on_complete(self, checkpoint: int) -> None:
+        if self.source is not None:
+            self.source[1].completed(checkpoint)
+        for _, operator in self.operators:
+            operator.on_complete(checkpoint)
+
+    def on_abort(self, checkpoint: int) -> None:
+        """The coordinator gave up `checkpoint`."""
+        if self._wanted is not None and self._wanted.id <= checkpoint:
+            self._wanted = None
+        for effect in self._aligner.on_order_to_abort(checkpoint):
+            if isinstance(effect, Unblock):
+                self._unblock(effect)
+            elif isinstance(effect, Aborted):
+                self._given_up(effect)
+        for _, operator in self.operators:
+            operator.on_abort(checkpoint)
+
+    def _apply(self, effects: list[AlignmentEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, TakeSnapshot):
+                self._capture(effect)
+            elif isinstance(effect, Block):
+                self.inputs[effect.channel].blocked = True
+            elif isinstance(effect, Unblock):
+                self._unblock(effect)
+            elif isinstance(effect, RecordingDone):
+                self._host.recorded(self, effect.id, self._recorder.finish(effect.id))
+            elif isinstance(effect, StartTimer):
+                self._host.start_timer(self, effect.delay_ms, partial(self._on_timeout, effect.id))
+            else:
+                self.last_checkpoint = max(self.last_checkpoint, effect.id)
+                self._given_up(effect)
+                self._host.snapshot_aborted(self, effect.id, effect.reason)
+
+    def _given_up(self, aborted: Aborted) -> None:
+        self._recorder.drop(aborted.id)
+        self._control(CancelBarrier(aborted.id, self.token))
+
+    def _unblock(self, effect: Unblock) -> None:
+        for channel in effect.channels:
+            self.inputs[channel].unblock()
+
+    def _capture(self, snapshot: TakeSnapshot) -> None:
+        barrier = snapshot.barrier
+        if barrier.id <= self.last_checkpoint:
+            return
+        began_ns = self._host.now_ns()
+        self.last_checkpoint = barrier.id
+        if snapshot.recorded:
+            self._recorder.begin(barrier.id, self._replay, snapshot.recorded)
+        if not self.ended:
+            self._control(barrier)  # first: downstream aligns while we capture
+        captures: dict[str, Capture] = {}
+        if self.source is not None:
+            captures[self.source[0]] = self.source[1].snapshot(barrier.id)
+        for name, operator in self.operators:
+            captures[name] = operator.snapshot(barrier.id)
+        sync_ms = (self._host.now_ns() - began_ns) / 1e6
+        times = SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms)
+        self._host.captured(self, barrier, captures, times, bool(snapshot.recorded))
+
+    # ------------------------------------------------------------ the end
+
+    def _end(self) -> None:
+        """The last element is behind us. From now on the subtask only answers triggers."""
+        self._advance(0, WATERMARK_MAX)
+        for position, (_, operator) in enumerate(self.operators):
+            operator.on_end(self._emits[position + 1])
+        self._control(EndOfInput())
+        self.ended = True
+        self._host.ended(self)
+        if self._wanted is not None:
+            self.on_trigger(self._wanted)

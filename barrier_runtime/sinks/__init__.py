@@ -1,1 +1,0 @@
-"""Sinks: the two-phase contract, its driver, and the targets that come with the package."""

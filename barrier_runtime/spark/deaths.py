@@ -1,0 +1,48 @@
+"""Which of this host's Python workers died of a signal, and which signal. Kept by Spark's worker daemon, which forks
+them; a worker that takes the place of a dead one was forked later and so knows of it.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from types import FrameType
+
+_KEPT = 64
+_found: dict[int, str] = {}
+
+
+def watch() -> None:
+    """In the daemon, before it forks. pyspark's manager ignores SIGCHLD from its beginning, so ours is set after each
+    fork."""
+    os.register_at_fork(after_in_parent=_listen, after_in_child=_ignore)
+
+
+def died_lately() -> dict[int, str]:
+    """Process id to name of the signal, as "SIGSEGV"; the newest 64 that were known when this process was forked."""
+    return dict(_found)
+
+
+def _listen() -> None:
+    signal.signal(signal.SIGCHLD, _reap)
+
+
+def _ignore() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def _reap(number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if os.WIFSIGNALED(status):
+                _note(pid, os.WTERMSIG(status))
+
+
+def _note(pid: int, number: int) -> None:
+    _found[pid] = signal.Signals(number).name
+    for old in list(_found)[:-_KEPT]:
+        del _found[old]
+    print(f"barrier-runtime: Python worker {pid} died of {_found[pid]}", file=sys.stderr, flush=True)

@@ -1,0 +1,256 @@
+"""What one Spark task of the stage runs: a slot on an event loop, until the coordinator says leave.
+
+It owns the process: event loop, threads, local directory, watchdog. The identity of a slot is (run, slot index, process
+uuid, Spark task attempt); never the partition number alone.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import fcntl
+import functools
+import gc
+import logging
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from barrier_runtime.coordinator.wire.messages import Shutdown, SlotClaims
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.runtime.execution import SlotResources, StateSettings
+from barrier_runtime.runtime.host.time_slice import ask_for_short_slices
+from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets
+from barrier_runtime.runtime.host.workers import Workers
+from barrier_runtime.runtime.network.control_link import TcpControlLink
+from barrier_runtime.runtime.network.tcp import TcpDataPlane
+from barrier_runtime.runtime.slot import Slot, SlotIdentity
+from barrier_runtime.spark.deaths import died_lately
+from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
+from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
+
+_SWITCH_INTERVAL_S = 0.0005  # how long a worker thread may keep the loop waiting for the interpreter (default: 5 ms)
+_LIFE = "life.lock"
+_LEAVE_S = 10.0  # how long operators may take to let go at the end
+_GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses are tail latency
+
+
+@dataclass(frozen=True)
+class SlotSettings:
+    """All a slot needs; travels in Spark's closure (so the secret is as safe as Spark's RPC, see README)."""
+
+    graph: JobGraph
+    mode: str
+    run_id: str
+    secret: bytes = field(repr=False)
+    control_addresses: tuple[tuple[str, int], ...]  # of all daemons, the one that took the job in front
+    storage_url: str
+    state: StateSettings
+    lease_s: float
+    # object store endpoint and region; never credentials
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
+    """Run slot `slot` in this process. Returns (slot, outcome, reason) when the coordinator ended it."""
+    sockets = _sockets_of_spark(os.getpid())
+    if not faulthandler.is_enabled():  # where Spark has it on, its reports name the fault
+        faulthandler.enable()
+    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
+    gc.set_threshold(*_GC_THRESHOLDS)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    ask_for_short_slices()
+    slot_uuid = uuid.uuid4().hex
+    directory = local_root(settings.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
+    remove_what_the_dead_left(directory.parent)
+    directory.mkdir(mode=0o700, parents=True)
+    with lent_environment(settings.environment), living_in(directory):
+        try:
+            farewell = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
+        finally:
+            remove_local(directory)
+    return result_of(slot, farewell)
+
+
+@functools.cache
+def _sockets_of_spark(pid: int) -> list[int]:
+    """What this process had before its first slot. One that Spark uses again has more: what clients keep open, as the
+    pools of S3's, whose other side may close it at any time."""
+    return inherited_sockets()
+
+
+def result_of(slot: int, farewell: Shutdown) -> tuple[int, str, str]:
+    """What the Spark task gives back. A slot that must leave although its job goes on raises: Spark would take a task
+    that returns for done, and never start the slot again."""
+    if farewell.outcome == "replaced":
+        raise Unavailable(f"slot {slot} leaves its job to another process: {farewell.reason}")
+    return slot, farewell.outcome, farewell.reason
+
+
+def local_root(run_id: str) -> Path:
+    """Local files of one run on this host; 0700, removed when its slots end."""
+    base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+    root = Path(base) / f"barrier-runtime-{os.getuid()}"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(root)
+    return root / check_job_id(run_id, "run id")
+
+
+def _check_private(root: Path) -> None:
+    """In a folder that everybody may write to, somebody else may have made it first, with a mind to read our state."""
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise InvalidJob(
+            f"{root} is to hold the state of jobs and is not a folder of user {os.getuid()} alone "
+            f"(owner {found.st_uid}, mode {stat.filemode(found.st_mode)}): remove it, or set SPARK_LOCAL_DIRS to a "
+            "folder of your own"
+        )
+
+
+def remove_local(directory: Path) -> None:
+    """A slot's local files, and the folder of the run if this was the last slot in it."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other slots of the run are still there
+        directory.parent.rmdir()
+
+
+def _run_on_new_loop(main: Coroutine[Any, Any, Shutdown]) -> Shutdown:
+    try:
+        import uvloop
+    except ImportError:  # not made for every platform
+        return asyncio.run(main)
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return cast(Shutdown, loop.run_until_complete(main))
+    finally:
+        loop.run_until_complete(_end_what_is_left())
+        loop.close()
+
+
+async def _end_what_is_left() -> None:
+    """Tasks that nobody waits for any more, as a deployment that was broken off: none may outlive the loop."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=_LEAVE_S)
+
+
+async def _run(
+    slot: int, task_attempt: int, slot_uuid: str, directory: Path, sockets: list[int], settings: SlotSettings
+) -> Shutdown:
+    loop = asyncio.get_running_loop()
+    graph = settings.graph
+    workers = Workers(loop)
+    copies = LocalCopies()
+    data_host = await loop.run_in_executor(None, _own_address_towards, settings.control_addresses[0])
+    plane = TcpDataPlane(settings.secret, graph.name, settings.run_id, data_host)
+    host, port = await plane.listen()
+    resources = SlotResources(
+        loop=loop,
+        workers=workers,
+        store=open_store(settings.storage_url),
+        make_store=open_store,
+        paths=Paths(graph.name),
+        slot=slot,
+        uuid=slot_uuid,
+        local_dir=directory,
+        copies=copies,
+        memory=SlotMemory(settings.state.memory_bytes),
+        settings=settings.state,
+        new_uuid=lambda: uuid.uuid4().hex,
+    )
+    identity = SlotIdentity(slot, slot_uuid, os.getpid(), socket.gethostname(), task_attempt, host, port, died_lately())
+    this = Slot(graph, settings.mode, identity, resources, plane)
+    link = TcpControlLink(
+        settings.control_addresses,
+        settings.secret,
+        graph.name,
+        settings.run_id,
+        msgspec.msgpack.encode(SlotClaims(slot, slot_uuid)),
+        this.connected,
+        this.handle,
+    )
+    this.link = link
+    watchdog = Watchdog(
+        sockets, lambda: time.monotonic() - link.last_contact, settings.lease_s, lambda: remove_local(directory)
+    )
+    watchdog.start()
+    linking = loop.create_task(link.run())
+    try:
+        linking.add_done_callback(partial(_link_broke, this.left))
+        farewell = await this.left
+        # Spark uses the process again: what operators hold, as connections of sinks, is let go first.
+        await asyncio.wait([loop.create_task(this.closed())], timeout=_LEAVE_S)
+        return farewell
+    finally:
+        watchdog.stop()
+        link.close()
+        linking.cancel()
+        plane.close()
+        workers.close()
+        copies.drop_all()
+
+
+def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]") -> None:
+    """The link's loop ends only when it is closed; anything else is a bug that must end the slot, not hang it."""
+    if not linking.cancelled() and not left.done():
+        left.set_exception(linking.exception() or ProtocolViolation("the control link ended by itself: report this"))
+
+
+def _own_address_towards(address: tuple[str, int]) -> str:
+    """This host's address on the network of the coordinator: loopback when that is where it listens."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+@contextlib.contextmanager
+def lent_environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set what is not set here, for as long as the slot runs: the next job in this process may be meant for another
+    endpoint."""
+    lent = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(lent)
+    try:
+        yield
+    finally:
+        for name in lent:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def living_in(directory: Path) -> Iterator[None]:
+    """Holds a lock in `directory` for as long as this process lives. A process id would not do: it is of one container,
+    and the folder may be shared."""
+    with (directory / _LIFE).open("w") as life:
+        fcntl.flock(life, fcntl.LOCK_EX)
+        yield
+
+
+def remove_what_the_dead_left(run_directory: Path) -> None:
+    """Directories of slots of this run whose process is gone (SIGKILL leaves them behind)."""
+    if not run_directory.is_dir():
+        return
+    for entry in run_directory.iterdir():
+        try:
+            with (entry / _LIFE).open() as life:
+                fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # it lives, or is just being made
+            continue
+        shutil.rmtree(entry, ignore_errors=True)

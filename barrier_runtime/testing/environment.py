@@ -1,0 +1,351 @@
+"""One scenario of a certification: a small stream, checkpoints, a decision log, and generations that come and go.
+
+It plays source and coordinator: rows are written again from the position of the newest decided checkpoint, ids of
+undecided checkpoints are used again by the next generation (as a coordinator may), and nothing of a generation is
+decided once a newer one is there. After every step that may change the target, a reader looks at it.
+"""
+
+import random
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.testing.judge import Broken, Judge, Rule, Written
+from barrier_runtime.testing.kill_lines import Crash, Lines
+from barrier_runtime.testing.sink_process import Moments, Place, Process
+from barrier_runtime.testing.target import Decision, Round, Target
+
+T = TypeVar("T")
+_ATTEMPTS = 6  # of an open or pre-commit that raises
+
+
+class _Denied(Exception):
+    """A zombie wanted something decided."""
+
+
+class World:
+    def __init__(self, target: Target, job: str, first_id: int, plan: Sequence[Round], seed: int = 0) -> None:
+        self.target = target
+        self.job = job
+        self.first_id = first_id
+        self.plan = list(plan)
+        self.random = random.Random(seed)
+        self.judge = Judge(target.promise, first_id)
+        self.steps: list[str] = []
+        self.observations = 0
+        self.crashes = 0
+        self.lineage = f"{job}-lineage-1"
+        self.lineages = 1
+        self.floor = 0  # checkpoint ids of this lineage begin above it
+        self.decisions: list[Decision] = []
+        self.decided_ever = 0
+        self.first: Process | None = None
+        self._token = 0
+        self._transactions: dict[bytes, list[Written]] = {}
+        self._started_at = 0  # position at which the lineage began
+        self._rounds_before = 0  # of the plan, done before the lineage began
+
+    # ------------------------------------------------------------ generations
+
+    def start(
+        self,
+        parallelism: int = 0,
+        moments: Moments | None = None,
+        inside: int | None = None,
+        writing: int | None = None,
+    ) -> Process:
+        """A new generation, nothing opened yet. `inside`: the line of the sink's own at which it will die; `writing`:
+        the write of a file."""
+        self._token += 1
+        place = Place(
+            self.job,
+            self.lineage,
+            self.target.make_sink,
+            self.target.make_store,
+            self.target.job_store,
+            self.steps.append,
+            self.judge.transactions.append,
+            self._committed,
+        )
+        lines = Lines(self.target.files, inside, every_line=self.target.every_line, write_at=writing)
+        process = Process(place, self._token, parallelism or self.target.parallelism, moments or Moments(), lines)
+        self.first = self.first or process
+        return process
+
+    def crash(self, process: Process) -> None:
+        self.steps.append(f"generation {process.token} dies")
+        self.crashes += 1
+        process.drop(self.target.kill)
+
+    def begin_lineage(self, *, token: int | None = None, keep: Decision | None = None) -> None:
+        """Another start of the same job: empty, or (`keep`) from an older checkpoint; `token`: as of a new storage."""
+        self._started_at, self._rounds_before = self._position, self._rounds_done
+        self.lineages += 1
+        self.lineage = f"{self.job}-lineage-{self.lineages}"
+        self.floor = 0
+        self.decisions = []
+        if keep is not None:  # the plan goes on: here nothing that came after it is written again
+            self.decisions.append(Decision(keep.checkpoint, keep.manifest, self._started_at, self._rounds_before))
+        if token is not None:
+            self._token = token
+        self.steps.append(f"the job is started anew: {self.lineage}, tokens from {self._token + 1}")
+
+    @property
+    def newest(self) -> Decision | None:
+        return self.decisions[-1] if self.decisions else None
+
+    @property
+    def _position(self) -> int:
+        return self.newest.position if self.newest else self._started_at
+
+    @property
+    def _rounds_done(self) -> int:
+        return self.newest.rounds if self.newest else self._rounds_before
+
+    @property
+    def lived(self) -> tuple[int, int, int]:
+        """Moments, lines and writes that the first generation lived through."""
+        if self.first is None:
+            return 0, 0, 0
+        return self.first.moments.passed, self.first.lines.passed, self.first.lines.writes
+
+    # ------------------------------------------------------------ a generation's life, step by step
+
+    def live(self, process: Process, rounds: int | None = None, *, flush: bool = True) -> Iterator[bool]:
+        """Open, recover, go on with the plan (`rounds` of it, default all), commit at the end (`flush`). Each step
+        yields whether it is worth a look at the target."""
+        yield from self.open(process)
+        index, position = self._rounds_done, self._position
+        last = len(self.plan) if rounds is None else min(len(self.plan), index + rounds)
+        owed = False
+        while index < last:
+            kind = self.plan[index]
+            position = yield from self.write(process, kind, position)
+            index += 1
+            if kind == "expire":
+                yield from self.expire(process)
+            else:
+                yield from self.checkpoint(process, position, index)
+                owed = kind == "late"
+                if not owed:
+                    yield from self.commit(process)
+        if owed and flush:
+            yield from self.commit(process)
+
+    def open(self, process: Process) -> Iterator[bool]:
+        restored = self.newest
+        manifest = restored.manifest if restored is not None else ()
+        process.last_checkpoint = restored.checkpoint if restored is not None else self.floor
+        for subtask in range(process.parallelism):
+            rule: Rule = "lost" if restored is not None else "raises"
+            self._tried(process, rule, f"open and recover of subtask {subtask}", process.open_next, manifest)
+            yield True
+        if restored is not None:
+            yield from self.commit(process, restored)
+
+    def write(self, process: Process, kind: Round, position: int) -> Generator[bool, None, int]:
+        """Rows of one round; its result is the position after them."""
+        target = self.target
+        count = {"half": target.rows, "empty": 0}.get(kind, target.rows * target.parallelism)
+        writers = 1 if kind == "half" else process.parallelism
+        for subtask in range(writers):
+            ids = [self.first_id + position + k for k in range(subtask, count, writers)]
+            for number in ids:
+                self.judge.end_id = max(self.judge.end_id, number + 1)
+                rows = pa.RecordBatch.from_pylist([target.make_row(number)], schema=target.schema)
+                self._tried(process, "raises", "write", process.write, subtask, rows, [number], attempts=1)
+            yield False
+        return position + count
+
+    def checkpoint(self, process: Process, position: int, rounds: int) -> Iterator[bool]:
+        """A barrier, pre-commits, a decision. A pre-commit that raises fails the checkpoint; the next one covers it."""
+        for _ in range(_ATTEMPTS):
+            checkpoint, captures = self.barrier(process)
+            try:
+                manifest = []
+                for subtask in self.order(process):
+                    manifest.append(process.seal(subtask, captures[subtask]))
+                    yield True
+            except Exception as error:
+                if process.is_zombie:
+                    raise
+                failed = error
+                self.steps.append(f"generation {process.token}: pre-commit raised {type(error).__name__}: {error}")
+                self.abort(process, checkpoint)
+                continue
+            self.decide(process, checkpoint, manifest, position, rounds)
+            return
+        raise Broken(
+            "raises", f"pre_commit raised {_ATTEMPTS} times, last {type(failed).__name__}: {failed}"
+        ) from failed
+
+    def barrier(self, process: Process) -> tuple[int, list[Callable[[], dict[str, bytes]]]]:
+        process.last_checkpoint += 1
+        checkpoint = process.last_checkpoint
+        captures = []
+        for hand in process.hands:
+            capture = hand.operator.snapshot(checkpoint)
+            assert capture.blocking is not None
+            captures.append(capture.blocking)
+        return checkpoint, captures
+
+    def expire(self, process: Process) -> Iterator[bool]:
+        """A checkpoint of which only subtask 0 makes its pre-commit in time."""
+        checkpoint, captures = self.barrier(process)
+        self.sealed(process, captures[:1])
+        yield True
+        self.abort(process, checkpoint)
+
+    def sealed(self, process: Process, captures: Sequence[Callable[[], dict[str, bytes]]]) -> list[OperatorSnapshot]:
+        """Pre-commits of the first subtasks, each tried until it works."""
+        return [
+            self._tried(process, "raises", "pre_commit", process.seal, subtask, capture)
+            for subtask, capture in enumerate(captures)
+        ]
+
+    def abort(self, process: Process, checkpoint: int) -> None:
+        self.steps.append(f"checkpoint {checkpoint} is given up")
+        for hand in process.hands:
+            hand.operator.on_abort(checkpoint)
+
+    def decide(
+        self, process: Process, checkpoint: int, manifest: Sequence[OperatorSnapshot], position: int, rounds: int
+    ) -> None:
+        process.moment(f"decision of checkpoint {checkpoint}")
+        if process.is_zombie:
+            raise _Denied(f"checkpoint {checkpoint} of generation {process.token} is refused")
+        self.decided_ever += 1
+        for each in process.written:
+            if 0 < each.checkpoint <= checkpoint and each.decision is None:
+                each.decision = self.decided_ever
+                each.must_be_seen = each.committable is None  # nothing will come that could show it
+                if each.committable is not None:
+                    self._transactions.setdefault(each.committable, []).append(each)
+        ordered = tuple(sorted(manifest, key=lambda snapshot: snapshot.subtask))
+        self.decisions.append(Decision(checkpoint, ordered, position, rounds))
+        process.moment(f"checkpoint {checkpoint} is decided")
+
+    def commit(self, process: Process, decision: Decision | None = None) -> Iterator[bool]:
+        """Every subtask hears of the decision and commits; then the global committer, if there is one."""
+        decision = decision or self.newest
+        assert decision is not None
+        for subtask in self.order(process):
+            process.hands[subtask].operator.on_complete(decision.checkpoint)
+            for _ in process.settle(subtask, decision.checkpoint):
+                yield True
+        if self.target.promise.global_committer:
+            process.hands[0].operator.on_commit_globally(decision.checkpoint, lambda: decision.manifest)
+            for _ in process.settle(0, decision.checkpoint, globally=True):
+                yield True
+            process.moment(f"everybody hears that checkpoint {decision.checkpoint} is visible")
+            for hand in process.hands:
+                hand.operator.on_visible(decision.checkpoint)
+
+    def order(self, process: Process) -> list[int]:
+        subtasks = list(range(process.parallelism))
+        self.random.shuffle(subtasks)
+        return subtasks
+
+    # ------------------------------------------------------------ running and looking
+
+    def run(self, steps: Iterator[bool], most: int | None = None) -> bool:
+        """Do `most` steps (default all) and look after each. Whether it came to the end."""
+        done = 0
+        while most is None or done < most:
+            look = next(steps, None)
+            if look is None:
+                return True
+            done += 1
+            if look:
+                self.look()
+        return False
+
+    def run_as_zombie(self, steps: Iterator[bool]) -> None:
+        """Go on until nothing more can be done. What a zombie's calls raise does not matter; what they do does."""
+        try:
+            self.run(steps)
+        except Exception as error:
+            self.steps.append(f"the zombie stops: {type(error).__name__}: {error}")
+
+    def run_to_crash(
+        self, parallelism: int, at: int | None, inside: int | None = None, writing: int | None = None
+    ) -> bool:
+        """One generation that dies at moment `at`, or inside a call at line `inside` or write `writing`. False: it came
+        to its end."""
+
+        def die() -> None:
+            raise Crash
+
+        process = self.start(parallelism, Moments(at, die), inside, writing)
+        try:
+            self.run(self.live(process))
+        except Crash as crash:
+            self.steps.extend(f"inside that call, before {line}" for line in crash.args)
+            self.crash(process)
+            self.look()
+            return True
+        self.end(process)
+        return False
+
+    def look(self) -> None:
+        self.observations += 1
+        try:
+            seen = list(self.target.read(self.first_id))
+        except Exception as error:
+            what = f"the reader cannot read what is there: it raised {type(error).__name__}: {error}"
+            raise Broken("torn", what) from error
+        self.judge.observe(seen)
+
+    def end(self, process: Process) -> None:
+        """The generation ends well; everything of the plan must be visible."""
+        process.close()
+        process.drop(None)
+        assert self._rounds_done == len(self.plan), "a generation ended before the plan was done"
+        self.look()
+
+    def recover_once_more(self, parallelism: int = 0, *, tidy: bool = True) -> None:
+        """A generation that finds all done: nothing may change, and (`tidy`) nothing staged may be left."""
+        process = self.start(parallelism)
+        self.run(self.live(process))
+        self.end(process)
+        if tidy and self.target.leftovers is not None:
+            left = list(self.target.leftovers())
+            if left:
+                raise Broken("left over", f"{len(left)} staged things that nobody needs", left[:10])
+
+    def must_not_raise(self, what: str, call: Callable[..., object], *arguments: object) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            raise Broken("raises", f"{what} raised {type(error).__name__}: {error}") from error
+        self.look()
+
+    def _tried(
+        self,
+        process: Process,
+        rule: Rule,
+        what: str,
+        call: Callable[..., T],
+        *arguments: object,
+        attempts: int = _ATTEMPTS,
+    ) -> T:
+        """A zombie's call may raise; any other must succeed in the end."""
+        for attempt in range(attempts):
+            try:
+                return call(*arguments)
+            except Exception as error:
+                if process.is_zombie:
+                    raise
+                self.steps.append(f"raised {type(error).__name__}: {error}")
+                if attempt == attempts - 1:
+                    raise Broken(rule, f"{what} raised {type(error).__name__}: {error}") from error
+            time.sleep(0.01 * 2**attempt)
+        raise AssertionError("the last attempt returned or raised")
+
+    def _committed(self, committables: Sequence[bytes]) -> None:
+        for committable in committables:
+            for each in self._transactions.get(committable, ()):
+                each.must_be_seen = True

@@ -1,0 +1,153 @@
+"""The end of a process inside a call: between any two lines of a sink's own files, and inside what they write.
+
+What a sink must do in one step of its target (show rows and remember that it did) it may have written as two. No point
+between calls would tell; a process that dies between these two lines does. Python's trace function counts the lines,
+and raises `Crash` before one of them. Connections that are open then are dropped with the sink.
+
+A file is written in more than one step, though it may be one line (`with open(...) as f: f.write(...)`, `write_text`,
+`shutil.copy`): it is there empty, then in part. So a process also dies when a file was opened, and in mid-write.
+"""
+
+import builtins
+import inspect
+import io
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+
+_LIBRARY = (sysconfig.get_paths()["stdlib"], "<frozen ")
+
+
+class Crash(BaseException):
+    """The process is gone. Not an `Exception`: nothing in it may handle that."""
+
+
+def own_files(sink: TwoPhaseCommitSink) -> frozenset[str]:
+    """Files of the sink's classes; of those in a package, the other modules of that package too."""
+    found: set[str] = set()
+    for each in type(sink).__mro__:
+        module = sys.modules.get(each.__module__)
+        file = getattr(module, "__file__", None)
+        if file is None or each in (object, TwoPhaseCommitSink):
+            continue
+        found.add(inspect.getsourcefile(each) or file)
+        if module is not None and module.__package__:
+            found.update(str(path) for path in Path(file).parent.glob("*.py"))
+    return frozenset(found)
+
+
+class Lines:
+    """Counts, while watched, what a sink's own `files` do: what they write (`writes`: a file that was opened, one that
+    has half of what it was to get) and, with `every_line`, their lines. Raises `Crash` before line number `at`, and at
+    write number `write_at` (None: never)."""
+
+    def __init__(
+        self,
+        files: frozenset[str] = frozenset(),
+        at: int | None = None,
+        *,
+        every_line: bool = False,
+        write_at: int | None = None,
+    ) -> None:
+        self.passed = 0
+        self.writes = 0
+        self._files = files
+        self._at = at
+        self._every_line = every_line
+        self._write_at = write_at
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        before = sys.gettrace()
+        if self._every_line:
+            sys.settrace(self._trace)
+        try:
+            with self._watched_files():
+                yield
+        finally:
+            if self._every_line:
+                sys.settrace(before)
+
+    def written(self, what: str) -> None:
+        self.writes += 1
+        if self.writes - 1 == self._write_at:
+            raise Crash(what)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename not in self._files:
+            return None
+        if event == "line":
+            self.passed += 1
+            if self.passed - 1 == self._at:
+                raise Crash(f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}")
+        return self._trace
+
+    @contextmanager
+    def _watched_files(self) -> Iterator[None]:
+        """`open`, under both its names; what copies inside the kernel does it in pieces of bytes instead."""
+        real, in_kernel = builtins.open, shutil._USE_CP_SENDFILE  # type: ignore[attr-defined]
+
+        def opened(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
+            found = real(file, mode, *arguments, **keywords)
+            if not set("wax+") & set(mode) or not self._is_own(sys._getframe(1)):
+                return found
+            self.written(f"the first byte of {file}")
+            return _InHalves(found, self, str(file))
+
+        builtins.open = io.open = opened
+        shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            builtins.open = io.open = real
+            shutil._USE_CP_SENDFILE = in_kernel  # type: ignore[attr-defined]
+
+    def _is_own(self, frame: FrameType | None) -> bool:
+        """Called by the sink, if need be through the standard library."""
+        while (
+            frame is not None
+            and frame.f_code.co_filename.startswith(_LIBRARY)
+            and "-packages" not in (frame.f_code.co_filename)
+        ):
+            frame = frame.f_back
+        return frame is not None and frame.f_code.co_filename in self._files
+
+
+class _InHalves:
+    """A file whose writes arrive in two halves, between which the process may die."""
+
+    def __init__(self, file: Any, lines: Lines, name: str) -> None:
+        self._file = file
+        self._lines = lines
+        self._name = name
+
+    def write(self, data: Any) -> int:
+        half = len(data) // 2
+        self._file.write(data[:half])
+        self._file.flush()
+        self._lines.written(f"the second half of a write into {self._name}")
+        self._file.write(data[half:])
+        return len(data)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._file)
+
+    def __enter__(self) -> "_InHalves":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._file.close()

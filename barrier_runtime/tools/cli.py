@@ -1,0 +1,258 @@
+"""The command `barrier-runtime`: run a flow, explain it, start a coordinator daemon, look at and steer its jobs.
+
+Errors a person must fix are printed without a stack trace and exit with 2; a failed job exits with 1, one that was
+interrupted with 130, and a local one that got SIGTERM with 143, after a last checkpoint.
+"""
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
+from barrier_runtime.tools.options import Given, with_options
+
+if TYPE_CHECKING:
+    from barrier_runtime.api.dataflow import Dataflow
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+Target = Annotated[str, typer.Argument(help="the file and the name of the flow in it: app.py:flow")]
+Coordinator = Annotated[str, typer.Option(help="REST address of the daemon, http://host:port; of several with commas")]
+TokenFile = Annotated[Path, typer.Option(help="file with the daemon's bearer token")]
+_USER_MODULE = "barrier_runtime_user_app"
+
+
+def load_flow(target: str) -> "Dataflow":
+    """The flow named by `file.py:name`. Raises `InvalidJob` that says what is missing."""
+    from barrier_runtime.api.dataflow import Dataflow
+
+    file, _, name = target.rpartition(":")
+    if not file or not name.isidentifier():
+        raise InvalidJob(f"{target!r} names no flow: write it as file.py:name, for example app.py:flow")
+    path = Path(file)
+    if not path.is_file():
+        raise InvalidJob(f"there is no file {file!r} (looked in {Path.cwd()})")
+    spec = importlib.util.spec_from_file_location(_USER_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise InvalidJob(f"{file!r} is no Python file: give one that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_USER_MODULE] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except BarrierRuntimeError as error:
+        raise InvalidJob(f"{error}\n  said of {_user_line(error, path)}") from error
+    except Exception as error:
+        from barrier_runtime.operators.user_code import user_traceback
+
+        raise UserCodeError(f"{file} cannot be loaded: correct it, then start again", user_traceback(error)) from error
+    flow = getattr(module, name, None)
+    if not isinstance(flow, Dataflow):
+        have = [key for key, value in vars(module).items() if isinstance(value, Dataflow)]
+        raise InvalidJob(f"{file} has no Dataflow called {name!r}; it has: {', '.join(have) or 'none'}")
+    return flow
+
+
+def _user_line(error: Exception, path: Path) -> str:
+    """Where in the user's file the mistake is."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+    return f"{path}, line {frames[-1].lineno}: {frames[-1].line}" if frames else str(path)
+
+
+@app.command()
+@with_options
+def run(
+    target: Target,
+    local: Annotated[bool, typer.Option("--local", help="run in this process, without Spark")] = False,
+    *,
+    given: Given,
+) -> None:
+    """Run a flow until it ends."""
+    options = given.for_run(local=local)
+    flow = load_flow(target)
+    try:
+        if local:
+            _run_local(flow, options)
+        else:
+            from barrier_runtime.spark.user_module import ship_by_value
+
+            ship_by_value(sys.modules[_USER_MODULE])
+            print(flow.run(**options))
+    except KeyboardInterrupt:
+        print(
+            f"interrupted: job {flow.name} was stopped; what its last checkpoint covers is committed", file=sys.stderr
+        )
+        raise typer.Exit(130) from None
+
+
+def _run_local(flow: "Dataflow", options: dict[str, Any]) -> None:
+    from barrier_runtime.launch.local import run_until_terminated
+    from barrier_runtime.launch.options import JobOptions
+
+    result, terminated = run_until_terminated(flow.plan, JobOptions.for_local_run(options, flow.options))
+    if result is not None:
+        print(result)
+    if terminated:
+        last = "after a last checkpoint" if result is not None else "without a last checkpoint, which took too long"
+        print(
+            f"terminated: job {flow.name} was stopped {last}; what its last checkpoint covers is committed",
+            file=sys.stderr,
+        )
+        raise typer.Exit(143)
+
+
+@app.command()
+@with_options
+def explain(
+    target: Target,
+    local: Annotated[bool, typer.Option("--local", help="as a local run would see it")] = False,
+    *,
+    given: Given,
+) -> None:
+    """Print chains, edges, the delivery guarantee of each sink, and all options with where each value comes from."""
+    options = given.for_run(local=local)
+    flow = load_flow(target)
+    from barrier_runtime.api.dataflow import explain_flow
+
+    print(explain_flow(flow, options, {name: given.sources[name] for name in options}, local=local))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def coordinator(context: typer.Context) -> None:
+    """Run a coordinator daemon: --listen host:port --http host:port --storage URL --token-file FILE --lease SECONDS."""
+    from barrier_runtime.coordinator.server.daemon import main as daemon_main
+
+    raise typer.Exit(daemon_main(context.args))
+
+
+@app.command()
+def status(
+    coordinator: Coordinator, token_file: TokenFile, job: Annotated[str | None, typer.Argument(help="one job")] = None
+) -> None:
+    """Print the state of one job, or the list of jobs, as JSON; and whether each gets on, in a line on stderr."""
+    client = _client(coordinator, token_file)
+    if job:
+        one = client.status(job)
+        _print_json(one)
+        _print_condition(one)
+    else:
+        jobs = client.jobs()
+        _print_json(jobs)
+        for each in jobs:
+            _print_condition(each)
+
+
+@app.command()
+def checkpoint(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
+    """Trigger a checkpoint now. Exits with 1 when the job cannot take one."""
+    reply = _client(coordinator, token_file).trigger(job)
+    _print_json(reply)
+    if reply.answer == "refused":
+        raise typer.Exit(1)
+
+
+@app.command()
+def stop(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    now: Annotated[bool, typer.Option("--now", help="without a last checkpoint")] = False,
+) -> None:
+    """Take a last checkpoint, commit it and stop the job."""
+    _print_json(_client(coordinator, token_file).stop(job, "now" if now else "checkpoint"))
+
+
+@app.command()
+def fsck(
+    url: Annotated[str, typer.Argument(help="folder or URL of the checkpoints, as in checkpoints=")],
+    job: Annotated[str | None, typer.Option(help="only this job; default: every job there")] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="delete orphans, as the jobs' own sweeps would")] = False,
+    min_age: Annotated[float, typer.Option(help="seconds; younger objects are never orphans")] = 600.0,
+    form: Annotated[str, typer.Option("--format", help="text or json")] = "text",
+) -> None:
+    """Verify logs, manifests and every hash; list orphans with the reason.
+
+    Exits with 0 when clean, 1 with orphans only, 2 with damage, 3 when it could not be checked.
+    """
+    from barrier_runtime.tools.fsck import fsck as run_fsck
+
+    try:
+        code = run_fsck(url, job, delete=delete, min_age_s=min_age, form=form)
+    except (BarrierRuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 3
+    raise typer.Exit(code)
+
+
+@app.command()
+def transactions(
+    job: str,
+    action: Annotated[str, typer.Argument(help="list, commit or abort")],
+    checkpoints: Annotated[str, typer.Option(help="folder or URL of the checkpoints, as in checkpoints=")],
+    sink: Annotated[
+        list[str] | None, typer.Option(help="a sink of your own: name=file.py:factory; may be repeated")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="setting of a sink: sink.key=value; may be repeated")
+    ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="abort: drop decided transactions too; their rows are lost")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="settle although the job seems to run")] = False,
+    form: Annotated[str, typer.Option("--format", help="text or json")] = "text",
+) -> None:
+    """Show or settle what a stopped job has decided and not made visible, from its checkpoints alone.
+
+    list only looks. commit makes everything decided visible. abort drops what was never decided, after committing the
+    rest. Passwords come from the environment. Exits with 1 when something could not be settled.
+    """
+    from barrier_runtime.tools.transactions import transactions as run_transactions
+
+    code = run_transactions(
+        job,
+        action,
+        checkpoints,
+        sinks=sink or (),
+        settings=setting or (),
+        accept_loss=accept_loss,
+        force=force,
+        form=form,
+    )
+    raise typer.Exit(code)
+
+
+def _client(address: str, token_file: Path) -> Any:
+    from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
+    from barrier_runtime.coordinator.client.rest_token import read_token_file
+
+    return FailoverClient(addresses(address), read_token_file(token_file))
+
+
+def _print_json(answer: object) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+
+
+def _print_condition(job: Any) -> None:
+    from barrier_runtime.coordinator.status.health import described
+
+    print(f"job {job.job}: {described(job.condition, job.condition_reason)}", file=sys.stderr)
+
+
+def main() -> None:
+    """Entry point: what a person must fix is said in one message, without a stack trace."""
+    from barrier_runtime.launch.result import JobFailed
+
+    try:
+        app()
+    except JobFailed as error:
+        print(error.told, file=sys.stderr)
+        sys.exit(1)
+    except BarrierRuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,89 @@
+"""What `barrier-runtime fsck` prints: the report as text or JSON on stdout, progress on a terminal's stderr."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from barrier_runtime.coordinator.maintenance.fsck import FsckReport, JobReport, Leftover
+from barrier_runtime.coordinator.maintenance.fsck_store import Progress as Told
+from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans, no_progress, report_of
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.open import open_existing_store
+
+
+def fsck(url: str, job: str | None, *, delete: bool, min_age_s: float, form: str) -> int:
+    """Check, delete orphans if asked, print. The exit code: 0 clean, 1 orphans only, 2 damage."""
+    if form not in ("text", "json"):
+        raise InvalidJob(f"--format {form!r} is not known: use text or json")
+    if not 0 <= min_age_s <= 10 * 365 * 24 * 3600:
+        raise InvalidJob(f"--min-age {min_age_s}: give seconds, 0 or more")
+    store = open_existing_store(url)
+    with _progress() as progress:
+        checked = check_store(store, job, round(min_age_s * 1000), time.time_ns() // 1_000_000, progress)
+        if delete:
+            checked = delete_orphans(store, checked)
+    report = report_of(store, checked)
+    if form == "json":
+        document = {**msgspec.to_builtins(report), "exit_code": report.exit_code}
+        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+    else:
+        print("\n".join(_lines(report)))
+    return report.exit_code
+
+
+def _lines(report: FsckReport) -> Iterator[str]:
+    yield report.url
+    for job in report.jobs:
+        yield from _job_lines(job)
+    damaged = sum(len(job.damage) for job in report.jobs)
+    orphans = [each for job in report.jobs for each in job.leftovers if each.state == "orphan"]
+    if damaged:
+        yield f"{damaged} damaged"
+    if orphans:
+        yield f"{_sized(orphans)} orphaned: --delete removes them"
+    if not damaged and not orphans:
+        yield "clean"
+
+
+def _job_lines(job: JobReport) -> Iterator[str]:
+    newest = f"newest checkpoint {job.checkpoint}" if job.checkpoint else "no checkpoint"
+    yield f"job {job.job}: {job.records} log records, generation {job.generation}, {newest}"
+    ids = ", ".join(map(str, job.verified)) or "none"
+    yield f"  verified checkpoints: {ids} ({job.files} files, {decimal(job.bytes)})"
+    for harm in job.damage:
+        yield f"  damage   {harm.object}"
+        yield f"           expected: {harm.expected}"
+        yield f"           found:    {harm.found}"
+        yield f"           remedy:   {harm.remedy}"
+    for left in job.leftovers:
+        yield f"  {left.state:8} {left.key} ({decimal(left.size)}): {left.reason}"
+    for note in job.notes:
+        yield f"  note     {note}"
+
+
+def _sized(objects: list[Leftover]) -> str:
+    return f"{len(objects)} objects ({decimal(sum(each.size for each in objects))})"
+
+
+@contextmanager
+def _progress() -> Iterator[Told]:
+    """A bar per kind of work, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield no_progress
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total or None)
+            bars.update(tasks[what], completed=done)
+
+        yield told

@@ -1,0 +1,1 @@
+"""Checkpoints under way, committed and retained. Pure."""

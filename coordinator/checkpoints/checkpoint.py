@@ -1,0 +1,104 @@
+"""One checkpoint's life, as a table of legal moves. Anything else is a `ProtocolViolation` with the recent history.
+
+TRIGGERED ─all acks─► PERSISTING ─manifest written─► DECIDING ─record landed─► COMPLETE
+    │                     │
+    └──────┬──────────────┘   before DECIDING it may still end otherwise; from DECIDING only the log says.
+           ▼
+DECLINED (a subtask refused) · EXPIRED (timed out) · ABORTED (the generation ended, or its manifest could not be
+written) · SUBSUMED (a newer one completed first)
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
+from barrier_runtime.state.errors import ProtocolViolation
+
+
+class Phase(enum.Enum):
+    TRIGGERED = "triggered"
+    PERSISTING = "persisting"
+    DECIDING = "deciding"
+    COMPLETE = "complete"
+    DECLINED = "declined"
+    EXPIRED = "expired"
+    ABORTED = "aborted"
+    SUBSUMED = "subsumed"
+
+
+_UNDECIDED_ENDS = frozenset({Phase.DECLINED, Phase.EXPIRED, Phase.ABORTED, Phase.SUBSUMED})
+
+MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.TRIGGERED: _UNDECIDED_ENDS | {Phase.PERSISTING},
+    Phase.PERSISTING: _UNDECIDED_ENDS | {Phase.DECIDING},
+    Phase.DECIDING: frozenset({Phase.COMPLETE}),
+    Phase.COMPLETE: frozenset(),
+    Phase.DECLINED: frozenset(),
+    Phase.EXPIRED: frozenset(),
+    Phase.ABORTED: frozenset(),
+    Phase.SUBSUMED: frozenset(),
+}
+
+
+class AckEffect(enum.Enum):
+    """What an ack was. Only NEW and LAST change anything."""
+
+    NEW = "new"
+    LAST = "last"
+    DUPLICATE = "duplicate"
+    LATE = "late"  # the checkpoint is past collecting acks
+    UNKNOWN_SUBTASK = "unknown subtask"
+
+
+@dataclass
+class Checkpoint:
+    id: int
+    token: int
+    triggered_ms: int
+    expected: frozenset[SubtaskId]
+    final: bool = False  # triggered after all input had ended
+    aligned_timeout_ms: int | None = None  # as in `Trigger`
+    phase: Phase = Phase.TRIGGERED
+    acks: dict[SubtaskId, Ack] = field(default_factory=dict)
+    history: list[tuple[int, Phase]] = field(default_factory=list)  # (when, phase entered)
+
+    def move(self, to: Phase, now_ms: int) -> None:
+        if to not in MOVES[self.phase]:
+            past = ", ".join(f"{phase.value} at {when}" for when, phase in self.history)
+            raise ProtocolViolation(
+                f"checkpoint {self.id} of generation {self.token} cannot go from {self.phase.value} to {to.value} "
+                f"(triggered at {self.triggered_ms}{', ' + past if past else ''}): file a bug"
+            )
+        self.phase = to
+        self.history.append((now_ms, to))
+
+    def ack(self, ack: Ack) -> AckEffect:
+        """Take one subtask's snapshot."""
+        if self.phase is not Phase.TRIGGERED:
+            return AckEffect.DUPLICATE if ack.subtask in self.acks else AckEffect.LATE
+        if ack.subtask not in self.expected:
+            return AckEffect.UNKNOWN_SUBTASK
+        if ack.subtask in self.acks:
+            return AckEffect.DUPLICATE
+        self.acks[ack.subtask] = ack
+        return AckEffect.LAST if self.all_acked else AckEffect.NEW
+
+    @property
+    def all_acked(self) -> bool:
+        return len(self.acks) == len(self.expected)
+
+    @property
+    def missing(self) -> tuple[SubtaskId, ...]:
+        return tuple(sorted(self.expected - self.acks.keys()))
+
+    @property
+    def all_ended(self) -> bool:
+        """Every snapshot was taken after the end of input: this is the final checkpoint."""
+        return self.all_acked and all(ack.ended for ack in self.acks.values())
+
+    @property
+    def open(self) -> bool:
+        return self.phase in (Phase.TRIGGERED, Phase.PERSISTING, Phase.DECIDING)
+
+    def entered_ms(self, phase: Phase) -> int | None:
+        return next((when for when, entered in self.history if entered is phase), None)

@@ -1,0 +1,199 @@
+"""How far every sink has made its transactions visible, and what its global committer is to be told next.
+
+A sink subtask commits its own part when a checkpoint is complete. A sink with a *global committer* shows nothing by
+that: once all of its subtasks have committed up to checkpoint n, slot 0 is told to make all of it visible at once, with
+the committables of n's manifest; once that is done everybody is told, and only then do the subtasks forget them.
+
+    checkpoint n complete → every subtask Committed(n) → CommitGlobally(n) to slot 0 → Committed(n, global) → Visible(n)
+
+A job is finished only when all are through (I10). All of it follows from the log, the manifest and what slots say, so a
+successor finds its place again by itself.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from barrier_runtime.coordinator.wire.carried import MAX_CARRIED_BYTES, encoded_size
+from barrier_runtime.coordinator.wire.messages import (
+    GLOBAL_COMMITTER,
+    CommitFailing,
+    Committed,
+    JobSpec,
+    ManifestRef,
+    sink_key,
+)
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+
+_DECIDED_KEPT = 16  # decided manifests' lists of committables
+MAX_BEHIND = 64  # completed checkpoints that a sink may be behind before no more are taken: pending sets would outgrow
+MAX_PENDING_BYTES = 32 << 20  # the same in bytes: what sinks list as pending is stored with every checkpoint
+
+
+@dataclass(frozen=True)
+class FailingCommit:
+    sink: str
+    checkpoint: int
+    attempts: int
+    error: str
+
+
+@dataclass(frozen=True)
+class GlobalCommit:
+    """Due: sink `sink` up to `checkpoint`. `part`: what its manifest says of the sink, or where the manifest is when
+    that is too large for a message. None: it has to be read first."""
+
+    sink: str
+    checkpoint: int
+    part: tuple[OperatorSnapshot, ...] | ManifestRef | None
+
+
+@dataclass(frozen=True)
+class _Decided:
+    parts: dict[str, tuple[OperatorSnapshot, ...] | ManifestRef]  # by sink with a global committer
+    in_store: bool  # some of it can only be read from the store
+
+
+class CommitTracker:
+    def __init__(self, spec: JobSpec) -> None:
+        self._parallelism = spec.parallelism
+        self._global_sinks = tuple(sink for chain in spec.chains for sink in chain.global_sinks)
+        members = [
+            (sink, subtask) for chain in spec.chains for sink in chain.sinks for subtask in range(spec.parallelism)
+        ]
+        members += [(sink, GLOBAL_COMMITTER) for sink in self._global_sinks]
+        self._through = {sink_key(sink, subtask): 0 for sink, subtask in members}
+        self._failing: dict[str, FailingCommit] = {}
+        self._open: deque[int] = deque()  # completed checkpoints that some sink is not through with, oldest first
+        self._decided: dict[int, _Decided] = {}  # checkpoint -> what its manifest says of global sinks
+        self._due: dict[str, int] = {}  # sink -> the checkpoint that was due last: its global committer may be at it
+        self._sinks = frozenset(sink for chain in spec.chains for sink in chain.sinks)
+        self._newest = 0  # the newest checkpoint whose manifest was seen, and what its sinks list as pending
+        self._pending_bytes = 0
+
+    def committed(self, message: Committed) -> None:
+        self._advance(sink_key(message.operator, message.subtask), message.checkpoint)
+
+    def reconcile(self, slot: int, committed: dict[str, int]) -> None:
+        """What a slot says of its own sinks on (re)connection."""
+        own = (slot, GLOBAL_COMMITTER) if slot == 0 else (slot,)
+        for sink, checkpoint in committed.items():
+            if sink.endswith(tuple(sink_key("", subtask) for subtask in own)):
+                self._advance(sink, checkpoint)
+
+    def settled(self, checkpoint: int) -> None:
+        """All up to `checkpoint` was made visible by an earlier run."""
+        for sink in self._through:
+            self._advance(sink, checkpoint)
+
+    def failing(self, message: CommitFailing) -> None:
+        sink = sink_key(message.operator, message.subtask)
+        if sink in self._through and message.checkpoint > self._through[sink]:
+            self._failing[sink] = FailingCommit(sink, message.checkpoint, message.attempts, message.error)
+
+    def all_through(self, checkpoint: int) -> bool:
+        return all(through >= checkpoint for through in self._through.values())
+
+    def completed(self, checkpoint: int) -> None:
+        """`checkpoint` is complete. Remembered until every sink is through."""
+        self._open.append(checkpoint)
+        self._close()
+
+    @property
+    def too_far_behind(self) -> str:
+        """Why no more checkpoints are taken; "" if they are. A snapshot lists what is not visible yet: while sinks do
+        not come along, more checkpoints only add to it."""
+        if len(self._open) >= MAX_BEHIND:
+            return f"{len(self._open)} completed checkpoints are not visible yet, {MAX_BEHIND} are allowed"
+        if self._pending_bytes > MAX_PENDING_BYTES and not self.all_through(self._newest):
+            return (
+                f"what sinks have to commit takes {self._pending_bytes:,} bytes of checkpoint {self._newest}, "
+                f"{MAX_PENDING_BYTES:,} are allowed"
+            )
+        return ""
+
+    def behind(self, checkpoint: int) -> tuple[str, ...]:
+        """Sink subtasks (and global committers) that have not yet made `checkpoint` visible."""
+        return tuple(sorted(sink for sink, through in self._through.items() if through < checkpoint))
+
+    @property
+    def through(self) -> dict[str, int]:
+        return dict(self._through)
+
+    @property
+    def troubles(self) -> tuple[FailingCommit, ...]:
+        return tuple(self._failing[sink] for sink in sorted(self._failing))
+
+    # ------------------------------------------------------------ global committers
+
+    def decided(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...], manifest: ManifestRef) -> None:
+        """`checkpoint` is complete with this manifest: keep what global committers will need of it."""
+        self._newest = checkpoint
+        self._pending_bytes = sum(_value_bytes(each) for each in operators if each.operator in self._sinks)
+        if self._global_sinks:
+            self._decided[checkpoint] = self._decision(operators, manifest)
+            self._forget()
+
+    def _decision(self, operators: tuple[OperatorSnapshot, ...], manifest: ManifestRef) -> _Decided:
+        parts: dict[str, tuple[OperatorSnapshot, ...] | ManifestRef] = {}
+        in_store = False
+        for sink in self._global_sinks:
+            mine = tuple(each for each in operators if each.operator == sink)
+            carried = encoded_size(mine) <= MAX_CARRIED_BYTES
+            parts[sink] = mine if carried else manifest
+            in_store = in_store or not carried or any(each.objects for each in mine)
+        return _Decided(parts, in_store)
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Checkpoints whose manifest and files a global committer may still have to read."""
+        if not self._global_sinks:
+            return frozenset()
+        done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
+        return frozenset(number for number, each in self._decided.items() if each.in_store and number > done)
+
+    def _forget(self) -> None:
+        """What every global committer is through, and more than enough of the rest: the oldest stays, because a sink
+        that lags comes to it first, and the one that a global committer is at; of the others any will do, because a
+        manifest lists all that is not visible."""
+        done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
+        for old in [number for number in self._decided if number <= done and number != max(self._decided)]:
+            del self._decided[old]
+        kept = sorted(self._decided.keys() - self._due.values())
+        if len(kept) > _DECIDED_KEPT:
+            del self._decided[kept[len(kept) // 2]]
+
+    def due_globally(self) -> tuple[GlobalCommit, ...]:
+        """What every subtask has committed and the global committer has not, per sink. Held until more is due."""
+        due = []
+        for sink in self._global_sinks:
+            reached = min(self._through[sink_key(sink, subtask)] for subtask in range(self._parallelism))
+            done = self._through[sink_key(sink, GLOBAL_COMMITTER)]
+            known = max((number for number in self._decided if done < number <= reached), default=None)
+            if known is not None:
+                self._due[sink] = known
+                due.append(GlobalCommit(sink, known, self._decided[known].parts[sink]))
+            elif reached > done:
+                due.append(GlobalCommit(sink, reached, None))
+        return tuple(due)
+
+    def visible(self) -> tuple[tuple[str, int], ...]:
+        """(sink, checkpoint): all up to this checkpoint is visible, of sinks with a global committer."""
+        through = ((sink, self._through[sink_key(sink, GLOBAL_COMMITTER)]) for sink in self._global_sinks)
+        return tuple((sink, checkpoint) for sink, checkpoint in through if checkpoint)
+
+    def _close(self) -> None:
+        """Forget the checkpoints which every sink is through."""
+        while self._open and (not self._through or self._open[0] <= min(self._through.values())):
+            self._open.popleft()
+
+    def _advance(self, sink: str, checkpoint: int) -> None:
+        if sink in self._through and checkpoint > self._through[sink]:
+            self._through[sink] = checkpoint
+            self._close()
+            trouble = self._failing.get(sink)
+            if trouble is not None and trouble.checkpoint <= checkpoint:
+                del self._failing[sink]
+
+
+def _value_bytes(snapshot: OperatorSnapshot) -> int:
+    return sum(map(len, snapshot.values.values())) + sum(ref.size for ref in snapshot.objects.values())

@@ -1,0 +1,160 @@
+"""When failures end a generation, and how long to wait before the next one.
+
+`FailureCounter` counts as Flink does (CheckpointFailureManager): only consecutive failures that a checkpoint itself is
+to blame for, each id once; a success forgets them, and failures of checkpoints older than it never count.
+`RestartPolicy` is Flink's restart strategies: none, fixed delay, exponential delay, failure rate. The exponential delay
+differs in two points: the first restart of a row comes at once, and a row ends only when the job ran for
+`reset_after_ms` *and* completed a checkpoint. What is counted is counted by one coordinator process.
+
+A server that does not answer is no failure of the job: `exponential_delay` waits for it without end, with its pauses,
+unless it allows no restart at all (`max_attempts` 0); the other strategies as long as their restarts would last.
+"""
+
+import enum
+from collections import deque
+
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.wire.messages import RestartOptions
+
+
+class Cause(enum.Enum):
+    DECLINED = "declined"
+    EXPIRED = "expired"
+    NOT_STORED = "its manifest could not be stored"
+    GENERATION_ENDED = "the generation ended"
+    SUBSUMED = "a newer checkpoint completed"
+
+
+COUNTABLE = frozenset({Cause.DECLINED, Cause.EXPIRED, Cause.NOT_STORED})
+
+
+class Verdict(enum.Enum):
+    TOLERATED = "tolerated"
+    EXCEEDED = "exceeded"
+
+
+class FailureCounter:
+    def __init__(self, tolerable: int) -> None:
+        self._tolerable = tolerable
+        self._counted: set[int] = set()
+        self._last_success = 0
+
+    def failed(self, checkpoint: int, cause: Cause) -> Verdict:
+        if cause in COUNTABLE and checkpoint > self._last_success:
+            self._counted.add(checkpoint)
+            if len(self._counted) > self._tolerable:
+                return Verdict.EXCEEDED
+        return Verdict.TOLERATED
+
+    def completed(self, checkpoint: int) -> None:
+        self._counted.clear()
+        self._last_success = max(self._last_success, checkpoint)
+
+    @property
+    def consecutive(self) -> int:
+        return len(self._counted)
+
+
+class RestartPolicy:
+    """`seed` (job and run) makes the jitter of one job differ from that of others, and is all that does."""
+
+    def __init__(self, options: RestartOptions, seed: str = "") -> None:
+        self._options = options
+        self._seed = seed
+        self._restarts = 0  # of the present row; of the whole run for fixed_delay
+        self._outages = 0  # restarts of the present row for a server that did not answer
+        self._failed_ms: deque[int] = deque(maxlen=options.max_failures + 1)
+        self._running_since_ms: int | None = None
+        self._progressed = False
+
+    def running(self, now_ms: int) -> None:
+        self._running_since_ms = now_ms
+        self._progressed = False
+
+    def checkpoint_completed(self) -> None:
+        self._progressed = True
+
+    def delay_ms(self, now_ms: int, unavailable: bool = False) -> int | None:
+        """A failure: how long to wait before the restart that is needed now; None when none is allowed any more.
+        `unavailable`: of a server that does not answer."""
+        options, lasting = self._options, self._lasting_progress(now_ms)
+        self._running_since_ms = None
+        self._progressed = False
+        if options.strategy == "none":
+            return None
+        if options.strategy == "failure_rate":
+            return self._at_rate(now_ms)
+        if lasting and options.strategy == "exponential_delay":
+            self._restarts = self._outages = 0
+        if unavailable and options.strategy == "exponential_delay" and options.max_attempts != 0:
+            self._outages += 1
+            return self._backoff(self._restarts + self._outages)
+        if options.max_attempts is not None and self._restarts >= options.max_attempts:
+            return None
+        self._restarts += 1
+        return (
+            options.initial_ms if options.strategy == "fixed_delay" else self._backoff(self._restarts + self._outages)
+        )
+
+    @property
+    def patience_ms(self) -> int | None:
+        """How long a generation that restores waits for a server that does not answer. None: without end."""
+        options = self._options
+        if options.strategy == "none" or options.max_attempts == 0:
+            return 0
+        if options.strategy == "failure_rate":
+            return options.interval_ms
+        if options.strategy == "exponential_delay" or options.max_attempts is None:
+            return None
+        return options.max_attempts * options.initial_ms
+
+    def impatient(self) -> str:
+        """Why a server that does not answer is not waited for any longer, and what to do."""
+        waits = f"{(self.patience_ms or 0) / 1000:g} s" if self.patience_ms else "at no time"
+        return (
+            f"restart strategy {self._options.strategy} waits {waits} for a server that does not answer: start the "
+            "server, then start the job again, or use restart='exponential_delay', which waits without end"
+        )
+
+    def exhausted(self) -> str:
+        """Why `delay_ms` said None, and what to do."""
+        options, remedy = self._options, "remove the cause, then start the job again"
+        if options.strategy == "none":
+            return (
+                f"restart strategy none: the first failure ends the job: {remedy}, or use another strategy (restart=)"
+            )
+        if options.strategy == "failure_rate":
+            return (
+                f"restart strategy failure_rate: {len(self._failed_ms)} failures within "
+                f"{options.interval_ms / 1000:g} s, {options.max_failures} are allowed: {remedy}, "
+                "or raise restart_failures"
+            )
+        row = "in this run" if options.strategy == "fixed_delay" else "in a row"
+        return (
+            f"restart strategy {options.strategy}: failed {self._restarts + 1} times {row}, {options.max_attempts} "
+            f"restarts are allowed: {remedy}, or raise restart_attempts"
+        )
+
+    def _lasting_progress(self, now_ms: int) -> bool:
+        since = self._running_since_ms
+        return self._progressed and since is not None and now_ms - since >= self._options.reset_after_ms
+
+    def _at_rate(self, now_ms: int) -> int | None:
+        while self._failed_ms and now_ms - self._failed_ms[0] >= self._options.interval_ms:
+            self._failed_ms.popleft()
+        self._failed_ms.append(now_ms)
+        return None if len(self._failed_ms) > self._options.max_failures else self._options.initial_ms
+
+    def _backoff(self, restart: int) -> int:
+        """Before the first restart of a row nothing, then rising from `initial_ms` to `max_ms`."""
+        if restart == 1:
+            return 0
+        options, steps = self._options, min(restart - 2, 64)  # the bound keeps the power finite
+        pause = min(options.max_ms, options.initial_ms * options.multiplier**steps)
+        pause *= 1 + options.jitter * _spread(f"{self._seed}/{restart}")
+        return int(max(options.initial_ms, min(options.max_ms, pause)))
+
+
+def _spread(text: str) -> float:
+    """A number from -1 to 1 that looks random and is the same for the same text."""
+    return int(sha256_hex(text.encode())[:13], 16) / 2**51 - 1

@@ -1,0 +1,169 @@
+"""The checkpoints of one generation that are under way: when to trigger, who acknowledged, what expired.
+
+One instance per generation, so that an ack of an older token can never meet a checkpoint of this one. Late, duplicate
+and unknown acks are ordinary: counted, without effect on anything else.
+"""
+
+import enum
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint, Phase
+from barrier_runtime.coordinator.wire.messages import Ack, CheckpointOptions, SubtaskId
+
+_GIVEN_UP_KNOWN = 256
+
+
+class Triggering(enum.Enum):
+    PERIODIC = "periodic"
+    ON_REQUEST = "on request"  # only what is asked for: a final or a stopping checkpoint
+
+
+@dataclass(frozen=True)
+class Acked:
+    effect: AckEffect
+    checkpoint: Checkpoint | None
+
+
+class PendingCheckpoints:
+    def __init__(
+        self, options: CheckpointOptions, expected: frozenset[SubtaskId], token: int, first_id: int, now_ms: int
+    ) -> None:
+        self._options = options
+        self._expected = expected
+        self._token = token
+        self._next_id = first_id
+        self._open: dict[int, Checkpoint] = {}
+        self._last_triggered_ms = now_ms  # the first one comes an interval after the start
+        self._last_ended_ms: int | None = None
+        self._requested = False
+        self.triggering = Triggering.PERIODIC
+        self.ignored: Counter[str] = Counter()  # why acks and declines had no effect
+        self._given_up: deque[int] = deque(maxlen=_GIVEN_UP_KNOWN)  # ended undecided, for acks that come late
+
+    # ------------------------------------------------------------ triggering
+
+    @property
+    def next_id(self) -> int:
+        return self._next_id
+
+    @property
+    def open(self) -> tuple[Checkpoint, ...]:
+        return tuple(self._open.values())
+
+    def request(self) -> int:
+        """Take a checkpoint as soon as there is room, whatever the interval says; returns the id it will have."""
+        self._requested = True
+        return self._next_id
+
+    @property
+    def requested(self) -> bool:
+        return self._requested
+
+    def trigger_at(self) -> int | None:
+        """The moment the next trigger is due; None while there is no room or no wish for one."""
+        if len(self._open) >= self._options.max_concurrent:
+            return None
+        if self._requested:
+            return self._last_triggered_ms
+        if self.triggering is Triggering.ON_REQUEST:
+            return None
+        due = self._last_triggered_ms + self._options.interval_ms
+        if self._last_ended_ms is not None:
+            due = max(due, self._last_ended_ms + self._options.min_pause_ms)
+        return due
+
+    def due(self, now_ms: int) -> bool:
+        at = self.trigger_at()
+        return at is not None and at <= now_ms
+
+    def trigger(self, now_ms: int) -> Checkpoint:
+        checkpoint = Checkpoint(self._next_id, self._token, now_ms, self._expected)
+        self._next_id += 1
+        self._last_triggered_ms = now_ms
+        self._requested = False
+        self._open[checkpoint.id] = checkpoint
+        return checkpoint
+
+    def next_deadline(self, *, with_trigger: bool = True) -> int | None:
+        """`with_trigger`: periodic checkpoints are wanted at present."""
+        moments = [checkpoint.triggered_ms + self._options.timeout_ms for checkpoint in self._expirable()]
+        trigger = self.trigger_at()
+        if trigger is not None and (with_trigger or self._requested):
+            moments.append(trigger)
+        return min(moments, default=None)
+
+    # ------------------------------------------------------------ what slots say
+
+    def get(self, checkpoint: int) -> Checkpoint | None:
+        return self._open.get(checkpoint)
+
+    def ack(self, ack: Ack) -> Acked:
+        checkpoint = self._open.get(ack.checkpoint)
+        if checkpoint is None:
+            self.ignored["ack of an unknown or ended checkpoint"] += 1
+            return Acked(AckEffect.LATE, None)
+        effect = checkpoint.ack(ack)
+        if effect not in (AckEffect.NEW, AckEffect.LAST):
+            self.ignored[f"{effect.value} ack"] += 1
+        return Acked(effect, checkpoint)
+
+    def is_given_up(self, checkpoint: int) -> bool:
+        """Whether it ended undecided, in this generation and process; not for ever known."""
+        return checkpoint in self._given_up
+
+    def decline(self, checkpoint_id: int, subtask: SubtaskId, now_ms: int) -> Checkpoint | None:
+        """The checkpoint that this refusal ended, if it did."""
+        checkpoint = self._open.get(checkpoint_id)
+        if checkpoint is None or checkpoint.phase is not Phase.TRIGGERED or subtask not in self._expected:
+            self.ignored["late or unknown decline"] += 1
+            return None
+        self._end(checkpoint, Phase.DECLINED, now_ms)
+        return checkpoint
+
+    # ------------------------------------------------------------ moving on
+
+    def ready(self) -> Checkpoint | None:
+        """The newest fully acknowledged checkpoint, when no other is being decided."""
+        if any(checkpoint.phase in (Phase.PERSISTING, Phase.DECIDING) for checkpoint in self._open.values()):
+            return None
+        acked = [checkpoint for checkpoint in self._open.values() if checkpoint.all_acked]
+        return max(acked, key=lambda checkpoint: checkpoint.id, default=None)
+
+    def expire(self, now_ms: int) -> list[Checkpoint]:
+        late = [
+            checkpoint
+            for checkpoint in self._expirable()
+            if now_ms - checkpoint.triggered_ms >= self._options.timeout_ms
+        ]
+        for checkpoint in late:
+            self._end(checkpoint, Phase.EXPIRED, now_ms)
+        return late
+
+    def abort(self, checkpoint: Checkpoint, now_ms: int) -> None:
+        self._end(checkpoint, Phase.ABORTED, now_ms)
+
+    def abort_all(self, now_ms: int) -> list[Checkpoint]:
+        """End of the generation: everything that is not being decided ends; what is being decided the log decides."""
+        ended = list(self._expirable())
+        for checkpoint in ended:
+            self._end(checkpoint, Phase.ABORTED, now_ms)
+        return ended
+
+    def complete(self, checkpoint: Checkpoint, now_ms: int) -> list[Checkpoint]:
+        """The decision landed. Returns the older ones it subsumes."""
+        self._end(checkpoint, Phase.COMPLETE, now_ms)
+        older = [other for other in self._expirable() if other.id < checkpoint.id]
+        for other in older:
+            self._end(other, Phase.SUBSUMED, now_ms)
+        return older
+
+    def _end(self, checkpoint: Checkpoint, phase: Phase, now_ms: int) -> None:
+        checkpoint.move(phase, now_ms)
+        del self._open[checkpoint.id]
+        if phase is not Phase.COMPLETE:
+            self._given_up.append(checkpoint.id)
+        self._last_ended_ms = now_ms
+
+    def _expirable(self) -> list[Checkpoint]:
+        return [checkpoint for checkpoint in self._open.values() if checkpoint.phase is not Phase.DECIDING]

@@ -1,0 +1,145 @@
+"""A small blocking client of a coordinator's REST interface, for the driver and the command line."""
+
+import http.client
+import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from barrier_runtime.coordinator.client.rest_types import (
+    STORAGE_HEADER,
+    DaemonReply,
+    ErrorReply,
+    Health,
+    JobSummary,
+    StopRequest,
+    SubmitReply,
+    TriggerReply,
+)
+from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.store.urls import without_credentials
+
+Reply = TypeVar("Reply")
+_CHECKPOINTS = msgspec.json.Decoder(CheckpointsStatus)
+_DAEMON = msgspec.json.Decoder(DaemonReply)
+_ERROR = msgspec.json.Decoder(ErrorReply)
+_HEALTH = msgspec.json.Decoder(Health)
+_JOBS = msgspec.json.Decoder(list[JobSummary])
+_STATUS = msgspec.json.Decoder(JobStatus)
+_SUBMIT = msgspec.json.Decoder(SubmitReply)
+_TRIGGER = msgspec.json.Decoder(TriggerReply)
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class LedByAnother(Unavailable):
+    """This daemon stands by: the one at `url` leads the job."""
+
+    def __init__(self, message: str, url: str) -> None:
+        super().__init__(message)
+        self.url = url
+
+
+class UnknownJob(InvalidJob):
+    """This daemon does not know the job, or this run of it."""
+
+
+class CoordinatorClient:
+    """`url`: e.g. `http://127.0.0.1:8080`. Raises `Unavailable` when nobody answers, `InvalidJob` when refused."""
+
+    def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
+        parts = urlsplit(without_credentials(url, "the coordinator's address"))
+        if parts.scheme != "http" or parts.hostname is None or parts.port is None:
+            raise InvalidJob(f"coordinator address {url!r} is not understood: use http://<host>:<port>")
+        self.url = url
+        self._host, self._port = parts.hostname, parts.port
+        self._token = token
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"CoordinatorClient({self.url!r})"
+
+    def health(self) -> Health:
+        return self._call("GET", "/healthz", b"", _HEALTH)
+
+    def daemon(self) -> DaemonReply:
+        return self._call("GET", "/daemon", b"", _DAEMON)
+
+    def jobs(self) -> list[JobSummary]:
+        return self._call("GET", "/jobs", b"", _JOBS)
+
+    def submit(self, spec: JobSpec, storage_url: str = "") -> SubmitReply:
+        """`storage_url`: where the program's slots will put their checkpoints; refused if the daemon's is another."""
+        headers = {STORAGE_HEADER: quote(storage_url)} if storage_url else {}
+        return self._call("PUT", f"/jobs/{check_job_id(spec.job)}", msgspec.json.encode(spec), _SUBMIT, headers)
+
+    def status(self, job: str, run_id: str = "") -> JobStatus:
+        """Of the run that was submitted last, or of run `run_id`; so also with `trigger` and `stop`."""
+        return self._call("GET", _path(job, "", run_id), b"", _STATUS)
+
+    def checkpoints(self, job: str) -> CheckpointsStatus:
+        return self._call("GET", f"/jobs/{check_job_id(job)}/checkpoints", b"", _CHECKPOINTS)
+
+    def trigger(self, job: str, run_id: str = "") -> TriggerReply:
+        return self._call("POST", _path(job, "/checkpoints", run_id), b"", _TRIGGER)
+
+    def stop(self, job: str, mode: Literal["checkpoint", "now"] = "checkpoint", run_id: str = "") -> TriggerReply:
+        body = msgspec.json.encode(StopRequest(mode))
+        return self._call("POST", _path(job, "/stop", run_id), body, _TRIGGER)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        reply: msgspec.json.Decoder[Reply],
+        more_headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> Reply:
+        status, data = self._exchange(method, path, body, more_headers)
+        try:
+            if status in (200, 202) or (status == 409 and reply is _TRIGGER):
+                return reply.decode(data)
+            error = _ERROR.decode(data)
+        except UNREADABLE as cause:
+            raise Unavailable(
+                f"{self.url}{path} answered {status} with something that is not a coordinator's: check the address"
+            ) from cause
+        raise _error_of(status, f"coordinator {self.url}: {error.error}", error.leader)
+
+    def _exchange(self, method: str, path: str, body: bytes, more_headers: Mapping[str, str]) -> tuple[int, bytes]:
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            "X-Barrier-Runtime": "1",
+            "X-Request-Id": uuid.uuid4().hex,
+            "Content-Type": "application/json",
+            **more_headers,
+        }
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.request(method, path, body=body or None, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(
+                f"coordinator {self.url} does not answer ({error or type(error).__name__}): is it running there?"
+            ) from error
+        finally:
+            connection.close()
+
+
+def _path(job: str, what: str, run_id: str) -> str:
+    path = f"/jobs/{check_job_id(job)}{what}"
+    return f"{path}?run={check_job_id(run_id)}" if run_id else path
+
+
+def _error_of(status: int, message: str, leader: str) -> BarrierRuntimeError:
+    if status == 421:
+        return LedByAnother(message, leader)
+    if status == 404:
+        return UnknownJob(message)
+    return Unavailable(message) if status >= 500 else InvalidJob(message)

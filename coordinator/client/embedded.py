@@ -1,0 +1,288 @@
+"""A coordinator as a child process of the driver, started again whenever it dies.
+
+The driver owns the two listening sockets and passes them on: a restarted child is on the same address at once, slots
+that connect in between wait in the backlog, and nobody else can take the port. The child leaves when the driver does
+(its standard input is closed). The root key lives in a file of mode 0600 in a directory of mode 0700.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.private_directory import PrivateDirectory
+from barrier_runtime.coordinator.client.rest_types import SubmitReply
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+log = logging.getLogger("coordinator.embedded")
+
+_START_TIMEOUT_S = 20.0
+_QUICK_DEATH_S = 2.0
+_MAX_QUICK_DEATHS = 5
+_SUBMIT_TIMEOUT_S = 60.0
+
+Network = Literal["loopback", "trusted"]
+
+
+class EmbeddedCoordinator:
+    """Starts at once; use as a context manager or call `close()`.
+
+    `host`: where slots reach the coordinator; REST always stays on loopback. Other hosts than loopback need
+    `network="trusted"` (peers prove who they are; nothing is encrypted, rows between slots carry no MAC).
+    """
+
+    def __init__(
+        self,
+        storage_url: str,
+        *,
+        host: str = "127.0.0.1",
+        network: Network = "loopback",
+        log_file: Path | None = None,
+    ) -> None:
+        self._storage_url = storage_url
+        self._network: Network = network
+        self._private = PrivateDirectory("barrier-runtime-coordinator-")
+        self._directory = self._private.path
+        self._token = secrets.token_hex(32)
+        self._token_file = self._directory / "driver.token"
+        self._log_path = log_file or self._directory / "coordinator.log"
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._proven = False
+        self._specs: dict[str, JobSpec] = {}
+        self._error: str | None = None
+        self.restarts = 0
+        try:
+            _write_private(self._token_file, self._token)
+            self._control = _listen(host)
+            self._web = _listen("127.0.0.1")
+            self._control_address = _address(self._control)
+            self._log_file = self._log_path.open("ab")
+            self.client = CoordinatorClient(f"http://127.0.0.1:{self._web.getsockname()[1]}", self._token)
+            self._process = self._spawn()
+        except BaseException:
+            self._private.remove()
+            raise
+        self._supervisor = threading.Thread(target=self._supervise, name="coordinator-supervisor", daemon=True)
+        self._supervisor.start()
+
+    # ------------------------------------------------------------ what drivers use
+
+    @property
+    def control_address(self) -> tuple[str, int]:
+        return self._control_address
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    @property
+    def pid(self) -> int:
+        """Of the present child; another one after a restart."""
+        return self._process.pid
+
+    @property
+    def error(self) -> str | None:
+        """Why the child could not be kept alive, if so."""
+        return self._error
+
+    def submit(self, spec: JobSpec) -> SubmitReply:
+        """Submit, and keep submitting it to every restarted child. Waits until the child answers."""
+        reply = self._submit(spec)
+        with self._lock:
+            self._specs[spec.job] = spec
+            self._proven = True
+        return reply
+
+    def wait_ready(self, timeout_s: float = _START_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.client.health()
+                return
+            except Unavailable as error:
+                self._check_alive(error, deadline)
+                self._closing.wait(0.02)
+
+    def ensure_alive(self) -> None:
+        """Raise `Unavailable` when the child can't be kept alive."""
+        if self._error is not None:
+            raise Unavailable(f"the coordinator can't be kept alive: {self._error}")
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of the child's log, for error messages."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    def close(self) -> None:
+        """End the child and remove what it needed. Deletes nothing in the store. May be called again."""
+        self._closing.set()
+        with self._lock:
+            process = self._process
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self._supervisor is not threading.current_thread():
+            self._supervisor.join(timeout=10)
+        self._stop_listening()
+        self._log_file.close()
+        self._private.remove()
+
+    def __enter__(self) -> "EmbeddedCoordinator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ the child
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        descriptors = (self._control.fileno(), self._web.fileno())
+        command = [
+            sys.executable,
+            "-m",
+            "barrier_runtime.coordinator.server.daemon",
+            "--storage",
+            self._storage_url,
+            "--token-file",
+            str(self._token_file),
+            "--control-fd",
+            str(descriptors[0]),
+            "--http-fd",
+            str(descriptors[1]),
+            "--lease",
+            "0",  # nobody stands by for it: it is started again
+            "--exit-with-parent",
+            "--parents-directory",
+            str(self._directory),
+        ]
+        if self._network == "trusted":
+            command.append("--insecure-network-ok")
+        if self._proven:
+            command.append("--store-already-proven")
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=self._log_file,
+            stderr=self._log_file,
+            pass_fds=descriptors,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C in the driver's terminal must not end it before the driver decides
+        )
+
+    def _supervise(self) -> None:
+        quick_deaths = 0
+        while True:
+            started = time.monotonic()
+            code = self._process.wait()
+            if self._closing.is_set():
+                return
+            quick_deaths = quick_deaths + 1 if time.monotonic() - started < _QUICK_DEATH_S else 0
+            if quick_deaths >= _MAX_QUICK_DEATHS or code == 2:
+                self._give_up(f"it {_ended(code)}; last log lines:\n{self.log_tail()}")
+                return
+            log.warning("the coordinator process %s; starting it again", _ended(code))
+            with self._lock:
+                if self._closing.is_set():
+                    return
+                if self._process.stdin is not None:
+                    self._process.stdin.close()
+                try:
+                    self._process = self._spawn()
+                except OSError as error:
+                    self._give_up(f"no new process can be started: {error}")
+                    return
+                self.restarts += 1
+                specs = tuple(self._specs.values())
+            # Not on this thread: it waits for an answer, and the child that is to give it may die first.
+            threading.Thread(target=self._resubmit, args=(specs,), name="coordinator-submit", daemon=True).start()
+
+    def _give_up(self, why: str) -> None:
+        self._error = why
+        log.error("%s", why)
+        self._stop_listening()  # so that nobody waits in the backlog for an answer that will never come
+
+    def _stop_listening(self) -> None:
+        for listening in (self._control, self._web):
+            listening.close()
+
+    def _resubmit(self, specs: Sequence[JobSpec]) -> None:
+        for spec in specs:
+            try:
+                self._submit(spec)
+            except (InvalidJob, Unavailable) as error:
+                if not self._closing.is_set():
+                    log.error("job %s could not be submitted to the restarted coordinator: %s", spec.job, error)
+
+    def _submit(self, spec: JobSpec) -> SubmitReply:
+        deadline = time.monotonic() + _SUBMIT_TIMEOUT_S
+        while True:
+            try:
+                return self.client.submit(spec)
+            except Unavailable as error:
+                self._check_alive(error, deadline)
+                self._closing.wait(0.02)
+
+    def _check_alive(self, error: Unavailable, deadline: float) -> None:
+        self.ensure_alive()
+        if self._closing.is_set():
+            raise Unavailable("the coordinator is being closed") from error
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the coordinator did not come up in time:\n{self.log_tail()}") from error
+
+
+def _ended(code: int) -> str:
+    """How a process ended, by what `Popen.wait` returned."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"died of {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"died of signal {-code}"
+
+
+def _listen(host: str) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.bind((host, 0))
+    except OSError as error:
+        listening.close()
+        raise InvalidJob(
+            f"the coordinator can't listen on {host} ({error.strerror}): use an address of this host"
+        ) from error
+    listening.listen(512)
+    return listening
+
+
+def _address(listening: socket.socket) -> tuple[str, int]:
+    host, port = listening.getsockname()[:2]
+    return str(host), int(port)
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _environment() -> dict[str, str]:
+    """The driver's, with `barrier_runtime` importable from the folder in which the driver has it."""
+    root = str(Path(__file__).parents[3])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

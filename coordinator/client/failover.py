@@ -1,0 +1,103 @@
+"""One client for several daemons on the same storage: whoever leads is asked, wherever that is now.
+
+The daemon that answered last is asked first. One that stands by names the leader; it is followed only to an address
+that was given to us, because the token goes with every request.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar
+
+from barrier_runtime.coordinator.client.client import CoordinatorClient, LedByAnother, UnknownJob
+from barrier_runtime.coordinator.client.rest_types import DaemonReply, JobSummary, SubmitReply, TriggerReply
+from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+Answer = TypeVar("Answer")
+_TIMEOUT_S = 10.0
+_TIMEOUT_OF_SEVERAL_S = 4.0  # another one may have the answer
+
+
+class FailoverClient:
+    """Raises as `CoordinatorClient` does: `InvalidJob` as soon as one refuses for good, `UnknownJob` when nobody knows
+    the job among those that answer, else `Unavailable`."""
+
+    def __init__(self, urls: Iterable[str], token: str) -> None:
+        given = tuple(urls)
+        timeout_s = _TIMEOUT_S if len(given) == 1 else _TIMEOUT_OF_SEVERAL_S
+        self._clients = [CoordinatorClient(url, token, timeout_s=timeout_s) for url in given]
+        if not self._clients:
+            raise InvalidJob("no coordinator address is given: use http://<host>:<port>, several with commas between")
+        self._first = 0
+
+    def __repr__(self) -> str:
+        return f"FailoverClient({', '.join(client.url for client in self._clients)})"
+
+    @property
+    def url(self) -> str:
+        """Of the daemon that is asked first."""
+        return self._clients[self._first].url
+
+    def daemons(self) -> list[DaemonReply]:
+        """Those that answer now, the one that is asked first in front."""
+        found = []
+        for index in self._order():
+            try:
+                found.append(self._clients[index].daemon())
+            except Unavailable:
+                continue  # it may come up later; slots that start before will not know it
+        return found
+
+    def jobs(self) -> list[JobSummary]:
+        return self._ask(lambda client: client.jobs())
+
+    def submit(self, spec: JobSpec, storage_url: str = "") -> SubmitReply:
+        return self._ask(lambda client: client.submit(spec, storage_url))
+
+    def status(self, job: str, run_id: str = "") -> JobStatus:
+        return self._ask(lambda client: client.status(job, run_id))
+
+    def checkpoints(self, job: str) -> CheckpointsStatus:
+        return self._ask(lambda client: client.checkpoints(job))
+
+    def trigger(self, job: str, run_id: str = "") -> TriggerReply:
+        return self._ask(lambda client: client.trigger(job, run_id))
+
+    def stop(self, job: str, mode: Literal["checkpoint", "now"] = "checkpoint", run_id: str = "") -> TriggerReply:
+        return self._ask(lambda client: client.stop(job, mode, run_id))
+
+    def _ask(self, question: Callable[[CoordinatorClient], Answer]) -> Answer:
+        waiting = self._order()
+        silent: Unavailable | None = None
+        unknown: UnknownJob | None = None
+        while waiting:
+            index = waiting.pop(0)
+            try:
+                answer = question(self._clients[index])
+            except LedByAnother as error:
+                silent = silent or error
+                waiting = self._sooner(waiting, error.url)
+            except Unavailable as error:
+                silent = error
+            except UnknownJob as error:
+                unknown = error
+            else:
+                self._first = index
+                return answer
+        if unknown is not None:
+            raise UnknownJob(f"{unknown}; {silent}") if silent is not None else unknown
+        assert silent is not None, "nobody was asked"
+        raise silent
+
+    def _sooner(self, waiting: list[int], url: str) -> list[int]:
+        """The daemon at `url` first, if it is one of them."""
+        return sorted(waiting, key=lambda index: self._clients[index].url.rstrip("/") != url.rstrip("/"))
+
+    def _order(self) -> list[int]:
+        others = [index for index in range(len(self._clients)) if index != self._first]
+        return [self._first, *others]
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    """The urls in "http://a:1,http://b:2"."""
+    return tuple(url.strip() for url in text.split(",") if url.strip())

@@ -1,0 +1,50 @@
+"""The secret of a daemon: its bearer token, and the root key from which every job's secret is derived."""
+
+import hmac
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from barrier_runtime.state.errors import InvalidJob
+
+MIN_TOKEN_CHARACTERS = 32
+
+
+@dataclass(frozen=True, repr=False)
+class Token:
+    """Only the name may ever be shown."""
+
+    name: str
+    value: bytes
+
+
+def daemon_key(token: str) -> bytes:
+    """The root key that belongs to this token: another value, so that neither is sent where the other is needed."""
+    return hmac.digest(token.encode(), b"barrier-runtime daemon key", "sha256")
+
+
+def read_token_file(path: Path) -> str:
+    """The token in `path`, for the daemon and for those who call it. Raises `InvalidJob` unless its owner alone can
+    read the file (G2). No message repeats what may be the token itself."""
+    if _looks_like_a_token(str(path)):
+        raise InvalidJob("the token itself was given where its file is wanted: write it to a file of mode 0600")
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode  # of what is read, not of what has that name by now
+            value = file.read(65_536).decode("ascii").strip()
+    except OSError as error:
+        raise InvalidJob(f"cannot read the token file {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        value = ""
+    if mode & 0o077:
+        raise InvalidJob(f"token file {path} can be read by others (mode {mode & 0o777:o}): chmod 600 {path}")
+    if len(value) < MIN_TOKEN_CHARACTERS or not value.isprintable() or " " in value:
+        raise InvalidJob(
+            f"token file {path} holds fewer than {MIN_TOKEN_CHARACTERS} characters, or others than plain ones: "
+            "use 32 random bytes in hex"
+        )
+    return value
+
+
+def _looks_like_a_token(name: str) -> bool:
+    return len(name) >= MIN_TOKEN_CHARACTERS and name.isalnum() and not os.path.exists(name)

@@ -1,0 +1,73 @@
+"""What follows when a checkpoint ends, in whichever phase the job learns of it: the book-keeping of a decision, and
+what may be deleted of one that ended undecided."""
+
+from collections.abc import Iterable, Iterator
+
+from barrier_runtime.coordinator.checkpoints.retention import UnderWay
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.generation import Generation
+from barrier_runtime.coordinator.log.records import Complete
+from barrier_runtime.coordinator.wire.messages import Ack
+from barrier_runtime.state.snapshots.snapshot import FileRef
+
+_UNSORTED_BOUND = 1_000  # decided while deleting is off; what is forgotten is left to the sweep of a later generation
+
+
+def checkpoint_landed(job: Job, record: Complete, now_ms: int) -> None:
+    """Book-keeping of a decision: subsume, remember, let go of what nobody needs any more."""
+    generation, given_up = job.generation, list[Ack]()
+    pending = generation.pending
+    checkpoint = None if pending is None else pending.get(record.checkpoint)
+    if pending is not None and checkpoint is not None:
+        subsumed = pending.complete(checkpoint, now_ms)
+        for older in subsumed:
+            job.record.checkpoint_ended(older, f"checkpoint {record.checkpoint} completed first", now_ms)
+            given_up.extend(older.acks.values())
+        job.record.checkpoint_ended(checkpoint, "", now_ms)
+        if checkpoint.all_ended or checkpoint.final:
+            generation.final = checkpoint.id
+    generation.failures.completed(record.checkpoint)
+    job.commits.completed(record.checkpoint)
+    if pending is not None:
+        generation.landed.append((record.manifest, pending.next_id - 1))
+    job.restarts.checkpoint_completed()
+    job.decided, generation.written = generation.written, None
+    if job.decided is not None:
+        job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators, job.decided.ref)
+    job.record.commits_seen(job.commits, now_ms)
+    if pending is not None and job.decided is not None:
+        kept = job.kept(job.decided)
+        if job.retention is None:
+            job.unsorted.append(kept)
+            del job.unsorted[: -max(_UNSORTED_BOUND, job.spec.checkpoints.retained)]
+        else:
+            open_ids = [other.id for other in pending.open]
+            job.delete(job.retention.completed(kept, open_ids, pending.next_id - 1, job.commits.held).keys)
+    abandon(job, given_up)
+
+
+def under_way(generation: Generation) -> UnderWay:
+    """What the open checkpoints of the present generation may need."""
+    checkpoints = () if generation.pending is None else generation.pending.open
+    named = {file.key for each in checkpoints for ack in each.acks.values() for file in _files_in(ack)}
+    if generation.written is not None:
+        named.add(generation.written.key)
+    first = min((each.id for each in checkpoints), default=None)
+    behind = (manifest for manifest, triggered in generation.landed if first is None or triggered < first)
+    return UnderWay(frozenset(key for key in named if key is not None), frozenset(behind))
+
+
+def abandon(job: Job, acks: Iterable[Ack]) -> None:
+    """`acks` are of a checkpoint that ended undecided: what they say was uploaded for it goes. While it is not known
+    yet what is kept, nothing does, and the sweep finds it later."""
+    if job.retention is None or not job.leads:
+        return
+    prefix = job.paths.data_token_prefix(job.led.token)
+    files = {file.key for ack in acks for file in _files_in(ack)}
+    own = [key for key in files if key is not None and key.startswith(prefix)]
+    if own:
+        job.delete(job.retention.abandoned(own, under_way(job.generation)).keys)
+
+
+def _files_in(ack: Ack) -> Iterator[FileRef]:
+    return (file for snapshot in ack.operators for file in snapshot.files)

@@ -1,0 +1,109 @@
+"""What a phase wants to come after it, as values. `transitions` says which of them each phase may want, and makes the
+next phase; so no phase knows another one.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from barrier_runtime.coordinator.job.effects import Outcome
+from barrier_runtime.coordinator.log.records import Record
+from barrier_runtime.coordinator.log.restore_choice import RestoreFrom
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """How the start went so far. `lost_races`: how often another writer was faster. `missed`: the manifest that was not
+    there, although the log read before named it."""
+
+    lost_races: int = 0
+    missed: str = ""
+
+    def lost_another(self, missed: str = "") -> "Attempts":
+        return Attempts(self.lost_races + 1, missed)
+
+
+@dataclass(frozen=True)
+class LoadLog:
+    """Somebody else has written: read the log again."""
+
+    attempts: Attempts
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """The newest generation is of this run: its slots may be alive."""
+
+    attempts: Attempts
+
+
+@dataclass(frozen=True)
+class BeginGeneration:
+    """`choice`: what it restores; None: what the run has reached when all that is under way is settled. `wait_ms`:
+    back-off before slots are deployed."""
+
+    choice: RestoreFrom | None
+    reason: str
+    began_ms: int
+    wait_ms: int = 0
+    attempts: Attempts = Attempts()
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The generation can't go on: the next one, after the restart policy's delay. `unavailable`: a server does not
+    answer."""
+
+    reason: str
+    unavailable: bool = False
+
+
+@dataclass(frozen=True)
+class Gather:
+    """FENCE has landed: wait for all slots, and deploy to them from `deploy_from_ms` on."""
+
+    reason: str
+    deploy_from_ms: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Every slot runs this generation."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class FinishJob:
+    """All input has been read, and all of it is visible."""
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The user wants the job to end. Checkpoints are dropped only by who leads, and only when asked for."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """What happened can't be cured, if this process still leads."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class FencedBy:
+    """`record` stands where ours should: another coordinator owns the job."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class EndJob:
+    """At once. "failed": the job can't go on, and only a person can change that."""
+
+    outcome: Outcome
+    reason: str
+
+
+Decision: TypeAlias = (
+    LoadLog | TakeOver | BeginGeneration | Restart | Gather | Run | FinishJob | Cancel | Fail | FencedBy | EndJob
+)

@@ -1,0 +1,110 @@
+"""What a job wants done: the values `JobProtocol.handle` returns. The edge carries them out in order and reports back.
+
+Answers: `ReadLog` → `LogRead` · `Append` → `AppendResult` · `ReadRecord` → `RecordRead` · `ReadManifest` →
+`ManifestRead` · `WriteManifest` → `ManifestWritten`/`ManifestFailed` · `ListForSweep` → `Listed` · `Delete` →
+`Deleted` · `DeleteAll` → `DeletedAll`. Any of them may be answered with `StoreRefused` instead.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from barrier_runtime.coordinator.job.events import Link
+from barrier_runtime.coordinator.log.decision_log import Permit
+from barrier_runtime.coordinator.wire.messages import ToSlot
+
+Outcome: TypeAlias = Literal["finished", "failed", "cancelled", "fenced", "replaced"]
+"""How a job ended for this coordinator. "replaced": another coordinator leads the same run now."""
+
+
+@dataclass(frozen=True)
+class ReadLog:
+    completes: int  # so many of the newest decisions
+    restore: int | None  # and back to this checkpoint
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Append:
+    """Put these bytes at this log position if nothing is there. `attempt` > 1: wait a little first."""
+
+    position: int
+    data: bytes
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class ReadRecord:
+    position: int
+
+
+@dataclass(frozen=True)
+class ReadManifest:
+    key: str
+
+
+@dataclass(frozen=True)
+class WriteManifest:
+    key: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class ListForSweep:
+    """List the job's manifests and data files, and read these manifests."""
+
+    manifests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Delete:
+    permit: Permit
+    keys: tuple[str, ...]  # in this order
+
+
+@dataclass(frozen=True)
+class DeleteAll:
+    """Every checkpoint and snapshot file of the job, by the user's wish. Never the log, never a savepoint."""
+
+    permit: Permit
+
+
+@dataclass(frozen=True)
+class SendTo:
+    link: Link
+    message: ToSlot
+
+
+@dataclass(frozen=True)
+class CloseLink:
+    link: Link
+
+
+@dataclass(frozen=True)
+class KillSlotTask:
+    """Ask the driver to end this Spark task: the slot is silent or out of reach, and holds a place."""
+
+    slot: int
+    task_attempt: int
+    uuid: str
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    outcome: Outcome
+    reason: str
+
+
+Effect: TypeAlias = (
+    ReadLog
+    | Append
+    | ReadRecord
+    | ReadManifest
+    | WriteManifest
+    | ListForSweep
+    | Delete
+    | DeleteAll
+    | SendTo
+    | CloseLink
+    | KillSlotTask
+    | JobEnded
+)

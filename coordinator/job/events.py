@@ -1,0 +1,169 @@
+"""What can happen to a job: the facts that go into `JobProtocol.handle`. Plain values; a link is a number."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from barrier_runtime.coordinator.log.decision_log import LogView
+from barrier_runtime.coordinator.wire.messages import Register, ToCoordinator
+from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
+
+Link: TypeAlias = int
+"""One connection of one slot. Never used twice by an edge."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Start: the first event."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed; `now_ms` says what it is."""
+
+
+@dataclass(frozen=True)
+class LogRead:
+    """`history`: the bytes of the job's history, None when there is none or `history_trouble` says why it is unread."""
+
+    view: LogView
+    history: bytes | None = None
+    history_trouble: str = ""
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    position: int
+    outcome: PutOutcome
+
+
+@dataclass(frozen=True)
+class RecordRead:
+    """Answer to `ReadRecord`. None: nothing is there."""
+
+    position: int
+    name: str
+    data: bytes | None
+
+
+@dataclass(frozen=True)
+class ManifestRead:
+    key: str
+    data: bytes | None  # None: no such object
+
+
+@dataclass(frozen=True)
+class ManifestWritten:
+    key: str
+
+
+@dataclass(frozen=True)
+class ManifestFailed:
+    """The store refused the manifest for good (trouble that a retry may cure is retried by the edge)."""
+
+    key: str
+    error: str
+
+
+@dataclass(frozen=True)
+class StoreRefused:
+    """Reading or appending is not possible at all (permissions, damage): the job cannot go on."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class StoreRetried:
+    """A store call failed and will be made again. `what` names the operation and the object; for status only."""
+
+    what: str
+    error: str
+    keeps_from: Literal["progress", "sweeping"] = "progress"
+
+
+@dataclass(frozen=True)
+class StoreAnswered:
+    """What was retried has been answered."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class SlotRegistered:
+    link: Link
+    register: Register
+
+
+@dataclass(frozen=True)
+class SlotMessage:
+    link: Link
+    message: ToCoordinator
+
+
+@dataclass(frozen=True)
+class SlotLost:
+    """The connection is gone; the process may or may not be."""
+
+    link: Link
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Answer to `ListForSweep`. `manifests`: key -> bytes, None where an object is missing."""
+
+    objects: tuple[ObjectInfo, ...]
+    manifests: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """A deletion is done, as far as it could be; `error` is for status only (leaks are allowed)."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class DeletedAll:
+    """`DeleteAll` is done, as far as it could be."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class HistoryTrouble:
+    """The history could not be written. For status only: figures may be lost."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class UserTrigger:
+    """Take a checkpoint now."""
+
+
+@dataclass(frozen=True)
+class UserStop:
+    mode: Literal["checkpoint", "now"]
+
+
+Event: TypeAlias = (
+    Begin
+    | Tick
+    | LogRead
+    | AppendResult
+    | RecordRead
+    | ManifestRead
+    | ManifestWritten
+    | ManifestFailed
+    | StoreRefused
+    | StoreRetried
+    | StoreAnswered
+    | SlotRegistered
+    | SlotMessage
+    | SlotLost
+    | Listed
+    | Deleted
+    | DeletedAll
+    | HistoryTrouble
+    | UserTrigger
+    | UserStop
+)

@@ -1,0 +1,226 @@
+"""All facts of one running job in one place, and the few steps that every phase needs. Decides nothing by itself.
+
+The phases (`phases/`) hold the decisions; `JobProtocol` brings events to the present phase.
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
+from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
+from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, RestartPolicy
+from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention
+from barrier_runtime.coordinator.job.effects import Append, ReadManifest, ReadRecord
+from barrier_runtime.coordinator.job.generation import Generation
+from barrier_runtime.coordinator.job.outbox import Outbox
+from barrier_runtime.coordinator.job.slots import Slot, SlotState, SlotTable
+from barrier_runtime.coordinator.log.decision_log import (
+    DecisionLog,
+    Landed,
+    LogView,
+    Permit,
+    ReadBack,
+    Repeat,
+    complete_of,
+)
+from barrier_runtime.coordinator.log.manifest import DecidedManifest, own_files
+from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
+from barrier_runtime.coordinator.log.records import Record
+from barrier_runtime.coordinator.status.statistics import JobRecord
+from barrier_runtime.coordinator.wire.messages import (
+    GLOBAL_COMMITTER,
+    AbortCheckpoint,
+    CommitGlobally,
+    Committed,
+    Halt,
+    JobSpec,
+    ManifestRef,
+    Registered,
+    SubtaskFailed,
+    SubtaskId,
+    Visible,
+)
+from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.store.paths import Paths
+
+StopMode = Literal["checkpoint", "now"]
+
+
+class Origin(enum.Enum):
+    SUBMITTED = "submitted"  # the driver asks for this run
+    ADOPTED = "adopted"  # found in the log when one of its slots connected
+
+
+@dataclass(frozen=True)
+class Leadership:
+    """That this process leads a generation, by its newest record."""
+
+    permit: Permit
+    lineage: str
+
+    @property
+    def token(self) -> int:
+        return self.permit.token
+
+
+class Job:
+    def __init__(self, spec: JobSpec, identity: Identity, origin: Origin) -> None:
+        self.spec = spec
+        self.identity = identity
+        self.origin = origin
+        self.paths = Paths(spec.job)
+        self.subtasks = frozenset(
+            SubtaskId(chain.chain, index) for chain in spec.chains for index in range(spec.parallelism)
+        )
+        self.slots = SlotTable(spec.job, spec.parallelism)
+        self.commits = CommitTracker(spec)
+        self.restarts = RestartPolicy(spec.restart, f"{spec.job}/{spec.run_id}")
+        self.record = JobRecord()
+        self.outbox = Outbox(self.slots)
+        self.view = LogView()
+        self.log = DecisionLog(spec.job, self.view)
+        self.records = RecordBuilder(spec, identity)
+        self.leadership: Leadership | None = None
+        self.has_led = False
+        self.generation = Generation(FailureCounter(spec.checkpoints.tolerable_failures))
+        self.decided: DecidedManifest | None = None  # the newest one that was written or verified by this process
+        self.retention: Retention | None = None  # None: what is kept is not known (yet): delete nothing
+        self.unsorted: list[Kept] = []  # decided while `retention` was not known yet
+        self.stop: StopMode | None = None
+        self.stop_from: int | None = None  # the first checkpoint id that counts for the stop
+        self.reported_failure: SubtaskFailed | None = None  # heard before we led; a slot says it once per connection
+        self._deletable: tuple[str, ...] = ()
+        self._append_attempts = 0
+        self._greeted: dict[int, str] = {}  # slot index -> uuid + link that got its Registered
+
+    # ------------------------------------------------------------ leading
+
+    @property
+    def leads(self) -> bool:
+        return self.leadership is not None
+
+    @property
+    def led(self) -> Leadership:
+        """Of the generation that this process leads; for phases in which it does."""
+        if self.leadership is None:
+            raise ProtocolViolation(f"job {self.spec.job}: done without leading: file a bug")
+        return self.leadership
+
+    def lead(self, landed: Landed) -> None:
+        """A record of ours landed: this process leads generation `landed.permit.token`."""
+        fence = self.log.fence
+        assert fence is not None
+        self.leadership = Leadership(landed.permit, fence.lineage)
+        self.has_led = True
+
+    def begin_generation(self, landed: Landed, restored: DecidedManifest | None) -> None:
+        """A FENCE of ours landed."""
+        self.lead(landed)
+        self.decided = restored
+        self.generation = Generation(FailureCounter(self.spec.checkpoints.tolerable_failures), restored)
+
+    def delete(self, keys: tuple[str, ...]) -> None:
+        """Only who leads may delete, and only while nothing is undecided (I9): until then it is put off."""
+        self._deletable += keys
+        if not self._deletable or self.log.in_flight:
+            return
+        keys, self._deletable = self._deletable, ()
+        self.outbox.delete(self.led.permit, keys)
+
+    # ------------------------------------------------------------ the log
+
+    def load(self, view: LogView) -> None:
+        self.view = view
+        self.log = DecisionLog(self.spec.job, view)
+
+    def append(self, record: Record) -> None:
+        self._append_attempts = 0
+        self.carry_out(self.log.propose(record))
+
+    def carry_out(self, step: Repeat | ReadBack) -> None:
+        if isinstance(step, Repeat):
+            self._append_attempts += 1
+            self.outbox.put(Append(step.position, step.data, self._append_attempts))
+        else:
+            self.outbox.put(ReadRecord(step.position))
+
+    # ------------------------------------------------------------ slots
+
+    @property
+    def last_completed(self) -> int:
+        """The checkpoint whose transactions every sink may commit."""
+        return self.log.completed
+
+    @property
+    def heartbeat_ms(self) -> int:
+        return max(50, min(1_000, self.spec.slot_timeout_ms // 5))
+
+    def greet(self, slot: Slot, token: int) -> None:
+        """Answer its Register, once per connection."""
+        mark = f"{slot.uuid} {slot.link}"
+        if self._greeted.get(slot.index) != mark:
+            self._greeted[slot.index] = mark
+            self.outbox.send(slot, Registered(token, self.last_completed, self.heartbeat_ms))
+
+    def halt(self, slot: Slot) -> None:
+        if slot.deployed_token or slot.register.phase != "idle":
+            self.outbox.send(slot, Halt(self.led.token, self.last_completed))
+        if slot.connected:
+            slot.state = SlotState.REGISTERED
+
+    def abort_checkpoint(self, checkpoint: Checkpoint, reason: str) -> None:
+        self.outbox.broadcast(AbortCheckpoint(self.led.token, checkpoint.id, reason))
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether all input has been read."""
+        return len(self.generation.ended) == len(self.subtasks)
+
+    def mark_ended(self, slot: Slot, subtasks: Iterable[SubtaskId]) -> None:
+        """A slot speaks for its own subtasks only."""
+        own = (subtask for subtask in subtasks if subtask in self.subtasks and subtask.index == slot.index)
+        self.generation.ended.update(own)
+
+    def mark_committed(self, slot: Slot, message: Committed) -> None:
+        """A slot speaks for its own sinks only; slot 0 for the global committers, too."""
+        by_global = message.subtask == GLOBAL_COMMITTER and slot.index == 0
+        if message.subtask != slot.index and not by_global:
+            self.record.ignored["commit of another slot's sink"] += 1
+            return
+        self.commits.committed(message)
+        if by_global and self.leads:
+            self.outbox.broadcast(Visible(self.led.token, message.checkpoint, message.operator))
+
+    def commit_globally(self) -> None:
+        """Tell slot 0 what its global committers may do now; each thing once per connection. Only while running."""
+        slot, asked = self.slots.at(0), self.generation.asked
+        if slot is None or slot.link is None:
+            return
+        for due in self.commits.due_globally():
+            ask = (due.checkpoint, slot.link)
+            if due.part is not None and asked.get(due.sink) != ask:
+                asked[due.sink] = ask
+                where = due.part if isinstance(due.part, ManifestRef) else None
+                carried = due.part if isinstance(due.part, tuple) else ()
+                self.outbox.send(slot, CommitGlobally(self.led.token, due.checkpoint, due.sink, carried, where))
+            elif due.part is None and due.checkpoint == self.last_completed:
+                self._read_for_global_committers()
+
+    def _read_for_global_committers(self) -> None:
+        """A restarted coordinator does not have the manifest at hand."""
+        entry = self.log.restore_point
+        if entry is not None and self.generation.wanted_manifest != complete_of(entry).manifest:
+            self.generation.wanted_manifest = complete_of(entry).manifest
+            self.outbox.put(ReadManifest(self.generation.wanted_manifest))
+
+    def highest_checkpoint(self) -> int:
+        """The highest checkpoint id anyone has seen."""
+        seen = [slot.register.highest_checkpoint for slot in self.slots]
+        pending = self.generation.pending
+        triggered = 0 if pending is None else pending.next_id - 1
+        return max([self.log.checkpoint_floor, triggered, *seen])
+
+    def kept(self, decided: DecidedManifest) -> Kept:
+        return Kept(decided.manifest.checkpoint, decided.key, own_files(decided.manifest, self.paths.data_prefix))

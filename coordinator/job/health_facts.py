@@ -1,0 +1,131 @@
+"""What `progress` judges a job by, gathered from the job's facts. Reads only."""
+
+from barrier_runtime.coordinator.checkpoints.checkpoint import Phase as CheckpointPhase
+from barrier_runtime.coordinator.job.effects import Outcome
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.slots import Slot, SlotState
+from barrier_runtime.coordinator.status.health import (
+    PATIENCE_MS,
+    Away,
+    BlockedSlot,
+    Facts,
+    OpenCheckpoint,
+    StoreWait,
+    in_seconds,
+    some_of,
+)
+from barrier_runtime.coordinator.wire.messages import SubtaskId
+
+_LONGEST_REASON = 400
+
+
+def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str) -> Facts:
+    return Facts(
+        phase=phase,
+        timeout_ms=job.spec.progress_timeout_ms,
+        outcome=outcome,
+        ended_because=_one_line(_ended_because(job, outcome, reason)),
+        activity=_activity(job, phase, _one_line(reason)),
+        completed=job.last_completed,
+        expects_checkpoint=_expects_checkpoint(job),
+        checkpoint=_open_checkpoint(job),
+        last_failure=_last_failure(job),
+        store=tuple(retry for retry in job.record.store_retries.values() if retry.keeps_from == "progress"),
+        undecided=_undecided(job),
+        failing=job.commits.troubles,
+        behind=_behind(job),
+        held_back=job.commits.too_far_behind,
+        blocked=tuple(
+            BlockedSlot(slot.index, slot.blocked, slot.blocked_told_ms) for slot in job.slots.connected if slot.blocked
+        ),
+        waiting=tuple(Away(key, each.error, each.attempts) for key, each in sorted(job.generation.waiting.items())),
+    )
+
+
+def _ended_because(job: Job, outcome: Outcome | None, reason: str) -> str:
+    return f"by {job.record.fenced_by}" if outcome == "fenced" and job.record.fenced_by else reason
+
+
+def _activity(job: Job, phase: str, reason: str) -> str:
+    because = f" ({reason})" if reason else ""
+    missing = ", ".join(map(str, job.slots.missing))
+    of = f"of {job.spec.parallelism}"
+    if phase == "loading":
+        return "reads the decision log"
+    if phase == "resuming":
+        return "takes over the running slots" if job.log.in_flight else f"waits for slots {missing} {of} to come back"
+    if phase == "fencing":
+        return f"begins a generation{because}"
+    if phase == "ganging":
+        return (f"waits for slots {missing} {of} to register" if missing else "pauses before the restart") + because
+    if phase == "restoring":
+        restoring = [slot for slot in job.slots if slot.state is SlotState.RESTORING]
+        slow = ", ".join(str(slot.index) for slot in restoring)
+        hanging = some_of([text for slot in restoring for text in _opening(slot)], "; ")
+        what = f": {hanging}" if hanging else ""
+        return f"waits for slots {slow} {of} to restore checkpoint {job.last_completed}{what}{because}"
+    return "appends the last record" if phase in ("finishing", "failing") else ""
+
+
+def _opening(slot: Slot) -> list[str]:
+    """Others of the slots that restore wait for these to connect."""
+    return [
+        f"slot {slot.index} has been opening {name} for {in_seconds(round(seconds * 1000))}"
+        for name, seconds in sorted(slot.opening.items())
+        if seconds * 1000 >= PATIENCE_MS
+    ]
+
+
+def _expects_checkpoint(job: Job) -> bool:
+    """False once the last one has completed: all input has ended, or the user's stop only waits for the sinks."""
+    stopping = job.stop == "checkpoint" and job.stop_from is not None and job.last_completed >= job.stop_from
+    return job.generation.final is None and not stopping
+
+
+def _open_checkpoint(job: Job) -> OpenCheckpoint | None:
+    pending = job.generation.pending
+    under_way = () if pending is None else pending.open
+    oldest = min(under_way, key=lambda checkpoint: checkpoint.id, default=None)
+    if oldest is None:
+        return None
+    missing = tuple(_named(job, subtask) for subtask in oldest.missing)
+    return OpenCheckpoint(oldest.id, oldest.triggered_ms, missing)
+
+
+def _named(job: Job, subtask: SubtaskId) -> str:
+    return f"{subtask} ({', '.join(job.spec.chains[subtask.chain].operators)})"
+
+
+def _undecided(job: Job) -> StoreWait | None:
+    pending, written = job.generation.pending, job.generation.written
+    for checkpoint in () if pending is None else pending.open:
+        if checkpoint.phase is CheckpointPhase.PERSISTING and written is not None:
+            return StoreWait(checkpoint.id, written.key, checkpoint.entered_ms(CheckpointPhase.PERSISTING) or 0)
+        if checkpoint.phase is CheckpointPhase.DECIDING:
+            key = job.paths.log_record(job.log.next_position)
+            return StoreWait(checkpoint.id, key, checkpoint.entered_ms(CheckpointPhase.DECIDING) or 0)
+    return None
+
+
+def _behind(job: Job) -> tuple[tuple[str, int], ...]:
+    """Sinks that have not committed what was completed in this generation (what was restored, they did in opening)."""
+    restored, completed = job.generation.restored, job.last_completed
+    if completed <= (0 if restored is None else restored.manifest.checkpoint):
+        return ()
+    through = job.commits.through
+    return tuple((sink, through[sink]) for sink in job.commits.behind(completed))
+
+
+def _last_failure(job: Job) -> str:
+    for entry in reversed(job.record.history):
+        if entry.outcome == CheckpointPhase.COMPLETE.value:
+            return ""
+        if entry.outcome != CheckpointPhase.SUBSUMED.value:
+            return _one_line(f"checkpoint {entry.checkpoint} {entry.outcome}: {entry.reason}")
+    return ""
+
+
+def _one_line(text: str) -> str:
+    """The end of a long text says what and where; a traceback stands at its beginning."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_REASON else f"… {line[-_LONGEST_REASON:]}"

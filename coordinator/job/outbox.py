@@ -1,0 +1,46 @@
+"""What a job wants done, in the order in which it must happen, until the edge takes it."""
+
+from barrier_runtime.coordinator.job.effects import CloseLink, Delete, DeleteAll, Effect, SendTo
+from barrier_runtime.coordinator.job.slots import Slot, SlotTable
+from barrier_runtime.coordinator.log.decision_log import Permit
+from barrier_runtime.coordinator.wire.messages import Complete, ToSlot
+
+
+class Outbox:
+    def __init__(self, slots: SlotTable) -> None:
+        self._slots = slots
+        self._effects: list[Effect] = []
+
+    def put(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def take(self) -> list[Effect]:
+        """All that was put since the last time."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def send(self, slot: Slot, message: ToSlot) -> None:
+        if slot.link is not None:
+            self.put(SendTo(slot.link, message))
+
+    def broadcast(self, message: ToSlot) -> None:
+        for slot in self._slots.connected:
+            self.send(slot, message)
+
+    def close(self, slot: Slot) -> None:
+        link = self._slots.disconnect(slot)
+        if link is not None:
+            self.put(CloseLink(link))
+
+    # ------------------------------------------------------------ what needs a permit
+
+    def complete(self, permit: Permit) -> None:
+        """Tell every slot what is complete. A slot that connects hears it with its `Registered`, from the same log."""
+        if permit.completed:
+            self.broadcast(Complete(permit.token, permit.completed))
+
+    def delete(self, permit: Permit, keys: tuple[str, ...]) -> None:
+        self.put(Delete(permit, keys))
+
+    def delete_all(self, permit: Permit) -> None:
+        self.put(DeleteAll(permit))

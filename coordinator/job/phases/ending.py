@@ -1,0 +1,143 @@
+"""The end of a job: the last record, and the farewell to the slots.
+
+`Finishing` appends FINISH (and drops the checkpoints when the user asked for that); `Ended` is final: every slot that
+still comes is told to leave. A coordinator that was replaced by another one of the *same* run leaves the slots alone,
+they belong to the other.
+"""
+
+from typing import Literal
+
+from barrier_runtime.coordinator.job.decisions import Decision, EndJob, FencedBy
+from barrier_runtime.coordinator.job.effects import JobEnded, Outcome
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.slots import Arrival
+from barrier_runtime.coordinator.log.decision_log import Foreign, Landed
+from barrier_runtime.coordinator.log.records import Fence, Finish, Lead
+from barrier_runtime.coordinator.wire.messages import Shutdown
+
+
+class Ended(Phase):
+    def __init__(self, outcome: Outcome, reason: str, fenced_by: str | None = None) -> None:
+        self.outcome = outcome
+        self.name = outcome
+        self.reason = reason
+        self._fenced_by = fenced_by
+
+    def enter(self, job: Job, now_ms: int) -> Decision | None:
+        job.leadership = None  # nothing may be decided or deleted any more (C16, F9)
+        job.record.fenced_by = self._fenced_by or job.record.fenced_by
+        if self.outcome in ("failed", "fenced"):
+            job.record.error = self.reason
+        if job.generation.pending is not None:
+            for checkpoint in job.generation.pending.abort_all(now_ms):
+                job.record.checkpoint_ended(checkpoint, f"the job ended: {self.outcome}", now_ms)
+        for slot in job.slots.connected:
+            if self.outcome != "replaced":
+                job.outbox.send(slot, Shutdown(self.outcome, self.reason))
+            job.outbox.close(slot)
+        job.outbox.put(JobEnded(self.outcome, self.reason))
+        return None
+
+    def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
+        for slot in job.slots.connected:
+            if self.outcome != "replaced":
+                job.outbox.send(slot, Shutdown(self.outcome, self.reason))
+            job.outbox.close(slot)
+        return None
+
+    def on_foreign(self, job: Job, foreign: object, now_ms: int) -> Decision | None:
+        return None
+
+    def on_stop(self, job: Job, now_ms: int) -> Decision | None:
+        return None
+
+    def on_refused(self, job: Job, error: str, now_ms: int) -> Decision | None:
+        return None
+
+
+class Finishing(Phase):
+    """Append FINISH; then drop the checkpoints if that is wanted; then end."""
+
+    name = "finishing"
+
+    def __init__(self, outcome: Literal["finished", "cancelled"], reason: str, *, discard: Literal["keep", "discard"]):
+        self._outcome: Literal["finished", "cancelled"] = outcome
+        self.reason = reason
+        self._discarded = discard == "discard"
+        self._landed = False
+
+    def enter(self, job: Job, now_ms: int) -> Decision | None:
+        if not job.log.in_flight:
+            self._append(job, now_ms)
+        return None
+
+    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
+        job.lead(landed)
+        if not isinstance(landed.entry.record, Finish):  # an earlier decision that was still under way
+            self._append(job, now_ms)
+            return None
+        self._landed = True
+        if self._discarded:
+            job.outbox.delete_all(landed.permit)
+            return None
+        return EndJob(self._outcome, self.reason)
+
+    def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
+        """Behind our FINISH it is the next run, which is nobody's fault."""
+        if self._landed:
+            return EndJob(self._outcome, self.reason)
+        return FencedBy(foreign.entry.record)
+
+    def on_deleted_all(self, job: Job, error: str, now_ms: int) -> Decision | None:
+        job.record.error = error or job.record.error
+        return EndJob(self._outcome, self.reason)
+
+    def on_stop(self, job: Job, now_ms: int) -> Decision | None:
+        """Asked again while the store does not answer: leave without the record, a later run finds the job as it is."""
+        return EndJob("cancelled", self.reason) if job.stop == "now" else None
+
+    def _append(self, job: Job, now_ms: int) -> None:
+        job.append(job.records.finish(job.log, self._outcome, now_ms, discarded=self._discarded))
+
+
+class Failing(Phase):
+    """What happened can't be cured, if this process still leads: one that was fenced sees troubles that are none, such
+    as files of a checkpoint that its successor has dropped. So the log is asked first: our FINISH lands, or not."""
+
+    name = "failing"
+
+    def __init__(self, error: str) -> None:
+        self.reason = error
+
+    def enter(self, job: Job, now_ms: int) -> Decision | None:
+        job.record.error = self.reason
+        if not job.log.in_flight:
+            self._append(job, now_ms)
+        return None
+
+    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
+        job.lead(landed)
+        if isinstance(landed.entry.record, Finish):
+            return EndJob("failed", self.reason)
+        self._append(job, now_ms)
+        return None
+
+    def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
+        """Who does not lead yet may only have lost to what its predecessor still had under way."""
+        record = foreign.entry.record
+        if job.leads or isinstance(record, Fence | Lead | Finish):
+            return FencedBy(record)
+        job.log.accept(foreign)
+        self._append(job, now_ms)
+        return None
+
+    def _append(self, job: Job, now_ms: int) -> None:
+        """Only who leads appends anything else than FENCE and LEAD."""
+        records, log = job.records, job.log
+        job.append(
+            records.finish(log, "failed", now_ms, reason=self.reason) if job.leads else records.lead(log, now_ms)
+        )
+
+    def on_stop(self, job: Job, now_ms: int) -> Decision | None:
+        return EndJob("failed", self.reason) if job.stop == "now" else None

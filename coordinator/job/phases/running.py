@@ -1,0 +1,431 @@
+"""A generation runs: checkpoints, commits, lost slots, and the job's natural or wanted end."""
+
+from collections.abc import Sequence
+
+from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint
+from barrier_runtime.coordinator.checkpoints.checkpoint import Phase as CheckpointPhase
+from barrier_runtime.coordinator.checkpoints.failures import Cause, Verdict
+from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
+from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, kept_after_restore
+from barrier_runtime.coordinator.job.checkpoint_ends import abandon, checkpoint_landed, under_way
+from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, Restart
+from barrier_runtime.coordinator.job.effects import CloseLink, ListForSweep, ReadRecord, WriteManifest
+from barrier_runtime.coordinator.job.events import Listed
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.slots import Arrival, Joined, Slot, SlotState
+from barrier_runtime.coordinator.log.decision_log import Landed, complete_of
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.manifest import (
+    MANIFEST_VERSION,
+    DecidedManifest,
+    Manifest,
+    encode_manifest,
+    verified_manifest,
+)
+from barrier_runtime.coordinator.log.records import Complete
+from barrier_runtime.coordinator.wire.carried import too_large_manifest
+from barrier_runtime.coordinator.wire.messages import (
+    Ack,
+    CommitFailing,
+    Committed,
+    Decline,
+    ManifestRef,
+    SubtaskEnded,
+    SubtaskFailed,
+    ToCoordinator,
+    Trigger,
+    Visible,
+)
+from barrier_runtime.state.errors import Corrupt
+
+SWEEP_EVERY_MS = 60 * 60 * 1000
+
+
+class Running(Phase):
+    name = "running"
+    judges_silence = True
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self._swept_ms: int | None = None
+        self._told = 0  # the highest checkpoint id that any slot may have heard of from us, or before we led
+
+    def enter(self, job: Job, now_ms: int) -> Decision | None:
+        job.generation.pending = PendingCheckpoints(
+            job.spec.checkpoints, job.subtasks, job.led.token, job.highest_checkpoint() + 1, now_ms
+        )
+        self._told = job.highest_checkpoint()
+        job.restarts.running(now_ms)
+        job.record.recovered(now_ms)
+        if job.retention is None:
+            self._list(job)
+        if job.stop == "checkpoint":
+            self._begin_stop(job)
+        if job.decided is not None and job.decided.manifest.checkpoint == job.last_completed:
+            job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators, job.decided.ref)
+        for slot in job.slots.connected:
+            self._tell_visible(job, slot)
+        job.commit_globally()
+        return self._pump(job, now_ms)
+
+    # ------------------------------------------------------------ time
+
+    def deadline(self, job: Job) -> int | None:
+        graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots if slot.lost_ms is not None]
+        pending = self._pending(job).next_deadline(with_trigger=not job.commits.too_far_behind)
+        return min([*graces, *([] if pending is None else [pending])], default=None)
+
+    def on_tick(self, job: Job, now_ms: int) -> Decision | None:
+        for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
+            reason = f"slot {slot.index} ({slot.register.host} pid {slot.register.pid}) was silent for "
+            reason += f"{now_ms - slot.last_seen_ms} ms"
+            if slot.blocked:
+                reason += f" (it had been blocked by {slot.blocked})"
+            job.slots.give_up(slot, reason)
+            job.outbox.close(slot)
+            return Restart(reason)
+        for slot in job.slots:
+            if slot.lost_ms is not None and now_ms - slot.lost_ms >= job.spec.reconnect_grace_ms:
+                return Restart(f"slot {slot.index} ({slot.register.host} pid {slot.register.pid}) lost contact")
+        return self._pump(job, now_ms)
+
+    # ------------------------------------------------------------ slots
+
+    def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
+        slot = arrival.slot
+        if isinstance(arrival, Joined):
+            return Restart(arrival.death or f"slot {slot.index} was replaced by a new process")
+        if slot.register.token != job.led.token or slot.register.phase != "running":
+            return Restart(f"slot {slot.index} came back without its state")
+        if slot.register.highest_checkpoint > self._told:
+            self._ask_the_log(job, slot, now_ms)
+            return None
+        slot.state = SlotState.RUNNING
+        job.greet(slot, job.led.token)
+        job.mark_ended(slot, slot.register.ended)
+        for checkpoint in self._pending(job).open:
+            if any(subtask.index == slot.index for subtask in checkpoint.missing):
+                self._tell(job, (slot,), checkpoint)
+        self._tell_visible(job, slot)
+        job.commit_globally()
+        # Its Register may tell of the last commit, whose own message was lost with the connection.
+        return self._end_if_done(job) or self._pump(job, now_ms)
+
+    def _ask_the_log(self, job: Job, slot: Slot, now_ms: int) -> None:
+        """It has heard of checkpoints of this generation that are not ours: somebody else led while this process stood
+        still. Nothing is said to it: ids of ours may be ids of theirs. It comes again, and by then the log has told."""
+        link = slot.link
+        assert link is not None
+        job.slots.lost(link, now_ms)
+        job.outbox.put(CloseLink(link))
+        job.outbox.put(ReadRecord(job.log.next_position))
+
+    def on_slot_lost(self, job: Job, slot: Slot, now_ms: int) -> Decision | None:
+        return None  # it may only be the connection: `on_tick` ends the grace
+
+    def on_message(self, job: Job, slot: Slot, message: ToCoordinator, now_ms: int) -> Decision | None:
+        if isinstance(message, Ack):
+            return self._on_ack(job, slot, message, now_ms)
+        if isinstance(message, Committed):
+            held = job.commits.held
+            job.mark_committed(slot, message)
+            if job.commits.held != held:
+                self._let_go(job)
+            job.commit_globally()
+            job.record.commits_seen(job.commits, now_ms)
+            return self._end_if_done(job)
+        if isinstance(message, CommitFailing):
+            job.commits.failing(message)
+        elif isinstance(message, Decline):
+            return self._on_decline(job, slot, message, now_ms)
+        elif isinstance(message, SubtaskEnded):
+            job.mark_ended(slot, (message.subtask,))
+            return self._pump(job, now_ms)
+        elif isinstance(message, SubtaskFailed):
+            if message.retryable:
+                return Restart(message.error, message.unavailable)
+            return Fail(message.error)
+        return None
+
+    def _on_ack(self, job: Job, slot: Slot, ack: Ack, now_ms: int) -> Decision | None:
+        if ack.subtask.index != slot.index:
+            job.record.ignored["ack for another slot's subtask"] += 1
+            return None
+        if ack.ended:
+            job.mark_ended(slot, (ack.subtask,))
+        result = self._pending(job).ack(ack)
+        if result.checkpoint is None and self._pending(job).is_given_up(ack.checkpoint):
+            abandon(job, (ack,))
+        if result.effect is AckEffect.LAST or ack.ended:
+            return self._pump(job, now_ms)
+        return None
+
+    def _on_decline(self, job: Job, slot: Slot, decline: Decline, now_ms: int) -> Decision | None:
+        if decline.subtask.index != slot.index:
+            job.record.ignored["decline for another slot's subtask"] += 1
+            return None
+        checkpoint = self._pending(job).decline(decline.checkpoint, decline.subtask, now_ms)
+        if checkpoint is None:
+            return None
+        reason = f"subtask {decline.subtask} declined: {decline.reason}"
+        exceeded = self._gave_up(job, checkpoint, Cause.DECLINED, reason, now_ms)
+        return self._failed_or_go_on(job, exceeded, now_ms, decline.unavailable)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
+        self._pending(job).request()
+        return self._pump(job, now_ms)
+
+    def on_manifest_written(self, job: Job, key: str, now_ms: int) -> Decision | None:
+        checkpoint = self._persisting(job, key)
+        written = job.generation.written
+        if checkpoint is None or written is None:
+            return None
+        checkpoint.move(CheckpointPhase.DECIDING, now_ms)
+        job.append(job.records.complete(job.log, checkpoint.id, job.led.lineage, written.ref, now_ms))
+        return None
+
+    def on_manifest_read(self, job: Job, key: str, data: bytes | None, now_ms: int) -> Decision | None:
+        """For the global committers of a job whose coordinator was restarted. Without it they wait for the next
+        checkpoint, whose manifest lists everything that is not visible yet."""
+        entry = job.log.restore_point
+        if entry is None or key != complete_of(entry).manifest:
+            return None
+        if data is None:
+            job.record.ignored[f"manifest {key} is missing from the store"] += 1
+            return None
+        try:
+            manifest = verified_manifest(key, data, complete_of(entry).sha256)
+        except Corrupt as error:
+            job.record.ignored[str(error)] += 1
+            return None
+        job.commits.decided(manifest.checkpoint, manifest.operators, ManifestRef(key, complete_of(entry).sha256))
+        job.commit_globally()
+        return None
+
+    def on_manifest_failed(self, job: Job, key: str, error: str, now_ms: int) -> Decision | None:
+        checkpoint = self._persisting(job, key)
+        if checkpoint is None:
+            return None
+        self._pending(job).abort(checkpoint, now_ms)
+        return self._failed_or_go_on(job, self._gave_up(job, checkpoint, Cause.NOT_STORED, error, now_ms), now_ms)
+
+    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
+        record = landed.entry.record
+        if not isinstance(record, Complete):
+            return None
+        job.lead(landed)
+        job.outbox.complete(landed.permit)
+        checkpoint_landed(job, record, now_ms)
+        job.commit_globally()
+        self._sweep_if_due(job, now_ms)
+        return self._end_if_done(job) or self._pump(job, now_ms)
+
+    def on_listed(self, job: Job, listed: Listed, now_ms: int) -> Decision | None:
+        if job.retention is None:
+            job.retention = _retention_from(job, listed)
+        if job.retention is not None and self._swept_ms is not None:
+            plan = job.retention.sweep(job.paths, listed.objects, job.led.token, now_ms, under_way(job.generation))
+            job.delete(plan.keys)
+        return None
+
+    def on_stop(self, job: Job, now_ms: int) -> Decision | None:
+        if job.stop == "now":
+            return Cancel()
+        if job.stop_from is None:  # asked again, it is still the same checkpoint that is waited for
+            self._begin_stop(job)
+        return self._pump(job, now_ms)
+
+    # ------------------------------------------------------------ inside
+
+    def _pump(self, job: Job, now_ms: int) -> Decision | None:
+        """Do all that is due: expire, trigger, persist."""
+        pending = self._pending(job)
+        exceeded = ""
+        for checkpoint in pending.expire(now_ms):
+            missing = ", ".join(map(str, checkpoint.missing)) or "none, its manifest was not stored in time"
+            reason = f"no answer within {job.spec.checkpoints.timeout_ms} ms; missing subtasks: {missing}"
+            exceeded = self._gave_up(job, checkpoint, Cause.EXPIRED, reason, now_ms) or exceeded
+        if exceeded:
+            return Restart(exceeded)
+        if job.generation.final is None and job.all_ended:
+            pending.triggering = Triggering.ON_REQUEST
+            if not any(checkpoint.final for checkpoint in pending.open):
+                pending.request()
+        if self._stop_needs_another(job):
+            pending.request()
+        if pending.due(now_ms) and (pending.requested or not job.commits.too_far_behind):
+            self._trigger(job, now_ms)
+        ready = pending.ready()
+        if ready is not None and not job.log.in_flight:
+            return self._persist(job, ready, now_ms)
+        return None
+
+    def _trigger(self, job: Job, now_ms: int) -> None:
+        checkpoint = self._pending(job).trigger(now_ms)
+        checkpoint.final = job.all_ended
+        options = job.spec.checkpoints
+        if options.unaligned and job.stop is None:  # what a job stops with can be restored by any successor
+            checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
+        job.record.triggered += 1
+        self._tell(job, job.slots.connected, checkpoint)
+
+    def _tell(self, job: Job, slots: Sequence[Slot], checkpoint: Checkpoint) -> None:
+        for slot in slots:
+            job.outbox.send(slot, _trigger(checkpoint))
+            self._told = max(self._told, checkpoint.id)
+
+    def _persist(self, job: Job, checkpoint: Checkpoint, now_ms: int) -> Decision | None:
+        manifest = _manifest(job, checkpoint, now_ms)
+        data = encode_manifest(manifest)
+        key = job.paths.manifest(checkpoint.id, job.led.token)
+        reason = too_large_manifest(len(data), manifest.operators)
+        if reason:
+            self._pending(job).abort(checkpoint, now_ms)
+            return self._failed_or_go_on(job, self._gave_up(job, checkpoint, Cause.NOT_STORED, reason, now_ms), now_ms)
+        written = DecidedManifest(key, sha256_hex(data), manifest)
+        if job.retention is not None:
+            gone = job.retention.condemned(job.kept(written).files)
+            if gone:
+                self._pending(job).abort(checkpoint, now_ms)
+                reason = f"it refers to {len(gone)} files that were already deleted, e.g. {gone[0]}"
+                return self._failed_or_go_on(
+                    job, self._gave_up(job, checkpoint, Cause.GENERATION_ENDED, reason, now_ms), now_ms
+                )
+        checkpoint.move(CheckpointPhase.PERSISTING, now_ms)
+        job.generation.written = written
+        job.outbox.put(WriteManifest(key, data))
+        return None
+
+    def _gave_up(self, job: Job, checkpoint: Checkpoint, cause: Cause, reason: str, now_ms: int) -> str:
+        """A checkpoint ended without a decision. Returns why the generation must end, or ""."""
+        job.record.checkpoint_ended(checkpoint, reason, now_ms)
+        job.abort_checkpoint(checkpoint, reason)
+        abandon(job, checkpoint.acks.values())
+        if self._swept_ms is not None:  # before the first decision nothing tells what is old
+            self._sweep_if_due(job, now_ms)
+        self._let_go(job)
+        if job.generation.failures.failed(checkpoint.id, cause) is Verdict.TOLERATED:
+            return ""
+        return (
+            f"checkpoint {checkpoint.id} failed ({reason}); tolerable_failures = "
+            f"{job.spec.checkpoints.tolerable_failures} is exceeded"
+        )
+
+    def _let_go(self, job: Job) -> None:
+        """Of what waits to be deleted, that which nobody can need any more."""
+        if job.retention is not None:
+            open_ids = [checkpoint.id for checkpoint in self._pending(job).open]
+            job.delete(job.retention.resolved(open_ids, job.commits.held).keys)
+
+    def _failed_or_go_on(self, job: Job, exceeded: str, now_ms: int, unavailable: bool = False) -> Decision | None:
+        return Restart(exceeded, unavailable) if exceeded else self._pump(job, now_ms)
+
+    def _begin_stop(self, job: Job) -> None:
+        pending = self._pending(job)
+        pending.triggering = Triggering.ON_REQUEST
+        job.stop_from = pending.request()
+
+    def _stop_needs_another(self, job: Job) -> bool:
+        """The checkpoint that the stop waits for ended undecided, and was tolerated."""
+        if job.stop != "checkpoint" or job.stop_from is None or job.last_completed >= job.stop_from:
+            return False
+        return not any(checkpoint.id >= job.stop_from for checkpoint in self._pending(job).open)
+
+    def _end_if_done(self, job: Job) -> Decision | None:
+        final = job.generation.final
+        if final is not None and job.commits.all_through(final):
+            return FinishJob()
+        if job.stop == "checkpoint" and job.stop_from is not None:
+            reached = job.last_completed
+            if reached >= job.stop_from and job.commits.all_through(reached):
+                return Cancel()
+        return None
+
+    def _tell_visible(self, job: Job, slot: Slot) -> None:
+        """It may have been said while this slot did not hear."""
+        for sink, checkpoint in job.commits.visible():
+            job.outbox.send(slot, Visible(job.led.token, checkpoint, sink))
+
+    def _sweep_if_due(self, job: Job, now_ms: int) -> None:
+        if self._swept_ms is None or now_ms - self._swept_ms >= SWEEP_EVERY_MS:
+            self._swept_ms = now_ms
+            self._list(job)
+
+    def _list(self, job: Job) -> None:
+        keys = (
+            ()
+            if job.retention is not None
+            else tuple(complete_of(entry).manifest for entry in job.view.completes[: job.spec.checkpoints.retained])
+        )
+        job.outbox.put(ListForSweep(keys))
+
+    def _pending(self, job: Job) -> PendingCheckpoints:
+        pending = job.generation.pending
+        assert pending is not None, "a running job without its checkpoints"
+        return pending
+
+    def _persisting(self, job: Job, key: str) -> Checkpoint | None:
+        written = job.generation.written
+        if written is None or written.key != key:
+            return None
+        checkpoint = self._pending(job).get(written.manifest.checkpoint)
+        return checkpoint if checkpoint is not None and checkpoint.phase is CheckpointPhase.PERSISTING else None
+
+
+def _trigger(checkpoint: Checkpoint) -> Trigger:
+    return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms)
+
+
+def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
+    acks = [checkpoint.acks[subtask] for subtask in sorted(checkpoint.acks)]
+    return Manifest(
+        version=MANIFEST_VERSION,
+        job=job.spec.job,
+        lineage=job.led.lineage,
+        checkpoint=checkpoint.id,
+        token=job.led.token,
+        created_wall_ms=now_ms,
+        parallelism=job.spec.parallelism,
+        max_parallelism=job.spec.max_parallelism,
+        operators=tuple(snapshot for ack in acks for snapshot in ack.operators),
+        ended=tuple(ack.subtask for ack in acks if ack.ended),
+        parent_position=job.log.next_position - 1,
+        parent_sha256=job.log.head_sha256,
+        options=job.spec.checkpoints,
+    )
+
+
+def _retention_from(job: Job, listed: Listed) -> Retention | None:
+    """What is kept, from the manifests the log names. One unreadable one: nothing is deleted (S10)."""
+    found = dict(listed.manifests)
+    kept: list[Kept] = []
+    for entry in job.view.completes[: job.spec.checkpoints.retained]:
+        record = complete_of(entry)
+        data = found.get(record.manifest)
+        if data is None:
+            continue
+        try:
+            manifest = verified_manifest(record.manifest, data, record.sha256)
+        except Corrupt as error:
+            job.record.ignored[f"retention is off: {error}"] += 1
+            return None
+        kept.append(job.kept(DecidedManifest(record.manifest, record.sha256, manifest)))
+    generation = job.generation
+    restored = None if generation.restored is None else job.kept(generation.restored)
+    earlier = [decided for decided in job.unsorted if not _of_this_generation(job, decided)]
+    retained = job.spec.checkpoints.retained
+    retention = Retention(retained, kept_after_restore((*reversed(earlier), *kept), restored, retained))
+    assert generation.pending is not None
+    open_ids, triggered = [checkpoint.id for checkpoint in generation.pending.open], generation.pending.next_id - 1
+    for decided in job.unsorted[len(earlier) :]:
+        job.delete(retention.completed(decided, open_ids, triggered, job.commits.held).keys)
+    job.unsorted.clear()
+    return retention
+
+
+def _of_this_generation(job: Job, kept: Kept) -> bool:
+    checkpoint = job.paths.checkpoint_of(kept.manifest_key)
+    return checkpoint is not None and checkpoint[1] == job.led.token

@@ -1,0 +1,277 @@
+"""How a coordinator comes to lead: read the log, then take over the living generation or begin a new one.
+
+Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running ─► LEAD lands ─► Running
+             └─► Fencing (a new generation) ─ FENCE lands ─► Ganging
+"""
+
+from barrier_runtime.coordinator.job.checkpoint_ends import checkpoint_landed
+from barrier_runtime.coordinator.job.decisions import (
+    Attempts,
+    BeginGeneration,
+    Decision,
+    EndJob,
+    Fail,
+    FencedBy,
+    Gather,
+    LoadLog,
+    Run,
+    TakeOver,
+)
+from barrier_runtime.coordinator.job.effects import ReadLog, ReadManifest
+from barrier_runtime.coordinator.job.facts import Job, Origin
+from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.slots import Arrival, Slot, SlotState
+from barrier_runtime.coordinator.log.decision_log import Foreign, Landed, LogView, complete_of
+from barrier_runtime.coordinator.log.manifest import DecidedManifest, verified_manifest
+from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
+from barrier_runtime.coordinator.log.restore_choice import check_manifest, continue_run, start_run
+from barrier_runtime.coordinator.wire.messages import (
+    AbortCheckpoint,
+    Committed,
+    SubtaskEnded,
+    SubtaskFailed,
+    ToCoordinator,
+)
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+
+MAX_LOST_RACES = 100
+_MAX_ABORTS = 16
+
+
+class Loading(Phase):
+    """Read the log and derive what to do."""
+
+    name = "loading"
+
+    def __init__(self, attempts: Attempts) -> None:
+        self._attempts = attempts
+
+    def enter(self, job: Job, now_ms: int) -> Decision | None:
+        restore = job.spec.restore
+        job.outbox.put(
+            ReadLog(
+                completes=job.spec.checkpoints.retained + 1,
+                restore=int(restore) if restore.isdigit() else None,
+                run_id=job.spec.run_id,
+            )
+        )
+        return None
+
+    def on_log(self, job: Job, view: LogView, now_ms: int) -> Decision | None:
+        job.load(view)
+        head_fence = job.log.fence
+        if head_fence is not None and head_fence.spec.run_id == job.spec.run_id:
+            return self._same_run(job)
+        earlier = {entry.record.spec.run_id for entry in view.earlier_runs if isinstance(entry.record, Fence)}
+        if head_fence is not None and (job.origin is Origin.ADOPTED or job.spec.run_id in earlier):
+            return FencedBy(head_fence)
+        if self._attempts.lost_races > MAX_LOST_RACES:
+            return EndJob(
+                "failed",
+                f"job {job.spec.job}: other coordinators took the log's head {self._attempts.lost_races} times in a "
+                "row: "
+                "stop the other runs of this job, then start again",
+            )
+        try:
+            choice = start_run(job.spec, view)
+        except InvalidJob as error:
+            return EndJob("failed", str(error))
+        return BeginGeneration(choice, f"started by {job.spec.submitter}", now_ms, attempts=self._attempts)
+
+    def _same_run(self, job: Job) -> Decision:
+        finish = job.log.finish
+        if finish is not None:
+            if finish.outcome == "failed":
+                return EndJob("failed", finish.reason)
+            return EndJob(finish.outcome, f"job {job.spec.job} had ended before: {finish.outcome}")
+        return TakeOver(self._attempts)
+
+
+class Resuming(Phase):
+    """A restarted coordinator: all slots may be running on. Wait a little for all of them; then LEAD."""
+
+    name = "resuming"
+
+    def __init__(self, attempts: Attempts) -> None:
+        self._attempts = attempts
+        self._deadline_ms = 0
+
+    def enter(self, job: Job, now_ms: int) -> Decision | None:
+        self._deadline_ms = now_ms + job.spec.resume_timeout_ms
+        failure = job.reported_failure
+        if failure is not None and failure.token == job.log.token:
+            return self._after_failure(job, failure, now_ms)
+        for slot in job.slots.connected:
+            after = self._consider(job, slot, now_ms)
+            if after is not None:
+                return after
+        return self._lead_if_complete(job, now_ms)
+
+    def deadline(self, job: Job) -> int | None:
+        return None if job.log.in_flight else self._deadline_ms
+
+    def on_tick(self, job: Job, now_ms: int) -> Decision | None:
+        if job.log.in_flight or now_ms < self._deadline_ms:
+            return None
+        missing = ", ".join(map(str, job.slots.missing))
+        return self._new_generation(job, f"the coordinator restarted and slots {missing} did not come back", now_ms)
+
+    def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
+        if job.log.in_flight:
+            return None  # looked at when LEAD has landed
+        return self._consider(job, arrival.slot, now_ms) or self._lead_if_complete(job, now_ms)
+
+    def listens_to(self, job: Job) -> int | None:
+        return job.log.token
+
+    def on_message(self, job: Job, slot: Slot, message: ToCoordinator, now_ms: int) -> Decision | None:
+        """Facts are facts, whoever leads; acks are not: their checkpoints will be aborted."""
+        if isinstance(message, Committed):
+            job.mark_committed(slot, message)
+        elif isinstance(message, SubtaskEnded):
+            job.mark_ended(slot, (message.subtask,))
+        elif isinstance(message, SubtaskFailed):
+            job.reported_failure = message
+            return None if job.log.in_flight else self._after_failure(job, message, now_ms)
+        return None
+
+    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
+        if not isinstance(landed.entry.record, Lead):
+            return None
+        job.lead(landed)
+        failure = job.reported_failure
+        if failure is not None and failure.token == job.led.token:
+            return self._after_failure(job, failure, now_ms)
+        for slot in job.slots.connected:
+            if not self._alive(job, slot):
+                return self._new_generation(job, self._dead_reason(slot), now_ms)
+        if job.slots.missing:
+            return self._new_generation(job, "a slot was lost while the coordinator restarted", now_ms)
+        job.outbox.complete(landed.permit)  # may have been decided by our predecessor after the slots were greeted
+        highest = job.highest_checkpoint()
+        for checkpoint in range(max(job.last_completed + 1, highest - _MAX_ABORTS + 1), highest + 1):
+            job.outbox.broadcast(AbortCheckpoint(job.led.token, checkpoint, "the coordinator restarted"))
+        for slot in job.slots:
+            slot.state = SlotState.RUNNING
+            job.mark_ended(slot, slot.register.ended)
+        return Run("the coordinator restarted, all slots had survived")
+
+    def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
+        record = foreign.entry.record
+        if isinstance(record, Fence) and record.spec.run_id != job.spec.run_id:
+            return FencedBy(record)
+        return LoadLog(self._attempts.lost_another())
+
+    def _consider(self, job: Job, slot: Slot, now_ms: int) -> Decision | None:
+        if not self._alive(job, slot):
+            return self._new_generation(job, self._dead_reason(slot), now_ms)
+        job.greet(slot, job.log.token or 0)
+        return None
+
+    def _alive(self, job: Job, slot: Slot) -> bool:
+        return slot.register.token == job.log.token and slot.register.phase == "running"
+
+    def _dead_reason(self, slot: Slot) -> str:
+        return f"the coordinator restarted and slot {slot.index} came without its state"
+
+    def _lead_if_complete(self, job: Job, now_ms: int) -> Decision | None:
+        if not job.slots.missing:
+            job.append(job.records.lead(job.log, now_ms))
+        return None
+
+    def _after_failure(self, job: Job, failure: SubtaskFailed, now_ms: int) -> Decision:
+        return self._new_generation(job, failure.error, now_ms) if failure.retryable else Fail(failure.error)
+
+    def _new_generation(self, job: Job, reason: str, now_ms: int) -> Decision:
+        return BeginGeneration(continue_run(job.log), reason, now_ms, attempts=self._attempts)
+
+
+class Fencing(Phase):
+    """Begin a generation: verify what it starts from, append FENCE."""
+
+    name = "fencing"
+
+    def __init__(self, wanted: BeginGeneration) -> None:
+        self._choice = wanted.choice
+        self.reason = wanted.reason
+        self._began_ms = wanted.began_ms
+        self._wait_ms = wanted.wait_ms
+        self._attempts = wanted.attempts
+        self._verified: DecidedManifest | None = None
+
+    def enter(self, job: Job, now_ms: int) -> Decision | None:
+        if job.generation.pending is not None:
+            for checkpoint in job.generation.pending.abort_all(now_ms):
+                job.record.checkpoint_ended(checkpoint, self.reason, now_ms)
+        return None if job.log.in_flight else self._choose(job, now_ms)
+
+    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
+        record = landed.entry.record
+        if isinstance(record, Complete):  # was under way when the old generation ended
+            job.lead(landed)
+            checkpoint_landed(job, record, now_ms)
+            return self._choose(job, now_ms)
+        if not isinstance(record, Fence):
+            return self._choose(job, now_ms)
+        job.begin_generation(landed, self._verified)
+        if self._choice is not None and self._choice.settled:
+            job.commits.settled(self._choice.checkpoint)
+        job.record.recovery_began(job.led.token, self.reason, self._began_ms)
+        return Gather(self.reason, now_ms + self._wait_ms)
+
+    def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
+        record = foreign.entry.record
+        if job.leads:
+            return FencedBy(record)
+        return LoadLog(self._attempts.lost_another())
+
+    def on_manifest_read(self, job: Job, key: str, data: bytes | None, now_ms: int) -> Decision | None:
+        choice = self._choice
+        if choice is None or choice.entry is None or complete_of(choice.entry).manifest != key:
+            return None
+        if job.log.in_flight:
+            return None  # the second answer: it had been asked for in the phase before, too
+        record = complete_of(choice.entry)
+        if data is None:
+            return self._missing(job, key, record, now_ms)
+        try:
+            manifest = verified_manifest(key, data, record.sha256)
+        except Corrupt as error:
+            return EndJob("failed", str(error))
+        return self._fence(job, DecidedManifest(key, record.sha256, manifest), now_ms)
+
+    def _missing(self, job: Job, key: str, record: Complete, now_ms: int) -> Decision | None:
+        """Another leader may have gone on, and dropped what was the newest when we read the log. The log says."""
+        error = (
+            f"manifest {key} of checkpoint {record.checkpoint} (sha256 {record.sha256}) is missing from the store: "
+            "restore it from a backup; an older checkpoint is never taken by itself"
+        )
+        if job.leads:
+            return Fail(error)
+        if self._attempts.missed == key:
+            return EndJob("failed", error)
+        return LoadLog(self._attempts.lost_another(missed=key))
+
+    def _choose(self, job: Job, now_ms: int) -> Decision | None:
+        choice = self._choice = self._choice or continue_run(job.log)
+        if choice.entry is None:
+            return self._fence(job, None, now_ms)
+        record = complete_of(choice.entry)
+        known = job.decided
+        if known is not None and (known.key, known.sha256) == (record.manifest, record.sha256):
+            return self._fence(job, known, now_ms)
+        job.outbox.put(ReadManifest(record.manifest))
+        return None
+
+    def _fence(self, job: Job, verified: DecidedManifest | None, now_ms: int) -> Decision | None:
+        choice = self._choice
+        assert choice is not None, "a FENCE without a choice of what to restore"
+        if verified is not None and choice.entry is not None:
+            try:
+                check_manifest(job.spec, complete_of(choice.entry), verified.manifest)
+            except (Corrupt, InvalidJob) as error:
+                return EndJob("failed", str(error))
+        self._verified = verified
+        job.log.choose_restore(choice.entry)
+        job.append(job.records.fence(job.log, choice, self.reason, job.highest_checkpoint(), now_ms))
+        return None

@@ -1,0 +1,179 @@
+"""A generation gathers: halt the survivors, wait for all slots, deploy, wait until all have restored, start.
+
+Slots may come and go freely until Deploy is sent; after that any loss needs a new generation.
+"""
+
+from barrier_runtime.coordinator.checkpoints.retention import Retention, kept_after_restore
+from barrier_runtime.coordinator.job.decisions import Decision, Fail, Restart, Run
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.slots import Arrival, Joined, Slot, SlotState
+from barrier_runtime.coordinator.log.decision_log import complete_of
+from barrier_runtime.coordinator.log.manifest import DecidedManifest
+from barrier_runtime.coordinator.log.restore_choice import check_manifest, snapshots_for_slot
+from barrier_runtime.coordinator.wire.carried import MAX_CARRIED_BYTES, encoded_size
+from barrier_runtime.coordinator.wire.messages import (
+    Deploy,
+    ManifestRef,
+    Restored,
+    Start,
+    SubtaskFailed,
+    ToCoordinator,
+    Waiting,
+    sink_key,
+)
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+
+
+class Ganging(Phase):
+    judges_silence = True
+
+    def __init__(self, reason: str, deploy_from_ms: int) -> None:
+        self.reason = reason
+        self._deploy_from_ms = deploy_from_ms
+        self._deployed = False
+        self._waiting_since_ms: int | None = None  # for a server that does not answer
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "restoring" if self._deployed else "ganging"
+
+    def enter(self, job: Job, now_ms: int) -> Decision | None:
+        job.retention = self._retention(job)
+        for slot in job.slots:
+            job.greet(slot, job.led.token)
+            job.halt(slot)
+        self._ask_for_kills(job, now_ms)
+        return self._deploy_if_complete(job, now_ms)
+
+    def deadline(self, job: Job) -> int | None:
+        if self._deployed:
+            return self._impatient_ms(job)
+        if not job.slots.missing:
+            return self._deploy_from_ms
+        graces = [lost_ms + job.spec.reconnect_grace_ms for _, lost_ms in job.slots.to_be_killed()]
+        return min([self._deploy_from_ms + job.spec.gang_timeout_ms, *graces])
+
+    def on_tick(self, job: Job, now_ms: int) -> Decision | None:
+        for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
+            job.slots.give_up(slot, f"it was silent for {now_ms - slot.last_seen_ms} ms")
+            job.outbox.close(slot)
+            if self._deployed:
+                return Restart(f"slot {slot.index} was silent for {job.spec.slot_timeout_ms} ms")
+        if (impatient_ms := self._impatient_ms(job)) is not None and now_ms >= impatient_ms:
+            waiting = next(iter(job.generation.waiting.values()))
+            return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
+        self._ask_for_kills(job, now_ms)
+        if not self._deployed and job.slots.missing and now_ms >= self._deploy_from_ms + job.spec.gang_timeout_ms:
+            job.record.absent_slots = job.slots.missing
+            return Fail(self._why_incomplete(job))
+        return self._deploy_if_complete(job, now_ms)
+
+    def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
+        slot = arrival.slot
+        job.greet(slot, job.led.token)
+        if self._deployed:
+            what = "was replaced" if isinstance(arrival, Joined) else "lost its connection"
+            return Restart(f"slot {slot.index} {what} while the job was restoring")
+        if isinstance(arrival, Joined) and arrival.death:
+            self.reason = f"{self.reason}; {arrival.death}"
+            job.record.recovery_because(self.reason)
+        job.halt(slot)
+        return self._deploy_if_complete(job, now_ms)
+
+    def on_slot_lost(self, job: Job, slot: Slot, now_ms: int) -> Decision | None:
+        if self._deployed:
+            return Restart(f"slot {slot.index} ({slot.register.host}) was lost while the job was restoring")
+        return None
+
+    def on_message(self, job: Job, slot: Slot, message: ToCoordinator, now_ms: int) -> Decision | None:
+        if isinstance(message, SubtaskFailed):
+            if message.retryable:
+                reason = f"slot {slot.index} could not start: {message.error}"
+                return Restart(reason, message.unavailable)
+            return Fail(message.error)
+        if isinstance(message, Waiting) and slot.state is SlotState.RESTORING:
+            job.generation.waiting[sink_key(message.operator, slot.index)] = message
+            if self._waiting_since_ms is None:
+                self._waiting_since_ms = now_ms
+            return self.on_tick(job, now_ms)
+        if isinstance(message, Restored) and slot.state is SlotState.RESTORING:
+            slot.state = SlotState.READY
+            self._opened(job, slot)
+            if job.slots.all_in(SlotState.READY):
+                return self._start(job)
+        return None
+
+    def _opened(self, job: Job, slot: Slot) -> None:
+        waiting = job.generation.waiting
+        for key, each in list(waiting.items()):
+            if key == sink_key(each.operator, slot.index):
+                del waiting[key]
+        if not waiting:
+            self._waiting_since_ms = None
+
+    def _impatient_ms(self, job: Job) -> int | None:
+        """When the job ends because servers do not answer."""
+        patience_ms = job.restarts.patience_ms
+        return None if self._waiting_since_ms is None or patience_ms is None else self._waiting_since_ms + patience_ms
+
+    def _ask_for_kills(self, job: Job, now_ms: int) -> None:
+        """Tasks of processes out of reach hold places. Asked only now that the FENCE has landed."""
+        for slot, lost_ms in job.slots.to_be_killed():
+            if now_ms - lost_ms >= job.spec.reconnect_grace_ms:
+                job.outbox.put(job.slots.want_killed(slot))
+
+    def _deploy_if_complete(self, job: Job, now_ms: int) -> Decision | None:
+        if self._deployed or job.slots.missing or now_ms < self._deploy_from_ms:
+            return None
+        self._deployed = True
+        job.record.slots_ready(now_ms)
+        snapshots: tuple[OperatorSnapshot, ...] = ()
+        checkpoint = 0
+        restored = job.generation.restored
+        if restored is not None:
+            entry = job.log.restore_point
+            assert entry is not None, "a verified manifest without a decision"
+            snapshots = check_manifest(job.spec, complete_of(entry), restored.manifest)
+            checkpoint = restored.manifest.checkpoint
+        peers, settled = job.slots.peers(), checkpoint > 0 and job.commits.all_through(checkpoint)
+        for slot in job.slots:
+            own = snapshots_for_slot(snapshots, slot.index, job.spec.parallelism)
+            where = _where(own, restored)
+            slot.state, slot.deployed_token = SlotState.RESTORING, job.led.token
+            carried = own if where is None else ()
+            job.outbox.send(slot, Deploy(job.led.token, checkpoint, peers, carried, job.led.lineage, settled, where))
+        return None
+
+    def _start(self, job: Job) -> Decision:
+        for slot in job.slots:
+            slot.state = SlotState.RUNNING
+        job.outbox.broadcast(Start(job.led.token))
+        return Run(self.reason)
+
+    def _retention(self, job: Job) -> Retention | None:
+        """What was kept goes on being kept. None: older manifests have to be read first to know what that is."""
+        retained = job.spec.checkpoints.retained
+        restored = None if job.generation.restored is None else job.kept(job.generation.restored)
+        if job.retention is not None:
+            before = tuple(reversed(job.retention.kept))
+            return Retention(retained, kept_after_restore(before, restored, retained))
+        if retained == 1 or job.log.last_complete is None:
+            job.unsorted.clear()
+            return Retention(retained, kept_after_restore((), restored, retained))
+        return None
+
+    def _why_incomplete(self, job: Job) -> str:
+        missing = job.slots.missing
+        present = job.spec.parallelism - len(missing)
+        return (
+            f"job {job.spec.job} needs {job.spec.parallelism} slots; {present} of {job.spec.parallelism} registered "
+            f"within {job.spec.gang_timeout_ms / 1000:g} s, missing: {', '.join(map(str, missing))}. Are there "
+            f"{job.spec.parallelism} free cores? Give the job more cores, lower its parallelism, or raise "
+            "gang_timeout_ms; and see the executors' logs for tasks that could not reach the coordinator"
+        )
+
+
+def _where(snapshots: tuple[OperatorSnapshot, ...], restored: DecidedManifest | None) -> ManifestRef | None:
+    """The manifest, for a slot that is to read it itself because `snapshots` are too large for a message."""
+    return None if restored is None or encoded_size(snapshots) <= MAX_CARRIED_BYTES else restored.ref

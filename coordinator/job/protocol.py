@@ -1,0 +1,324 @@
+"""The checkpoint protocol of one job: events and the time in, effects out. No socket, clock, thread or store in here.
+
+    protocol = JobProtocol(spec, identity, Origin.SUBMITTED)
+    effects = protocol.handle(Begin(), now_ms)         # carry them out in order, report each answer as an event
+    protocol.next_deadline()                           # and send Tick when this moment has come
+
+The facts live in `Job`, the decisions in the phases (`phases/`), the legal moves in `transitions`. This file only
+brings events to the present phase, and keeps out what must not reach it: messages of another generation, of a process
+that lost its place, of an old link.
+"""
+
+from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
+from barrier_runtime.coordinator.job.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
+from barrier_runtime.coordinator.job.events import (
+    AppendResult,
+    Begin,
+    Deleted,
+    DeletedAll,
+    Event,
+    HistoryTrouble,
+    Listed,
+    LogRead,
+    ManifestFailed,
+    ManifestRead,
+    ManifestWritten,
+    RecordRead,
+    SlotLost,
+    SlotMessage,
+    SlotRegistered,
+    StoreAnswered,
+    StoreRefused,
+    StoreRetried,
+    Tick,
+    UserStop,
+    UserTrigger,
+)
+from barrier_runtime.coordinator.job.facts import Job, Origin
+from barrier_runtime.coordinator.job.health_facts import progress_facts
+from barrier_runtime.coordinator.job.phases.ending import Ended
+from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.phases.start import Loading
+from barrier_runtime.coordinator.job.slots import Reconnected, Refused
+from barrier_runtime.coordinator.job.status_view import job_status
+from barrier_runtime.coordinator.job.transitions import next_phase
+from barrier_runtime.coordinator.log.decision_log import Foreign, Landed, ReadBack, Repeat
+from barrier_runtime.coordinator.log.record_builder import Identity
+from barrier_runtime.coordinator.options import validated_spec
+from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
+from barrier_runtime.coordinator.status.history import History, RunOutcome, decode_history
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import (
+    CommitFailing,
+    Committed,
+    Heard,
+    Heartbeat,
+    JobSpec,
+    Register,
+    Restored,
+    Shutdown,
+    Waiting,
+)
+from barrier_runtime.state.errors import Corrupt
+
+STALL_MS = 1_000
+GLANCE_MS = 5_000  # a leader that appends nothing for this long looks whether somebody else did
+_MAY_CHANGE_PROGRESS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered)
+
+
+class JobProtocol:
+    def __init__(self, spec: JobSpec, identity: Identity, origin: Origin = Origin.SUBMITTED) -> None:
+        """Raises `InvalidJob` when the spec is not sound."""
+        self._job = Job(validated_spec(spec), identity, origin)
+        self._phase: Phase = Loading(Attempts())
+        self._stood_still = False  # the last tick only forgave
+        self._watch = ProgressWatch()
+        self._glance_ms = 0  # when to look at the log's next position, while leading
+        self._glancing = False  # the store has not answered yet
+
+    # ------------------------------------------------------------ what the edge asks
+
+    @property
+    def spec(self) -> JobSpec:
+        return self._job.spec
+
+    @property
+    def phase(self) -> str:
+        return self._phase.name
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the job ended; None while it lives."""
+        return self._phase.outcome if isinstance(self._phase, Ended) else None
+
+    @property
+    def reason(self) -> str:
+        return self._phase.reason
+
+    @property
+    def condition(self) -> Condition:
+        """As of the last event or `status`."""
+        return self._watch.condition
+
+    def status(self, now_ms: int) -> JobStatus:
+        self._look(now_ms)
+        return job_status(self._job, self._phase.name, self.outcome, self._phase.reason, self.condition, now_ms)
+
+    @property
+    def lead_position(self) -> int | None:
+        """Of the newest log record by which this process leads; None when it does not lead."""
+        leadership = self._job.leadership
+        return None if leadership is None else leadership.permit.position
+
+    @property
+    def has_led(self) -> bool:
+        return self._job.has_led
+
+    @property
+    def undecided(self) -> bool:
+        """An append of ours is under way."""
+        return self._job.log.in_flight
+
+    @property
+    def next_position(self) -> int:
+        """Of the log, as far as this process knows it."""
+        return self._job.log.next_position
+
+    @property
+    def connected_slots(self) -> int:
+        return len(self._job.slots.connected)
+
+    @property
+    def history_revision(self) -> int:
+        """Rises when something happened that a successor should know of."""
+        return self._job.record.revision
+
+    def history(self, outcome: RunOutcome | None = None) -> History:
+        job = self._job
+        return job.record.history_of(job.spec.job, job.spec.run_id, job.slots.known(), outcome)
+
+    def next_deadline(self) -> int | None:
+        """When the next `Tick` is due, on the clock of `now_ms`; None: not before another event."""
+        if self.outcome is not None:
+            return None
+        judged = self._job.slots.connected if self._phase.judges_silence else ()
+        silences = [slot.last_seen_ms + self._job.spec.slot_timeout_ms for slot in judged]
+        glance = self._glance_ms if self._may_glance else None
+        others = (self._phase.deadline(self._job), self._watch.next_ms, glance)
+        return min([*silences, *(moment for moment in others if moment is not None)], default=None)
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        job = self._job
+        before = (self._phase, self._phase.name)
+        try:
+            self._follow(self._dispatch(event, now_ms), now_ms)
+        except Corrupt as error:
+            self._follow(EndJob("failed", str(error)), now_ms)
+        if (self._phase, self._phase.name) != before or self._may_change_progress(event):
+            self._look(now_ms)
+        return job.outbox.take()
+
+    def _may_change_progress(self, event: Event) -> bool:
+        if isinstance(event, SlotMessage):
+            if isinstance(event.message, Heartbeat):
+                return bool(event.message.opening or event.message.blocked)
+            heals = {"WAITING_SINK": Committed, "WAITING_SERVER": Restored}.get(self.condition.state)
+            return isinstance(event.message, CommitFailing | Waiting) or (
+                heals is not None and isinstance(event.message, heals)
+            )
+        return isinstance(event, _MAY_CHANGE_PROGRESS)
+
+    def _look(self, now_ms: int) -> None:
+        self._watch.look(progress_facts(self._job, self._phase.name, self.outcome, self._phase.reason), now_ms)
+
+    def _follow(self, wanted: Decision | None, now_ms: int) -> None:
+        while wanted is not None:
+            self._phase = next_phase(self._job, self._phase, wanted, now_ms)
+            wanted = self._phase.enter(self._job, now_ms)
+
+    def _dispatch(self, event: Event, now_ms: int) -> Decision | None:
+        job, phase = self._job, self._phase
+        if isinstance(event, SlotMessage):
+            return self._on_message(event, now_ms)
+        if isinstance(event, Tick):
+            return self._on_tick(now_ms)
+        if isinstance(event, SlotRegistered):
+            return self._on_registered(event.link, event.register, now_ms)
+        if isinstance(event, SlotLost):
+            slot = job.slots.lost(event.link, now_ms)
+            return None if slot is None else phase.on_slot_lost(job, slot, now_ms)
+        if isinstance(event, AppendResult):
+            return self._on_log_step(job.log.on_put(event.position, event.outcome), now_ms)
+        if isinstance(event, RecordRead):
+            self._glancing, self._glance_ms = False, now_ms + GLANCE_MS
+            return self._on_log_step(job.log.on_read_back(event.position, event.name, event.data), now_ms)
+        if isinstance(event, StoreRetried):
+            job.record.store_retried(event.what, event.error, event.keeps_from)
+            return None
+        if isinstance(event, StoreAnswered):
+            job.record.store_retries.pop(event.what, None)
+            return None
+        if isinstance(event, UserStop):
+            job.stop = event.mode
+            return phase.on_stop(job, now_ms)
+        return self._on_answer(event, now_ms)
+
+    def _on_tick(self, now_ms: int) -> Decision | None:
+        """A tick that comes far too late means that this process stood still: what slots sent in between is not read
+        yet, so nobody is judged by its silence before that. The tick after it does all that is overdue."""
+        deadline = self.next_deadline()
+        if deadline is not None and now_ms - deadline > STALL_MS and not self._stood_still:
+            self._stood_still = True
+            self._job.slots.forgive(now_ms)
+            return None
+        self._stood_still = False
+        if self._may_glance and now_ms >= self._glance_ms:
+            self._glancing = True
+            self._job.outbox.put(ReadRecord(self._job.log.next_position))
+        return self._phase.on_tick(self._job, now_ms)
+
+    @property
+    def _may_glance(self) -> bool:
+        """A coordinator that stood still, and waits for slots that its successor has, would never find out."""
+        return self._job.leads and not self._job.log.in_flight and not self._glancing
+
+    def _on_answer(self, event: Event, now_ms: int) -> Decision | None:
+        job, phase = self._job, self._phase
+        if isinstance(event, Begin):
+            return phase.enter(job, now_ms)
+        if isinstance(event, LogRead):
+            self._remember(event, now_ms)
+            return phase.on_log(job, event.view, now_ms)
+        if isinstance(event, ManifestRead):
+            return phase.on_manifest_read(job, event.key, event.data, now_ms)
+        if isinstance(event, ManifestWritten):
+            return phase.on_manifest_written(job, event.key, now_ms)
+        if isinstance(event, ManifestFailed):
+            return phase.on_manifest_failed(job, event.key, event.error, now_ms)
+        if isinstance(event, Listed):
+            return phase.on_listed(job, event, now_ms)
+        if isinstance(event, DeletedAll):
+            return phase.on_deleted_all(job, event.error, now_ms)
+        if isinstance(event, Deleted):
+            if event.error:  # a leak, which the next sweep finds
+                job.record.ignored["deletes that failed; the next sweep makes up for them"] += 1
+            return None
+        if isinstance(event, HistoryTrouble):
+            job.record.ignored[event.error] += 1
+            return None
+        if isinstance(event, UserTrigger):
+            return phase.on_trigger(job, now_ms)
+        if isinstance(event, StoreRefused):
+            return phase.on_refused(job, event.error, now_ms)
+        return None
+
+    def _remember(self, read: LogRead, now_ms: int) -> None:
+        """What was before: figures, and the slots of this run. Damage is reported and costs only them."""
+        job, known, trouble = self._job, None, read.history_trouble
+        if read.history is not None:
+            try:
+                known = decode_history(job.paths.history, read.history)
+            except Corrupt as error:
+                trouble = str(error)
+        if trouble:
+            job.record.ignored[trouble] += 1
+        job.record.remember(known, read.view.completes)
+        if known is not None and known.run_id == job.spec.run_id:
+            for slot in known.slots:
+                job.slots.expect(slot, now_ms + job.spec.slot_timeout_ms)
+
+    # ------------------------------------------------------------ slots
+
+    def _on_registered(self, link: int, register: Register, now_ms: int) -> Decision | None:
+        job = self._job
+        registration = job.slots.register(link, register, now_ms)
+        if isinstance(registration, Refused):
+            job.outbox.put(SendTo(link, Shutdown("replaced", registration.reason)))
+            job.outbox.put(CloseLink(link))
+            return None
+        if isinstance(registration, Reconnected):
+            if registration.old_link is not None:
+                job.outbox.put(CloseLink(registration.old_link))
+        elif registration.replaced is not None and registration.replaced.link is not None:
+            reason = f"slot {register.slot} is held by task attempt {register.task_attempt} now"
+            job.outbox.put(SendTo(registration.replaced.link, Shutdown("replaced", reason)))
+            job.outbox.put(CloseLink(registration.replaced.link))
+        job.commits.reconcile(register.slot, register.committed)
+        return self._phase.on_slot(job, registration, now_ms)
+
+    def _on_message(self, event: SlotMessage, now_ms: int) -> Decision | None:
+        job, message = self._job, event.message
+        slot = job.slots.by_link(event.link)
+        if slot is None:
+            job.record.ignored["message on a link that is no slot's"] += 1
+            return None
+        job.slots.heard(slot, now_ms)
+        if isinstance(message, Heartbeat):
+            job.slots.heartbeat(slot, message, now_ms)
+            job.outbox.send(slot, Heard())
+            return None
+        if isinstance(message, Register):
+            job.record.ignored["second Register on one link"] += 1
+            return None
+        if message.token != (job.led.token if job.leads else self._phase.listens_to(job)):
+            job.record.ignored[f"{type(message).__name__} of another generation"] += 1
+            return None
+        return self._phase.on_message(job, slot, message, now_ms)
+
+    # ------------------------------------------------------------ the log
+
+    def _on_log_step(self, step: Landed | Foreign | Repeat | ReadBack | None, now_ms: int) -> Decision | None:
+        job = self._job
+        if isinstance(step, Landed):
+            self._glance_ms = now_ms + GLANCE_MS
+            after = self._phase.on_landed(job, step, now_ms)
+            if job.leads and after is None:
+                job.delete(())  # what had to wait for this answer
+            return after
+        if isinstance(step, Foreign):
+            return self._phase.on_foreign(job, step, now_ms)
+        if step is not None and self.outcome is None:
+            job.carry_out(step)
+        return None

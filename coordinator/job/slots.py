@@ -1,0 +1,256 @@
+"""The job's slots as the coordinator knows them: one per index, who holds it, and how far it is.
+
+A link is a connection, a uuid is a process, a task attempt is Spark's number for the task it runs in. A higher attempt
+of an index replaces a lower one; the same uuid on a new link is a survivor. A process that was given up because it was
+silent is never taken back: it is told to leave, so that a stalled process that wakes up ends itself.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from barrier_runtime.coordinator.job.effects import KillSlotTask
+from barrier_runtime.coordinator.job.events import Link
+from barrier_runtime.coordinator.status.history import KnownSlot
+from barrier_runtime.coordinator.status.latency import ToldHistograms
+from barrier_runtime.coordinator.wire.messages import Heartbeat, Peer, Register
+
+
+class SlotState(enum.Enum):
+    REGISTERED = "registered"  # connected, without a deployment of this generation
+    RESTORING = "restoring"
+    READY = "ready"  # restored, waits for the others
+    RUNNING = "running"
+    OUT_OF_REACH = "out of reach"  # its connection broke; it may come back
+
+
+@dataclass
+class Slot:
+    index: int
+    register: Register
+    link: Link | None
+    last_seen_ms: int
+    state: SlotState = SlotState.REGISTERED
+    deployed_token: int = 0  # the last generation this process heard of
+    lost_ms: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    latency: ToldHistograms = field(default_factory=lambda: ToldHistograms(began_empty=False))
+    opening: dict[str, float] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
+    blocked: str = ""  # as in the last `Heartbeat` that said so
+    blocked_told_ms: int = 0
+
+    @property
+    def uuid(self) -> str:
+        return self.register.uuid
+
+    @property
+    def connected(self) -> bool:
+        return self.link is not None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A process that was not there before."""
+
+    slot: Slot
+    replaced: Slot | None
+
+    @property
+    def death(self) -> str:
+        """What the new process knows of the end of the one before it; "" for nothing."""
+        if self.replaced is None or self.replaced.register.host != self.slot.register.host:
+            return ""
+        pid = self.replaced.register.pid
+        of = self.slot.register.died.get(pid)
+        return f"process {pid} of slot {self.slot.index} died of {of}" if of else ""
+
+
+@dataclass(frozen=True)
+class Reconnected:
+    """The same process on a new connection."""
+
+    slot: Slot
+    old_link: Link | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """It must leave; `reason` is for its log."""
+
+    reason: str
+
+
+Arrival: TypeAlias = Joined | Reconnected
+Registration: TypeAlias = Arrival | Refused
+
+
+class SlotTable:
+    def __init__(self, job: str, parallelism: int) -> None:
+        self._job = job
+        self._parallelism = parallelism
+        self._slots: dict[int, Slot] = {}
+        self._by_link: dict[Link, Slot] = {}
+        self._given_up: dict[str, str] = {}  # uuid -> why
+        self._kills: dict[int, KillSlotTask] = {}
+        self.departed: list[Slot] = []  # replaced processes, kept for their latency histograms
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(tuple(self._slots.values()))
+
+    def at(self, index: int) -> Slot | None:
+        return self._slots.get(index)
+
+    def by_link(self, link: Link) -> Slot | None:
+        return self._by_link.get(link)
+
+    @property
+    def connected(self) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self if slot.connected)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(
+            index for index in range(self._parallelism) if index not in self._slots or not self._slots[index].connected
+        )
+
+    @property
+    def kills(self) -> tuple[KillSlotTask, ...]:
+        """Level-triggered: listed until a replacement has registered."""
+        return tuple(self._kills[index] for index in sorted(self._kills))
+
+    def all_in(self, *states: SlotState) -> bool:
+        return not self.missing and all(slot.state in states for slot in self)
+
+    def peers(self) -> tuple[Peer, ...]:
+        return tuple(
+            Peer(slot.index, slot.uuid, slot.register.data_host, slot.register.data_port) for slot in self.connected
+        )
+
+    def register(self, link: Link, register: Register, now_ms: int) -> Registration:
+        refusal = self._why_refused(register)
+        if refusal:
+            return Refused(refusal)
+        index, existing = register.slot, self._slots.get(register.slot)
+        self._kills.pop(index, None)
+        if existing is not None and existing.uuid == register.uuid:
+            old_link, existing.link = existing.link, link
+            if old_link is not None:
+                self._by_link.pop(old_link, None)
+            existing.register, existing.last_seen_ms, existing.lost_ms = register, now_ms, None
+            existing.deployed_token = max(existing.deployed_token, register.token)
+            self._by_link[link] = existing
+            return Reconnected(existing, old_link)
+        latency = ToldHistograms(began_empty=register.token == 0)
+        slot = Slot(index, register, link, now_ms, deployed_token=register.token, latency=latency)
+        self._slots[index] = slot
+        self._slots = dict(sorted(self._slots.items()))  # so that iterating, which is frequent, need not sort
+        self._by_link[link] = slot
+        if existing is not None:
+            self._depart(existing)
+        return Joined(slot, existing)
+
+    def expect(self, known: KnownSlot, until_ms: int) -> None:
+        """A process that a predecessor knew: if it does not come by `until_ms` it counts as lost, and who leads by then
+        may ask for the end of its task."""
+        if not 0 <= known.slot < self._parallelism or known.slot in self._slots:
+            return
+        register = Register(
+            slot=known.slot,
+            uuid=known.uuid,
+            pid=known.pid,
+            host=known.host,
+            task_attempt=known.task_attempt,
+            data_host="",
+            data_port=0,
+            token=0,
+            phase="idle",
+        )
+        slot = Slot(known.slot, register, None, until_ms, SlotState.OUT_OF_REACH, lost_ms=until_ms)
+        self._slots[known.slot] = slot
+        self._slots = dict(sorted(self._slots.items()))
+
+    def known(self) -> tuple[KnownSlot, ...]:
+        """For a successor."""
+        return tuple(
+            KnownSlot(slot.index, slot.uuid, slot.register.pid, slot.register.host, slot.register.task_attempt)
+            for slot in self
+        )
+
+    def heard(self, slot: Slot, now_ms: int) -> None:
+        slot.last_seen_ms = now_ms
+
+    def heartbeat(self, slot: Slot, message: Heartbeat, now_ms: int) -> None:
+        slot.metrics = message.metrics
+        slot.opening = message.opening if message.token == slot.deployed_token else {}
+        if message.blocked:
+            slot.blocked, slot.blocked_told_ms = message.blocked, now_ms
+        if message.latency:
+            slot.latency.tell(message.latency, now_ms)
+
+    def lost(self, link: Link, now_ms: int) -> Slot | None:
+        """The connection is gone. None: it was not the present one of any slot."""
+        slot = self._by_link.pop(link, None)
+        if slot is not None:
+            slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
+        return slot
+
+    def silent(self, now_ms: int, timeout_ms: int) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self.connected if now_ms - slot.last_seen_ms >= timeout_ms)
+
+    def forgive(self, now_ms: int) -> None:
+        """Start all waiting anew: it was this coordinator that stood still."""
+        for slot in self:
+            slot.last_seen_ms = now_ms
+            if slot.lost_ms is not None:
+                slot.lost_ms = max(now_ms, slot.lost_ms)
+
+    def give_up(self, slot: Slot, reason: str) -> None:
+        """Silent: whatever this process says from now on does not count, and it must not come back."""
+        self._given_up[slot.uuid] = reason
+
+    def to_be_killed(self) -> tuple[tuple[Slot, int], ...]:
+        """Those out of reach (and since when) whose tasks nobody has been asked to end yet.
+
+        Ask only while leading: a coordinator that stood still sees every slot gone, to its successor.
+        """
+        return tuple(
+            (slot, 0 if slot.uuid in self._given_up else slot.lost_ms or 0)
+            for slot in self
+            if not slot.connected and slot.index not in self._kills
+        )
+
+    def want_killed(self, slot: Slot) -> KillSlotTask:
+        kill = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid)
+        self._kills[slot.index] = kill
+        return kill
+
+    def disconnect(self, slot: Slot) -> Link | None:
+        """Forget the connection from our side; returns it for closing."""
+        link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
+        if link is not None:
+            self._by_link.pop(link, None)
+        return link
+
+    def _why_refused(self, register: Register) -> str:
+        if not 0 <= register.slot < self._parallelism:
+            return f"slot {register.slot} does not exist in job {self._job} of parallelism {self._parallelism}"
+        if register.uuid in self._given_up:
+            return f"slot {register.slot} of job {self._job} was given up: {self._given_up[register.uuid]}"
+        existing = self._slots.get(register.slot)
+        if existing is None or existing.uuid == register.uuid:
+            return ""
+        if register.task_attempt < existing.register.task_attempt:
+            return (
+                f"slot {register.slot} of job {self._job} was replaced by task attempt "
+                f"{existing.register.task_attempt} on {existing.register.host}"
+            )
+        return ""
+
+    def _depart(self, slot: Slot) -> None:
+        if slot.link is not None:
+            self._by_link.pop(slot.link, None)
+        self._given_up.setdefault(slot.uuid, "a newer task attempt took its place")
+        if slot.latency.newest:
+            self.departed.append(slot)
+            del self.departed[:-64]

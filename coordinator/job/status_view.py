@@ -1,0 +1,97 @@
+"""Builds the `JobStatus` of a job from its facts. Reads only."""
+
+from barrier_runtime.coordinator.job.effects import Outcome
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.options import effective
+from barrier_runtime.coordinator.status import latency
+from barrier_runtime.coordinator.status.health import Condition
+from barrier_runtime.coordinator.status.status import (
+    CheckpointsStatus,
+    CommitsStatus,
+    CommitTrouble,
+    JobStatus,
+    KillRequest,
+    SlotStatus,
+)
+
+_WATERMARK_NONE = -(2**63)
+
+
+def job_status(
+    job: Job, phase: str, outcome: Outcome | None, reason: str, condition: Condition, now_ms: int
+) -> JobStatus:
+    slots = list(job.slots)
+    watermarks = [slot.metrics["watermark_ms"] for slot in slots if "watermark_ms" in slot.metrics]
+    watermark = min(watermarks, default=_WATERMARK_NONE)
+    restored = job.generation.restored
+    told = [slot.latency for slot in (*job.slots.departed, *slots)]
+    return JobStatus(
+        job=job.spec.job,
+        run_id=job.spec.run_id,
+        submitter=job.spec.submitter,
+        phase=phase,
+        outcome=outcome,
+        condition=condition.state,
+        condition_reason=condition.reason,
+        condition_since_ms=condition.since_ms,
+        reason=reason,
+        error=job.record.error,
+        fenced_by=job.record.fenced_by,
+        token=job.log.token,
+        generations=job.record.generations,
+        leader=job.identity.leader,
+        parallelism=job.spec.parallelism,
+        max_parallelism=job.spec.max_parallelism,
+        slots=tuple(
+            SlotStatus(
+                slot=slot.index,
+                uuid=slot.uuid,
+                pid=slot.register.pid,
+                host=slot.register.host,
+                task_attempt=slot.register.task_attempt,
+                state=slot.state.value,
+                heartbeat_age_ms=max(0, now_ms - slot.last_seen_ms),
+                metrics=slot.metrics,
+            )
+            for slot in slots
+        ),
+        missing_slots=job.slots.missing,
+        absent_slots=job.record.absent_slots,
+        checkpoints=_checkpoints(job),
+        recoveries=tuple(job.record.recoveries),
+        watermark_ms=int(watermark) if _WATERMARK_NONE < watermark < 2**63 - 1 else None,
+        records=int(sum(slot.metrics.get("records", 0.0) for slot in slots)),
+        latency=latency.merged(each.newest for each in told),
+        latency_last_minute=latency.last_minute(told, now_ms),
+        commits=CommitsStatus(
+            through=job.commits.through,
+            troubles=tuple(
+                CommitTrouble(failing.sink, failing.checkpoint, failing.attempts, failing.error)
+                for failing in job.commits.troubles
+            ),
+        ),
+        kill=tuple(KillRequest(kill.slot, kill.task_attempt, kill.uuid) for kill in job.slots.kills if job.leads),
+        options=effective(job.spec),
+        restored_checkpoint=0 if restored is None else restored.manifest.checkpoint,
+        storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.record.store_retries.values()),
+    )
+
+
+def _checkpoints(job: Job) -> CheckpointsStatus:
+    pending = job.generation.pending
+    under_way = () if pending is None else pending.open
+    oldest = min(under_way, key=lambda checkpoint: checkpoint.id, default=None)
+    ignored = dict(job.record.ignored)
+    if pending is not None:
+        for reason, count in pending.ignored.items():
+            ignored[reason] = ignored.get(reason, 0) + count
+    return CheckpointsStatus(
+        triggered=job.record.triggered,
+        completed=job.record.completed,
+        failed=job.record.failed,
+        in_progress=tuple(sorted(checkpoint.id for checkpoint in under_way)),
+        waiting_for=() if oldest is None else tuple(map(str, oldest.missing)),
+        ignored=ignored,
+        last_completed=job.record.last_completed,
+        history=tuple(job.record.history),
+    )

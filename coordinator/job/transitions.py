@@ -1,0 +1,137 @@
+"""Every legal move of a job: what a phase may want, and which phase follows. Anything else is a `ProtocolViolation`.
+
+    wanted in →      Loading   Resuming  Fencing          Ganging          Running          Finishing  Failing  Ended
+    LoadLog          -         Loading   Loading          -                -                -          -        -
+    TakeOver         Resuming  -         -                -                -                -          -        -
+    BeginGeneration  Fencing   Fencing   -                -                -                -          -        -
+    Gather           -         -         Ganging          -                -                -          -        -
+    Run              -         Running   -                Running          -                -          -        -
+    Restart          -         -         -                Fencing/Failing  Fencing/Failing  -          -        -
+    FinishJob        -         -         -                -                Finishing        -          -        -
+    Fail             -         Failing   Failing          Failing          Failing          -          -        -
+    Cancel           Ended     Ended     Finishing/Ended  Finishing/Ended  Finishing/Ended  -          -        -
+    FencedBy         Ended     Ended     Ended            Ended            Ended            Ended      Ended    -
+    EndJob           Ended     Ended     Ended            Ended            Ended            Ended      Ended    Ended
+
+Two possibilities: of `Restart` the restart policy chooses, of `Cancel` what the user wants done with the checkpoints.
+A job begins in Loading. `EndJob` in Ended: what was found damaged after the end.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import TypeAlias, assert_never
+
+from barrier_runtime.coordinator.job.decisions import (
+    BeginGeneration,
+    Cancel,
+    Decision,
+    EndJob,
+    Fail,
+    FencedBy,
+    FinishJob,
+    Gather,
+    LoadLog,
+    Restart,
+    Run,
+    TakeOver,
+)
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.ending import Ended, Failing, Finishing
+from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.phases.running import Running
+from barrier_runtime.coordinator.job.phases.start import Fencing, Loading, Resuming
+from barrier_runtime.coordinator.job.phases.waiting import Ganging
+from barrier_runtime.coordinator.log.records import Fence, Lead, Record
+from barrier_runtime.state.errors import ProtocolViolation
+
+_Moves: TypeAlias = Mapping[type[Decision], AbstractSet[type[Phase]]]
+
+_ENDS: _Moves = {FencedBy: {Ended}, EndJob: {Ended}}
+_MAY_LEAD: _Moves = {Fail: {Failing}, Cancel: {Finishing, Ended}, **_ENDS}
+
+MOVES: dict[type[Phase], _Moves] = {
+    Loading: {TakeOver: {Resuming}, BeginGeneration: {Fencing}, Cancel: {Ended}, **_ENDS},
+    Resuming: {
+        LoadLog: {Loading},
+        BeginGeneration: {Fencing},
+        Run: {Running},
+        Fail: {Failing},
+        Cancel: {Ended},
+        **_ENDS,
+    },
+    Fencing: {LoadLog: {Loading}, Gather: {Ganging}, **_MAY_LEAD},
+    Ganging: {Run: {Running}, Restart: {Fencing, Failing}, **_MAY_LEAD},
+    Running: {Restart: {Fencing, Failing}, FinishJob: {Finishing}, **_MAY_LEAD},
+    Finishing: _ENDS,
+    Failing: _ENDS,
+    Ended: {EndJob: {Ended}},
+}
+
+
+def next_phase(job: Job, phase: Phase, wanted: Decision, now_ms: int) -> Phase:
+    """What follows `phase`, which wants `wanted`."""
+    following = _made(job, wanted, now_ms)
+    if type(following) not in MOVES[type(phase)].get(type(wanted), ()):
+        raise ProtocolViolation(
+            f"job {job.spec.job}: {type(wanted).__name__} while {phase.name} must not lead to {following.name}: file a "
+            "bug"
+        )
+    return following
+
+
+def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
+    match wanted:
+        case LoadLog(attempts):
+            return Loading(attempts)
+        case TakeOver(attempts):
+            return Resuming(attempts)
+        case BeginGeneration():
+            return Fencing(wanted)
+        case Gather(reason, deploy_from_ms):
+            return Ganging(reason, deploy_from_ms)
+        case Run(reason):
+            return Running(reason)
+        case Restart():
+            return _restarted(job, wanted, now_ms)
+        case FinishJob():
+            return Finishing("finished", f"job {job.spec.job} has read all of its input", discard="keep")
+        case Fail(error):
+            return Failing(error)
+        case Cancel():
+            return _cancelled(job)
+        case FencedBy(record):
+            return _fenced(job, record)
+        case EndJob(outcome, reason):
+            return Ended(outcome, reason)
+        case _:
+            assert_never(wanted)
+
+
+def _restarted(job: Job, wanted: Restart, now_ms: int) -> Phase:
+    delay_ms = job.restarts.delay_ms(now_ms, wanted.unavailable)
+    if delay_ms is None:
+        return Failing(f"{wanted.reason}\njob {job.spec.job}: {job.restarts.exhausted()}")
+    return Fencing(BeginGeneration(None, wanted.reason, now_ms, delay_ms))
+
+
+def _cancelled(job: Job) -> Phase:
+    reason = f"job {job.spec.job} was stopped by its user"
+    if job.spec.checkpoints.on_cancel == "delete" and job.leads:
+        return Finishing("cancelled", reason, discard="discard")
+    return Ended("cancelled", reason)
+
+
+def _fenced(job: Job, record: Record) -> Phase:
+    if isinstance(record, Fence) and record.spec.run_id != job.spec.run_id:
+        return Ended(
+            "fenced",
+            f"job {job.spec.job} was taken over by generation {record.token} of {record.spec.submitter}; this run "
+            "stops, nothing is lost: stop the other run before starting the job again",
+            fenced_by=f"generation {record.token} of {record.spec.submitter}",
+        )
+    who = record.leader if isinstance(record, Lead) else record.put_id.rpartition("-")[0]
+    return Ended(
+        "replaced",
+        f"coordinator {who} ({record.writer}) leads job {job.spec.job} now with generation {record.token}; this one "
+        "stops and leaves the slots to it",
+    )

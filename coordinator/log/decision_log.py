@@ -1,0 +1,314 @@
+"""The job's decision log as one writer sees it: derived facts, and one append at a time. Sans-io.
+
+An append is a small state machine, because a put has three outcomes:
+
+    propose → put → LANDED              → Landed
+                  → UNKNOWN             → Repeat the same bytes at the same position (nothing else may happen meanwhile)
+                  → EXISTS → read it: own put_id → Landed · other put_id → Foreign · gone → Repeat
+
+A leader that has nothing to append for a while looks at the next position (`ReadBack` without a proposal), so that it
+learns of its successor all the same. `Foreign` means that another writer owns the position. Whoever holds a generation
+is fenced by it and stops; whoever is about to start one reads the log again and tries one further. No clock is read,
+and nothing is believed that is not in the log. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9 an
+unknown outcome blocks deciding.
+"""
+
+from dataclasses import dataclass
+
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.records import (
+    FIRST_POSITION,
+    NO_RECORD,
+    Complete,
+    Fence,
+    Finish,
+    Record,
+    decode_record,
+    stamped,
+)
+from barrier_runtime.state.errors import Corrupt, ProtocolViolation
+from barrier_runtime.state.store.object_store import PutOutcome
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    position: int
+    record: Record
+    sha256: str  # of its bytes
+
+
+@dataclass(frozen=True)
+class LogView:
+    """What one reading of the log found. All None/empty: there is no log, and only then is there no state."""
+
+    head: LogEntry | None = None
+    fence: LogEntry | None = None  # the FENCE of the head's generation
+    completes: tuple[LogEntry, ...] = ()  # newest first, as many as were asked for
+    restored: LogEntry | None = None  # the COMPLETE that the generation started from
+    earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first, as far as was asked for
+
+
+@dataclass(frozen=True)
+class Permit:
+    """Proof that a record of generation `token` landed at `position`: needed to tell slots what is complete, and to
+    delete. `completed`: the checkpoint that the generation's state is, or grew into; 0 for none.
+
+    Only `DecisionLog` makes one.
+    """
+
+    token: int
+    position: int
+    completed: int
+
+
+@dataclass(frozen=True)
+class Landed:
+    entry: LogEntry
+    permit: Permit
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Another writer's record is at the position."""
+
+    entry: LogEntry
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Put exactly these bytes there again."""
+
+    position: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """Something is at the position: read it."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    position: int
+    record: Record
+    data: bytes
+
+
+class DecisionLog:
+    def __init__(self, job: str, view: LogView) -> None:
+        self._job = job
+        self._head = view.head
+        self._fence = view.fence
+        self._last_complete = view.completes[0] if view.completes else None
+        self._restored = view.restored
+        self._in_flight: _InFlight | None = None
+        self._asked_back = False  # what is at its position is being read
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def next_position(self) -> int:
+        return FIRST_POSITION if self._head is None else self._head.position + 1
+
+    @property
+    def head_sha256(self) -> str:
+        return "" if self._head is None else self._head.sha256
+
+    @property
+    def token(self) -> int | None:
+        """Of the highest FENCE."""
+        return None if self._fence is None else self._fence.position
+
+    @property
+    def fence(self) -> Fence | None:
+        return None if self._fence is None else _as_fence(self._job, self._fence)
+
+    @property
+    def last_complete(self) -> LogEntry | None:
+        """The newest decision in the log, whether or not the present generation grew from it."""
+        return self._last_complete
+
+    @property
+    def restore_point(self) -> LogEntry | None:
+        """The decision that the state of the present generation is, or grew into."""
+        last, fence = self._last_complete, self._fence
+        if last is not None and fence is not None and last.position > fence.position:
+            return last
+        return self._restored
+
+    @property
+    def completed(self) -> int:
+        """The checkpoint whose transactions every sink may commit; 0 for none."""
+        return 0 if self.restore_point is None else _checkpoint_of(self.restore_point)
+
+    @property
+    def finish(self) -> Finish | None:
+        """The head, if it is a FINISH."""
+        return self._head.record if self._head is not None and isinstance(self._head.record, Finish) else None
+
+    @property
+    def in_flight(self) -> bool:
+        return self._in_flight is not None
+
+    @property
+    def prior_complete(self) -> int:
+        """The back link of the next record. Discarded checkpoints are out of reach for good."""
+        finish = self.finish
+        if self._last_complete is None or (finish is not None and finish.discarded):
+            return NO_RECORD
+        return self._last_complete.position
+
+    @property
+    def checkpoint_floor(self) -> int:
+        """The highest checkpoint id that may ever have been used, as far as the log knows."""
+        floors = [0]
+        if self._last_complete is not None:
+            floors.append(_checkpoint_of(self._last_complete))
+        fence = self.fence
+        if fence is not None:
+            floors.append(fence.checkpoint_floor)
+        return max(floors)
+
+    # ------------------------------------------------------------ one append
+
+    def propose(self, record: Record) -> Repeat:
+        """Begin to append `record` at the next position: put these bytes, then say what came of it."""
+        if self._in_flight is not None:
+            raise ProtocolViolation(
+                f"job {self._job}: append of {type(record).__name__} while position {self._in_flight.position} is "
+                "undecided (I9): file a bug"
+            )
+        position = self.next_position
+        self._check(position, record)
+        record, data = stamped(record)
+        self._in_flight = _InFlight(position, record, data)
+        return Repeat(position, data)
+
+    def on_put(self, position: int, outcome: PutOutcome) -> Landed | Repeat | ReadBack | None:
+        """What follows from a put's outcome. None: the answer is to a put that was settled before."""
+        flight = self._in_flight
+        if flight is None or flight.position != position:
+            return None
+        if outcome is PutOutcome.LANDED:
+            return self._landed(flight)
+        if outcome is PutOutcome.EXISTS:
+            self._asked_back = True
+            return ReadBack(position)
+        return Repeat(flight.position, flight.data)
+
+    def on_read_back(self, position: int, name: str, data: bytes | None) -> Landed | Foreign | Repeat | None:
+        """What the record found at our position means. Also the answer to a look at the next position while nothing is
+        under way: a record there is somebody else's."""
+        flight = self._in_flight
+        if flight is None:
+            if data is None or position != self.next_position:
+                return None
+            record = decode_record(name, data)
+            self._check_foreign(position, record)
+            return Foreign(LogEntry(position, record, sha256_hex(data)))
+        if flight.position != position:
+            return None
+        if data is None:  # the answer to an earlier look says nothing about a put that is still under way
+            repeat = Repeat(flight.position, flight.data) if self._asked_back else None
+            self._asked_back = False
+            return repeat
+        self._asked_back = False
+        record = decode_record(name, data)
+        if record.put_id == flight.record.put_id:
+            if data != flight.data:
+                raise Corrupt(
+                    f"log record {name} carries our put_id but other bytes: expected sha256 {sha256_hex(flight.data)}, "
+                    f"found {sha256_hex(data)}: restore it from a backup of the store"
+                )
+            return self._landed(flight)
+        self._in_flight = None
+        self._check_foreign(position, record)
+        return Foreign(LogEntry(position, record, sha256_hex(data)))
+
+    def accept(self, foreign: Foreign) -> None:
+        """The record of our predecessor that was faster is the head now: go on behind it. Not for who leads."""
+        if foreign.entry.position != self.next_position or self._in_flight is not None:
+            raise ProtocolViolation(
+                f"job {self._job}: log record {foreign.entry.position} is not the next one: file a bug"
+            )
+        self._head = foreign.entry
+        if isinstance(foreign.entry.record, Complete):
+            self._last_complete = foreign.entry
+
+    def _landed(self, flight: _InFlight) -> Landed:
+        entry = LogEntry(flight.position, flight.record, sha256_hex(flight.data))
+        if isinstance(flight.record, Fence):
+            # The new generation grows from what it restored, or from nothing.
+            wanted = flight.record.restored_position
+            self._restored = self._known(wanted) if wanted != NO_RECORD else None
+            self._fence = entry
+        elif isinstance(flight.record, Complete):
+            self._last_complete = entry
+        self._head = entry
+        self._in_flight = None
+        token = self.token
+        assert token is not None, "a record landed in a log without a FENCE"
+        return Landed(entry, Permit(token, entry.position, self.completed))
+
+    def choose_restore(self, entry: LogEntry | None) -> None:
+        """Make known an older decision that the next FENCE will name (a replay the user asked for)."""
+        self._chosen = entry
+
+    _chosen: LogEntry | None = None
+
+    def _known(self, position: int) -> LogEntry:
+        for entry in (self._last_complete, self._restored, self._chosen):
+            if entry is not None and entry.position == position:
+                return entry
+        raise ProtocolViolation(
+            f"job {self._job}: FENCE restores log position {position}, which was never read: file a bug"
+        )
+
+    def _check(self, position: int, record: Record) -> None:
+        """The laws of the log. A broken one is a bug of ours or of the store, never something to work around."""
+        token = self.token
+        if isinstance(record, Fence):
+            legal = record.token == position
+        else:
+            legal = token is not None and record.token == token
+        if not legal:
+            raise ProtocolViolation(
+                f"job {self._job}: {type(record).__name__} with token {record.token} at log position {position} after "
+                f"generation {token}: tokens are positions and never decrease (I3): file a bug"
+            )
+        self._check_parent(position, record)
+
+    def _check_foreign(self, position: int, record: Record) -> None:
+        """The same for a record of somebody else. First its predecessor: where a record was taken away, ours fills the
+        hole, and the one behind it, which follows another, is no bug of its writer."""
+        self._check_parent(position, record)
+        self._check(position, record)
+
+    def _check_parent(self, position: int, record: Record) -> None:
+        if record.parent_sha256 != self.head_sha256:
+            raise Corrupt(
+                f"job {self._job}: log record {position} follows a predecessor with sha256 {record.parent_sha256!r}, "
+                f"but position {position - 1} has {self.head_sha256!r}: the log was changed by hand, or a record is "
+                "gone; restore it from a backup of the store"
+            )
+
+
+def _as_fence(job: str, entry: LogEntry) -> Fence:
+    if not isinstance(entry.record, Fence):
+        raise ProtocolViolation(
+            f"job {job}: log position {entry.position} is taken for a FENCE and is none: file a bug"
+        )
+    return entry.record
+
+
+def _checkpoint_of(entry: LogEntry) -> int:
+    return complete_of(entry).checkpoint
+
+
+def complete_of(entry: LogEntry) -> Complete:
+    """The COMPLETE record of `entry`."""
+    if not isinstance(entry.record, Complete):
+        raise ProtocolViolation(f"log position {entry.position} is taken for a COMPLETE and is none: file a bug")
+    return entry.record

@@ -1,0 +1,25 @@
+"""sha256 of stored bytes, and the one way to say that they are not what was written."""
+
+import hashlib
+
+from barrier_runtime.state.errors import Corrupt
+
+
+def sha256_hex(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def stamp_of(data: bytes, stamp: str) -> str:
+    """sha256 of a record's bytes without its `stamp`, the value of its field `check`. Of the bytes as they were stored:
+    a release with fewer fields may have written them."""
+    return sha256_hex(data.replace(f'"check":"{stamp}"'.encode(), b'"check":""', 1))
+
+
+def check_sha256(name: str, data: bytes, expected: str) -> None:
+    """Raise `Corrupt` naming the object and both hashes unless `data` hashes to `expected`."""
+    found = sha256_hex(data)
+    if found != expected:
+        raise Corrupt(
+            f"object {name} is damaged: expected sha256 {expected}, found {found}: restore the object from a backup "
+            "of the store, or start from another checkpoint (restore=<id>, allow_replay) after checking the sinks"
+        )

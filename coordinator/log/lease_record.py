@@ -1,0 +1,49 @@
+"""The lease of a job as it is stored: one object beside the log, which names the daemon that is expected to lead.
+
+`server/lease` judges it; checks of a store read it.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
+from barrier_runtime.state.errors import UNREADABLE, Corrupt
+
+LEASE_VERSION = 1
+MAX_LEASE_MS = round(DAEMON_OPTIONS["lease"].stored(DAEMON_OPTIONS["lease"].high))
+
+
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    version: int = LEASE_VERSION
+    job: str
+    run_id: str
+    leader: str  # daemon id: the same for a daemon that is started again at its address
+    control: str  # "host:port" for slots
+    http: str  # url of its REST interface
+    position: int
+    sequence: int  # rises with every write, so that the content changes
+    lease_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE_MS)]
+    released: bool = False  # given back in order: anyone may lead at once
+
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_DECODER = msgspec.json.Decoder(Lease)
+
+
+def encode_lease(lease: Lease) -> bytes:
+    return _ENCODER.encode(lease)
+
+
+def decode_lease(name: str, data: bytes) -> Lease:
+    """The lease stored under `name`. Raises `Corrupt`, which is never a reason to stop: see `server/lease`."""
+    try:
+        lease = _DECODER.decode(data)
+    except UNREADABLE as error:
+        raise Corrupt(f"lease {name} is not readable ({error}): delete it, the leader writes it anew") from error
+    if lease.version != LEASE_VERSION:
+        raise Corrupt(
+            f"lease {name} has version {lease.version}, this release reads {LEASE_VERSION}: "
+            "run the same release in all daemons of one storage"
+        )
+    return lease

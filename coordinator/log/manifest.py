@@ -1,0 +1,128 @@
+"""The manifest of one checkpoint: every operator's snapshot, and where it stands in the log. Canonical JSON.
+
+A manifest is only meaningful through a COMPLETE record that names its key and sha256; a manifest alone is an orphan.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from barrier_runtime.coordinator.log.hashing import check_sha256, sha256_hex
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions, ManifestRef, SubtaskId
+from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.snapshots.plan import is_in_flight_file, is_snapshot_file, is_value_name
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
+from barrier_runtime.state.store.paths import Paths
+
+MANIFEST_VERSION = 1
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    version: int = MANIFEST_VERSION
+    kind: Literal["checkpoint"] = "checkpoint"
+    job: str
+    lineage: str
+    checkpoint: int
+    token: int
+    created_wall_ms: int
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorSnapshot, ...]
+    ended: tuple[SubtaskId, ...] = ()  # subtasks that had reached the end of their input
+    parent_position: int  # the log's head when this was written
+    parent_sha256: str
+    options: CheckpointOptions = CheckpointOptions()
+
+
+@dataclass(frozen=True)
+class DecidedManifest:
+    """A manifest whose bytes hashed to what its COMPLETE record says."""
+
+    key: str
+    sha256: str
+    manifest: Manifest
+
+    @property
+    def ref(self) -> ManifestRef:
+        return ManifestRef(self.key, self.sha256)
+
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_DECODER: msgspec.json.Decoder[Manifest] = msgspec.json.Decoder(Manifest)
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
+
+
+_VERSION_ONLY: msgspec.json.Decoder[_Versioned] = msgspec.json.Decoder(_Versioned)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return _ENCODER.encode(manifest)
+
+
+def decode_manifest(key: str, data: bytes) -> Manifest:
+    """The manifest stored under `key`. An unknown version is refused, never guessed at."""
+    try:
+        version = _VERSION_ONLY.decode(data).version
+        if version != MANIFEST_VERSION:
+            raise Corrupt(
+                f"manifest {key} has version {version}, this release reads {MANIFEST_VERSION}: "
+                "use the release that wrote it"
+            )
+        return _DECODER.decode(data)
+    except UNREADABLE as error:
+        raise Corrupt(f"manifest {key} is not readable ({error}): restore it from a backup of the store") from error
+
+
+def verified_manifest(key: str, data: bytes, sha256: str) -> Manifest:
+    """Decode after checking the hash the log gives for it. Raises `Corrupt` naming the object and both hashes."""
+    check_sha256(key, data, sha256)
+    return decode_manifest(key, data)
+
+
+def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
+    """Raises `Corrupt` unless every file of the manifest stored under `key` has a name that snapshots use, and is
+    either inside the manifest or an object of this job: nothing else is ever read, linked or opened for a restore."""
+    for snapshot in manifest.operators:
+        for ref, named in _with_names_checked(snapshot):
+            own = ref.key is not None and _is_own(paths, ref.key) and ref.inline is None
+            inside = ref.key is None and ref.inline is not None
+            if not named or not (own or inside) or ref.offset < 0 or ref.size < 0:
+                raise Corrupt(
+                    f"manifest {key} lists the file {ref.name[:200]!r} of operator {snapshot.operator}, subtask "
+                    f"{snapshot.subtask}, in object {(ref.key or '(none)')[:200]!r}, which no snapshot of job "
+                    f"{paths.job} can be: it was written or changed by something else; restore it from a backup of "
+                    "the store"
+                )
+
+
+def _with_names_checked(snapshot: OperatorSnapshot) -> Iterator[tuple[FileRef, bool]]:
+    """Each file of the snapshot, and whether its name is one for what it holds."""
+    for ref in () if snapshot.keyed is None else snapshot.keyed.files:
+        yield ref, is_snapshot_file(ref.name)
+    for each in snapshot.in_flight:
+        yield each.file, is_in_flight_file(each.file.name)
+    for name, ref in snapshot.objects.items():
+        yield ref, ref.name == name and is_value_name(name) and name not in snapshot.values
+
+
+def _is_own(paths: Paths, key: str) -> bool:
+    return paths.data_token(key) is not None
+
+
+def own_files(manifest: Manifest, data_prefix: str) -> frozenset[str]:
+    """Keys of snapshot files under this job's own `data_prefix`; a foreign savepoint's files are not ours."""
+    return frozenset(
+        ref.key
+        for snapshot in manifest.operators
+        for ref in snapshot.files
+        if ref.key is not None and ref.key.startswith(data_prefix)
+    )
+
+
+def manifest_sha256(data: bytes) -> str:
+    return sha256_hex(data)

@@ -1,0 +1,163 @@
+"""Reading a job's log: find the head, then only the records that the facts are derived from.
+
+Positions are contiguous and immutable, so the head is found by galloping and bisecting over `get` (about 2·log2(n)
+reads); LIST is never asked. Back links lead to everything else. Blocking; no clock, no retry: trouble is raised.
+
+Who lost a race for the head reads again at once, while the winner goes on appending: a `LogReader` then asks only for
+what is new. If it began anew each time, a leader with short checkpoint intervals could never be taken over.
+"""
+
+from collections.abc import Callable
+
+from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, Finish, decode_record
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
+
+MAX_RUNS_BACK = 64  # a run that was taken over longer ago than this counts as unknown
+
+ReadPosition = Callable[[int], bytes | None]
+
+
+def find_head(exists: Callable[[int], bool], known: int = NO_RECORD) -> int:
+    """The highest existing position of a contiguous log, or `NO_RECORD`. `known`: a position that exists for sure."""
+    if known == NO_RECORD and not exists(FIRST_POSITION):
+        return NO_RECORD
+    low, step = max(known, FIRST_POSITION), 1
+    while exists(low + step):
+        low, step = low + step, step * 2
+    high = low + step  # does not exist
+    while high - low > 1:
+        middle = (low + high) // 2
+        if exists(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def read_log(
+    store: ObjectStore, key_of: Callable[[int], str], *, completes: int, restore: int | None, run_id: str
+) -> LogView:
+    """One reading of the log; see `LogReader.read`."""
+    return LogReader(store, key_of).read(completes=completes, restore=restore, run_id=run_id)
+
+
+class LogReader:
+    """Reads one job's log, again and again if need be. Not for several threads at a time."""
+
+    def __init__(self, store: ObjectStore, key_of: Callable[[int], str]) -> None:
+        self._store = store
+        self._key_of = key_of
+        self._known: dict[int, LogEntry] = {}  # what the last reading was made of
+
+    def read(self, *, completes: int, restore: int | None, run_id: str) -> LogView:
+        """The facts of the log: `completes` newest decisions (and back to checkpoint `restore` if it is asked for), and
+        the earlier runs' fences back to `run_id`. Raises `Corrupt` for an unreadable or inconsistent log."""
+        reading = _Reading(self._store, self._key_of, self._known)
+        self._known = {}  # a reading that fails is no ground for the next one
+        view = _facts(reading, max(reading.known, default=NO_RECORD), completes, restore, run_id)
+        self._known = reading.used
+        return view
+
+
+def _facts(reader: "_Reading", known: int, completes: int, restore: int | None, run_id: str) -> LogView:
+    key_of = reader.key_of
+    head_position = find_head(reader.exists, known)
+    if head_position == NO_RECORD:
+        return LogView()
+    head = reader.entry(head_position)
+    if head_position > FIRST_POSITION:
+        reader.check_parent(head)
+    fence = reader.entry(head.record.token)
+    if not isinstance(fence.record, Fence) or fence.record.token != fence.position:
+        raise Corrupt(
+            f"log record {key_of(fence.position)} should be the FENCE of generation {head.record.token} and is "
+            f"{type(fence.record).__name__}: the log was changed by hand; restore it from a backup of the store"
+        )
+    restored = None
+    if fence.record.restored_position != NO_RECORD:
+        restored = reader.complete(fence.record.restored_position)
+    if isinstance(head.record, Finish) and head.record.discarded:
+        return LogView(head, fence, (), None, reader.earlier_runs(fence, run_id))
+    return LogView(
+        head, fence, reader.completes(head, completes, restore), restored, reader.earlier_runs(fence, run_id)
+    )
+
+
+class _Reading:
+    """Reads each position at most once, and none that is `known`. `used`: the records the facts rest on."""
+
+    def __init__(self, store: ObjectStore, key_of: Callable[[int], str], known: dict[int, LogEntry]) -> None:
+        self._store = store
+        self.key_of = key_of
+        self.known = known
+        self.used: dict[int, LogEntry] = {}
+        self._found: dict[int, bytes] = {}
+
+    def exists(self, position: int) -> bool:
+        return position in self.known or self._bytes_at(position) is not None
+
+    def _bytes_at(self, position: int) -> bytes | None:
+        if position not in self._found:
+            data = get_or_none(self._store, self.key_of(position))
+            if data is None:
+                return None
+            self._found[position] = data
+        return self._found[position]
+
+    def entry(self, position: int) -> LogEntry:
+        entry = self.used.get(position) or self.known.get(position)
+        if entry is None:
+            key = self.key_of(position)
+            data = self._bytes_at(position)
+            if data is None:
+                raise Corrupt(
+                    f"log record {key} is missing below the log's head: restore it from a backup of the store"
+                )
+            entry = LogEntry(position, decode_record(key, data), sha256_hex(data))
+        self.used[position] = entry
+        return entry
+
+    def complete(self, position: int) -> LogEntry:
+        entry = self.entry(position)
+        if not isinstance(entry.record, Complete):
+            raise Corrupt(
+                f"log record {self.key_of(position)} should be a COMPLETE and is {type(entry.record).__name__}: "
+                "the log was changed by hand; restore it from a backup of the store"
+            )
+        return entry
+
+    def check_parent(self, entry: LogEntry) -> None:
+        parent = self.entry(entry.position - 1)
+        if parent.sha256 != entry.record.parent_sha256:
+            raise Corrupt(
+                f"log record {self.key_of(parent.position)} is damaged: expected sha256 {entry.record.parent_sha256}, "
+                f"found {parent.sha256}: restore it from a backup of the store"
+            )
+
+    def completes(self, head: LogEntry, wanted: int, restore: int | None) -> tuple[LogEntry, ...]:
+        found: list[LogEntry] = []
+        position = head.position if isinstance(head.record, Complete) else head.record.prior_complete
+        while position != NO_RECORD:
+            entry = self.complete(position)
+            assert isinstance(entry.record, Complete)
+            if found and entry.position >= found[-1].position:
+                raise Corrupt(f"log record {self.key_of(position)} links forward: the log was changed by hand")
+            found.append(entry)
+            if len(found) >= wanted and (restore is None or entry.record.checkpoint <= restore):
+                break
+            position = entry.record.prior_complete
+        return tuple(found)
+
+    def earlier_runs(self, fence: LogEntry, run_id: str) -> tuple[LogEntry, ...]:
+        found: list[LogEntry] = []
+        record = fence.record
+        while isinstance(record, Fence) and len(found) < MAX_RUNS_BACK and record.spec.run_id != run_id:
+            if record.prior_run == NO_RECORD:
+                break
+            entry = self.entry(record.prior_run)
+            found.append(entry)
+            record = entry.record
+        return tuple(found)

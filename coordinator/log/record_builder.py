@@ -1,0 +1,104 @@
+"""Builds the log records of one process: who writes, behind what, and under an id that is used once."""
+
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from barrier_runtime.coordinator.log.decision_log import DecisionLog, complete_of
+from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead
+from barrier_runtime.coordinator.log.restore_choice import Lineage, RestoreFrom
+from barrier_runtime.coordinator.wire.messages import JobSpec, ManifestRef
+from barrier_runtime.state.errors import ProtocolViolation
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this coordinator is. `leader` is unique to this process start."""
+
+    leader: str
+    host: str
+
+
+class _Head(TypedDict):
+    """What every record begins with."""
+
+    put_id: str
+    parent_sha256: str
+    token: int
+    writer: str
+    wall_ms: int
+    prior_complete: int
+
+
+class RecordBuilder:
+    """Each record is for the next position of `log`."""
+
+    def __init__(self, spec: JobSpec, identity: Identity) -> None:
+        self._spec = spec
+        self._identity = identity
+        self._put_ids = 0
+
+    def fence(self, log: DecisionLog, choice: RestoreFrom, reason: str, floor: int, now_ms: int) -> Fence:
+        """`floor`: the highest checkpoint id that anyone has seen."""
+        head = self._head(log, log.next_position, now_ms)
+        previous = log.fence
+        if choice.lineage is Lineage.SAME and previous is not None:
+            lineage = previous.lineage
+        elif choice.lineage is Lineage.INHERIT and choice.entry is not None:
+            lineage = complete_of(choice.entry).lineage
+        else:
+            lineage = head["put_id"]
+        if previous is None:
+            prior_run = NO_RECORD
+        elif previous.spec.run_id == self._spec.run_id:
+            prior_run = previous.prior_run
+        else:
+            prior_run = previous.token
+        return Fence(
+            **head,
+            reason=reason,
+            restored_checkpoint=choice.checkpoint,
+            restored_position=NO_RECORD if choice.entry is None else choice.entry.position,
+            lineage=lineage,
+            prior_run=prior_run,
+            checkpoint_floor=max(floor, log.checkpoint_floor),
+            spec=self._spec,
+        )
+
+    def lead(self, log: DecisionLog, now_ms: int) -> Lead:
+        return Lead(**self._head(log, self._token(log), now_ms), leader=self._identity.leader)
+
+    def complete(self, log: DecisionLog, checkpoint: int, lineage: str, manifest: ManifestRef, now_ms: int) -> Complete:
+        return Complete(
+            **self._head(log, self._token(log), now_ms),
+            checkpoint=checkpoint,
+            lineage=lineage,
+            manifest=manifest.key,
+            sha256=manifest.sha256,
+        )
+
+    def finish(
+        self,
+        log: DecisionLog,
+        outcome: Literal["finished", "cancelled", "failed"],
+        now_ms: int,
+        *,
+        reason: str = "",
+        discarded: bool = False,
+    ) -> Finish:
+        return Finish(**self._head(log, self._token(log), now_ms), outcome=outcome, reason=reason, discarded=discarded)
+
+    def _head(self, log: DecisionLog, token: int, now_ms: int) -> _Head:
+        self._put_ids += 1
+        return _Head(
+            put_id=f"{self._identity.leader}-{self._put_ids}",
+            parent_sha256=log.head_sha256,
+            token=token,
+            writer=f"{self._identity.host} for {self._spec.submitter}",
+            wall_ms=now_ms,
+            prior_complete=log.prior_complete,
+        )
+
+    def _token(self, log: DecisionLog) -> int:
+        if log.token is None:
+            raise ProtocolViolation(f"job {self._spec.job}: a record for a log without a FENCE: file a bug")
+        return log.token

@@ -1,0 +1,108 @@
+"""What the decision log consists of: the records, their canonical bytes, and nothing that acts on them.
+
+Every record carries a `put_id` of its own (so that a writer recognises its record after a lost answer), the sha256 of
+its predecessor's bytes (so that the log is a chain) and back links that let a reader derive all facts from a few reads:
+`token` is the position of the generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run` that
+of the last FENCE of an earlier run. Bytes are canonical JSON; wall times are for people only.
+
+`check` is the sha256 of the record's own bytes without it. The parent's hash covers every record but the newest, and
+the next record carries the newest one's hash: a single bit that was read wrongly there would be in the chain for ever.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import UNREADABLE, Corrupt
+
+RECORD_VERSION = 1
+NO_RECORD = -1  # a back link that leads nowhere
+FIRST_POSITION = 1  # so that token 0 can mean "no generation"
+
+
+class _Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True, kw_only=True):
+    version: int = RECORD_VERSION
+    put_id: str
+    parent_sha256: str  # of the bytes at position - 1; "" at the first position
+    token: int  # of the generation that wrote this
+    writer: str  # host and submitter, for people
+    wall_ms: int  # for people
+    prior_complete: int = NO_RECORD
+    check: str = ""
+
+
+class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
+    """Starts generation `token`, which is this record's own position. Whoever wrote anything before must stop."""
+
+    reason: str
+    restored_checkpoint: int  # 0: nothing
+    restored_position: int = NO_RECORD  # of the COMPLETE record that `restored_checkpoint` is
+    lineage: str  # of all state that grew from one start; a replay from something older begins a new one
+    prior_run: int = NO_RECORD
+    checkpoint_floor: int  # every checkpoint id of this generation is higher, so that ids rise for ever in a job
+    spec: JobSpec
+
+
+class Lead(_Record, frozen=True, tag="LEAD", kw_only=True):
+    """A restarted coordinator goes on with generation `token`; the process that led it before loses its next append."""
+
+    leader: str
+
+
+class Complete(_Record, frozen=True, tag="COMPLETE", kw_only=True):
+    """The decision: checkpoint `checkpoint` is complete, and its manifest has this content."""
+
+    checkpoint: int
+    lineage: str
+    manifest: str  # key
+    sha256: str  # of the manifest's bytes
+
+
+class Finish(_Record, frozen=True, tag="FINISH", kw_only=True):
+    """The job is over. `discarded`: its checkpoints were dropped by the user's wish, a later run starts empty."""
+
+    outcome: Literal["finished", "cancelled", "failed"]
+    reason: str = ""  # why it failed
+    discarded: bool = False
+
+
+Record: TypeAlias = Fence | Lead | Complete | Finish
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def stamped(record: Record) -> tuple[Record, bytes]:
+    """The record with its `check`, and its bytes."""
+    unstamped = _ENCODER.encode(msgspec.structs.replace(record, check=""))
+    record = msgspec.structs.replace(record, check=sha256_hex(unstamped))
+    return record, _ENCODER.encode(record)
+
+
+def encode_record(record: Record) -> bytes:
+    return stamped(record)[1]
+
+
+def decode_record(name: str, data: bytes) -> Record:
+    """The record stored under `name`. Raises `Corrupt` for anything else, an unknown version included."""
+    try:
+        record = _DECODER.decode(data)
+    except UNREADABLE as error:
+        raise Corrupt(
+            f"log record {name} is not readable ({error}): the log is never skipped or guessed; restore the object "
+            "from a backup of the store, or use the release that wrote it"
+        ) from error
+    if record.version != RECORD_VERSION:
+        raise Corrupt(
+            f"log record {name} has version {record.version}, this release reads {RECORD_VERSION}: "
+            "use the release that wrote it"
+        )
+    check = stamp_of(data, record.check)
+    if record.check != check:
+        raise Corrupt(
+            f"log record {name} is damaged: its bytes should hash to {record.check or 'what it says'}, they hash to "
+            f"{check}: read it again, or restore the object from a backup of the store"
+        )
+    return record

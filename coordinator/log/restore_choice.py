@@ -1,0 +1,143 @@
+"""What a generation starts from: which decision, whether the user may have that, and whether the job fits it.
+
+Pure checks. "No state" is believed only for an empty log or when the user asks for it by name; anything older than the
+last decision would show rows twice, so it needs `allow_replay`.
+"""
+
+import enum
+from dataclasses import dataclass
+
+import msgspec
+
+from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogEntry, LogView, complete_of
+from barrier_runtime.coordinator.log.manifest import Manifest, check_files
+from barrier_runtime.coordinator.log.records import Complete, Finish
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.snapshots.snapshot import DEFINITION, OperatorSnapshot
+from barrier_runtime.state.store.paths import Paths
+
+
+class Lineage(enum.Enum):
+    INHERIT = "the restored checkpoint's"
+    SAME = "what the generation before had"
+    NEW = "a new one"
+
+
+@dataclass(frozen=True)
+class RestoreFrom:
+    entry: LogEntry | None  # None: start empty
+    lineage: Lineage
+    settled: bool = False  # the log proves that all transactions of this decision are visible
+
+    @property
+    def checkpoint(self) -> int:
+        return 0 if self.entry is None else complete_of(self.entry).checkpoint
+
+
+def continue_run(log: DecisionLog) -> RestoreFrom:
+    """The next generation of the same run goes on from what the run has reached."""
+    return RestoreFrom(log.restore_point, Lineage.SAME)
+
+
+def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
+    """The first generation of a run: what the user asked for. Raises `InvalidJob` when that is not to be had."""
+    newest = view.completes[0] if view.completes else None
+    if newest is None:
+        if spec.restore not in ("latest", "none"):
+            raise InvalidJob(f"job {spec.job} has no completed checkpoint, but restore={spec.restore}: use 'latest'")
+        return RestoreFrom(None, Lineage.NEW)
+    last = complete_of(newest).checkpoint
+    settled = _is_settled(view)
+    if spec.restore == "latest":
+        return RestoreFrom(newest, Lineage.INHERIT, settled)
+    if spec.restore == "none":
+        if not spec.allow_replay:
+            raise InvalidJob(
+                f"job {spec.job} has completed checkpoint {last}; starting without state would write its rows again: "
+                "use restore='latest', another job name, or allow_replay if that is wanted"
+            )
+        return RestoreFrom(None, Lineage.NEW)
+    wanted = int(spec.restore)
+    if wanted == last:
+        return RestoreFrom(newest, Lineage.INHERIT, settled)
+    found = next((entry for entry in view.completes if complete_of(entry).checkpoint == wanted), None)
+    if found is None:
+        ids = ", ".join(str(complete_of(entry).checkpoint) for entry in view.completes[:10])
+        raise InvalidJob(f"job {spec.job} has no completed checkpoint {wanted} (newest: {ids}): choose one of them")
+    if not spec.allow_replay:
+        raise InvalidJob(
+            f"checkpoint {wanted} of job {spec.job} is older than the last completed one, {last}; rows committed since "
+            "would be written again: use restore='latest', or allow_replay if that is wanted"
+        )
+    return RestoreFrom(found, Lineage.NEW)
+
+
+def _is_settled(view: LogView) -> bool:
+    """A job is said to be finished only when every sink has made all of its last checkpoint visible. A job that was
+    stopped, failed or killed may have left something to be committed."""
+    return view.head is not None and isinstance(view.head.record, Finish) and view.head.record.outcome == "finished"
+
+
+def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple[OperatorSnapshot, ...]:
+    """The snapshots the job restores. Raises `Corrupt` or `InvalidJob` when manifest and job do not fit."""
+    if (manifest.job, manifest.checkpoint, manifest.token) != (spec.job, record.checkpoint, record.token):
+        raise Corrupt(
+            f"manifest {record.manifest} is of job {manifest.job} checkpoint {manifest.checkpoint} generation "
+            f"{manifest.token}, the log says {spec.job}, {record.checkpoint}, {record.token}: restore a backup"
+        )
+    check_files(record.manifest, manifest, Paths(spec.job))
+    if manifest.max_parallelism != spec.max_parallelism:
+        raise InvalidJob(
+            f"checkpoint {manifest.checkpoint} of job {spec.job} was taken with max_parallelism "
+            f"{manifest.max_parallelism}, the job now has {spec.max_parallelism}: set {manifest.max_parallelism}; it "
+            "is fixed for a job's life"
+        )
+    stored = {snapshot.operator for snapshot in manifest.operators if not snapshot.is_empty}
+    present = {name for chain in spec.chains for name in chain.operators}
+    stateful = {name for chain in spec.chains for name in (*chain.stateful, *chain.sinks)}
+    missing = stored - present
+    if missing and not spec.allow_non_restored:
+        raise InvalidJob(
+            f"checkpoint {manifest.checkpoint} of job {spec.job} has state of operators that the job no longer has. "
+            f"matched: {_names(stored & present)}; missing: {_names(missing)}; new: {_names(stateful - stored)}. "
+            "Give the operators their old names, or set allow_non_restored to drop the missing ones' state (what was "
+            "decided of a sink is committed first)"
+        )
+    restored = tuple(snapshot for snapshot in manifest.operators if snapshot.operator in present)
+    _check_definitions(spec, manifest.checkpoint, restored)
+    return restored
+
+
+def _check_definitions(spec: JobSpec, checkpoint: int, restored: tuple[OperatorSnapshot, ...]) -> None:
+    """Snapshots of older releases say nothing of what their state is a state of; they are taken as they are."""
+    definitions = {name: text for chain in spec.chains for name, text in chain.definitions.items()}
+    for snapshot in restored:
+        stored = snapshot.values.get(DEFINITION)
+        now = definitions.get(snapshot.operator, "something else")
+        if stored is not None and stored != now.encode():
+            before = stored.decode(errors="replace")
+            raise InvalidJob(
+                f"checkpoint {checkpoint} of job {spec.job} has state of operator {snapshot.operator!r} as {before}, "
+                f"but the job now has it as {now}, which would make wrong results of that state: define it as {before} "
+                "again, or give the operator a new name to start without state, and set allow_non_restored to drop "
+                "what the old name had"
+            )
+
+
+def snapshots_for_slot(
+    snapshots: tuple[OperatorSnapshot, ...], slot: int, parallelism: int
+) -> tuple[OperatorSnapshot, ...]:
+    """Its own snapshots when the parallelism is what it was, all of them when it changed; and of small state
+    (positions of sources, committables) always all, because a changed list of splits moves splits."""
+    wanted: list[OperatorSnapshot] = []
+    for snapshot in snapshots:
+        if snapshot.parallelism != parallelism or snapshot.subtask == slot:
+            wanted.append(snapshot)
+        elif snapshot.keyed is None and (snapshot.values or snapshot.objects):
+            wanted.append(msgspec.structs.replace(snapshot, in_flight=()))
+    return tuple(wanted)
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,1 @@
+"""Looks at, and mends, what a job that does not run has stored."""

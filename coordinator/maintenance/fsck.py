@@ -1,0 +1,457 @@
+"""What `fsck` makes of a job's stored objects: is the log whole, what must be there, what is left over and why. Pure.
+
+`LogWalk` takes every record of the decision log, in order, and checks each against all before it (I1, I3, hash chain,
+back links). Along the way it follows what the coordinators kept: `must_exist` holds under every way in which they may
+have gone on, `in_reach` is what they may still keep. Absence of the former is damage; neither is ever left over.
+What is left over is classified by `retention`, as the job's own sweep does it, and only explained here.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from barrier_runtime.coordinator.checkpoints.retention import Verdict
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.manifest import Manifest, check_files, decode_manifest
+from barrier_runtime.coordinator.log.records import (
+    FIRST_POSITION,
+    NO_RECORD,
+    Complete,
+    Fence,
+    Finish,
+    Lead,
+    Record,
+    decode_record,
+)
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.snapshots.snapshot import FileRef
+from barrier_runtime.state.store.object_store import ObjectInfo
+from barrier_runtime.state.store.paths import Paths
+
+BACKUP = "restore the object from a backup or an older version of the bucket"
+OTHER_CHECKPOINT = f"{BACKUP}, or start from another retained checkpoint (restore=<id>, allow_replay)"
+CHANGED = f"the log was changed by something else than a coordinator: {BACKUP}"
+_RECENT = 1_001  # more than any job may retain
+_UNREADABLE = -1
+
+State = Literal["orphan", "deleted", "kept", "unknown"]
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """One object that is not what it must be."""
+
+    object: str
+    expected: str
+    found: str
+    remedy: str
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """An object that no retained checkpoint needs. `orphan`: the job's sweep would delete it; `kept`: not now;
+    `unknown`: it is not ours and never deleted."""
+
+    key: str
+    size: int  # bytes
+    state: State
+    reason: str
+
+
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
+    job: str
+    records: int  # of the log
+    generation: int
+    checkpoint: int  # the newest complete one; 0: none
+    verified: tuple[int, ...] = ()  # checkpoints
+    files: int = 0  # ranges of objects, and files inside manifests, that were read and hashed
+    bytes: int = 0
+    damage: tuple[Damage, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    jobs: tuple[JobReport, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0: clean, 1: orphans only, 2: damage."""
+        if any(job.damage for job in self.jobs):
+            return 2
+        return 1 if any(each.state == "orphan" for job in self.jobs for each in job.leftovers) else 0
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A complete checkpoint, as the log has it."""
+
+    position: int
+    record: Complete
+
+    @property
+    def checkpoint(self) -> int:
+        return self.record.checkpoint
+
+    @property
+    def key(self) -> str:
+        return self.record.manifest
+
+
+class LogWalk:
+    """`feed` every record from the first position on. `again` reads a record once more, by position."""
+
+    def __init__(self, paths: Paths, again: Callable[[int], bytes | None]) -> None:
+        self._paths = paths
+        self._again = again
+        self.head = FIRST_POSITION - 1
+        self.fence: Fence | None = None
+        self.finish: Finish | None = None
+        self.newest: Decided | None = None  # complete, and not discarded
+        self.damage: list[Damage] = []
+        self._previous_sha256: str | None = ""  # None: unknown, that record was missing or unreadable
+        self._expected_token = 0
+        self._expected_complete = NO_RECORD  # as prior_complete of the next record
+        self._checkpoint_at = array("q")  # per position: the checkpoint that it decides, 0: none, or _UNREADABLE
+        self._token_at = array("q")
+        self._floor = 0
+        self._chain: deque[Decided] = deque(maxlen=_RECENT)  # the newest decisions, oldest first
+        self._kept: list[Decided] = []  # in the order in which the coordinator drops them
+        self._must: list[Decided] = []
+        self._restore_point: Decided | None = None
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def retained(self) -> int:
+        return 1 if self.fence is None else self.fence.spec.checkpoints.retained
+
+    @property
+    def token(self) -> int:
+        return 0 if self.fence is None else self.fence.token
+
+    @property
+    def must_exist(self) -> tuple[Decided, ...]:
+        """Complete checkpoints that nobody may have dropped, oldest first."""
+        return tuple(sorted(self._must, key=lambda decided: decided.position))
+
+    @property
+    def in_reach(self) -> tuple[Decided, ...]:
+        """What a coordinator may keep, or go back to, if it is there; oldest first. Includes `must_exist`."""
+        all_of_them = {each.position: each for each in (*self._must, *self._kept, *self._newest_of_chain())}
+        return tuple(all_of_them[position] for position in sorted(all_of_them))
+
+    def decided(self, wanted: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """Those of these (checkpoint, token) that the log decided, at any time."""
+        asked = frozenset(wanted)
+        return frozenset(pair for pair in zip(self._checkpoint_at, self._token_at, strict=True) if pair in asked)
+
+    # ------------------------------------------------------------ one record
+
+    def feed(self, data: bytes | None) -> None:
+        """The bytes at the next position. None: nothing is there, although something is behind it."""
+        self.head = position = self.head + 1
+        key = self._paths.log_record(position)
+        self._checkpoint_at.append(_UNREADABLE)
+        self._token_at.append(0)
+        if data is None:
+            self._previous_sha256 = None
+            self._harm(key, "a log record: positions are contiguous (I1)", "nothing", BACKUP)
+            return
+        previous, self._previous_sha256 = self._previous_sha256, sha256_hex(data)
+        try:
+            record = decode_record(key, data)
+        except Corrupt as error:
+            self._harm(key, "a log record that this release can read", str(error), BACKUP)
+            self._previous_sha256 = None  # reported already
+            return
+        if previous is not None and record.parent_sha256 != previous:
+            before = self._paths.log_record(position - 1) if position > FIRST_POSITION else key
+            self._harm(
+                before, f"sha256 {record.parent_sha256 or '(none)'}, says its successor", f"sha256 {previous}", BACKUP
+            )
+        self._checkpoint_at[-1] = 0
+        self._check_links(key, position, record, previous is not None)
+        self._follow(position, record)
+
+    def _check_links(self, key: str, position: int, record: Record, seen: bool) -> None:
+        """`seen`: the record before was readable. After one that was not, what follows is believed once."""
+        fence_known = position == FIRST_POSITION or self.token == self._expected_token
+        if isinstance(record, Fence):
+            self._expected_token = position
+        if seen or isinstance(record, Fence):
+            self._expect(key, "token", self._expected_token, record.token, " (of the last FENCE, its position; I3)")
+        if seen:
+            self._expect(key, "prior_complete", self._expected_complete, record.prior_complete)
+            if self.finish is not None and not isinstance(record, Fence):
+                self._harm(key, "a FENCE, after FINISH", type(record).__name__.upper(), CHANGED)
+        self._expected_token = record.token
+        self._expected_complete = position if isinstance(record, Complete) else record.prior_complete
+        if isinstance(record, Finish) and record.discarded:
+            self._expected_complete = NO_RECORD
+        if isinstance(record, Fence):
+            self._check_fence(key, position, record, seen and fence_known)
+        elif position == FIRST_POSITION:
+            self._harm(key, "a FENCE as the first record", type(record).__name__.upper(), CHANGED)
+        if isinstance(record, Complete):
+            self._check_complete(key, record)
+
+    def _check_fence(self, key: str, position: int, record: Fence, fence_known: bool) -> None:
+        self._expect(key, "job", self._paths.job, record.spec.job)
+        before = self.fence
+        if before is None:
+            prior_run = NO_RECORD
+        elif before.spec.run_id == record.spec.run_id:
+            prior_run = before.prior_run
+        else:
+            prior_run = before.token
+        if fence_known:
+            self._expect(key, "prior_run", prior_run, record.prior_run)
+        if record.checkpoint_floor < self._floor:
+            self._harm(key, f"checkpoint_floor of {self._floor} or more", str(record.checkpoint_floor), CHANGED)
+        if record.restored_position == NO_RECORD:
+            self._expect(key, "restored_checkpoint", 0, record.restored_checkpoint)
+        elif not FIRST_POSITION <= record.restored_position < position:
+            self._harm(key, "an earlier record as restored_position", str(record.restored_position), CHANGED)
+        else:
+            found = self._checkpoint_at[record.restored_position - FIRST_POSITION]
+            if found != _UNREADABLE:
+                self._expect(key, "restored_checkpoint", found, record.restored_checkpoint)
+
+    def _check_complete(self, key: str, record: Complete) -> None:
+        if record.checkpoint <= self._floor:
+            self._harm(key, f"a checkpoint id above {self._floor}", str(record.checkpoint), CHANGED)
+        if self.fence is not None and self.fence.token == record.token:
+            self._expect(key, "lineage", self.fence.lineage, record.lineage)
+        expected = (record.checkpoint, record.token)
+        if self._paths.checkpoint_of(record.manifest) != expected:
+            self._harm(
+                key, f"a manifest key of checkpoint {expected[0]}, generation {expected[1]}", record.manifest, CHANGED
+            )
+
+    # ------------------------------------------------------------ what is kept
+
+    def _follow(self, position: int, record: Record) -> None:
+        if isinstance(record, Fence):
+            self.fence, self.finish = record, None
+            self._floor = max(self._floor, record.checkpoint_floor)
+            self._fenced(record)
+        elif isinstance(record, Lead):
+            newest = self._newest_of_chain()
+            self._kept = newest
+            self._must = _among(self._must, newest, self._restore_point)
+        elif isinstance(record, Complete):
+            self._completed(Decided(position, record))
+        else:
+            self.finish = record
+            if record.discarded:
+                self.newest = self._restore_point = None
+                self._kept, self._must = [], []
+                self._chain.clear()
+                self._floor = 0 if self.fence is None else self.fence.checkpoint_floor
+
+    def _fenced(self, record: Fence) -> None:
+        restored = self._restore_point = self._lookup(record.restored_position)
+        others = [each for each in reversed(self._chain) if restored is None or each.position != restored.position]
+        others = others[: self.retained if restored is None else self.retained - 1]
+        self._kept = list(reversed(others))
+        self._must = _among(self._must, others)
+        if restored is not None:
+            self._kept.append(restored)
+            self._must.append(restored)
+
+    def _completed(self, decided: Decided) -> None:
+        index = decided.position - FIRST_POSITION
+        self._checkpoint_at[index], self._token_at[index] = decided.checkpoint, decided.record.token
+        self._floor = max(self._floor, decided.checkpoint)
+        self._chain.append(decided)
+        self._kept = [*self._kept, decided][-self.retained :]
+        self._must = [*_among(_among(self._must, self._newest_of_chain()), self._kept), decided]
+        self.newest = self._restore_point = decided
+
+    def _newest_of_chain(self) -> list[Decided]:
+        count = min(self.retained, len(self._chain))
+        return [self._chain[index - count] for index in range(count)]
+
+    def _lookup(self, position: int) -> Decided | None:
+        """The decision at `position`; None: there is none, which was reported."""
+        if position == NO_RECORD or not FIRST_POSITION <= position < self.head:
+            return None
+        known = next((each for each in (*self._must, *self._chain) if each.position == position), None)
+        if known is not None:
+            return known
+        data = self._again(position)
+        if data is None:
+            return None
+        try:
+            record = decode_record(self._paths.log_record(position), data)
+        except Corrupt:  # reported when it was its turn
+            return None
+        return Decided(position, record) if isinstance(record, Complete) else None
+
+    # ------------------------------------------------------------ inside
+
+    def _expect(self, key: str, name: str, expected: object, found: object, why: str = "") -> None:
+        if expected != found:
+            self._harm(key, f"{name} = {expected}{why}", f"{name} = {found}", CHANGED)
+
+    def _harm(self, key: str, expected: str, found: str, remedy: str) -> None:
+        self.damage.append(Damage(key, expected, found, remedy))
+
+
+def _among(those: Iterable[Decided], others: Iterable[Decided], also: Decided | None = None) -> list[Decided]:
+    positions = {each.position for each in others} | ({also.position} if also is not None else set())
+    return [each for each in those if each.position in positions]
+
+
+# ---------------------------------------------------------------- manifests
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes that a checkpoint needs: part of an object. Equal ones are read once."""
+
+    key: str
+    offset: int
+    size: int
+    sha256: str
+
+    def damage(self, size: int, sha256: str) -> Damage | None:
+        """`size` bytes with this hash were found."""
+        if (size, sha256) == (self.size, self.sha256):
+            return None
+        place = f" from byte {self.offset}" if self.offset else ""
+        return Damage(
+            self.key,
+            f"{self.size} bytes{place} with sha256 {self.sha256}",
+            f"{size} bytes with sha256 {sha256}",
+            OTHER_CHECKPOINT,
+        )
+
+    def missing(self) -> Damage:
+        return Damage(self.key, f"{self.size} bytes with sha256 {self.sha256}", "nothing", OTHER_CHECKPOINT)
+
+
+def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifest | Damage:
+    """The manifest of a decision, if `data` is what the log says of it."""
+    record, key = decided.record, decided.key
+    if data is None:
+        return Damage(key, f"the manifest of checkpoint {record.checkpoint}", "nothing", OTHER_CHECKPOINT)
+    found = sha256_hex(data)
+    if found != record.sha256:
+        return Damage(key, f"sha256 {record.sha256}", f"sha256 {found}", OTHER_CHECKPOINT)
+    try:
+        manifest = decode_manifest(key, data)
+        check_files(key, manifest, paths)
+    except Corrupt as error:
+        return Damage(key, "a manifest that this release can restore", str(error), OTHER_CHECKPOINT)
+    expected = (paths.job, record.checkpoint, record.token, record.lineage)
+    says = (manifest.job, manifest.checkpoint, manifest.token, manifest.lineage)
+    if says != expected:
+        return Damage(key, f"job, checkpoint, generation, lineage {expected}", f"{says}", OTHER_CHECKPOINT)
+    if manifest.parent_position >= decided.position:
+        return Damage(key, f"parent_position below {decided.position}", str(manifest.parent_position), OTHER_CHECKPOINT)
+    if manifest.parent_position == decided.position - 1 and manifest.parent_sha256 != record.parent_sha256:
+        return Damage(
+            key, f"parent_sha256 {record.parent_sha256}", f"parent_sha256 {manifest.parent_sha256}", OTHER_CHECKPOINT
+        )
+    return manifest
+
+
+def file_refs(manifest: Manifest) -> Iterator[FileRef]:
+    for snapshot in manifest.operators:
+        yield from snapshot.files
+
+
+def inline_damage(key: str, ref: FileRef) -> Damage | None:
+    """What is wrong with a file inside the manifest stored under `key`."""
+    data = ref.inline or b""
+    found = (len(data), sha256_hex(data))
+    if found == (ref.size, ref.sha256):
+        return None
+    return Damage(
+        f"{key} (file {ref.name} inside)",
+        f"{ref.size} bytes with sha256 {ref.sha256}",
+        f"{found[0]} bytes with sha256 {found[1]}",
+        OTHER_CHECKPOINT,
+    )
+
+
+# ---------------------------------------------------------------- leftovers
+
+
+@dataclass(frozen=True)
+class NamedBy:
+    """A manifest, no checkpoint in reach, that names a file."""
+
+    checkpoint: int
+    token: int
+    decided: bool
+
+
+def recognised(paths: Paths, key: str) -> str:
+    """What an object of a job is that is neither manifest nor snapshot file; "" if it is none of ours."""
+    if paths.log_position(key) is not None:
+        return "a log record"
+    if key in (paths.lease, paths.history):
+        return "lease or history: written again and again"
+    if key.startswith(f"{paths.probe_prefix}/"):
+        return "left by a probe of the store that was interrupted: harmless"
+    if key.startswith(f"{paths.job}/savepoints/"):
+        return "a savepoint: its user's"
+    if paths.staged_rows_origin(key) is not None or paths.delivery_of(key) is not None:
+        return "rows of a write-ahead sink, or its note of what was delivered: the sink deletes them"
+    if paths.is_staged_source(key):
+        return "rows of a source, staged before the job started: deleted when it has finished"
+    return ""
+
+
+def explained(
+    paths: Paths, found: ObjectInfo, verdict: Verdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
+) -> Leftover | None:
+    """Why an object is left over. None: it is not. `decided`: it is a manifest that the log decided once."""
+    if verdict is Verdict.NEEDED:
+        return None
+    if verdict is Verdict.NOT_OURS:
+        return Leftover(found.key, found.size, "unknown", "not a name that a job gives to its objects: never deleted")
+    checkpoint = paths.checkpoint_of(found.key)
+    if checkpoint is not None:
+        what = f"manifest of checkpoint {checkpoint[0]} of generation {checkpoint[1]}, "
+        what += _dropped(walk) if decided else "which was never decided"
+    elif named_by is None:
+        what = f"upload of generation {paths.data_token(found.key)} that no retained checkpoint names"
+    elif named_by.decided:
+        what = f"file of checkpoint {named_by.checkpoint} of generation {named_by.token}, {_dropped(walk)}"
+    else:
+        what = f"upload for checkpoint {named_by.checkpoint} of generation {named_by.token}, which was never decided"
+    if verdict is Verdict.ORPHAN:
+        return Leftover(found.key, found.size, "orphan", what)
+    if verdict is Verdict.YOUNG:
+        return Leftover(found.key, found.size, "kept", f"{what}; younger than the minimum age")
+    return Leftover(
+        found.key,
+        found.size,
+        "kept",
+        f"{what}; of the newest generation: who leads it may need it, and sweeps it if not",
+    )
+
+
+def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> Leftover | None:
+    """Rows that a write-ahead sink staged in an earlier generation. None: it is something else. Never an orphan: only
+    the sink knows what it still has to deliver."""
+    origin = paths.staged_rows_origin(found.key)
+    if origin is None or origin[0] >= walk.token:
+        return None
+    what = (
+        f"rows staged by generation {origin[0]}, subtask {origin[1]}, of a write-ahead sink: decided and not delivered "
+    )
+    return Leftover(found.key, found.size, "kept", what + "yet, or never decided; the sink settles them when it starts")
+
+
+def _dropped(walk: LogWalk) -> str:
+    if walk.newest is None:
+        return "which was complete and is discarded"
+    return f"which was complete and is dropped (the job retains {walk.retained})"

@@ -1,0 +1,420 @@
+"""Reads a store for `fsck`, and deletes orphans when asked. The edge around `fsck`, which judges.
+
+Nothing is ever written. Files are read in pieces and hashed, never held whole. A job may run meanwhile: the log is read
+again after each round, and what a checkpoint dropped since then lacks is no damage. Only a stopped log lets delete.
+"""
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, SweepPlan, Verdict
+from barrier_runtime.coordinator.deleting import delete_in_order
+from barrier_runtime.coordinator.log.lease_record import decode_lease
+from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, own_files
+from barrier_runtime.coordinator.log.records import FIRST_POSITION
+from barrier_runtime.coordinator.maintenance.fsck import (
+    BACKUP,
+    Damage,
+    Decided,
+    FileRange,
+    FsckReport,
+    JobReport,
+    Leftover,
+    LogWalk,
+    NamedBy,
+    explained,
+    file_refs,
+    inline_damage,
+    read_manifest,
+    recognised,
+    staged_rows_left,
+)
+from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Fenced, InvalidJob
+from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, get_or_none
+from barrier_runtime.state.store.paths import Paths, check_key
+
+_PIECE = 4 << 20
+_PARALLEL = 8
+_WINDOW = 512  # log records under way at a time
+_ROUNDS = 5
+_EXPLAINED = 500  # manifests, out of reach, that are read to say whose their files were
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+class Progress(Protocol):
+    """Told what is going on; `done` and `total` in records, files or objects."""
+
+    def __call__(self, what: str, done: int, total: int) -> None: ...
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """For who does not watch."""
+
+
+@dataclass
+class CheckedJob:
+    report: JobReport
+    sweep: SweepPlan
+    head: int  # of the log that the sweep rests on
+
+
+def check_store(
+    store: ObjectStore, job: str | None, min_age_ms: int, wall_ms: int, progress: Progress = no_progress
+) -> list[CheckedJob]:
+    """Check every job below the store's root, or one. Raises `InvalidJob` when there is none, `Unavailable` when the
+    store does not answer: then nothing is said about any object."""
+    listed = _listed(store, job, progress)
+    jobs = {name: objects for name, objects in listed.items() if _is_job(name, objects)}
+    if not jobs:
+        raise InvalidJob(_why_none(store, job, listed))
+    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="fsck") as pool:
+        return [_Check(store, pool, name, jobs[name], progress).run(min_age_ms, wall_ms) for name in sorted(jobs)]
+
+
+def report_of(store: ObjectStore, checked: Iterable[CheckedJob]) -> FsckReport:
+    return FsckReport(url=store.url, jobs=tuple(each.report for each in checked))
+
+
+def delete_orphans(
+    store: ObjectStore, checked: list[CheckedJob], sleep: Callable[[float], None] = time.sleep
+) -> list[CheckedJob]:
+    """What the jobs' own sweeps would delete, if everything was found whole and the logs did not move since."""
+    if any(each.report.damage for each in checked):
+        reason = "nothing was deleted: there is damage; repair it first, or name a job that has none with --job"
+        return [_noted(each, reason) for each in checked]
+    return [_delete(store, each, sleep) for each in checked]
+
+
+def _delete(store: ObjectStore, checked: CheckedJob, sleep: Callable[[float], None]) -> CheckedJob:
+    paths = Paths(checked.report.job)
+    left = set(checked.sweep.keys)
+
+    def check() -> None:
+        if get_or_none(store, paths.log_record(checked.head + 1)) is not None:
+            raise Fenced(
+                f"the log of job {paths.job} grew beyond {checked.head} records: it runs, and sweeps for itself"
+            )
+
+    note = ""
+    try:
+        note = delete_in_order(store, paths, checked.sweep.keys, check, sleep)
+    except Fenced as error:
+        note = f"not all was deleted: {error}"
+    if note:
+        left = {key for key in left if _exists(store, key)}
+    else:
+        left.clear()
+    leftovers = tuple(
+        msgspec.structs.replace(each, state="deleted") if each.state == "orphan" and each.key not in left else each
+        for each in checked.report.leftovers
+    )
+    done = CheckedJob(msgspec.structs.replace(checked.report, leftovers=leftovers), checked.sweep, checked.head)
+    return _noted(done, note) if note else done
+
+
+def _noted(checked: CheckedJob, note: str) -> CheckedJob:
+    report = msgspec.structs.replace(checked.report, notes=(*checked.report.notes, note))
+    return CheckedJob(report, checked.sweep, checked.head)
+
+
+# ---------------------------------------------------------------- which jobs
+
+
+def _listed(store: ObjectStore, job: str | None, progress: Progress) -> dict[str, list[ObjectInfo]]:
+    """Everything below the root, by its first segment."""
+    if job is not None:
+        check_job_id(job)
+    by_name: dict[str, list[ObjectInfo]] = defaultdict(list)
+    for number, found in enumerate(store.list("" if job is None else f"{job}/"), start=1):
+        by_name[found.key.split("/", 1)[0]].append(found)
+        if number % 1_000 == 0:
+            progress("objects listed", number, 0)
+    return by_name
+
+
+def _is_job(name: str, objects: Sequence[ObjectInfo]) -> bool:
+    try:
+        paths = Paths(name)
+    except InvalidJob:
+        return False
+    keys = (found.key for found in objects)
+    return any(paths.log_position(key) is not None or paths.checkpoint_of(key) is not None for key in keys)
+
+
+def _why_none(store: ObjectStore, job: str | None, listed: dict[str, list[ObjectInfo]]) -> str:
+    if job is not None:
+        return f"there is no job {job} below {store.url}: give the URL that the job has as checkpoints=, and its name"
+    inside = Paths("x").log_position("x/" + next((found.key for found in listed.get("log", ())), ""))
+    if inside is not None:
+        return f"{store.url} is the folder of one job: give the one above it, and the job's name with --job"
+    return f"there is no job below {store.url}: give the URL that the job has as checkpoints="
+
+
+# ---------------------------------------------------------------- one job
+
+
+@dataclass
+class _Check:
+    store: ObjectStore
+    pool: ThreadPoolExecutor
+    job: str
+    objects: list[ObjectInfo]
+    progress: Progress
+    manifests: dict[int, Manifest] = field(default_factory=dict)  # by log position
+    damaged: dict[int, list[Damage]] = field(default_factory=dict)
+    absent: set[int] = field(default_factory=set)  # dropped, as they may be
+    hashed: set[FileRange] = field(default_factory=set)
+    files: int = 0
+    bytes_read: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.paths = Paths(self.job)
+        self.walk = LogWalk(self.paths, lambda position: get_or_none(self.store, self.paths.log_record(position)))
+
+    def run(self, min_age_ms: int, wall_ms: int) -> CheckedJob:
+        self._read_log()
+        settled = self._verify()
+        damage = [*self.walk.damage, *self._still_damaged(), *self._others_damaged()]
+        plan, leftovers = SweepPlan(), self._strangers()
+        if not settled:
+            self.notes.append(
+                f"job {self.job} runs, and drops checkpoints faster than they can be verified: check it with a larger "
+                "retained=, or when it is stopped; no orphans were looked for"
+            )
+        elif damage:
+            self.notes.append("no orphans were looked for: with damage nobody knows what is needed")
+        else:
+            plan, leftovers = self._leftovers(min_age_ms, wall_ms)
+        return CheckedJob(self._report(damage, leftovers), plan, self.walk.head)
+
+    def _report(self, damage: list[Damage], leftovers: list[Leftover]) -> JobReport:
+        walk = self.walk
+        verified = sorted(each.checkpoint for each in walk.in_reach if each.position in self.manifests)
+        return JobReport(
+            job=self.job,
+            records=walk.head,
+            generation=walk.token,
+            checkpoint=0 if walk.newest is None else walk.newest.checkpoint,
+            verified=tuple(verified),
+            files=self.files,
+            bytes=self.bytes_read,
+            damage=tuple(damage),
+            leftovers=tuple(leftovers),
+            notes=tuple(self.notes),
+        )
+
+    # ---- the log
+
+    def _read_log(self) -> None:
+        positions = [self.paths.log_position(found.key) for found in self.objects]
+        last = max((position for position in positions if position is not None), default=FIRST_POSITION - 1)
+        if last < FIRST_POSITION:
+            key = self.paths.log_record(FIRST_POSITION)
+            remedy = f"the whole log is gone: {BACKUP}; delete the job's folder if the job is not wanted any more"
+            self.walk.damage.append(Damage(key, "a log record, because there are checkpoints", "nothing", remedy))
+            return
+        for start in range(FIRST_POSITION, last + 1, _WINDOW):
+            window = range(start, min(start + _WINDOW, last + 1))
+            for data in self._all(lambda position: get_or_none(self.store, self.paths.log_record(position)), window):
+                self.walk.feed(data)
+            self.progress(f"{self.job}: log records", self.walk.head, last)
+        self._catch_up()
+
+    def _catch_up(self) -> bool:
+        """Read what was appended since. True if there was something."""
+        before = self.walk.head
+        while (data := get_or_none(self.store, self.paths.log_record(self.walk.head + 1))) is not None:
+            self.walk.feed(data)
+        return self.walk.head > before
+
+    # ---- checkpoints
+
+    def _verify(self) -> bool:
+        """Verify all checkpoints in reach. False: the job runs, and new ones keep coming."""
+        for _ in range(_ROUNDS):
+            due = [each for each in self.walk.in_reach if each.position not in self.manifests]
+            must = {each.position for each in self.walk.must_exist}
+            for decided in due:
+                self._verify_checkpoint(decided, decided.position in must)
+            if not self._catch_up():
+                return True
+        return not any(self._is_due(each) for each in self.walk.in_reach)
+
+    def _is_due(self, decided: Decided) -> bool:
+        known = decided.position in self.manifests or decided.position in self.damaged
+        return not known and decided.position not in self.absent
+
+    def _verify_checkpoint(self, decided: Decided, must_exist: bool) -> None:
+        data = get_or_none(self.store, decided.key)
+        if data is None and not must_exist:
+            self.absent.add(decided.position)
+            return
+        manifest = read_manifest(self.paths, decided, data)
+        if isinstance(manifest, Damage):
+            self.damaged[decided.position] = [manifest]
+            return
+        found = self._verify_files(decided.key, manifest, f"{self.job}: files of checkpoint {decided.checkpoint}")
+        if found:
+            self.damaged[decided.position] = found
+        else:
+            self.damaged.pop(decided.position, None)
+            self.manifests[decided.position] = manifest
+
+    def _verify_files(self, key: str, manifest: Manifest, what: str) -> list[Damage]:
+        found: list[Damage] = []
+        wanted: dict[FileRange, None] = {}
+        for ref in file_refs(manifest):
+            if ref.key is None:
+                harm = inline_damage(key, ref)
+                found += [harm] if harm is not None else []
+                self.files += 1
+                self.bytes_read += ref.size
+            else:
+                wanted[FileRange(ref.key, ref.offset, ref.size, ref.sha256)] = None
+        due = [each for each in wanted if each not in self.hashed]
+        for number, (each, harm) in enumerate(zip(due, self._all(self._hash, due), strict=True), start=1):
+            if harm is None:
+                self.hashed.add(each)
+                self.files += 1
+                self.bytes_read += each.size
+            else:
+                found.append(harm)
+            self.progress(what, number, len(due))
+        return found
+
+    def _hash(self, wanted: FileRange) -> Damage | None:
+        digest, read = hashlib.sha256(), 0
+        while read < wanted.size:
+            try:
+                piece = self.store.get(wanted.key, wanted.offset + read, min(_PIECE, wanted.size - read))
+            except ObjectNotFound:
+                return wanted.missing()
+            if not piece:
+                break
+            digest.update(piece)
+            read += len(piece)
+        return wanted.damage(read, digest.hexdigest())
+
+    def _still_damaged(self) -> Iterator[Damage]:
+        """Of checkpoints that count. Others were dropped while we looked."""
+        reach = {each.position for each in self.walk.in_reach}
+        for position in sorted(self.damaged):
+            if position in reach:
+                yield from self.damaged[position]
+            else:
+                self.notes.append(f"the checkpoint of log position {position} was dropped while it was being verified")
+
+    # ---- other objects
+
+    def _others_damaged(self) -> Iterator[Damage]:
+        present = {found.key for found in self.objects}
+        if self.paths.lease in present:
+            yield from self._undecodable(self.paths.lease, lambda data: decode_lease(self.paths.lease, data))
+        if self.paths.history in present:
+            yield from self._undecodable(self.paths.history, lambda data: decode_history(self.paths.history, data))
+        for key in sorted(present):
+            if key.startswith(f"{self.job}/savepoints/") and key.endswith("/manifest.json"):
+                yield from self._savepoint_damage(key)
+
+    def _undecodable(self, key: str, decode: Callable[[bytes], object]) -> Iterator[Damage]:
+        data = get_or_none(self.store, key)
+        if data is None:
+            return
+        try:
+            decode(data)
+        except Corrupt as error:
+            yield Damage(key, "readable", str(error), "delete it: it is written anew, and no decision rests on it")
+
+    def _savepoint_damage(self, key: str) -> list[Damage]:
+        data = get_or_none(self.store, key)
+        if data is None:
+            return []
+        try:
+            manifest = decode_manifest(key, data)
+        except Corrupt as error:
+            return [Damage(key, "a savepoint's manifest that this release can read", str(error), BACKUP)]
+        for ref in file_refs(manifest):
+            try:
+                check_key(ref.key or "inline")
+            except InvalidJob as error:
+                return [Damage(key, "keys of objects below the store's root", str(error), BACKUP)]
+        return self._verify_files(key, manifest, f"{self.job}: files of {key}")
+
+    # ---- leftovers
+
+    def _unrecognised(self) -> list[ObjectInfo]:
+        return [found for found in self.objects if not recognised(self.paths, found.key)]
+
+    def _strangers(self) -> list[Leftover]:
+        verdicts = Retention(1).classify(self.paths, self._unrecognised(), self.walk.token, 0)
+        found = [each for each, verdict in verdicts if verdict is Verdict.NOT_OURS]
+        explanations = (explained(self.paths, each, Verdict.NOT_OURS, self.walk, False, None) for each in found)
+        return [each for each in explanations if each is not None]
+
+    def _leftovers(self, min_age_ms: int, wall_ms: int) -> tuple[SweepPlan, list[Leftover]]:
+        """What the sweep of the newest generation would delete now, and why the rest stays."""
+        walk, paths = self.walk, self.paths
+        kept = [
+            Kept(each.checkpoint, each.key, own_files(self.manifests[each.position], paths.data_prefix))
+            for each in walk.in_reach
+            if each.position in self.manifests
+        ]
+        retention = Retention(walk.retained, kept)
+        objects = self._unrecognised()
+        verdicts = list(retention.classify(paths, objects, walk.token, wall_ms, None, min_age_ms))
+        loose = [found for found, verdict in verdicts if verdict is not Verdict.NEEDED]
+        owners = {found.key: paths.checkpoint_of(found.key) for found in loose}
+        decided = walk.decided(owner for owner in owners.values() if owner is not None)
+        named = self._named_by({key: owner for key, owner in owners.items() if owner is not None}, decided)
+        explanations = (
+            explained(paths, found, verdict, walk, owners.get(found.key) in decided, named.get(found.key))
+            for found, verdict in verdicts
+        )
+        rows = (staged_rows_left(paths, found, walk) for found in self.objects)
+        leftovers = sorted((each for each in (*explanations, *rows) if each is not None), key=lambda each: each.key)
+        return retention.sweep(paths, objects, walk.token, wall_ms, None, min_age_ms), leftovers
+
+    def _named_by(
+        self, manifests: dict[str, tuple[int, int]], decided: frozenset[tuple[int, int]]
+    ) -> dict[str, NamedBy]:
+        """Which file is named by which manifest out of reach. An unreadable one names nothing."""
+        named: dict[str, NamedBy] = {}
+        newest = sorted(manifests, key=lambda key: manifests[key])[-_EXPLAINED:]
+        for key, data in zip(newest, self._all(lambda key: get_or_none(self.store, key), newest), strict=True):
+            if data is None:  # deleted since it was listed
+                continue
+            try:
+                manifest = decode_manifest(key, data)
+            except Corrupt:
+                self.notes.append(f"manifest {key} is out of reach and unreadable: whose files it named is not known")
+                continue
+            checkpoint, token = manifests[key]
+            owner = NamedBy(checkpoint, token, manifests[key] in decided)
+            for file in own_files(manifest, self.paths.data_prefix):
+                named.setdefault(file, owner)
+        return named
+
+    def _all(self, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
+        return self.pool.map(work, items)
+
+
+def _exists(store: ObjectStore, key: str) -> bool:
+    try:
+        store.get(key, 0, 1)
+    except ObjectNotFound:
+        return False
+    except BarrierRuntimeError:  # not known: do not say that it is gone
+        return True
+    return True

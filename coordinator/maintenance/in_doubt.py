@@ -1,0 +1,101 @@
+"""A generation without slots, for who settles a dead job's transactions by hand.
+
+What is dropped must be out of everybody's reach, so its owner takes what every generation takes: a FENCE, at the
+position behind the log that was read. Whoever leads the job unnoticed loses its next append; whoever starts it takes a
+higher token, or was faster, and then nothing is settled. Its run is one of its own, and goes on from what the last run
+had reached: no coordinator adopts it, and a start of the job restores what it would have restored.
+
+A FINISH follows. Dying before it changes nothing but what people read: the job was killed, which is true as well.
+Blocking; used by one thread.
+"""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from barrier_runtime.coordinator.backoff import backoff_s
+from barrier_runtime.coordinator.log.decision_log import DecisionLog, Foreign, Landed, LogView, ReadBack, Repeat
+from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
+from barrier_runtime.coordinator.log.records import Fence, Record
+from barrier_runtime.coordinator.log.restore_choice import continue_run
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
+from barrier_runtime.state.store.paths import Paths
+
+_ATTEMPTS = 12  # to put one record while the store does not answer: some six seconds
+
+
+class Settlement:
+    """`view`: the log as it was read, not empty. `leader`: unique to this process; `host`, `submitter`: for people."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        view: LogView,
+        *,
+        leader: str,
+        host: str,
+        submitter: str,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        assert view.fence is not None, "a log that has no generation has nothing to settle"
+        assert isinstance(view.fence.record, Fence)
+        spec = msgspec.structs.replace(view.fence.record.spec, run_id=leader, submitter=submitter)
+        self._name = spec.job
+        self._records = RecordBuilder(spec, Identity(leader, host))
+        self._log = DecisionLog(spec.job, view)
+        self._ended = self._log.finish
+        self._store = store
+        self._sleep = sleep
+
+    def begin(self) -> int:
+        """Fence every generation before, and return the token of this one. Raises `InvalidJob` when somebody else has
+        the log's next record, `Unavailable` when nobody knows who has."""
+        log = self._log
+        fence = self._records.fence(log, continue_run(log), "its transactions are settled by hand", 0, _now_ms())
+        landed = self._append(fence)
+        if isinstance(landed, Foreign):
+            found = landed.entry.record
+            raise InvalidJob(
+                f"job {self._name} runs, or was started just now: log record {landed.entry.position} is a "
+                f"{type(found).__name__.upper()} of {found.writer}. Nothing was settled: it settles its transactions "
+                "itself; stop it first"
+            )
+        return landed.permit.token
+
+    def finish(self, how: str) -> None:
+        """Say that nobody leads any more, and `how` the transactions were settled, unless the job had ended before. No
+        word where it has been started meanwhile: the log is its successor's."""
+        if self._ended is not None:
+            outcome, reason = self._ended.outcome, self._ended.reason
+        else:
+            outcome, reason = "cancelled", how
+        self._append(self._records.finish(self._log, outcome, _now_ms(), reason=reason))
+
+    def _append(self, record: Record) -> Landed | Foreign:
+        log = self._log
+        step = log.propose(record)
+        key = Paths(self._name).log_record(step.position)
+        for attempt in range(1, _ATTEMPTS + 1):
+            answer: Landed | Foreign | Repeat | ReadBack | None
+            answer = log.on_put(step.position, self._put(key, step.data))
+            if isinstance(answer, ReadBack):
+                answer = log.on_read_back(step.position, key, get_or_none(self._store, key))
+            if isinstance(answer, Landed | Foreign):
+                return answer
+            self._sleep(backoff_s(attempt))
+        raise Unavailable(
+            f"job {self._name}: nobody knows whether {type(record).__name__.upper()} landed at log position "
+            f"{step.position} of {self._store.url}, which does not answer: do the same again when it does"
+        )
+
+    def _put(self, key: str, data: bytes) -> PutOutcome:
+        try:
+            return self._store.put_if_absent(key, data)
+        except (Unavailable, OSError):
+            return PutOutcome.UNKNOWN
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

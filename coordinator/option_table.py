@@ -1,0 +1,265 @@
+"""THE table of options: one row each, with all that is checked or said of it anywhere.
+
+From it come the checks of driver and coordinator, the flags of the command line, `explain` and the signatures that
+notebooks show; `tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md` from it. So a new
+option is a new row, then `make options`. Names, and the fields under which options are stored, never change.
+"""
+
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+DAY_S = 24 * 3600
+YEAR_S = 365 * DAY_S
+SAME: Any = object()
+
+
+@dataclass(frozen=True)
+class Option:
+    """`low` and `high` are in the unit. Times are seconds (unit "s") for users, and stored as milliseconds.
+
+    `where`: "spark" for what a local run would ignore, and so refuses; "daemon": no option of a run. `shown`: what
+    `explain` prints; text is printed only when its row says so, because it may hold a secret.
+    """
+
+    name: str
+    type: Any  # of the value, as type checkers see it and as it is demanded at run time
+    default: Any
+    help: str  # a line, for --help, editors and docs/options.md
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+    where: Literal["everywhere", "spark", "daemon"] = "everywhere"
+    none: str = ""  # what None means, or an empty default
+    also: str = ""  # a further type that the keyword may have
+    made: str = ""  # source of the function that makes a default which is not a constant
+    field: str = ""  # of `CheckpointOptions` or `RestartOptions`, in which it is stored
+    stored_default: Any = SAME  # what a record without the field means, where that is not the option's default
+    strategies: tuple[str, ...] = ()  # the values of `restart` that use it
+    remedy: str = ""  # what to give, where the type does not say it
+    flags: tuple[str, ...] = ()  # of the command line, beside --name
+    on_command_line: bool = True
+    shown: Literal["value", "url", "whether"] = "whether"
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def short_flag(self) -> str:
+        """As messages name it."""
+        return min((self.flag, *self.flags), key=len)
+
+    @property
+    def variable(self) -> str:
+        """Of the environment, for the command line."""
+        return f"BARRIER_RUNTIME_{self.name.upper()}"
+
+    @property
+    def optional(self) -> bool:
+        return NoneType in get_args(self.type)
+
+    @property
+    def plain_type(self) -> Any:
+        """Without None."""
+        return next(kind for kind in get_args(self.type) if kind is not NoneType) if self.optional else self.type
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return get_args(self.plain_type) if get_origin(self.plain_type) is Literal else ()
+
+    @property
+    def in_ms(self) -> bool:
+        return self.unit == "s"
+
+    def stored(self, value: Any) -> Any:
+        return round(value * 1000) if self.in_ms and value is not None else value
+
+    def unstored(self, value: Any) -> Any:
+        return value / 1000 if self.in_ms and value is not None else value
+
+
+def _text(name: str, default: str | None, text: str, **more: Any) -> Option:
+    return Option(name, str | None if default is None else str, default, text, **more)
+
+
+def _flag(name: str, text: str, **more: Any) -> Option:
+    return Option(name, bool, False, text, shown="value", **more)
+
+
+def _count(name: str, default: int, low: int, high: int, unit: str, text: str, **more: Any) -> Option:
+    return Option(name, int, default, text, low, high, unit, shown="value", **more)
+
+
+def _number(name: str, default: float, low: float, high: float, text: str, **more: Any) -> Option:
+    return Option(name, float, default, text, low, high, shown="value", **more)
+
+
+def _seconds(name: str, default: float | None, low: float, high: float, text: str, **more: Any) -> Option:
+    return Option(name, float | None if "none" in more else float, default, text, low, high, "s", shown="value", **more)
+
+
+def _choice(name: str, default: str, choices: Any, text: str, **more: Any) -> Option:
+    return Option(name, choices, default, text, shown="value", **more)
+
+
+_GROWING = ("exponential_delay",)
+_PAUSING = ("fixed_delay", "exponential_delay", "failure_rate")
+_RATE = ("failure_rate",)
+
+# fmt: off
+JOB = (
+    _text("checkpoints", None, "folder or URL (file://, s3://bucket/prefix[?endpoint=…]) of the checkpoints",
+          none="a folder that lives as long as the run; required on Spark", also="os.PathLike[str]", shown="url"),
+    _count("parallelism", 2, 1, 1024, "", "slots; each holds a Spark core for as long as the job runs"),
+    _count("max_parallelism", 128, 1, 32_768, "key groups", "key groups; fixed for the life of the job"),
+    _text("restore", "latest", "latest, none, or the number of a retained checkpoint", also="int", shown="value",
+          remedy="use 'latest', 'none' or the number of a retained checkpoint"),
+    _flag("allow_replay", "restore something older than the last completed checkpoint: sinks get rows again"),
+    _flag("allow_non_restored", "drop state whose operator is gone; what was decided of a sink is committed first"),
+)
+
+CHECKPOINTS = (
+    _seconds("checkpoint_interval", 1.0, 0.01, YEAR_S, "time between checkpoints; the median age of rows that become "
+             "visible is half of it", field="interval_ms", flags=("--interval",)),
+    _seconds("min_pause", 0.0, 0, YEAR_S, "pause after each checkpoint; above 0 there is one checkpoint at a time and "
+             "the interval is at least as long", field="min_pause_ms"),
+    _seconds("checkpoint_timeout", 600.0, 0.01, YEAR_S, "a checkpoint that is older is aborted", field="timeout_ms"),
+    _count("max_concurrent", 1, 1, 1_000, "", "checkpoints under way at a time", field="max_concurrent"),
+    _count("tolerable_failures", 0, 0, 1_000_000, "", "failed checkpoints in a row that do not restart the job",
+           field="tolerable_failures"),
+    _choice("mode", "exactly_once", Literal["exactly_once", "at_least_once"], "at_least_once: barriers are not aligned",
+            field="mode"),
+    _flag("unaligned", "barriers overtake rows, which are stored with the checkpoint", field="unaligned"),
+    _seconds("aligned_timeout", 0.0, 0, YEAR_S, "with unaligned: barriers wait this long before they overtake; 0: they "
+             "always overtake", none="they never overtake", field="aligned_timeout_ms"),
+    _count("retained", 1, 1, 1_000, "", "completed checkpoints that are kept", field="retained"),
+    _choice("on_cancel", "retain", Literal["retain", "delete"],
+            "what becomes of the checkpoints of a job that is stopped", field="on_cancel"),
+    _seconds("progress_timeout", None, 0.1, 10 * YEAR_S, "no completed checkpoint, or nothing committed by a sink, for "
+             "this long: the status says so", none="60 s, or 10 intervals if that is longer"),
+)
+
+RESTARTS = (
+    _choice("restart", "exponential_delay", Literal["none", "fixed_delay", "exponential_delay", "failure_rate"],
+            "what follows a failure", field="strategy"),
+    _seconds("restart_delay", None, 0, YEAR_S, "pause before a restart; exponential_delay: before the second in a row, "
+             "the first comes at once", none="0.2 s for exponential_delay, 1 s for the others", field="initial_ms",
+             stored_default=200, strategies=_PAUSING),
+    _number("restart_multiplier", 2.0, 1, 1_000, "each pause is this many times as long as the one before",
+            field="multiplier", strategies=_GROWING),
+    _seconds("restart_max_delay", 30.0, 0, YEAR_S, "the longest pause", field="max_ms", strategies=_GROWING),
+    _seconds("restart_reset_after", 1.0, 0, YEAR_S, "a job that ran this long and completed a checkpoint begins again "
+             "with the first pause", field="reset_after_ms", strategies=_GROWING),
+    Option("restart_attempts", int | None, 10, "restarts before the job fails; exponential_delay: in a row without "
+           "progress; fixed_delay: in all", 0, 1_000_000, none="no limit", field="max_attempts", stored_default=None,
+           strategies=("fixed_delay", "exponential_delay"), shown="value"),
+    _number("restart_jitter", 0.0, 0, 1, "each pause is up to this part of it longer or shorter", field="jitter",
+            strategies=_GROWING),
+    _count("restart_failures", 1, 1, 1_000_000, "", "more failures than this within restart_interval end the job",
+           field="max_failures", strategies=_RATE),
+    _seconds("restart_interval", 60.0, 0.001, YEAR_S, "time within which failures are counted", field="interval_ms",
+             strategies=_RATE),
+)
+
+SLOTS = (
+    _seconds("slot_timeout", 10.0, 0.1, DAY_S, "silence after which a slot is replaced"),
+    _seconds("gang_timeout", 60.0, 0.1, DAY_S, "how long to wait for all slots"),
+    _choice("state_backend", "rocksdb", Literal["rocksdb", "memory"], "where keyed state is kept while the job runs"),
+    _count("state_memory_mb", 256, 1, 1_048_576, "MiB", "memory for RocksDB, per slot"),
+    _count("state_cache_mb", 64, 1, 1_048_576, "MiB", "values held decoded, per stateful step and slot"),
+    Option("check_state", bool | None, None, "refuse state that was changed in place without update(), and one object "
+           "stored for two keys: a restart would forget it; costs an encoding per value read", none="in local runs",
+           shown="value"),
+)
+
+SPARK = (
+    _text("master", "local[*]", "Spark master: local[N], local-cluster[…], spark://…", where="spark", shown="value"),
+    Option("spark", Any, None, "a SparkSession of yours", none="one is made", on_command_line=False, where="spark"),
+    Option("spark_conf", dict[str, str], {}, "settings of the Spark session that is made", made="dict", where="spark",
+           none="none", flags=("--conf",)),
+    _text("coordinator", None, "http://host:port of a running daemon, or of several with commas", where="spark",
+          none="a child process of the driver", also="Sequence[str]"),
+    _text("token_file", None, "file with the daemon's bearer token", where="spark", none="there is no daemon",
+          also="os.PathLike[str]"),
+    _text("coordinator_host", "127.0.0.1", "this host's address for executors on other hosts; for trusted networks: "
+          "peers prove the secret, nothing is encrypted", where="spark", shown="value"),
+    _seconds("coordinator_lease", 600.0, 0.1, DAY_S, "a slot leaves when the coordinator is silent for this long",
+             where="spark"),
+    Option("run_id", str, "", "identity of this run", made="lambda: uuid.uuid4().hex", none="made for each run",
+           on_command_line=False),
+)
+
+DAEMON = (
+    _text("storage", None, "URL of the object store: a folder, file://… or s3://…", none="required", where="daemon"),
+    _text("token_file", None, "bearer token and root key, mode 0600", none="required", where="daemon"),
+    _text("listen", "127.0.0.1:0", "host:port for slots; port 0: any", where="daemon"),
+    _text("http", "127.0.0.1:0", "host:port for REST; port 0: any", where="daemon"),
+    _flag("insecure_network_ok", "allow other than loopback addresses, on a network that is trusted: who connects must "
+          "prove the secret, but nothing is encrypted, and rows between slots are protected against accidents only",
+          where="daemon"),
+    _seconds("lease", 5.0, 0.1, 3_600, "silence after which another daemon on the same storage may take our jobs "
+             "over; 0: there is no other daemon", where="daemon"),
+    _seconds("handshake_timeout", 5.0, 0.1, 3_600, "time for a connection to prove the secret; a request of REST has "
+             "twice as long", where="daemon"),
+    _choice("log_format", "plain", Literal["plain", "json"], "lines of the log", where="daemon"),
+)
+# fmt: on
+
+GROUPS = {
+    "Job": JOB,
+    "Checkpoints": CHECKPOINTS,
+    "Restarts": RESTARTS,
+    "Slots and state": SLOTS,
+    "Spark and the coordinator": SPARK,
+}
+OPTIONS = {option.name: option for options in GROUPS.values() for option in options}
+DAEMON_OPTIONS = {option.name: option for option in DAEMON}
+
+
+_LONG: dict[float, str] = {DAY_S: "1 day", YEAR_S: "1 year", 10 * YEAR_S: "10 years"}
+_WANTED = {
+    int: "give a whole number",
+    float: "give a number",
+    str: "give text",
+    bool: "give True or False",
+    dict[str, str]: "give a dict of Spark settings, text to text",
+}
+
+
+def stored_in(options: tuple[Option, ...]) -> dict[str, Option]:
+    """By the field under which each is stored."""
+    return {option.field: option for option in options if option.field}
+
+
+def wanted_type(option: Option) -> str:
+    """What an error asks for when a value is of the wrong type: "give a number of seconds, or None"."""
+    if option.remedy:
+        return option.remedy
+    text = _WANTED.get(option.plain_type, f"use {' or '.join(map(repr, option.choices))}")
+    return text + (" of seconds" if option.in_ms else "") + (", or None" if option.optional else "")
+
+
+def wanted(option: Option) -> str:
+    """What an error asks for when a value is out of bounds: "give seconds from 0.01 to 31536000"."""
+    what = {"s": "give seconds", "MiB": "give MiB"}.get(option.unit) or _WANTED[option.plain_type]
+    or_none = f", or None: {option.none}" if option.optional else ""
+    return f"{what} from {option.low:g} to {option.high:.0f}{or_none}"
+
+
+def allowed(option: Option) -> str:
+    """For help and documents: "0.01 s to 1 year"; "" where the type says it all."""
+    values = " or ".join(option.choices)
+    if option.low is not None and option.high is not None:
+        high = _LONG[option.high] if option.high in _LONG else f"{option.high:,.0f} {option.unit}".rstrip()
+        values = f"{option.low:g}{' s' if option.in_ms and option.low else ''} to {high}"
+    return values
+
+
+def shown_value(option: Option, value: Any) -> str:
+    """A value with its unit: "600 s", "128 key groups"; what None and nothing mean."""
+    if value in (None, "", {}):
+        return option.none
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:g} {option.unit}".rstrip() if isinstance(value, float) else f"{value} {option.unit}".rstrip()

@@ -1,0 +1,187 @@
+"""The options as types: what is stored of them, the keywords of `run` and `run_local`, and their values.
+
+Written by `tests/options_table.py` from `coordinator/option_table.py`: change an option there, then `make options`.
+"""
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+
+class CheckpointOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Stored with a job; they mean what Flink's do. Times are milliseconds. See `coordinator.options.validated`."""
+
+    interval_ms: int = 1000
+    min_pause_ms: int = 0
+    timeout_ms: int = 600000
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    unaligned: bool = False
+    aligned_timeout_ms: int | None = 0
+    retained: int = 1
+    on_cancel: Literal["retain", "delete"] = "retain"
+
+
+class RestartOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Stored with a job: when it restarts. Times are milliseconds. See `coordinator.options.validated_restart`."""
+
+    strategy: Literal["none", "fixed_delay", "exponential_delay", "failure_rate"] = "exponential_delay"
+    initial_ms: int = 200
+    multiplier: float = 2.0
+    max_ms: int = 30000
+    reset_after_ms: int = 1000
+    max_attempts: int | None = None
+    jitter: float = 0.0
+    max_failures: int = 1
+    interval_ms: int = 60000
+
+
+class LocalRunOptions(TypedDict, total=False):
+    """Keywords of `Dataflow.run_local`."""
+
+    checkpoints: str | os.PathLike[str] | None
+    """folder or URL (file://, s3://bucket/prefix[?endpoint=…]) of the checkpoints. Default: a folder that lives as long
+    as the run; required on Spark."""
+    parallelism: int
+    """slots; each holds a Spark core for as long as the job runs. 1 to 1,024. Default: 2."""
+    max_parallelism: int
+    """key groups; fixed for the life of the job. 1 to 32,768 key groups. Default: 128 key groups."""
+    restore: str | int
+    """latest, none, or the number of a retained checkpoint. Default: latest."""
+    allow_replay: bool
+    """restore something older than the last completed checkpoint: sinks get rows again. Default: False."""
+    allow_non_restored: bool
+    """drop state whose operator is gone; what was decided of a sink is committed first. Default: False."""
+    checkpoint_interval: float
+    """time between checkpoints; the median age of rows that become visible is half of it. 0.01 s to 1 year. Default: 1
+    s."""
+    min_pause: float
+    """pause after each checkpoint; above 0 there is one checkpoint at a time and the interval is at least as long. 0 to
+    1 year. Default: 0 s."""
+    checkpoint_timeout: float
+    """a checkpoint that is older is aborted. 0.01 s to 1 year. Default: 600 s."""
+    max_concurrent: int
+    """checkpoints under way at a time. 1 to 1,000. Default: 1."""
+    tolerable_failures: int
+    """failed checkpoints in a row that do not restart the job. 0 to 1,000,000. Default: 0."""
+    mode: Literal["exactly_once", "at_least_once"]
+    """at_least_once: barriers are not aligned. exactly_once or at_least_once. Default: exactly_once."""
+    unaligned: bool
+    """barriers overtake rows, which are stored with the checkpoint. Default: False."""
+    aligned_timeout: float | None
+    """with unaligned: barriers wait this long before they overtake; 0: they always overtake. 0 to 1 year. Default: 0
+    s."""
+    retained: int
+    """completed checkpoints that are kept. 1 to 1,000. Default: 1."""
+    on_cancel: Literal["retain", "delete"]
+    """what becomes of the checkpoints of a job that is stopped. retain or delete. Default: retain."""
+    progress_timeout: float | None
+    """no completed checkpoint, or nothing committed by a sink, for this long: the status says so. 0.1 s to 10 years.
+    Default: 60 s, or 10 intervals if that is longer."""
+    restart: Literal["none", "fixed_delay", "exponential_delay", "failure_rate"]
+    """what follows a failure. none or fixed_delay or exponential_delay or failure_rate. Default: exponential_delay."""
+    restart_delay: float | None
+    """pause before a restart; exponential_delay: before the second in a row, the first comes at once. 0 to 1 year.
+    Default: 0.2 s for exponential_delay, 1 s for the others."""
+    restart_multiplier: float
+    """each pause is this many times as long as the one before. 1 to 1,000. Default: 2."""
+    restart_max_delay: float
+    """the longest pause. 0 to 1 year. Default: 30 s."""
+    restart_reset_after: float
+    """a job that ran this long and completed a checkpoint begins again with the first pause. 0 to 1 year. Default: 1
+    s."""
+    restart_attempts: int | None
+    """restarts before the job fails; exponential_delay: in a row without progress; fixed_delay: in all. 0 to 1,000,000.
+    Default: 10."""
+    restart_jitter: float
+    """each pause is up to this part of it longer or shorter. 0 to 1. Default: 0."""
+    restart_failures: int
+    """more failures than this within restart_interval end the job. 1 to 1,000,000. Default: 1."""
+    restart_interval: float
+    """time within which failures are counted. 0.001 s to 1 year. Default: 60 s."""
+    slot_timeout: float
+    """silence after which a slot is replaced. 0.1 s to 1 day. Default: 10 s."""
+    gang_timeout: float
+    """how long to wait for all slots. 0.1 s to 1 day. Default: 60 s."""
+    state_backend: Literal["rocksdb", "memory"]
+    """where keyed state is kept while the job runs. rocksdb or memory. Default: rocksdb."""
+    state_memory_mb: int
+    """memory for RocksDB, per slot. 1 to 1,048,576 MiB. Default: 256 MiB."""
+    state_cache_mb: int
+    """values held decoded, per stateful step and slot. 1 to 1,048,576 MiB. Default: 64 MiB."""
+    check_state: bool | None
+    """refuse state that was changed in place without update(), and one object stored for two keys: a restart would
+    forget it; costs an encoding per value read. Default: in local runs."""
+    run_id: str
+    """identity of this run. Default: made for each run."""
+
+
+class RunOptions(LocalRunOptions, total=False):
+    """Keywords of `Dataflow`, its `run`, `start` and `explain`."""
+
+    master: str
+    """Spark master: local[N], local-cluster[…], spark://…. Default: local[*]."""
+    spark: Any
+    """a SparkSession of yours. Default: one is made."""
+    spark_conf: dict[str, str]
+    """settings of the Spark session that is made. Default: none."""
+    coordinator: str | Sequence[str] | None
+    """http://host:port of a running daemon, or of several with commas. Default: a child process of the driver."""
+    token_file: str | os.PathLike[str] | None
+    """file with the daemon's bearer token. Default: there is no daemon."""
+    coordinator_host: str
+    """this host's address for executors on other hosts; for trusted networks: peers prove the secret, nothing is
+    encrypted. Default: 127.0.0.1."""
+    coordinator_lease: float
+    """a slot leaves when the coordinator is silent for this long. 0.1 s to 1 day. Default: 600 s."""
+
+
+@dataclass(frozen=True)
+class OptionValues:
+    """The value of each option; checked by `barrier_runtime.launch.options.JobOptions`."""
+
+    checkpoints: str | None = None
+    parallelism: int = 2
+    max_parallelism: int = 128
+    restore: str = "latest"
+    allow_replay: bool = False
+    allow_non_restored: bool = False
+    checkpoint_interval: float = 1.0
+    min_pause: float = 0.0
+    checkpoint_timeout: float = 600.0
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    unaligned: bool = False
+    aligned_timeout: float | None = 0.0
+    retained: int = 1
+    on_cancel: Literal["retain", "delete"] = "retain"
+    progress_timeout: float | None = None
+    restart: Literal["none", "fixed_delay", "exponential_delay", "failure_rate"] = "exponential_delay"
+    restart_delay: float | None = None
+    restart_multiplier: float = 2.0
+    restart_max_delay: float = 30.0
+    restart_reset_after: float = 1.0
+    restart_attempts: int | None = 10
+    restart_jitter: float = 0.0
+    restart_failures: int = 1
+    restart_interval: float = 60.0
+    slot_timeout: float = 10.0
+    gang_timeout: float = 60.0
+    state_backend: Literal["rocksdb", "memory"] = "rocksdb"
+    state_memory_mb: int = 256
+    state_cache_mb: int = 64
+    check_state: bool | None = None
+    master: str = "local[*]"
+    spark: Any = None
+    spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
+    coordinator: str | None = None
+    token_file: str | None = None
+    coordinator_host: str = "127.0.0.1"
+    coordinator_lease: float = 600.0
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)

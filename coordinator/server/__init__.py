@@ -1,0 +1,1 @@
+"""The coordinator's process: the edge around `job`."""

@@ -1,0 +1,187 @@
+"""The port slots connect to: handshake, framing, and a pump of messages into the job's runner. asyncio TCP.
+
+Before a peer has proven that it knows the secret, it gets a few KiB of memory, a few seconds, and one of a bounded
+number of places, which it loses when they run out and nobody has had one for longer: a slot needs one for
+milliseconds. After that its messages are data: decoded strictly, and a wrong one costs it the connection.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+
+import msgspec
+
+from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
+from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
+from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode
+from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Framing, Hello, Session
+from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims, ToSlot, TryElsewhere
+from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
+from barrier_runtime.state.ids import check_job_id
+
+log = logging.getLogger("coordinator.control")
+
+HANDSHAKE_TIMEOUT_S: float = DAEMON_OPTIONS["handshake_timeout"].default
+MAX_UNPROVEN = 256
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+_READ_BYTES = 256 * 1024
+_CLAIMS = msgspec.msgpack.Decoder(SlotClaims)
+
+
+class ControlServer:
+    def __init__(
+        self,
+        directory: JobDirectory,
+        listening: socket.socket,
+        *,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        max_unproven: int = MAX_UNPROVEN,
+    ) -> None:
+        self._directory = directory
+        self._listening = listening
+        self._timeout_s = handshake_timeout_s
+        self._max_unproven = max_unproven
+        self._unproven: dict[asyncio.StreamWriter, None] = {}  # in the order they came
+        self._server: asyncio.Server | None = None
+        self._writers: dict[asyncio.StreamWriter, None] = {}  # in the order they came
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._listening.getsockname()[:2]
+        return str(host), int(port)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, sock=self._listening, limit=_READ_BYTES)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    # ------------------------------------------------------------ one connection
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers[writer] = None
+        peer = writer.get_extra_info("peername")
+        try:
+            _no_delay(writer)
+            self._make_room()
+            await self._speak(reader, writer)
+        except (BarrierRuntimeError, asyncio.TimeoutError) as error:
+            log.warning("connection from %s closed: %s", peer, str(error) or "handshake took too long")
+        except (ConnectionError, OSError) as error:
+            log.debug("connection from %s broke: %s", peer, error)
+        finally:
+            del self._writers[writer]
+            writer.close()
+
+    def _make_room(self) -> None:
+        """Places that ran out are taken from who has had one for longest."""
+        while len(self._unproven) >= self._max_unproven:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.transport.abort()
+
+    async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._unproven[writer] = None
+        try:
+            session, framing, first = await asyncio.wait_for(self._prove(reader, writer), self._timeout_s)
+        finally:
+            self._unproven.pop(writer, None)
+        register = _register(session, first[0])
+        link = TcpLink(writer, framing)
+        hello = session.hello
+        runner = await self._directory.for_slot(hello.job, hello.run_id)
+        if isinstance(runner, NotHere):
+            if not runner.fenced:  # an ordinary thing where daemons stand by for each other
+                log.debug("slot %d of job %s sent elsewhere: %s", register.slot, hello.job, runner.reason)
+                link.send(TryElsewhere(runner.reason))
+                return
+            link.send(Shutdown("fenced", runner.reason))
+            raise InvalidJob(runner.reason)
+        runner.slot_connected(link, register)
+        try:
+            payloads = first[1:]
+            while True:
+                for payload in payloads:
+                    runner.slot_message(link, decode_to_coordinator(payload))
+                data = await reader.read(_READ_BYTES)
+                if not data:
+                    return
+                payloads = framing.feed(data)
+        finally:
+            runner.slot_disconnected(link)
+
+    async def _prove(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[Session, Framing, list[bytes]]:
+        """Handshake, and wait for the first frame: nothing but a Register may be in it."""
+        acceptor = Acceptor(nonce=os.urandom(NONCE_BYTES), purpose="control", secret_of=self._secret_of)
+        while acceptor.session is None:
+            writer.write(acceptor.feed(await _some(reader)))
+        framing = acceptor.session.framing()
+        payloads = framing.feed(acceptor.leftover())
+        while not payloads:
+            payloads = framing.feed(await _some(reader))
+        return acceptor.session, framing, payloads
+
+    def _secret_of(self, hello: Hello) -> bytes | None:
+        try:
+            return self._directory.secret(check_job_id(hello.job), check_job_id(hello.run_id))
+        except InvalidJob:
+            return None
+
+
+class TcpLink:
+    """A `SlotLink` over one authenticated connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter, framing: Framing) -> None:
+        self._writer = writer
+        self._framing = framing
+
+    def send(self, message: ToSlot) -> None:
+        if self._writer.is_closing():
+            return
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            log.warning("a slot does not read what it is sent: connection closed")
+            self._writer.transport.abort()
+            return
+        self._writer.write(self._framing.frame(encode(message)))
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may be closing
+            self._writer.close()
+
+
+def _register(session: Session, payload: bytes) -> Register:
+    """The first message, which must say what the handshake has proven (G7)."""
+    message = decode_to_coordinator(payload)
+    if not isinstance(message, Register):
+        raise ProtocolViolation(f"the first message was {type(message).__name__}, not Register: connection closed")
+    try:
+        claims = _CLAIMS.decode(session.hello.claims)
+    except UNREADABLE as error:
+        raise ProtocolViolation(f"the handshake's claims are unreadable ({error}): connection closed") from error
+    if (claims.slot, claims.uuid) != (message.slot, message.uuid):
+        raise ProtocolViolation(
+            f"slot {message.slot} ({message.uuid}) registered on a connection that was proven for slot {claims.slot} "
+            f"({claims.uuid}): connection closed"
+        )
+    return message
+
+
+async def _some(reader: asyncio.StreamReader) -> bytes:
+    data = await reader.read(_READ_BYTES)
+    if not data:
+        raise ConnectionResetError("closed during the handshake")
+    return data
+
+
+def _no_delay(writer: asyncio.StreamWriter) -> None:
+    raw = writer.get_extra_info("socket")
+    if raw is not None:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,0 +1,255 @@
+"""The coordinator's process, `python -m barrier_runtime.coordinator.server.daemon`.
+
+Opens two ports, runs every job on one loop, and keeps nothing that is not in the object store: kill it at
+any time. Several of them on the same storage and token stand by for each other (`--lease`). Exit deletes nothing and
+ends no job. Modules that only REST needs are imported after slots can connect.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import ipaddress
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from barrier_runtime.coordinator.client.rest_token import Token, daemon_key, read_token_file
+from barrier_runtime.coordinator.option_table import DAEMON, Option, shown_value, wanted
+from barrier_runtime.coordinator.server.control import ControlServer
+from barrier_runtime.coordinator.server.daemon_log import configure
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.lease import Holder
+from barrier_runtime.coordinator.server.leases import Leases
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_store
+
+log = logging.getLogger("coordinator.daemon")
+
+
+@dataclass(frozen=True)
+class Settings:
+    storage: str
+    token_file: str
+    listen: str
+    http: str
+    control_fd: int | None
+    http_fd: int | None
+    exit_with_parent: bool
+    parents_directory: Path | None
+    insecure_network_ok: bool
+    store_already_proven: bool
+    log_format: str
+    handshake_timeout: float
+    lease: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    settings = _parsed(arguments)
+    configure(settings.log_format)
+    faulthandler.enable()
+    try:
+        asyncio.run(_run(settings))
+    except InvalidJob as error:
+        log.error("%s", error)
+        return 2
+    except BarrierRuntimeError as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+def _parsed(arguments: list[str] | None) -> Settings:
+    parser = argparse.ArgumentParser(
+        prog="python -m barrier_runtime.coordinator.server.daemon", description="The checkpoint coordinator."
+    )
+    for option in DAEMON:
+        if option.type is bool:
+            parser.add_argument(option.flag, action="store_true", help=option.help)
+            continue
+        parser.add_argument(
+            option.flag,
+            required=option.default is None,
+            default=option.default,
+            type=option.plain_type if not option.choices else str,
+            choices=option.choices or None,
+            help=f"{option.help} (default: {shown_value(option, option.default)})",
+        )
+    parser.add_argument("--control-fd", type=int, help="an inherited listening socket instead of --listen")
+    parser.add_argument("--http-fd", type=int, help="an inherited listening socket instead of --http")
+    parser.add_argument("--exit-with-parent", action="store_true", help="exit when standard input is closed")
+    parser.add_argument(
+        "--parents-directory", type=Path, help="with --exit-with-parent: removed when a killed parent cannot do it"
+    )
+    parser.add_argument("--store-already-proven", action="store_true", help="skip the start-up probe of the store")
+    return Settings(**vars(parser.parse_args(arguments)))
+
+
+def _check_bounds(option: Option, value: Any) -> None:
+    if option.low is None or option.high is None or option.low <= value <= option.high:
+        return
+    if option.name == "lease" and value == 0:
+        return
+    raise InvalidJob(f"{option.flag} {value:g}: {wanted(option)}{', or 0 for none' if option.name == 'lease' else ''}")
+
+
+async def _run(settings: Settings) -> None:
+    for option in DAEMON:
+        _check_bounds(option, getattr(settings, option.name))
+    token, key = read_token(Path(settings.token_file))
+    control = _listening("--listen", settings.listen, settings.control_fd, settings.insecure_network_ok)
+    web = _listening("--http", settings.http, settings.http_fd, settings.insecure_network_ok)
+    store = open_store(settings.storage)
+    probe = None
+    if not settings.store_already_proven:
+        from barrier_runtime.state.store.probe import probe_conditional_put
+
+        def probe() -> None:
+            probe_conditional_put(store, "_probe")
+
+    directory = JobDirectory(
+        store,
+        daemon_key=key,
+        leader=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        probe=probe,
+        leases=_leases(settings.lease, store, control, web),
+    )
+    server = ControlServer(directory, control, handshake_timeout_s=settings.handshake_timeout)
+    await server.start()
+    log.info("slots connect to %s:%d; storage %s", *server.address, store.url)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    if settings.exit_with_parent:
+        _watch_parent(loop, stopping, settings.parents_directory)
+    serving = loop.create_task(_serve_rest(directory, server, web, token, stopping, 2 * settings.handshake_timeout))
+    try:
+        await stopping.wait()
+    finally:
+        await server.close()
+        await directory.close()
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+def _leases(lease_s: float, store: ObjectStore, control: socket.socket, web: socket.socket) -> Leases | None:
+    if lease_s == 0:
+        return None
+    for_slots = _shown(control)
+    # The same for a daemon that is started again at its address: it takes its own jobs back at once.
+    name = f"{for_slots} on {socket.gethostname()}"
+    return Leases(store, Holder(name, for_slots, f"http://{_shown(web)}", round(lease_s * 1000)))
+
+
+def _shown(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+async def _serve_rest(
+    directory: JobDirectory,
+    server: ControlServer,
+    web: socket.socket,
+    token: Token,
+    stopping: asyncio.Event,
+    request_timeout_s: float,
+) -> None:
+    try:
+        import uvicorn
+
+        from barrier_runtime.coordinator.server.rest import ControlAddress, application
+        from barrier_runtime.coordinator.server.rest_connection import MAX_HEAD_BYTES, BoundedConnection
+
+        host, port = server.address
+        app = application(directory, ControlAddress(host, port), token, os.getpid())
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http=partial(BoundedConnection, request_timeout_s=request_timeout_s),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            timeout_keep_alive=5,
+            server_header=False,
+        )
+        log.info("REST at http://%s:%d", *web.getsockname()[:2])
+        uvicorn_server = uvicorn.Server(config)
+        uvicorn_server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        await uvicorn_server.serve(sockets=[web])
+    finally:
+        stopping.set()
+
+
+def read_token(path: Path) -> tuple[Token, bytes]:
+    """The bearer token and the daemon's root key, both from one file that nobody else may read."""
+    value = read_token_file(path)
+    return Token(path.stem, value.encode()), daemon_key(value)
+
+
+def _listening(option: str, address: str, inherited: int | None, network_ok: bool) -> socket.socket:
+    if inherited is not None:
+        listening = socket.socket(fileno=inherited)
+        _check_bind(option, str(listening.getsockname()[0]), network_ok)
+    else:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise InvalidJob(f"{option} {address!r} is not understood: use host:port")
+        _check_bind(option, host, network_ok)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host.strip("[]"), int(port)))
+        except OSError as error:
+            raise InvalidJob(f"{option} {address}: {error.strerror}: choose another address") from error
+        listening.listen(512)
+    listening.setblocking(False)
+    return listening
+
+
+def _check_bind(option: str, host: str, network_ok: bool) -> None:
+    """Other than loopback only by the operator's express wish (G1): nothing here is encrypted."""
+    if network_ok or host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise InvalidJob(
+            f"{option} {host} is not a loopback address: who connects must prove the secret, but nothing is encrypted, "
+            "and whoever can change packets can change rows between slots; use 127.0.0.1, or confirm with "
+            "--insecure-network-ok that the network is trusted"
+        )
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event, directory: Path | None) -> None:
+    descriptor = sys.stdin.fileno()
+    os.set_blocking(descriptor, False)
+
+    def readable() -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(descriptor, 4096):
+                loop.remove_reader(descriptor)
+                if directory is not None:
+                    shutil.rmtree(directory, ignore_errors=True)  # the token and our own log: nobody reads them now
+                stopping.set()
+
+    loop.add_reader(descriptor, readable)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""The jobs of one daemon: submitted by drivers, or adopted from the log when one of their slots connects.
+
+One `JobRunner` per run. A new run of a job is led beside the old one until the log fences the old one; nothing here
+decides who may write. Where several daemons share a storage, leases keep one from taking what another leads well: a run
+is taken over only when its lease is free.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from barrier_runtime.coordinator.job.facts import Origin
+from barrier_runtime.coordinator.log.lease_record import Lease
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.options import validated_spec
+from barrier_runtime.coordinator.server.lease import Judgement, LeaseState
+from barrier_runtime.coordinator.server.leases import Leases, LedElsewhere, held
+from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.status.history import History, decode_history
+from barrier_runtime.coordinator.status.past_run import past_status
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.handshake import job_secret
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.paths import Paths
+
+log = logging.getLogger("coordinator.jobs")
+
+_ENDED_KEPT = 100
+_FAREWELL_S = 3.0  # for what is written when a daemon is told to end
+
+
+@dataclass(frozen=True)
+class NotHere:
+    """Why a slot's run can't be served. `fenced`: it must leave, not come again."""
+
+    reason: str
+    fenced: bool
+
+
+class JobDirectory:
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        daemon_key: bytes,
+        leader: str,
+        host: str,
+        probe: Callable[[], None] | None = None,
+        leases: Leases | None = None,
+        clock: Callable[[], int] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`probe` (blocking) is run once before the first new run is led; it raises `InvalidJob` for a store that
+        can't hold a decision log. None: the store was proven before. `leases`: None for a daemon that shares its
+        storage with no other one. `clock` and `sleep`: see `JobRunner`."""
+        self._store = store
+        self._daemon_key = daemon_key
+        self._leader = leader
+        self._host = host
+        self._probe = probe
+        self._leases = leases
+        self._clock = clock
+        self._sleep = sleep
+        self._probing = asyncio.Lock()
+        self._current: dict[str, JobRunner] = {}
+        self._runs: dict[tuple[str, str], JobRunner] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._adopting: dict[str, asyncio.Lock] = {}
+        self._keeping: set[asyncio.Task[None]] = set()  # leases
+        self._started = 0
+
+    def secret(self, job: str, run_id: str) -> bytes:
+        return job_secret(self._daemon_key, job, run_id)
+
+    @property
+    def store_url(self) -> str:
+        return self._store.url
+
+    @property
+    def jobs(self) -> dict[str, JobRunner]:
+        return dict(self._current)
+
+    def job(self, name: str) -> JobRunner | None:
+        """The run that was submitted (or adopted) last."""
+        return self._current.get(name)
+
+    def run(self, job: str, run_id: str) -> JobRunner | None:
+        return self._runs.get((job, run_id))
+
+    async def submit(self, spec: JobSpec) -> JobRunner:
+        """Lead this run. Submitting the same run again changes nothing. Raises `LedElsewhere` if another daemon has it;
+        another run of the same job is no obstacle, the log fences it."""
+        spec = validated_spec(spec)
+        await self._proven()
+        if self._leases is not None and self._live(spec.job, spec.run_id) is None:
+            lease = held(await self._leases.judge(spec.job))
+            if lease is not None and lease.run_id == spec.run_id:
+                raise LedElsewhere(lease)
+        known = self._live(spec.job, spec.run_id)
+        return known if known is not None else self._start(spec, Origin.SUBMITTED)
+
+    async def for_slot(self, job: str, run_id: str) -> JobRunner | NotHere:
+        """The runner of a slot's run; adopted from the log if it is the newest there and nobody holds its lease."""
+        known = self._live(job, run_id)
+        if known is not None and not self._displaced(known):
+            return known
+        lock = self._adopting.setdefault(job, asyncio.Lock())
+        async with lock:
+            try:
+                known = self._live(job, run_id)
+                if known is None:
+                    return await self._adopt(job, run_id)
+                if self._leases is not None and self._displaced(known):
+                    lease = held(await self._leases.judge(job))
+                    if lease is not None and lease.run_id == run_id:
+                        raise LedElsewhere(lease)
+                return known
+            except LedElsewhere as error:
+                return NotHere(str(error), fenced=False)
+            except (BarrierRuntimeError, OSError) as error:
+                return NotHere(f"the log or the lease of job {job} can't be read: {error}", fenced=False)
+
+    async def leader_elsewhere(self, job: str, run_id: str | None) -> Lease | None:
+        """The daemon that leads the job (or this run of it) although it is asked for here. Raises `Unavailable` while a
+        run that was led elsewhere is led by nobody."""
+        if self._leases is None:
+            return None
+        runner = self.job(job) if run_id is None else self.run(job, run_id)
+        replaced = False
+        if runner is not None:
+            outcome = None if runner.outcome is None else runner.outcome.outcome
+            replaced = outcome == "replaced"
+            if outcome is None and not self._displaced(runner):
+                return None
+            if run_id is not None and outcome in ("finished", "cancelled", "fenced"):
+                return None
+        lease = held(await self._leases.judge(job))
+        if lease is not None and run_id in (None, lease.run_id):
+            return lease
+        if replaced:
+            raise Unavailable(f"job {job} was led by another daemon and is led by none now: ask again in a moment")
+        return None
+
+    async def past(self, job: str, run_id: str | None) -> JobStatus | None:
+        """How a run ended that nobody leads, from what it left in the store."""
+        paths = Paths(job)
+        try:
+            view = await asyncio.to_thread(
+                read_log, self._store, paths.log_record, completes=1, restore=None, run_id=run_id or ""
+            )
+            history = await asyncio.to_thread(self._history, paths)
+        except OSError as error:
+            raise Unavailable(f"the past of job {job} can't be read from {self._store.url}: {error}") from error
+        return past_status(view, history, run_id)
+
+    async def close(self) -> None:
+        """Stop leading, without a word to any slot: exit deletes nothing and ends no job. Leases are given back."""
+        for run, task in self._tasks.items():
+            if self._runs[run].outcome is None:  # else it is writing down how it ended
+                task.cancel()
+        tasks = [*self._tasks.values(), *self._keeping]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_FAREWELL_S)
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._leases is not None:
+            self._leases.close()
+
+    def _live(self, job: str, run_id: str) -> JobRunner | None:
+        """The runner of this run. One that another daemon replaced counts no more where leases say who leads now."""
+        runner = self._runs.get((job, run_id))
+        if runner is None or self._leases is None or runner.outcome is None:
+            return runner
+        return None if runner.outcome.outcome == "replaced" else runner
+
+    def _displaced(self, runner: JobRunner) -> bool:
+        """Another daemon has taken this run's lease, and ours lives on until the log says so."""
+        alive = runner.outcome is None
+        return alive and self._leases is not None and self._leases.displaced(runner.spec.job, runner.spec.run_id)
+
+    async def _adopt(self, job: str, run_id: str) -> JobRunner | NotHere:
+        found = Judgement(LeaseState.FREE) if self._leases is None else await self._leases.judge(job)
+        lease = held(found)
+        if lease is not None and lease.run_id == run_id:
+            raise LedElsewhere(lease)
+        view = await asyncio.to_thread(
+            read_log, self._store, Paths(job).log_record, completes=1, restore=None, run_id=run_id
+        )
+        if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
+            return NotHere(f"job {job} is not known here: its driver has to submit it", fenced=False)
+        fence = view.fence.record
+        if fence.spec.run_id != run_id:
+            earlier = {entry.record.spec.run_id for entry in view.earlier_runs if isinstance(entry.record, Fence)}
+            if run_id in earlier:
+                by = f"generation {fence.token} of {fence.spec.submitter}"
+                return NotHere(f"job {job} was taken over by {by}", fenced=True)
+            return NotHere(f"this run of job {job} is not known here (yet): its driver has to submit it", fenced=False)
+        if self._leases is not None and not self._leases.may_take(job, run_id, found):
+            why = found.trouble or "no lease names this run (yet): it may be starting at another daemon"
+            return NotHere(f"job {job} is not taken over: {why}", fenced=False)
+        position = view.head.position + 1
+        if self._leases is not None:
+            claimed = await self._leases.claim(job, run_id, position, found)
+            lease = held(claimed)
+            if lease is not None:
+                raise LedElsewhere(lease)
+        submitted = self._live(job, run_id)
+        if submitted is not None:  # meanwhile: two runners of one run would fence each other
+            return submitted
+        log.info("job %s: adopted from the log, generation %d", job, fence.token)
+        return self._start(validated_spec(fence.spec), Origin.ADOPTED, position)
+
+    def _history(self, paths: Paths) -> History | None:
+        try:
+            return decode_history(paths.history, self._store.get(paths.history))
+        except ObjectNotFound:
+            return None
+        except Corrupt as error:
+            log.warning("job %s: %s", paths.job, error)
+            return None
+
+    async def _proven(self) -> None:
+        async with self._probing:
+            if self._probe is not None:
+                try:
+                    await asyncio.to_thread(self._probe)
+                except OSError as error:
+                    raise Unavailable(
+                        f"the object store {self._store.url} does not answer: {error}: try again"
+                    ) from error
+                self._probe = None
+
+    def _start(self, spec: JobSpec, origin: Origin, claimed: int | None = None) -> JobRunner:
+        """`claimed`: the log position that the lease was claimed with."""
+        self._started += 1
+        runner = JobRunner(
+            spec,
+            self._store,
+            leader=f"{self._leader}-{self._started}",
+            host=self._host,
+            origin=origin,
+            clock=self._clock,
+            sleep=self._sleep,
+        )
+        key = (spec.job, spec.run_id)
+        self._runs[key] = runner
+        self._current[spec.job] = runner
+        self._tasks[key] = asyncio.create_task(self._lead(runner, claimed))
+        return runner
+
+    async def _lead(self, runner: JobRunner, claimed: int | None) -> None:
+        over = asyncio.Event()
+        if self._leases is not None:
+            keeping = asyncio.create_task(self._leases.keep(runner, claimed, over))
+            self._keeping.add(keeping)
+            keeping.add_done_callback(self._keeping.discard)
+        try:
+            await runner.run()
+        finally:
+            over.set()
+        ended = [run for run, other in self._runs.items() if other.outcome is not None]
+        for run in ended[:-_ENDED_KEPT]:
+            if self._current.get(run[0]) is not self._runs[run]:
+                del self._runs[run]
+                self._tasks.pop(run, None)

@@ -1,0 +1,273 @@
+"""The REST interface of a daemon: health, status, submit, trigger, stop. No code, no files, no configuration values.
+
+Every route but `/healthz` needs the bearer token; the check is one, in front of the router. State-changing calls need
+the header `X-Barrier-Runtime: 1` (a browser's form can't send it), are idempotent by `X-Request-Id`, and are audited
+with the token's name. No CORS header is ever sent.
+"""
+
+import hmac
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from barrier_runtime.coordinator.client.rest_token import Token
+from barrier_runtime.coordinator.client.rest_types import (
+    STORAGE_HEADER,
+    DaemonReply,
+    ErrorReply,
+    JobSummary,
+    StopRequest,
+    SubmitReply,
+    TriggerReply,
+)
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.leases import LedElsewhere
+from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.ids import check_job_id
+
+audit = logging.getLogger("coordinator.audit")
+
+MAX_BODY_BYTES = 1024 * 1024
+GUARD_HEADER = "x-barrier-runtime"
+OPEN_PATHS = frozenset({"/healthz"})
+_REMEMBERED_REQUESTS = 1_000
+_SPEC = msgspec.json.Decoder(JobSpec)
+_STOP = msgspec.json.Decoder(StopRequest)
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass(frozen=True)
+class ControlAddress:
+    host: str
+    port: int
+
+
+class Api:
+    def __init__(self, directory: JobDirectory, control: ControlAddress, pid: int) -> None:
+        self._directory = directory
+        self._control = control
+        self._pid = pid
+        self._answered: OrderedDict[str, Response] = OrderedDict()
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/healthz", self.healthz, methods=["GET"]),
+            Route("/daemon", self.daemon, methods=["GET"]),
+            Route("/jobs", self.jobs, methods=["GET"]),
+            Route("/jobs/{job}", self.job, methods=["GET"]),
+            Route("/jobs/{job}", self.submit, methods=["PUT"]),
+            Route("/jobs/{job}/checkpoints", self.checkpoints, methods=["GET"]),
+            Route("/jobs/{job}/checkpoints", self.trigger, methods=["POST"]),
+            Route("/jobs/{job}/stop", self.stop, methods=["POST"]),
+        ]
+
+    async def healthz(self, request: Request) -> Response:
+        return _json({"status": "ok", "pid": self._pid})
+
+    async def daemon(self, request: Request) -> Response:
+        return _json(DaemonReply(self._control.host, self._control.port, self._directory.store_url))
+
+    async def jobs(self, request: Request) -> Response:
+        return _json(
+            [
+                JobSummary(
+                    job=name,
+                    run_id=runner.spec.run_id,
+                    phase=runner.phase,
+                    outcome=None if runner.outcome is None else runner.outcome.outcome,
+                    condition=runner.condition.state,
+                    condition_reason=runner.condition.reason,
+                )
+                for name, runner in sorted(self._directory.jobs.items())
+            ]
+        )
+
+    async def job(self, request: Request) -> Response:
+        return _json(await self._status(request))
+
+    async def checkpoints(self, request: Request) -> Response:
+        return _json((await self._status(request)).checkpoints)
+
+    async def submit(self, request: Request) -> Response:
+        job = check_job_id(request.path_params["job"])
+        try:
+            spec = _SPEC.decode(await _body(request))
+        except UNREADABLE as error:
+            raise InvalidJob(f"the body is not a job description ({error}): send a JobSpec as JSON") from error
+        if spec.job != job:
+            raise InvalidJob(f"the path names job {job!r}, the body {spec.job!r}: make them the same")
+        self._check_storage(unquote(request.headers.get(STORAGE_HEADER, "")))
+        runner = await self._directory.submit(spec)
+        secret = self._directory.secret(job, spec.run_id).hex()
+        return _json(SubmitReply(runner.phase, secret, self._control.host, self._control.port))
+
+    def _check_storage(self, of_program: str) -> None:
+        """Slots and coordinator must keep one job's checkpoints in one place."""
+        if of_program and of_program != self._directory.store_url:
+            raise InvalidJob(
+                f"this daemon keeps checkpoints in {self._directory.store_url}, the program in {of_program}: "
+                f"start the program with checkpoints={self._directory.store_url!r}, or use a daemon with its --storage"
+            )
+
+    async def trigger(self, request: Request) -> Response:
+        runner = await self._runner(request)
+        return await self._once(request, lambda: self._trigger(runner))
+
+    async def stop(self, request: Request) -> Response:
+        runner = await self._runner(request)
+        body = await _body(request)
+        try:
+            wanted = _STOP.decode(body or b"{}")
+        except UNREADABLE as error:
+            raise InvalidJob(f'the body is not understood ({error}): send {{"mode": "checkpoint"}} or "now"') from error
+        return await self._once(request, lambda: self._stop(runner, wanted))
+
+    def _trigger(self, runner: JobRunner) -> Response:
+        if runner.phase != "running":
+            return _json(TriggerReply("refused", f"the job is {runner.phase}, not running: try again later"), 409)
+        runner.trigger()
+        return _json(TriggerReply("accepted", ""), 202)
+
+    def _stop(self, runner: JobRunner, wanted: StopRequest) -> Response:
+        runner.stop(wanted.mode)
+        return _json(TriggerReply("accepted", ""), 202)
+
+    async def _once(self, request: Request, act: Callable[[], Response]) -> Response:
+        """Repeating a request with the same id repeats the answer, not the act."""
+        request_id = request.headers.get("x-request-id")
+        if request_id is None:
+            return act()
+        if len(request_id) > 128:
+            raise InvalidJob("X-Request-Id is longer than 128 characters: use a uuid")
+        key = f"{request.method} {request.url.path} {request.url.query} {request_id}"
+        if key not in self._answered:
+            self._answered[key] = act()
+            while len(self._answered) > _REMEMBERED_REQUESTS:
+                self._answered.popitem(last=False)
+        return self._answered[key]
+
+    async def _status(self, request: Request) -> JobStatus:
+        job, run = _job_and_run(request)
+        runner = await self._find(job, run)
+        if runner is not None:
+            return runner.status()
+        past = await self._directory.past(job, run)
+        if past is None:
+            raise _unknown(job)
+        return past
+
+    async def _runner(self, request: Request) -> JobRunner:
+        job, run = _job_and_run(request)
+        runner = await self._find(job, run)
+        if runner is None:
+            raise _unknown(job)
+        return runner
+
+    async def _find(self, job: str, run: str | None) -> JobRunner | None:
+        lease = await self._directory.leader_elsewhere(job, run)
+        if lease is not None:
+            raise LedElsewhere(lease)
+        return self._directory.job(job) if run is None else self._directory.run(job, run)
+
+
+class Guard:
+    """In front of everything: token, custom header, body size."""
+
+    def __init__(self, app: ASGIApp, token: Token) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # nothing else is offered, so nothing else may pass by the token
+            raise InvalidJob(f"a {scope['type']} connection came to an interface that speaks HTTP only: use HTTP")
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        if scope["method"] not in ("GET", "HEAD"):
+            # As it was sent: decoded, it could hold line ends and write lines of its own into the log.
+            path = scope["raw_path"].decode("ascii", "replace")
+            audit.info("token %s: %s %s", self._token.name, scope["method"], path)
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        if scope["path"] in OPEN_PATHS:
+            return None
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"authorization", b"")
+        if not hmac.compare_digest(given, b"Bearer " + self._token.value):
+            wrong = "this is not the daemon's token: use the token file that the daemon was started with"
+            none = "a bearer token is required: send Authorization: Bearer <token>"
+            return _json(ErrorReply(wrong if given else none), 401)
+        if scope["method"] not in ("GET", "HEAD") and headers.get(GUARD_HEADER.encode()) != b"1":
+            return _json(ErrorReply("state-changing requests need the header X-Barrier-Runtime: 1"), 403)
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 20 or int(length) > MAX_BODY_BYTES:
+            return _json(ErrorReply(f"the body may have at most {MAX_BODY_BYTES} bytes"), 413)
+        kind = headers.get(b"content-type")
+        if kind is not None and kind.partition(b";")[0].strip().lower() != b"application/json":
+            return _json(ErrorReply("only JSON is understood: send Content-Type: application/json"), 415)
+        return None
+
+
+def application(directory: JobDirectory, control: ControlAddress, token: Token, pid: int) -> ASGIApp:
+    api = Api(directory, control, pid)
+    app = Starlette(
+        routes=api.routes(),
+        exception_handlers={
+            HTTPException: _on_http,
+            BarrierRuntimeError: _on_error,
+        },
+    )
+    app.router.redirect_slashes = False  # a redirect would repeat the Host header of whoever asks
+    return Guard(app, token)
+
+
+def _job_and_run(request: Request) -> tuple[str, str | None]:
+    """A program asks for its own run, whoever was submitted since; a person for the last one."""
+    run = request.query_params.get("run")
+    return check_job_id(request.path_params["job"]), None if run is None else check_job_id(run)
+
+
+def _unknown(job: str) -> HTTPException:
+    return HTTPException(
+        404, f"job {job} is not known to this coordinator: `barrier-runtime status` or GET /jobs lists those that are"
+    )
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body may have at most {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json(ErrorReply(error.detail), error.status_code)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, LedElsewhere):
+        return _json(ErrorReply(str(error), error.url), 421)
+    status = 400 if isinstance(error, InvalidJob) else 503 if isinstance(error, Unavailable) else 500
+    return _json(ErrorReply(str(error)), status)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, headers=dict(_HEADERS), media_type="application/json")

@@ -1,0 +1,1 @@
+"""What a job tells the outside of itself."""

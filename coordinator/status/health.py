@@ -1,0 +1,303 @@
+"""Is the job getting on, and if not: what does it wait for? Pure: facts and `now` in, a `Condition` out.
+
+| state              | when                                                                                          |
+|---|---|
+| STARTING           | before the first generation of this process runs                                              |
+| RECOVERING         | between generations, or a restarted coordinator looks for its slots                           |
+| RUNNING            | nothing of the below                                                                          |
+| WAITING_STORE      | a store call the job needs keeps failing, or a checkpoint has all acks and is not decided      |
+| WAITING_SERVER     | a generation cannot begin because a server that an operator needs does not answer             |
+| WAITING_SINK       | a commit keeps failing, none of a sink's has advanced for the timeout, or so much waits to be |
+|                    | committed that no more checkpoints are taken                                                  |
+| NO_CHECKPOINT      | none has completed for the timeout, counted while the job ran                                 |
+| WAITING_RESTORE    | the slots have restored for the timeout, and are not done                                     |
+| BLOCKED            | lately a step of the program kept a slot from everything else for seconds                     |
+| FINISHING          | the last record is being written                                                              |
+| FENCED FINISHED FAILED CANCELLED | how it ended                                                                    |
+
+Decides nothing about the job: it is for people and their alarms. A trouble whose cause is gone gives way to RUNNING by
+itself. Time without a checkpoint is summed over generations: a job that restarts for ever must not look well.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
+
+State: TypeAlias = Literal[
+    "STARTING",
+    "RECOVERING",
+    "RUNNING",
+    "WAITING_STORE",
+    "WAITING_SERVER",
+    "WAITING_SINK",
+    "NO_CHECKPOINT",
+    "WAITING_RESTORE",
+    "BLOCKED",
+    "FINISHING",
+    "FENCED",
+    "FINISHED",
+    "FAILED",
+    "CANCELLED",
+]
+TROUBLED: frozenset[State] = frozenset(
+    {"WAITING_STORE", "WAITING_SERVER", "WAITING_RESTORE", "WAITING_SINK", "NO_CHECKPOINT", "BLOCKED"}
+)
+
+PATIENCE_MS = 1_000  # what heals within this time is not worth a word
+HANGING_MS = 5_000  # a store that has not even refused by then is waited for
+BLOCKED_MS = 30_000  # how long it is shown that a slot was blocked
+_NAMED = 8
+
+ENDS: dict[str, State] = {  # outcome -> how it is shown
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "cancelled": "CANCELLED",
+    "fenced": "FENCED",
+    "replaced": "FENCED",
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    state: State
+    reason: str
+    since_ms: int
+
+    def __str__(self) -> str:
+        return described(self.state, self.reason)
+
+
+def described(state: str, reason: str) -> str:
+    """For people: "WAITING_STORE: append …", "FENCED by generation 7 of …"."""
+    return f"{state}{' ' if state == 'FENCED' else ': '}{reason}" if reason else state
+
+
+@dataclass(frozen=True)
+class StoreRetry:
+    """A store call that failed and is being repeated. `what` names the operation and the object."""
+
+    what: str
+    error: str
+    attempts: int = 1
+    keeps_from: Literal["progress", "sweeping"] = "progress"
+
+
+@dataclass(frozen=True)
+class Away:
+    """A server that does not answer. `operator`: of one subtask, which cannot be opened without it."""
+
+    operator: str
+    error: str
+    attempts: int
+
+
+@dataclass(frozen=True)
+class OpenCheckpoint:
+    """The oldest checkpoint under way. `missing`: subtasks with their operators."""
+
+    checkpoint: int
+    triggered_ms: int
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StoreWait:
+    """A checkpoint that has all its acks, since when, and the object whose write has not been answered."""
+
+    checkpoint: int
+    key: str
+    since_ms: int
+
+
+@dataclass(frozen=True)
+class BlockedSlot:
+    """`by`: the subtask with its operators, and for how long; the slot could tell only afterwards."""
+
+    slot: int
+    by: str
+    told_ms: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    phase: str
+    timeout_ms: int
+    outcome: str | None = None
+    ended_because: str = ""
+    activity: str = ""  # what a starting or recovering job does or waits for
+    completed: int = 0  # the last completed checkpoint
+    expects_checkpoint: bool = True  # False: none is wanted any more, only commits
+    checkpoint: OpenCheckpoint | None = None
+    last_failure: str = ""  # of a checkpoint, since the last completed one
+    store: tuple[StoreRetry, ...] = ()
+    undecided: StoreWait | None = None
+    failing: tuple[FailingCommit, ...] = ()
+    waiting: tuple[Away, ...] = ()
+    behind: tuple[tuple[str, int], ...] = ()  # sinks that lag behind `completed`, and how far they are
+    blocked: tuple[BlockedSlot, ...] = ()
+    held_back: str = ""  # why no checkpoint is taken until sinks come along
+
+
+class ProgressWatch:
+    """Give it the facts whenever something may have changed, and at `next_ms`."""
+
+    def __init__(self) -> None:
+        self.condition = Condition("STARTING", "", 0)
+        self._looked = False
+        self.next_ms: int | None = None  # when time alone may change the condition
+        self._ran = False
+        self._completed = 0
+        self._running_since_ms: int | None = None
+        self._restoring_since_ms: int | None = None
+        self._idle_ms = 0  # running time without a checkpoint, of earlier generations
+        self._since: dict[tuple[str, str, int], int] = {}  # (kind, what, how far) -> first seen
+
+    def look(self, facts: Facts, now_ms: int) -> Condition:
+        self._count_running_time(facts, now_ms)
+        if facts.phase != "restoring":
+            self._restoring_since_ms = None
+        elif self._restoring_since_ms is None:
+            self._restoring_since_ms = now_ms
+        self._remember(facts, now_ms)
+        self.next_ms = None
+        state, reason = self._judge(facts, now_ms)
+        same = self._looked and self.condition.state == state
+        since_ms = self.condition.since_ms if same else now_ms
+        self._looked = True
+        self.condition = Condition(state, reason, since_ms)
+        return self.condition
+
+    # ------------------------------------------------------------ memory
+
+    def _count_running_time(self, facts: Facts, now_ms: int) -> None:
+        running = facts.phase == "running"
+        self._ran = self._ran or running or facts.phase == "resuming"
+        if facts.completed > self._completed:
+            self._completed, self._idle_ms = facts.completed, 0
+            self._running_since_ms = now_ms if running else None
+        elif running and self._running_since_ms is None:
+            self._running_since_ms = now_ms
+        elif not running and self._running_since_ms is not None:
+            self._idle_ms += now_ms - self._running_since_ms
+            self._running_since_ms = None
+
+    def _remember(self, facts: Facts, now_ms: int) -> None:
+        """Since when each trouble is known. Sinks are judged only while the job runs."""
+        known = [("store", retry.what, 0) for retry in facts.store]
+        known += [("open", away.operator, 0) for away in facts.waiting]
+        if facts.phase == "running":
+            known += [("commit", failing.sink, failing.checkpoint) for failing in facts.failing]
+            known += [("behind", sink, through) for sink, through in facts.behind]
+            known += [("held back", "", 0)] if facts.held_back else []
+        self._since = {trouble: self._since.get(trouble, now_ms) for trouble in known}
+
+    def _over(self, since_ms: int, patience_ms: int, now_ms: int) -> bool:
+        """Whether the patience is over; if not, `next_ms` says when it will be."""
+        at_ms = since_ms + patience_ms
+        if at_ms > now_ms and (self.next_ms is None or at_ms < self.next_ms):
+            self.next_ms = at_ms
+        return at_ms <= now_ms
+
+    # ------------------------------------------------------------ judgement
+
+    def _judge(self, facts: Facts, now_ms: int) -> tuple[State, str]:
+        if facts.outcome is not None:
+            return ENDS[facts.outcome], facts.ended_because
+        store = self._store_trouble(facts, now_ms)
+        if store:
+            return "WAITING_STORE", store
+        if facts.phase == "finishing":
+            return "FINISHING", facts.activity
+        if facts.phase != "running":
+            away = self._away(facts, now_ms)
+            if away:
+                return "WAITING_SERVER", away
+            if self._restoring_since_ms is not None and self._over(self._restoring_since_ms, facts.timeout_ms, now_ms):
+                return "WAITING_RESTORE", facts.activity
+            return ("RECOVERING" if self._ran else "STARTING"), facts.activity
+        sink = self._sink_trouble(facts, now_ms)
+        if sink:
+            return "WAITING_SINK", sink
+        assert self._running_since_ms is not None, "a running job without its start"
+        since_ms = self._running_since_ms - self._idle_ms
+        if facts.expects_checkpoint and self._over(since_ms, facts.timeout_ms, now_ms):
+            return "NO_CHECKPOINT", _no_checkpoint(facts, now_ms - since_ms, now_ms)
+        blocked = [slot for slot in facts.blocked if not self._over(slot.told_ms, BLOCKED_MS, now_ms)]
+        return ("BLOCKED", _blocked(blocked)) if blocked else ("RUNNING", "")
+
+    def _store_trouble(self, facts: Facts, now_ms: int) -> str:
+        patience_ms = min(PATIENCE_MS, facts.timeout_ms)
+        lasting = [
+            f"{retry.what}: {retry.error} ({_times(retry.attempts)}, it is tried again)"
+            for retry in facts.store
+            if self._over(self._since[("store", retry.what, 0)], patience_ms, now_ms)
+        ]
+        wait = facts.undecided
+        if not lasting and wait is not None and self._over(wait.since_ms, min(HANGING_MS, facts.timeout_ms), now_ms):
+            waited = in_seconds(now_ms - wait.since_ms)
+            lasting = [f"write of {wait.key} for checkpoint {wait.checkpoint}: no answer for {waited}"]
+        return some_of(lasting, "; ")
+
+    def _away(self, facts: Facts, now_ms: int) -> str:
+        patience_ms = min(PATIENCE_MS, facts.timeout_ms)
+        lasting = [
+            f"operator {away.operator} cannot be opened: {away.error} ({_times(away.attempts)}, it is tried again)"
+            for away in facts.waiting
+            if self._over(self._since[("open", away.operator, 0)], patience_ms, now_ms)
+        ]
+        return some_of(lasting, "; ")
+
+    def _sink_trouble(self, facts: Facts, now_ms: int) -> str:
+        lasting, named = [], set()
+        for failing in facts.failing:
+            since_ms = self._since[("commit", failing.sink, failing.checkpoint)]
+            if self._over(since_ms, min(PATIENCE_MS, facts.timeout_ms), now_ms):
+                named.add(failing.sink)
+                lasting.append(
+                    f"sink {failing.sink} cannot commit checkpoint {failing.checkpoint}: {failing.error} "
+                    f"({_times(failing.attempts)}, it is tried again)"
+                )
+        for sink, through in facts.behind:
+            since_ms = self._since[("behind", sink, through)]
+            if self._over(since_ms, facts.timeout_ms, now_ms) and sink not in named:
+                lasting.append(
+                    f"sink {sink} has committed nothing for {in_seconds(now_ms - since_ms)}: it is at checkpoint "
+                    f"{through}, {facts.completed} is completed"
+                )
+        if facts.held_back:
+            since_ms = self._since[("held back", "", 0)]
+            if self._over(since_ms, min(PATIENCE_MS, facts.timeout_ms), now_ms):
+                lasting.insert(0, f"no checkpoint is taken until sinks come along: {facts.held_back}")
+        return some_of(lasting, "; ")
+
+
+def _blocked(slots: list[BlockedSlot]) -> str:
+    who = some_of([f"slot {slot.slot} by {slot.by}" for slot in slots], "; ")
+    return f"{who}: meanwhile it took no barrier and gave no sign of life; let functions return sooner"
+
+
+def _no_checkpoint(facts: Facts, idle_ms: int, now_ms: int) -> str:
+    text = f"none has completed for {in_seconds(idle_ms)} of running"
+    under_way = facts.checkpoint
+    if under_way is None:
+        text += "; none is under way"
+    else:
+        text += (
+            f"; checkpoint {under_way.checkpoint}, triggered {in_seconds(now_ms - under_way.triggered_ms)} ago, waits "
+        )
+        text += f"for {some_of(under_way.missing, ', ')}" if under_way.missing else "for the store"
+    return f"{text}; the last one failed: {facts.last_failure}" if facts.last_failure else text
+
+
+def some_of(texts: tuple[str, ...] | list[str], between: str) -> str:
+    more = len(texts) - _NAMED
+    return between.join(texts[:_NAMED]) + (f"{between}and {more} more" if more > 0 else "")
+
+
+def _times(attempts: int) -> str:
+    return "1 attempt" if attempts == 1 else f"{attempts} attempts"
+
+
+def in_seconds(ms: int) -> str:
+    return f"{ms / 1000:.0f} s" if ms >= 10_000 else f"{ms / 1000:.1f} s"

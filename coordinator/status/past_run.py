@@ -1,0 +1,76 @@
+"""The status of a run that nobody leads any more, from the log and the history it left in the store. Pure."""
+
+from typing import Literal
+
+from barrier_runtime.coordinator.log.decision_log import LogView
+from barrier_runtime.coordinator.log.records import Fence, Finish
+from barrier_runtime.coordinator.options import effective
+from barrier_runtime.coordinator.status.health import ENDS
+from barrier_runtime.coordinator.status.history import History
+from barrier_runtime.coordinator.status.status import CheckpointsStatus, CommitsStatus, JobStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
+
+Past = Literal["finished", "failed", "cancelled", "fenced"]
+
+
+def past_status(view: LogView, history: History | None, run_id: str | None) -> JobStatus | None:
+    """How run `run_id` (None: the last one) ended. None: it is not known, or nothing says that it has ended."""
+    if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
+        return None
+    fence = view.fence.record
+    if run_id is not None and run_id != fence.spec.run_id:
+        for entry in view.earlier_runs:
+            earlier = entry.record
+            if isinstance(earlier, Fence) and earlier.spec.run_id == run_id:
+                by = f"generation {fence.token} of {fence.spec.submitter}"
+                reason = f"job {earlier.spec.job} was taken over by {by}"
+                return _status(earlier.spec, earlier.token, "fenced", reason, None, by)
+        return None
+    head = view.head.record
+    if isinstance(head, Finish):
+        reason = head.reason or f"job {fence.spec.job} had ended: {head.outcome}"
+        return _status(fence.spec, fence.token, head.outcome, reason, history)
+    ended = None if history is None else history.outcome
+    if ended is None or ended.run_id != fence.spec.run_id or view.head.position > ended.position:
+        return None
+    return _status(fence.spec, fence.token, ended.outcome, ended.reason, history)
+
+
+def _status(
+    spec: JobSpec, token: int, outcome: Past, reason: str, history: History | None, fenced_by: str | None = None
+) -> JobStatus:
+    known = history or History(job=spec.job, run_id=spec.run_id)
+    return JobStatus(
+        job=spec.job,
+        run_id=spec.run_id,
+        submitter=spec.submitter,
+        phase=outcome,
+        outcome=outcome,
+        condition=ENDS[outcome],
+        condition_reason=f"by {fenced_by}" if fenced_by else reason,
+        reason=reason,
+        error=reason if outcome in ("failed", "fenced") else None,
+        fenced_by=fenced_by,
+        token=token,
+        generations=known.generations,
+        leader="",
+        parallelism=spec.parallelism,
+        max_parallelism=spec.max_parallelism,
+        slots=(),
+        missing_slots=(),
+        checkpoints=CheckpointsStatus(
+            triggered=known.triggered,
+            completed=known.completed,
+            failed=known.failed,
+            last_completed=known.last_completed,
+            history=known.history,
+        ),
+        recoveries=known.recoveries,
+        watermark_ms=None,
+        records=0,
+        latency={},
+        commits=CommitsStatus(through={}, troubles=()),
+        kill=(),
+        options=effective(spec),
+        restored_checkpoint=0,
+    )

@@ -1,0 +1,315 @@
+"""Every message between a slot and the coordinator, and the job's description. Typed, tagged, versioned; never pickle.
+
+Each message names its fencing token where one applies; the connection (see `handshake`) has proven job, run and slot.
+Times are milliseconds unless the name says otherwise. `checkpoint` is always a checkpoint id.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from barrier_runtime.coordinator.option_types import CheckpointOptions as CheckpointOptions
+from barrier_runtime.coordinator.option_types import RestartOptions as RestartOptions
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# ---------------------------------------------------------------- the job
+
+
+class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One operator chain, as far as the coordinator needs to know it. Every chain has `parallelism` subtasks."""
+
+    chain: int
+    operators: tuple[str, ...]  # names, in order
+    stateful: tuple[str, ...] = ()  # those whose snapshots a restore must find a home for
+    sinks: tuple[str, ...] = ()  # those that commit
+    global_sinks: tuple[str, ...] = ()  # those of `sinks` that also have one global committer, in subtask 0
+    is_source: bool = False
+    definitions: dict[
+        str, str
+    ] = {}  # operator -> what its state is a state of, see `state.snapshots.snapshot.DEFINITION`
+
+
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the driver submits. Carries no code and no secret; it is stored in the FENCE record."""
+
+    job: str
+    run_id: str  # one run of the user's program; another run of the same job fences this one
+    submitter: str  # "user@host pid 123", for people
+    parallelism: int
+    max_parallelism: int
+    chains: tuple[ChainSpec, ...]
+    checkpoints: CheckpointOptions = CheckpointOptions()
+    restore: str = "latest"  # "latest", "none" or a checkpoint id
+    allow_replay: bool = False  # restore something older than the last completed checkpoint
+    allow_non_restored: bool = False  # state whose operator is gone may be dropped
+    slot_timeout_ms: int = 10_000  # a slot silent for this long is lost
+    gang_timeout_ms: int = 60_000  # all slots must have registered within this time
+    resume_timeout_ms: int = 3_000  # a restarted coordinator waits this long for all slots to come back as they were
+    reconnect_grace_ms: int = 500  # a slot whose connection broke may come back within this time without a restart
+    restart: RestartOptions = RestartOptions()
+    progress_timeout_ms: int = 0  # no checkpoint or commit for this long: the status says so; 0: see `options`
+
+
+class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
+    chain: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.chain}/{self.index}"
+
+
+# ---------------------------------------------------------------- slot -> coordinator
+
+
+class SlotClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a slot binds into the handshake of its control connection; its Register must say the same."""
+
+    slot: int
+    uuid: str
+
+
+class Register(Message, frozen=True):
+    """First message of a slot on every (re)connection. A known uuid means a survivor, not a new slot."""
+
+    slot: int
+    uuid: str  # of this Python process
+    pid: int
+    host: str
+    task_attempt: int  # Spark's task attempt id; higher replaces lower
+    data_host: str
+    data_port: int
+    token: int  # 0: never deployed
+    phase: Literal["idle", "restoring", "running"]
+    highest_checkpoint: int = 0  # highest barrier or trigger ever seen
+    committed: dict[str, int] = {}  # `sink_key` -> all its transactions up to this checkpoint are committed
+    ended: tuple[SubtaskId, ...] = ()  # those that reached the end of their input in generation `token`
+    died: dict[int, str] = {}  # processes of this host that died of a signal lately: pid -> "SIGSEGV"
+
+
+class Heartbeat(Message, frozen=True):
+    token: int
+    metrics: dict[str, float] = {}  # "records" (read by sources) is summed, "watermark_ms" is minimised over slots
+    latency: dict[
+        str, str
+    ] = {}  # "<sink>:processed" / "<sink>:visible" -> HdrHistogram, base64 (µs; all of this process)
+    sent_at_ms: int = 0
+    opening: dict[str, float] = {}  # sources and operators that are being restored -> for how many seconds
+    blocked: str = ""  # the subtask whose step kept the slot from everything else for seconds, since the last one
+
+
+class Restored(Message, frozen=True):
+    """State is restored and every channel of this slot is connected."""
+
+    token: int
+    restore_ms: float = 0.0
+
+
+class Ack(Message, frozen=True):
+    token: int
+    checkpoint: int
+    subtask: SubtaskId
+    operators: tuple[OperatorSnapshot, ...]
+    times: SnapshotTimes = SnapshotTimes()
+    ended: bool = False  # the subtask had reached the end of its input
+
+
+class Decline(Message, frozen=True):
+    """`unavailable`: because a server does not answer."""
+
+    token: int
+    checkpoint: int
+    subtask: SubtaskId
+    reason: str
+    unavailable: bool = False
+
+
+class SubtaskEnded(Message, frozen=True):
+    """The subtask read (or, a source, emitted) its last element. It goes on answering triggers."""
+
+    token: int
+    subtask: SubtaskId
+
+
+GLOBAL_COMMITTER = -1  # the "subtask" that a sink's global committer reports as; it runs in subtask 0
+
+
+class Committed(Message, frozen=True):
+    """Every transaction of this sink subtask up to `checkpoint` is committed; by `GLOBAL_COMMITTER`, of all of them."""
+
+    token: int
+    checkpoint: int
+    operator: str
+    subtask: int
+
+
+class CommitFailing(Message, frozen=True):
+    """A commit failed and is being retried. For status only."""
+
+    token: int
+    checkpoint: int
+    operator: str
+    subtask: int
+    attempts: int
+    error: str
+
+
+class Waiting(Message, frozen=True):
+    """While restoring: `operator` cannot be opened in this slot because a server does not answer. It is tried again."""
+
+    token: int
+    operator: str
+    attempts: int
+    error: str
+
+
+class SubtaskFailed(Message, frozen=True):
+    """A subtask cannot go on. `retryable`: a new generation may cure it; else the job fails with `error`.
+    `unavailable`: because a server does not answer."""
+
+    token: int
+    subtask: SubtaskId | None
+    operator: str
+    error: str  # for the user: user traceback first, then what, where, remedy
+    retryable: bool
+    unavailable: bool = False
+
+
+# ---------------------------------------------------------------- coordinator -> slot
+
+
+class Registered(Message, frozen=True):
+    """Answer to Register. `last_completed` repeats what a lost Complete would have said."""
+
+    token: int
+    last_completed: int
+    heartbeat_ms: int
+
+
+class Halt(Message, frozen=True):
+    """A new generation begins: stop every subtask now, keep the process, keep local copies of `keep_checkpoint`."""
+
+    token: int
+    keep_checkpoint: int
+
+
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    slot: int
+    uuid: str
+    host: str
+    port: int
+
+
+class ManifestRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A decided manifest, for a slot that is to read it from the store itself."""
+
+    key: str
+    sha256: str
+
+
+class Deploy(Message, frozen=True):
+    """Restore this and connect. `operators`: every snapshot a subtask of this slot may need (all when rescaling). When
+    they are too large for a message, `manifest` is set instead, and the slot picks them from there."""
+
+    token: int
+    checkpoint: int  # 0: start without state
+    peers: tuple[Peer, ...]
+    operators: tuple[OperatorSnapshot, ...] = ()
+    lineage: str = ""  # of all state that grew from one start: what a target remembers of another one is not ours
+    settled: bool = False  # every transaction that the snapshots list is visible: sinks need not look again
+    manifest: ManifestRef | None = None
+
+
+class Start(Message, frozen=True):
+    token: int
+
+
+class Trigger(Message, frozen=True):
+    """Take checkpoint `checkpoint`. Sent to every slot; may be repeated."""
+
+    token: int
+    checkpoint: int
+    triggered_at_ms: int
+    aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned however long it takes
+
+
+class Complete(Message, frozen=True):
+    """The decision for `checkpoint` is in the log: commit every transaction up to it. May be repeated."""
+
+    token: int
+    checkpoint: int
+
+
+class CommitGlobally(Message, frozen=True):
+    """To slot 0: every subtask of sink `operator` has committed its part up to `checkpoint`; make all of it visible.
+
+    `snapshots`: the sink's part of that checkpoint's manifest; `manifest`: where it is, when it is too large for a
+    message. May be repeated."""
+
+    token: int
+    checkpoint: int
+    operator: str
+    snapshots: tuple[OperatorSnapshot, ...] = ()
+    manifest: ManifestRef | None = None
+
+
+class Visible(Message, frozen=True):
+    """To every slot: sink `operator`, which has a global committer, shows everything up to `checkpoint`. Repeatable."""
+
+    token: int
+    checkpoint: int
+    operator: str
+
+
+class AbortCheckpoint(Message, frozen=True):
+    token: int
+    checkpoint: int
+    reason: str
+
+
+class Heard(Message, frozen=True):
+    """Answer to a Heartbeat: the coordinator is there. It may have nothing else to say for hours."""
+
+
+class TryElsewhere(Message, frozen=True):
+    """This daemon does not serve the slot's run now: another one leads it, or it is not known yet. Try the next
+    address. `reason` names the leader."""
+
+    reason: str
+
+
+class Shutdown(Message, frozen=True):
+    """Leave. `reason` is for the user; `outcome` says how the job ended for this slot."""
+
+    outcome: Literal["finished", "failed", "cancelled", "fenced", "replaced"]
+    reason: str
+
+
+ToCoordinator = (
+    Register | Heartbeat | Restored | Ack | Decline | SubtaskEnded | Committed | CommitFailing | Waiting | SubtaskFailed
+)
+ToSlot = (
+    Registered
+    | Halt
+    | Deploy
+    | Start
+    | Trigger
+    | Complete
+    | CommitGlobally
+    | Visible
+    | AbortCheckpoint
+    | Heard
+    | TryElsewhere
+    | Shutdown
+)
+
+
+def sink_key(operator: str, subtask: int) -> str:
+    """How a sink subtask, or its global committer, is named in figures: "out/0", "out/global"."""
+    return f"{operator}/{'global' if subtask == GLOBAL_COMMITTER else subtask}"

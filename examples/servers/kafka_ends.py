@@ -1,0 +1,51 @@
+"""Where a topic ends, asked of a broker that may just have been started again."""
+
+import time
+
+from barrier_runtime.connectors.kafka.asking import Asker
+
+_ANSWER_S = 5.0
+_PATIENCE_S = 60.0
+_AGAIN_S = 0.1
+
+
+class TopicEnds:
+    """Of all partitions. A client that is wrong about their leaders, as one may be for ever, is replaced."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import AdminClient
+
+        self._places = [TopicPartition(topic, number) for number in range(partitions)]
+        self._asker = Asker(lambda: AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}))
+
+    def committed(self) -> dict[int, int]:
+        """Before the first open transaction, by partition. Raises KafkaException when nobody answers for a minute."""
+        from confluent_kafka import IsolationLevel
+
+        return self._ends(IsolationLevel.READ_COMMITTED)
+
+    def written(self) -> dict[int, int]:
+        """Open transactions included."""
+        from confluent_kafka import IsolationLevel
+
+        return self._ends(IsolationLevel.READ_UNCOMMITTED)
+
+    def _ends(self, level: object) -> dict[int, int]:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import OffsetSpec
+
+        wanted = {place: OffsetSpec.latest() for place in self._places}
+
+        def question(admin: object) -> dict[int, int]:
+            asked = admin.list_offsets(wanted, isolation_level=level, request_timeout=_ANSWER_S)  # type: ignore[attr-defined]
+            return {place.partition: answer.result(2 * _ANSWER_S).offset for place, answer in asked.items()}
+
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._asker.ask(question)
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_AGAIN_S)

@@ -1,0 +1,1 @@
+"""All keyed state of one operator subtask: opened, written, snapshotted, restored."""

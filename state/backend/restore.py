@@ -1,0 +1,130 @@
+"""Carries out a `RestorePlan`: from snapshots to an open key-value store that holds this subtask's key groups.
+
+Files come from a local copy when the slot still has exactly them, else from the object store, every byte hashed before
+anything opens it. A snapshot that fits as it is gets linked into a fresh folder and opened; otherwise the entries in
+range are copied into a fresh database.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from barrier_runtime.state.columns.segment_set import SegmentsOf, copy_segments, link_segments
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.kv.memory import RECORDS_FILE, MemoryKv, read_records
+from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
+from barrier_runtime.state.kv.shard import range_end, range_start
+from barrier_runtime.state.kv.store import Entry, KvStore
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.restore_plan import RestorePart, RestorePlan
+from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
+from barrier_runtime.state.snapshots.transfer import download
+from barrier_runtime.state.store.object_store import ObjectStore
+
+BackendKind = Literal["rocksdb", "memory"]  # those for users
+DATABASE, SEGMENTS = "db", "segments"  # folders of an incarnation
+_COPY_SLICE = 2_000
+
+
+class KvBackend(Protocol):
+    """One kind of key-value store: how it begins, with nothing or with the files of a snapshot."""
+
+    def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
+        """An empty store, in `directory` if it needs one."""
+        ...
+
+    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
+        """A store in `directory` (which must not exist yet) with what the snapshot's files in `files` hold; these may
+        be linked and must stay as they are."""
+        ...
+
+
+@dataclass(frozen=True)
+class RestoreFrom:
+    """Where files may be found and where they go. `directory` belongs to this incarnation of the subtask."""
+
+    operator: str
+    store: ObjectStore
+    copies: LocalCopies
+    directory: Path
+    memory: SlotMemory
+    downloads_at_once: int = 4
+
+
+def restore(kind: str, plan: RestorePlan, source: RestoreFrom) -> KvStore:
+    """Raises `Corrupt` when stored bytes are wrong, `Unavailable` when they cannot be had now."""
+    if kind not in BACKENDS:
+        raise InvalidJob(f"there is no state backend {kind!r}: use 'rocksdb' or 'memory'")
+    database = source.directory / DATABASE
+    fetched = source.directory / "fetched"
+    try:
+        adopted = plan.adopts(kind)
+        if adopted is not None:
+            files = _files_of(plan.parts[0], source, fetched)
+            link_segments(files, [ref.name for ref in adopted.files], source.directory / SEGMENTS)
+            return BACKENDS[kind].adopt(adopted, files, database, source.memory)
+        kv = BACKENDS[kind].fresh(database, source.memory)
+        segments = []
+        for number, part in enumerate(plan.parts):
+            files = _files_of(part, source, fetched)
+            _copy_part(part, files, kv, source, fetched / f"open-{number}")
+            segments.append(SegmentsOf(files, [ref.name for ref in part.keyed.files], part.first, part.last))
+        copy_segments(segments, source.directory / SEGMENTS, plan.max_parallelism)
+        return kv
+    finally:
+        shutil.rmtree(fetched, ignore_errors=True)
+
+
+def _files_of(part: RestorePart, source: RestoreFrom, fetched: Path) -> Path:
+    copy = source.copies.find(source.operator, part.subtask, part.keyed.files)
+    if copy is not None:
+        return copy.directory
+    target = fetched / str(part.subtask)
+    download(source.store, part.keyed.files, target, source.downloads_at_once)
+    return target
+
+
+def _copy_part(part: RestorePart, files: Path, kv: KvStore, source: RestoreFrom, directory: Path) -> None:
+    """Entries of the part's key groups into `kv`, foreign ones left out, state ids translated."""
+    backend = BACKENDS.get(part.keyed.backend)
+    if backend is None:
+        raise InvalidJob(
+            f"the state of {source.operator} was written by a backend {part.keyed.backend!r} that this version does "
+            "not know: restore it with the version that wrote it"
+        )
+    old = backend.adopt(part.keyed, files, directory, source.memory)
+    try:
+        entries: list[Entry] = []
+        for key, value in old.scan(range_start(part.first), range_end(part.last)):
+            state_id = part.state_ids.get(int.from_bytes(key[2:4], "big"))
+            if state_id is None:
+                continue
+            entries.append((key[:2] + state_id.to_bytes(2, "big") + key[4:], value))
+            if len(entries) >= _COPY_SLICE:
+                kv.write(entries)
+                entries = []
+        if entries:
+            kv.write(entries)
+    finally:
+        old.close()
+
+
+class _RocksDbBackend:
+    def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
+        return RocksDbKv(directory, memory)
+
+    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
+        link_database(files, [ref.name for ref in keyed.files], directory)
+        return RocksDbKv(directory, memory)
+
+
+class _MemoryBackend:
+    def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
+        return MemoryKv()
+
+    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
+        return read_records(files / RECORDS_FILE)
+
+
+BACKENDS: dict[str, KvBackend] = {"rocksdb": _RocksDbBackend(), "memory": _MemoryBackend()}

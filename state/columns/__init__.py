@@ -1,0 +1,1 @@
+"""Keyed state as numpy columns, and the segments it is written in."""

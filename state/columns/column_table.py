@@ -1,0 +1,471 @@
+"""Keyed state as columns: every key has a slot number, and a value is one row over a few numpy arrays.
+
+For vectorised operators: `slots(keys)` once per batch, then plain numpy on `columns`, then `mark_dirty`. Keys of plain
+ints, of any number of fields, are held without Python objects (see `keys/row_index`) until a key comes that is no such
+thing. A freeze copies the dirty rows. Where they go:
+
+    in segments    as long as all entries are in memory: a freeze gives one segment (see `segment`), which a worker
+                   writes; nothing runs once per entry
+    as entries     of the key-value store, one per key, from the first eviction on, because single ones are looked up
+                   then: a version byte and the row's values, packed, little endian; written in slices
+
+The first eviction makes everything dirty, so that the next snapshot has all entries, and no segment of this table.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from barrier_runtime.state.columns.entry_writes import IntRun, TupleRun, decoded_ints, int_fields
+from barrier_runtime.state.columns.frozen_rows import FrozenSegment, tuples_of
+from barrier_runtime.state.columns.segment import Keys, Segment, count
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, Slots, TupleKeys, int_bag, tuple_keys
+from barrier_runtime.state.kv.shard import Shard, entry_key
+from barrier_runtime.state.kv.store import Entry
+
+VALUE_VERSION = 1
+ADDED_VERSION = 2  # of rows with columns that rows of version 1 lack
+_FIRST_CAPACITY = 1_024
+_LOAD_ROWS = 8_192
+_FEW_ROWS = 256  # below, remembering single keys is faster than the index
+_REMEMBERED = 65_536
+_SPILL_SLICE = 512
+_NO_SLOTS: Slots = np.empty(0, np.int64)
+
+
+class DenseTable:
+    """Made by `KeyedBackend.dense_table`; used by one thread."""
+
+    columns: dict[str, npt.NDArray[Any]]  # sized to the capacity; read it again after each call of `slots`
+    made: Slots  # slots that the last call of `slots` or `slots_int64` gave to keys that had none
+
+    def __init__(
+        self,
+        name: str,
+        state_id: int,
+        shard: Shard,
+        columns: Mapping[str, tuple[str, Any]],
+        key_width: int,
+        evictable: bool,
+        cache_bytes: int,
+        segments: Iterable[Segment],
+        stored: bool,
+        added: Collection[str] = (),
+    ) -> None:
+        """`segments`: of this table, to begin with, oldest first. `stored`: the key-value store has entries of it.
+        `added`: the last of `columns`, which older releases did not write; they are 0 where they were not written."""
+        self.name = name
+        self.key_width = key_width
+        self._state_id = state_id
+        self._shard = shard
+        self._evictable = evictable
+        self._initial = {column: value for column, (_, value) in columns.items()}
+        self._row = np.dtype([("", "u1")] + [(column, _little(kind)) for column, (kind, _) in columns.items()])
+        self._version = ADDED_VERSION if added else VALUE_VERSION
+        self._added_bytes = sum(self._row[column].itemsize for column in added)
+        self._added = frozenset(added)
+        self._names = tuple(columns)
+        self._complete = not stored  # every entry there is has a slot
+        self._keys: IntKeys | TupleKeys = IntKeys(key_width)
+        self._removed: IntKeys | TupleKeys = IntKeys(key_width)  # keys to delete from the store
+        self._recent: dict[int, int] = {}  # key of a single int -> slot, of those asked for in small batches
+        self._in_segments = True
+        self._segments: list[FrozenSegment] = []  # frozen, not yet written
+        self._segments_end = False  # there are none in the next snapshot
+        self._frozen: deque[IntRun | TupleRun] = deque()
+        self._capacity = 0
+        self.columns = {column: np.empty(0, kind) for column, (kind, _) in columns.items()}
+        self.made = _NO_SLOTS
+        self._dirty = np.empty(0, np.bool_)
+        self._stored = np.empty(0, np.bool_)  # the store may have this key
+        self._used = np.empty(0, np.int64)  # when last asked for, in calls; only kept if evictable
+        self._calls = 0
+        self.limit_cache(cache_bytes)
+        self._grow(_FIRST_CAPACITY)
+        for segment in segments:
+            self._load_segment(segment)
+        if stored:
+            self._leave_segments()
+
+    # ---- what operators use
+
+    @property
+    def entries(self) -> int:
+        """How many keys have a slot now."""
+        return len(self._keys)
+
+    def slots(self, keys: Sequence[Key]) -> Slots:
+        """The slots of `keys`, loaded or made with initial values as needed. They stay valid as long as the entry
+        exists; in an evictable table only until the next call."""
+        self._begin_call()
+        return self._placed(self._bag(keys))
+
+    def slots_int64(self, *fields: Ints) -> Slots:
+        """The slot of each key, given as one int64 array per field; keys may repeat."""
+        self._begin_call()
+        if isinstance(self._keys, TupleKeys) or not self._fits(len(fields)):
+            return self._placed(self._bag(list(zip(*(field.tolist() for field in fields), strict=True))))
+        if len(fields) == 1 and len(fields[0]) < _FEW_ROWS:
+            return self._remembered(fields[0])
+        return self._placed(np.array(fields, np.int64))
+
+    def mark_dirty(self, slots: Slots) -> None:
+        """The rows of `slots` were changed and belong to the next snapshot."""
+        self._dirty[slots] = True
+
+    def remove(self, slots: Slots) -> None:
+        """Delete the entries of `slots` (each once). The slots may be used for other keys from now on."""
+        stored = slots[self._stored[slots]]
+        if len(stored):
+            self._removed.place(self._keys.bag(stored))  # type: ignore[arg-type]
+        self._forget(slots)
+
+    def keys_of(self, slots: Slots) -> list[Key]:
+        return self._keys.tuples(slots)
+
+    def int_keys_of(self, slots: Slots) -> Ints | None:
+        """`keys_of` as an array of shape (fields, keys); None if there are, or were, keys that are not all ints."""
+        return self._keys.bag(slots) if isinstance(self._keys, IntKeys) else None
+
+    def load_all(self) -> Slots:
+        """Give every entry a slot, and return all slots. After a restore, for those who must see everything."""
+        if not self._complete:
+            self._load_stored()
+        return self._keys.all()
+
+    # ---- what the backend uses
+
+    def freeze(self) -> None:
+        if self._in_segments:
+            self._freeze_segment()
+            return
+        if self._segments_end:
+            self._segments = [self._segment(_NO_SLOTS, self._emptied(), base=True)]
+            self._segments_end = False
+        if len(self._removed):
+            self._frozen.append(self._run(self._removed, self._removed.all(), None))
+            self._removed = self._emptied()
+        self._pack(np.flatnonzero(self._dirty))
+
+    @property
+    def frozen_entries(self) -> int:
+        return sum(map(len, self._frozen)) + sum(segment.left for segment in self._segments)
+
+    def take(self, max_entries: int) -> list[Entry]:
+        """Up to `max_entries` frozen entries, to be written to the store at once, oldest freeze first. Makes that many
+        keys of segments ready meanwhile."""
+        for segment in self._segments:
+            segment.encode_keys(max_entries)
+        entries: list[Entry] = []
+        while self._frozen and len(entries) < max_entries:
+            run = self._frozen[0]
+            entries += run.take(max_entries - len(entries))
+            if not len(run):
+                self._frozen.popleft()
+        return entries
+
+    def take_segments(self) -> list[FrozenSegment]:
+        """Those of all freezes, oldest first, once nothing frozen is left. They are the caller's then."""
+        taken, self._segments = self._segments, []
+        return taken
+
+    def limit_cache(self, cache_bytes: int) -> None:
+        self._cache_bytes = cache_bytes
+
+    def memory_bytes(self) -> int:
+        frozen = sum(segment.nbytes for segment in self._segments)
+        return (len(self._keys) + sum(map(len, self._frozen))) * self._entry_bytes + frozen
+
+    # ---- finding and making entries
+
+    @property
+    def _entry_bytes(self) -> int:
+        return self._row.itemsize + self._keys.bytes_per_key
+
+    @property
+    def _entry_limit(self) -> int:
+        return max(1_024, self._cache_bytes // self._entry_bytes)
+
+    def _begin_call(self) -> None:
+        if not self._evictable:
+            if not self._complete:
+                self._load_stored()
+        else:
+            self._calls += 1
+            if len(self._keys) > self._entry_limit:
+                self._make_room()
+
+    def _bag(self, keys: Sequence[Key]) -> Any:
+        """`keys` as the index takes them; from the first one on that is not of ints alone, it takes tuples."""
+        if isinstance(self._keys, IntKeys):
+            bag = int_bag(keys, len(keys[0])) if keys and self._fits(len(keys[0])) else None
+            if bag is not None or not keys:
+                return bag if bag is not None else np.empty((self._keys.fields, 0), np.int64)
+            self._use_tuples()
+        return keys
+
+    def _fits(self, fields: int) -> bool:
+        """Whether the index takes keys of that many ints. An empty one can be made to."""
+        keys = self._keys
+        if isinstance(keys, IntKeys) and keys.fields != fields and not len(keys) and not len(self._removed):
+            self._keys, self._removed = IntKeys(fields), IntKeys(fields)
+        return isinstance(self._keys, IntKeys) and self._keys.fields == fields
+
+    def _placed(self, bag: Any) -> Slots:
+        slots, self.made = self._keys.place(bag)
+        if len(self.made):
+            self._begin_entries(self.made)
+        if self._evictable:
+            self._used[slots] = self._calls
+        return slots
+
+    def _remembered(self, values: Ints) -> Slots:
+        """A few single ints: looking them up in a dict beats a dozen passes of numpy."""
+        recent, keys = self._recent, values.tolist()
+        self.made = _NO_SLOTS
+        try:
+            slots = np.fromiter(map(recent.__getitem__, keys), np.int64, len(keys))
+        except KeyError:
+            slots = self._placed(values[np.newaxis])
+            if len(recent) > _REMEMBERED:
+                recent.clear()
+            recent.update(zip(keys, slots.tolist(), strict=True))
+            return slots
+        if self._evictable:
+            self._used[slots] = self._calls
+        return slots
+
+    def _begin_entries(self, slots: Slots) -> None:
+        """Stored values if the store has them, initial values otherwise."""
+        self._grow(self._keys.numbers.limit)
+        for column, initial in self._initial.items():
+            self.columns[column][slots] = initial
+        self._dirty[slots] = False
+        self._stored[slots] = False
+        fresh = slots
+        if len(self._removed):
+            bag = self._keys.bag(slots)
+            waiting = self._removed.find(bag)  # type: ignore[arg-type]
+            known = waiting >= 0
+            self._removed.remove(waiting[known])
+            self._stored[slots[known]] = True
+            self._dirty[slots[known]] = True  # the store has what was removed
+            fresh = slots[~known]
+        if not self._complete:
+            self._load_each(fresh)
+
+    def _load_each(self, slots: Slots) -> None:
+        gone = self._gone_of_frozen()
+        kv, shard = self._shard.kv, self._shard
+        found_slots, found = [], []
+        for slot, key in zip(slots.tolist(), self._keys.tuples(slots), strict=True):
+            if key not in gone:
+                data = kv.get(shard.kv_key(self._state_id, self.key_width, key))
+                if data is not None:
+                    found_slots.append(slot)
+                    found.append(data)
+        if found:
+            self._set_rows(np.array(found_slots, np.int64), found)
+
+    def _gone_of_frozen(self) -> set[Key]:
+        """Keys whose removal is frozen: what the store has of them does not count any more."""
+        return {key for run in self._frozen if run.removes for key in run.tuples()}
+
+    def _load_stored(self) -> None:
+        rows = self._shard.scan_state(self._state_id)
+        while chunk := list(islice(rows, _LOAD_ROWS)):
+            self._load_chunk([key for key, _ in chunk], [data for _, data in chunk])
+        self._complete = True
+
+    def _load_chunk(self, data_keys: list[bytes], data: list[bytes]) -> None:
+        bag: Any = decoded_ints(data_keys, fields) if self._fits(fields := int_fields(data_keys[0])) else None
+        if bag is None:
+            bag = self._bag([entry_key(data_key) for data_key in data_keys])
+        unknown = self._keys.find(bag) < 0
+        if len(self._removed):
+            unknown &= self._removed.find(bag) < 0
+        gone = self._gone_of_frozen()
+        if gone:
+            unknown &= np.array([entry_key(data_key) not in gone for data_key in data_keys])
+        wanted = np.flatnonzero(unknown)
+        if len(wanted):
+            chosen: Any = bag[:, wanted] if isinstance(bag, np.ndarray) else [bag[at] for at in wanted.tolist()]
+            slots, _ = self._keys.place(chosen)
+            self._grow(self._keys.numbers.limit)
+            self._set_rows(slots, [data[at] for at in wanted.tolist()])
+
+    def _set_rows(self, slots: Slots, data: Sequence[bytes]) -> None:
+        width = self._row.itemsize
+        for value in data:
+            if len(value) != width or value[0] != self._version:
+                data = [self._as_written_now(each) for each in data]
+                break
+        rows = np.frombuffer(b"".join(data), self._row)
+        for column in self._names:
+            self.columns[column][slots] = rows[column]
+        self._stored[slots] = True
+        self._dirty[slots] = False
+
+    def _as_written_now(self, value: bytes) -> bytes:
+        width = self._row.itemsize
+        if len(value) == width and value[0] == self._version:
+            return value
+        if len(value) + self._added_bytes == width and value[0] == VALUE_VERSION:
+            return bytes([self._version]) + value[1:] + bytes(self._added_bytes)
+        raise self._other_columns(f"{len(value)} bytes a row instead of {width}")
+
+    def _other_columns(self, written: str) -> InvalidJob:
+        return InvalidJob(
+            f"operator {self._shard.operator!r}: its state {self.name!r} was written with other columns than it has "
+            f"now ({written}): keep what it computes as it was (such as its aggregates) and put more into an "
+            "operator of another name, or give it a new name to start without state"
+        )
+
+    def _grow(self, needed: int) -> None:
+        if needed <= self._capacity:
+            return
+        capacity = max(self._capacity, _FIRST_CAPACITY)
+        while capacity < needed:
+            capacity *= 2
+        self.columns = {column: _extended(array, capacity) for column, array in self.columns.items()}
+        self._dirty = _extended(self._dirty, capacity)
+        self._stored = _extended(self._stored, capacity)
+        self._used = _extended(self._used, capacity)
+        self._capacity = capacity
+
+    def _use_tuples(self) -> None:
+        """From now on the index holds tuples. Slots stay what they are."""
+        self._keys, self._removed = tuple_keys(self._keys), tuple_keys(self._removed)
+        self._recent.clear()
+
+    def _emptied(self) -> IntKeys | TupleKeys:
+        return IntKeys(self._keys.fields) if isinstance(self._keys, IntKeys) else TupleKeys()
+
+    # ---- segments
+
+    def _load_segment(self, segment: Segment) -> None:
+        kinds = {name: column.dtype for name, column in segment.columns.items()}
+        now = {name: _little(column.dtype.str) for name, column in self.columns.items()}
+        if kinds != now and kinds != {name: kind for name, kind in now.items() if name not in self._added}:
+            raise self._other_columns(_described(kinds))
+        if segment.base:
+            self._forget(self._keys.all())
+        if count(segment.removed):
+            removed = self._own(segment.removed)
+            found = self._keys.find(removed)
+            self._forget(found[found >= 0])
+        bag = self._own(segment.keys)
+        slots, _ = self._keys.place(bag)
+        self._grow(self._keys.numbers.limit)
+        for name, column in self.columns.items():
+            column[slots] = segment.columns.get(name, 0)
+        self._stored[slots] = True
+        self._dirty[slots] = False
+
+    def _own(self, keys: Keys) -> Any:
+        """As the index takes them."""
+        if isinstance(keys, np.ndarray) and self._fits(len(keys)):
+            return keys
+        return self._bag(tuples_of(keys))
+
+    def _freeze_segment(self) -> None:
+        dirty = np.flatnonzero(self._dirty)
+        if not len(dirty) and not len(self._removed):
+            return
+        changed = len(dirty) + len(self._removed) + sum(map(len, self._segments))  # with leftovers of aborted ones
+        base = 2 * changed > len(self._keys)  # deltas would be about as large
+        if base:
+            dirty = np.flatnonzero(self._dirty | self._stored)
+            self._segments = []
+        self._segments.append(self._segment(dirty, self._emptied() if base else self._removed, base))
+        self._removed = self._emptied()
+        self._dirty[dirty] = False
+        self._stored[dirty] = True
+
+    def _segment(self, slots: Slots, removed: IntKeys | TupleKeys, base: bool) -> FrozenSegment:
+        columns = {name: column[slots] for name, column in self.columns.items()}
+        return FrozenSegment(
+            self._shard, self.name, self._state_id, self.key_width, base, self._keys, slots, columns, removed
+        )
+
+    def _leave_segments(self) -> None:
+        """From now on what is stored are entries. The store has none of what is in memory."""
+        self._in_segments = False
+        self._segments_end = True
+        self._removed = self._emptied()
+        self._dirty |= self._stored
+        self._stored[:] = False
+
+    # ---- freezing and writing
+
+    def _pack(self, slots: Slots) -> None:
+        """Freeze the rows of `slots`."""
+        if not len(slots):
+            return
+        rows = np.empty(len(slots), self._row)
+        rows[self._row.names[0]] = self._version  # type: ignore[index]
+        for column in self._names:
+            rows[column] = self.columns[column][slots]
+        self._dirty[slots] = False
+        self._stored[slots] = True
+        self._frozen.append(self._run(self._keys, slots, rows))
+
+    def _run(self, keys: IntKeys | TupleKeys, slots: Slots, rows: npt.NDArray[np.void] | None) -> IntRun | TupleRun:
+        if isinstance(keys, IntKeys):
+            return IntRun(self._shard, self._state_id, self.key_width, keys.bag(slots), rows)
+        return TupleRun(self._shard, self._state_id, self.key_width, keys, slots, rows)
+
+    # ---- eviction
+
+    def _make_room(self) -> None:
+        """Forget the longest unused entries; write some dirty ones behind if there are not enough clean ones."""
+        if self._in_segments:
+            self._leave_segments()
+        if self._frozen:
+            if not self._shard.may_write():
+                return
+            self._shard.write(self.take(_SPILL_SLICE))
+            if self._frozen:
+                return
+        surplus = len(self._keys) - self._entry_limit + self._entry_limit // 8
+        every = self._keys.all()
+        clean = every[~self._dirty[every]]
+        if len(clean) < surplus and self._shard.may_write():
+            dirty = _oldest(every[self._dirty[every]], self._used, 4 * _SPILL_SLICE)
+            self._pack(dirty)
+            self._shard.write(self.take(len(dirty)))
+            clean = every[~self._dirty[every]]
+        victims = _oldest(clean, self._used, surplus)
+        self._complete = self._complete and not bool(self._stored[victims].any())
+        self._forget(victims)
+
+    def _forget(self, slots: Slots) -> None:
+        self._keys.remove(slots)
+        self._dirty[slots] = False
+        self._stored[slots] = False
+        self._recent.clear()
+
+
+def _described(kinds: Mapping[str, np.dtype[Any]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+
+
+def _little(kind: str) -> np.dtype[Any]:
+    return np.dtype(kind).newbyteorder("<")
+
+
+def _extended(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
+    extended = np.zeros(capacity, array.dtype)
+    extended[: len(array)] = array
+    return extended
+
+
+def _oldest(slots: Slots, used: npt.NDArray[np.int64], count: int) -> Slots:
+    if count >= len(slots):
+        return slots
+    return slots[np.argpartition(used[slots], count)[:count]]

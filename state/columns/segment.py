@@ -1,0 +1,297 @@
+"""Rows of a dense table as bytes: a *segment*, the unit in which such a table is written at a checkpoint. Pure.
+
+A segment is a *delta* (the rows that changed since the one before, and the keys that were removed) or a *base* (all
+rows: nothing before it counts). Read in order from the last base on, segments give the table. Everything is columns, so
+that no code runs once per row: keys of ints as int64 fields, all others as binary values of key group (2 bytes, big
+endian) and encoded key (`key_codec`).
+
+    magic, length and CRC-32 of the header (4 bytes each, big endian), header (JSON, see `Header`), then per column its
+    bytes by significance (all first bytes, all second bytes, …), as one LZ4 block; the header has their CRC-32
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.state.columns.entry_writes import int_key, put_ints
+from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.keys.key_groups import key_groups_of_int64
+from barrier_runtime.state.keys.row_index import IntKeys, Ints
+
+MAGIC = b"barrier-segment-1\n"
+GROUP_BYTES = 2
+
+Keys: TypeAlias = Ints | pa.LargeBinaryArray  # int64 of shape (fields, keys), or key group and encoded key
+Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+_fixed = struct.Struct(">II")  # length and CRC-32 of the header
+FIXED_BYTES = len(MAGIC) + _fixed.size
+_LZ4_AT_MOST = 255  # times the compressed bytes
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`columns`: name → value per key. `removed`: keys that are gone, none of `keys`, and none in a base."""
+
+    state: str
+    key_width: int  # fields of a key that decide its group
+    base: bool
+    keys: Keys
+    columns: Columns
+    removed: Keys
+
+    @property
+    def entries(self) -> int:
+        return count(self.keys) + count(self.removed)
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a segment holds. `fields`: of int keys; 0 for binary ones. `level`: how often its rows were merged."""
+
+    state: str
+    key_width: int
+    base: bool
+    level: int
+    fields: int
+    keys: int
+    removed: int
+    columns: list[tuple[str, str]]  # name and numpy dtype
+    blocks: list[tuple[int, int]]  # bytes of each block: compressed and not
+    crc32: int  # of all blocks as they are stored
+
+    @property
+    def entries(self) -> int:
+        return self.keys + self.removed
+
+
+_HEADER = msgspec.json.Decoder(Header)
+
+
+def count(keys: Keys) -> int:
+    return int(keys.shape[1]) if isinstance(keys, np.ndarray) else len(keys)
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def encode(segment: Segment, level: int) -> list[bytes]:
+    """In parts. The large steps let go of the interpreter: a worker does this beside the loop."""
+    arrays = [*_key_arrays(segment.keys), *segment.columns.values(), *_key_arrays(segment.removed)]
+    blocks = [_by_significance(array) for array in arrays]
+    compressed = [pa.compress(block, codec="lz4_raw", asbytes=True) if len(block) else b"" for block in blocks]
+    header = msgspec.json.encode(
+        Header(
+            state=segment.state,
+            key_width=segment.key_width,
+            base=segment.base,
+            level=level,
+            fields=len(segment.keys) if isinstance(segment.keys, np.ndarray) else 0,
+            keys=count(segment.keys),
+            removed=count(segment.removed),
+            columns=[(name, column.dtype.newbyteorder("<").str) for name, column in segment.columns.items()],
+            blocks=[(len(small), len(block)) for small, block in zip(compressed, blocks, strict=True)],
+            crc32=_crc32(compressed),
+        )
+    )
+    return [MAGIC + _fixed.pack(len(header), zlib.crc32(header)) + header, *compressed]
+
+
+def header_bytes(fixed: bytes, where: str) -> int:
+    """Of a file that begins with these FIXED_BYTES. Raises `Corrupt` for anything else."""
+    if len(fixed) < FIXED_BYTES or not fixed.startswith(MAGIC):
+        raise _corrupt(where, "it begins with something else")
+    return int(_fixed.unpack_from(fixed, len(MAGIC))[0])
+
+
+def decode_header(data: bytes, where: str) -> tuple[Header, int]:
+    """The header, and how many bytes come before the first block. Raises `Corrupt` for anything else."""
+    end = FIXED_BYTES + header_bytes(data[:FIXED_BYTES], where)
+    header = data[FIXED_BYTES:end]
+    if zlib.crc32(header) != _fixed.unpack_from(data, len(MAGIC))[1]:
+        raise _corrupt(where, "its header is damaged")
+    try:
+        return _HEADER.decode(header), end
+    except UNREADABLE as error:
+        raise _corrupt(where, error) from error
+
+
+def decode(data: bytes, where: str) -> Segment:
+    """Raises `Corrupt` for bytes that `encode` never makes."""
+    header, at = decode_header(data, where)
+    if len(data) != at + sum(small for small, _ in header.blocks) or _crc32([memoryview(data)[at:]]) != header.crc32:
+        raise _corrupt(where, "its rows are damaged")
+    if any(small < 0 or not 0 <= size <= _LZ4_AT_MOST * small for small, size in header.blocks):
+        raise _corrupt(where, "it has blocks of impossible sizes")
+    blocks = []
+    try:
+        for small, size in header.blocks:
+            block = pa.decompress(data[at : at + small], size, codec="lz4_raw", asbytes=True) if size else b""
+            blocks.append(block)
+            at += small
+        keys = _decoded_keys(blocks, header.fields, header.keys)
+        columns = {name: _of_significance(blocks.pop(0), kind, header.keys) for name, kind in header.columns}
+        removed = _decoded_keys(blocks, header.fields, header.removed)
+    except (OSError, ValueError, TypeError, IndexError) as error:
+        raise _corrupt(where, error) from error
+    return Segment(header.state, header.key_width, header.base, keys, columns, removed)
+
+
+def _crc32(parts: Iterable[bytes | memoryview]) -> int:
+    found = 0
+    for part in parts:
+        found = zlib.crc32(part, found)
+    return found
+
+
+def _key_arrays(keys: Keys) -> list[npt.NDArray[Any]]:
+    if isinstance(keys, np.ndarray):
+        return list(keys)
+    offsets, data = _buffers(keys)
+    return [np.diff(offsets).astype("<u4"), data]
+
+
+def _decoded_keys(blocks: list[bytes], fields: int, keys: int) -> Keys:
+    """Takes what it needs from the front of `blocks`."""
+    if fields:
+        return np.array([_of_significance(blocks.pop(0), "<i8", keys) for _ in range(fields)]).reshape(fields, keys)
+    lengths = _of_significance(blocks.pop(0), "<u4", keys)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    data = blocks.pop(0)
+    if offsets[-1] != len(data):
+        raise ValueError(f"keys of {offsets[-1]} bytes in {len(data)}")
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), keys, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _by_significance(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(little.view(np.uint8).reshape(len(values), values.dtype.itemsize).T).reshape(-1)
+
+
+def _of_significance(block: bytes, kind: str, values: int) -> npt.NDArray[Any]:
+    dtype = np.dtype(kind)
+    planes = np.frombuffer(block, np.uint8).reshape(dtype.itemsize, values)
+    return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
+
+
+def _buffers(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Offsets that begin with 0, and the bytes."""
+    if not len(keys):
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+    _, offsets_buffer, data_buffer = keys.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[keys.offset : keys.offset + len(keys) + 1]
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+    return offsets - offsets[0], data[offsets[0] : offsets[-1]]
+
+
+def _corrupt(where: str, what: object) -> Corrupt:
+    return Corrupt(f"{where} is not a segment of state ({what}): restore from another checkpoint")
+
+
+# ---------------------------------------------------------------- several as one
+
+
+def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Segment:
+    """One for all of `segments`, which follow each other: the last word on each key. As a base it leaves out what was
+    removed. A column that older ones lack is 0 there."""
+    first = next((at for at in range(len(segments) - 1, -1, -1) if segments[at].base), 0)
+    parts = segments[first:]
+    last = parts[-1]
+    fields = {len(part.keys) if isinstance(part.keys, np.ndarray) else 0 for part in parts}
+    runs: list[Keys] = []
+    for part in parts:
+        runs += [part.removed, part.keys]
+    if len(fields) > 1 or 0 in fields:
+        runs = [as_binary(run, last.key_width, max_parallelism) for run in runs]
+    every = _joined(runs)
+    newest = _newest(every)  # positions in `every`, one per key
+    is_row = np.concatenate([np.full(count(run), at % 2 == 1) for at, run in enumerate(runs)])
+    row_number = np.cumsum(is_row) - 1
+    rows, gone = newest[is_row[newest]], newest[~is_row[newest]]
+    kinds = {name: column.dtype for part in parts for name, column in part.columns.items()}
+    columns = {name: np.concatenate([_column(part, name, kinds[name]) for part in parts]) for name in kinds}
+    columns = {name: column[row_number[rows]] for name, column in columns.items()}
+    removed = chosen(every, gone[:0] if base else gone)
+    return Segment(last.state, last.key_width, base, chosen(every, rows), columns, removed)
+
+
+def _column(segment: Segment, name: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    column = segment.columns.get(name)
+    return np.zeros(count(segment.keys), kind) if column is None else column
+
+
+def chosen(keys: Keys, positions: npt.NDArray[np.intp]) -> Keys:
+    return keys[:, positions] if isinstance(keys, np.ndarray) else keys.take(pa.array(positions))
+
+
+def part(keys: Keys, start: int, end: int) -> Keys:
+    """Without a copy."""
+    return keys[:, start:end] if isinstance(keys, np.ndarray) else keys[start:end]
+
+
+def within(segment: Segment, first: int, last: int, max_parallelism: int) -> Segment:
+    """What belongs to the key groups `first` to `last`."""
+
+    def inside(keys: Keys) -> npt.NDArray[np.intp]:
+        groups = groups_of(keys, segment.key_width, max_parallelism)
+        return np.flatnonzero((groups >= first) & (groups <= last))
+
+    rows, gone = inside(segment.keys), inside(segment.removed)
+    columns = {name: column[rows] for name, column in segment.columns.items()}
+    keys, removed = chosen(segment.keys, rows), chosen(segment.removed, gone)
+    return Segment(segment.state, segment.key_width, segment.base, keys, columns, removed)
+
+
+def pieces(segment: Segment, entries: int) -> list[Segment]:
+    """The same in segments of at most `entries` rows each. Only the first is a base, and has the removed keys."""
+    rows = count(segment.keys)
+    cut = []
+    for start in range(0, max(rows, 1), entries):
+        columns = {name: column[start : start + entries] for name, column in segment.columns.items()}
+        removed = segment.removed if start == 0 else part(segment.removed, 0, 0)
+        base = segment.base and start == 0
+        keys = part(segment.keys, start, start + entries)
+        cut.append(Segment(segment.state, segment.key_width, base, keys, columns, removed))
+    return cut
+
+
+def groups_of(keys: Keys, key_width: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    if isinstance(keys, np.ndarray):
+        return key_groups_of_int64(keys[0], max_parallelism, *keys[1:key_width])
+    offsets, data = _buffers(keys)
+    starts = offsets[:-1]
+    return np.left_shift(data[starts], 8, dtype=np.uint16) | data[starts + 1]
+
+
+def as_binary(keys: Keys, key_width: int, max_parallelism: int) -> pa.LargeBinaryArray:
+    if not isinstance(keys, np.ndarray):
+        return keys
+    encoded = np.empty(count(keys), int_key(len(keys), ("group",)))
+    encoded["group"] = groups_of(keys, key_width, max_parallelism)
+    put_ints(encoded, keys)
+    offsets = np.arange(len(encoded) + 1, dtype=np.int64) * np.int64(encoded.itemsize)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(encoded.tobytes())]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(encoded), buffers)
+
+
+def _joined(runs: Sequence[Keys]) -> Keys:
+    if isinstance(runs[0], np.ndarray):
+        return np.concatenate(runs, 1)
+    return pa.concat_arrays(runs)
+
+
+def _newest(keys: Keys) -> npt.NDArray[np.intp]:
+    """The last position of each key."""
+    if isinstance(keys, np.ndarray):
+        codes, _ = IntKeys(len(keys)).place(keys)
+    else:
+        codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    last = np.zeros(int(codes.max()) + 1 if len(codes) else 0, np.intp)
+    np.maximum.at(last, codes, np.arange(len(codes)))
+    return last

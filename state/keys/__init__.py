@@ -1,0 +1,1 @@
+"""Keys of state: their key groups, their bytes, and their rows in columns."""

@@ -1,0 +1,1 @@
+"""The key-value store below keyed state: bytes in, bytes out."""

@@ -1,0 +1,97 @@
+"""The key-value store in memory: for tests, local runs and tiny state. A snapshot of it is one file.
+
+File: magic, then per entry key length, value length (4 bytes each, big endian), key, value; in key order; then a count.
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.kv.store import Entry
+
+RECORDS_FILE = "records.kv"
+_MAGIC = b"barrier-kv-1\n"
+_lengths = struct.Struct(">II")
+_count = struct.Struct(">Q")
+
+
+class MemoryKv:
+    kind = "memory"
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, bytes] = {}
+        self._sorted: list[bytes] | None = None  # all keys in order; None when they have to be sorted again
+        self._bytes = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._entries.get(key)
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        stored = self._entries
+        for key, value in entries:
+            old = stored.get(key)
+            if old is not None:
+                self._bytes -= len(key) + len(old)
+            if value is not None:
+                stored[key] = value
+                self._bytes += len(key) + len(value)
+            elif old is not None:
+                del stored[key]
+            if (old is None) != (value is None):
+                self._sorted = None
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        if self._sorted is None:
+            self._sorted = sorted(self._entries)
+        keys = self._sorted  # replaced, never changed, by a write
+        for position in range(bisect_left(keys, start), bisect_left(keys, end)):
+            value = self._entries.get(keys[position])
+            if value is not None:
+                yield keys[position], value
+
+    def flush(self) -> None:
+        """Nothing is waiting anywhere."""
+
+    def checkpoint(self, directory: Path) -> None:
+        entries = sorted(self._entries.items())
+        directory.mkdir(mode=0o700)
+        with (directory / RECORDS_FILE).open("xb") as file:
+            file.write(_MAGIC)
+            for key, value in entries:
+                file.write(_lengths.pack(len(key), len(value)) + key + value)
+            file.write(_count.pack(len(entries)))
+
+    def memory_bytes(self) -> int:
+        return self._bytes + 200 * len(self._entries)
+
+    def close(self) -> None:
+        self._entries = {}
+        self._sorted = None
+        self._bytes = 0
+
+
+def read_records(path: Path) -> MemoryKv:
+    """The store behind a file that `checkpoint` wrote; raises `Corrupt` if it is not one."""
+    data = path.read_bytes()
+    end = len(data) - _count.size
+    if not data.startswith(_MAGIC) or end < len(_MAGIC):
+        raise _corrupt(path)
+    at, entries = len(_MAGIC), {}
+    while at < end:
+        if at + _lengths.size > end:
+            raise _corrupt(path)
+        key_length, value_length = _lengths.unpack_from(data, at)
+        at += _lengths.size
+        entries[data[at : at + key_length]] = data[at + key_length : at + key_length + value_length]
+        at += key_length + value_length
+    if at != end or _count.unpack_from(data, end)[0] != len(entries):
+        raise _corrupt(path)
+    store = MemoryKv()
+    store.write(list(entries.items()))
+    return store
+
+
+def _corrupt(path: Path) -> Corrupt:
+    return Corrupt(f"{path} is not a file of state records: restore from another checkpoint")

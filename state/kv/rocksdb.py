@@ -1,0 +1,254 @@
+"""RocksDB as the key-value store: the only file that knows rocksdict.
+
+Raw mode only: rocksdict's default mode unpickles what it reads. rocksdict also believes a `rocksdict-config.json` in
+the database's folder more than its caller, so ours is written there before every open, and that file is never part of
+a snapshot. The write-ahead log is off: the checkpoint is the log. All databases of a slot share one `SlotMemory`.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.file_links import link_or_copy, segment_number
+from barrier_runtime.state.kv.store import Entry
+
+CONFIG_FILE = "rocksdict-config.json"
+_OUR_CONFIG = '{"raw_mode":true,"prefix_extractors":{}}'
+_MIB = 1 << 20
+_FIRST_SCANNED = 4  # entries that one iterator reads; many who scan look at one only
+_MOST_SCANNED = 1_024
+_SCANNED_BYTES = 1 * _MIB
+_RUNS = 20  # sorted runs of files before some are merged
+_SIMILAR_PERCENT = 100  # by which a run may be larger than its neighbour, to be merged with it
+_SPACE_PERCENT = 200  # of the oldest run: when the others weigh that much, all are merged
+
+
+class SlotMemory:
+    """Block cache and memtables of all databases of one slot, within `total_bytes` together."""
+
+    def __init__(self, total_bytes: int) -> None:
+        if total_bytes < 8 * _MIB:
+            raise InvalidJob(f"{total_bytes} bytes are too little for the state of a slot: give it 8 MiB or more")
+        self.total_bytes = total_bytes
+        self._shared: tuple[Any, Any] | None = None
+
+    def usage_bytes(self) -> int:
+        """Held now, memtables included."""
+        return int(self._shared[0].get_usage()) if self._shared else 0
+
+    def shared(self) -> tuple[Any, Any]:
+        """(block cache, write-buffer manager), made when first asked for."""
+        if self._shared is None:
+            from rocksdict import Cache, WriteBufferManager
+
+            cache = Cache(self.total_bytes)
+            # The manager charges memtables to the cache. Never stall: a stalled write would stop the slot's loop.
+            manager = WriteBufferManager.new_write_buffer_manager_with_cache(self.total_bytes // 3, False, cache)
+            self._shared = (cache, manager)
+        return self._shared
+
+
+class RocksDbKv:
+    """One database in `directory` (made if absent), which belongs to this process alone while it is open."""
+
+    kind = "rocksdb"
+
+    def __init__(self, directory: Path, memory: SlotMemory) -> None:
+        from rocksdict import Checkpoint, Rdict, WriteBatch, WriteOptions
+
+        self._new_batch = WriteBatch
+        self._checkpoint = Checkpoint
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write_config(directory)
+        try:
+            self._db: Any = Rdict(str(directory), _options(memory))
+        except Exception as error:
+            raise _trouble(f"cannot open the state database in {directory}", error) from error
+        unlogged = WriteOptions()
+        unlogged.disable_wal = True
+        self._db.set_write_options(unlogged)
+        self._get = self._db.get
+        # The last checkpoint's directory, and its files. None: there is none, or something was written since.
+        self._last: tuple[Path, list[str]] | None = None
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._get(key)  # type: ignore[no-any-return]
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        batch = self._new_batch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for key, value in entries:
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+        self._last = None
+        try:
+            self._db.write(batch)
+        except Exception as error:
+            raise _trouble(f"cannot write to the state database in {self._directory}", error) from error
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """By iterators that live for one lot of entries: each keeps every file that was there when it began, also those
+        that compaction has replaced since, and who scans may take hours over it."""
+        lot = _FIRST_SCANNED
+        while start < end:
+            found, start = self._lot(start, end, lot)
+            yield from found
+            lot = min(4 * lot, _MOST_SCANNED)
+
+    def _lot(self, start: bytes, end: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Up to `most` entries, and where to go on; `end` when there is nothing more."""
+        found: list[tuple[bytes, bytes]] = []
+        size = 0
+        # Not with ReadOptions.set_iterate_upper_bound: rocksdict lets go of the bound's bytes while the iterator lives.
+        for entry in self._db.items(from_key=start):
+            if entry[0] >= end:
+                return found, end
+            found.append(entry)
+            size += len(entry[1])
+            if len(found) == most or size >= _SCANNED_BYTES:
+                return found, entry[0] + b"\0"
+        return found, end
+
+    def flush(self) -> None:
+        if self._last is not None:
+            return
+        try:
+            self._db.flush()
+        except Exception as error:
+            raise _trouble(f"cannot flush the state database in {self._directory}", error) from error
+
+    def checkpoint(self, directory: Path) -> None:
+        """Without a write since the last one, its files are linked again: the database is not asked, which would hold
+        the interpreter for milliseconds. They are the same state, also when compaction has replaced them since."""
+        if self._last is None or not self._linked_again(*self._last, directory):
+            try:
+                self._checkpoint(self._db).create_checkpoint(str(directory))
+            except Exception as error:
+                raise _trouble(f"cannot link the files of the state database into {directory}", error) from error
+            self._last = directory, os.listdir(directory)
+        directory.chmod(stat.S_IRWXU)
+
+    def _linked_again(self, last: Path, names: list[str], directory: Path) -> bool:
+        """False: the last checkpoint's directory is gone, or parts of it. Its owner deletes it when it likes."""
+        directory.mkdir(mode=0o700)
+        try:
+            for name in names:
+                link_or_copy(last / name, directory / name)
+        except FileNotFoundError:
+            shutil.rmtree(directory)
+            return False
+        self._last = directory, names
+        return True
+
+    def memory_bytes(self) -> int:
+        return int(self._db.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
+
+    def close(self) -> None:
+        try:
+            self._db.close()
+        except Exception as error:
+            # rocksdict writes the memtable out first. What is in no checkpoint is of no use any more, and the database
+            # is closed all the same: a full disk is nobody's trouble here.
+            if not _is_full_disk(error):
+                raise _trouble(f"cannot close the state database in {self._directory}", error) from error
+
+
+def link_database(source: Path, names: Sequence[str], target: Path) -> None:
+    """Make `target` (fresh) a database of the files `names` of `source`, which stays as it is. Segments among them are
+    not the database's.
+
+    Opening a database rewrites its MANIFEST and goes on with its numbering, so a snapshot is never opened in place.
+    SSTs never change: they are linked; the small rest is copied.
+    """
+    target.mkdir(parents=True, mode=0o700)
+    for name in names:
+        if segment_number(name) is not None:
+            continue
+        if name.endswith(".sst"):
+            link_or_copy(source / name, target / name)
+        else:
+            shutil.copyfile(source / name, target / name)
+
+
+def _write_config(directory: Path) -> None:
+    config = directory / CONFIG_FILE
+    config.unlink(missing_ok=True)  # it may be a link to somewhere else
+    config.write_text(_OUR_CONFIG)
+
+
+def _options(memory: SlotMemory) -> Any:
+    """For many small databases in one process with a loop that must not wait for any of them."""
+    from rocksdict import (
+        BlockBasedOptions,
+        DBCompactionStyle,
+        DBCompressionType,
+        Env,
+        Options,
+        UniversalCompactionStopStyle,
+        UniversalCompactOptions,
+    )
+
+    cache, manager = memory.shared()
+    tables = BlockBasedOptions()
+    tables.set_block_cache(cache)
+    tables.set_block_size(16 << 10)
+    tables.set_bloom_filter(10, False)
+    tables.set_cache_index_and_filter_blocks(True)
+    tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    tables.set_format_version(5)
+    environment = Env()  # the process-wide one
+    environment.set_high_priority_background_threads(2)  # flushes: checkpoints wait for them, and they free memory
+    environment.lower_thread_pool_cpu_priority()  # compaction must not take the processor from the loop
+    options = Options(raw_mode=True)
+    options.set_env(environment)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(tables)
+    options.set_write_buffer_manager(manager)
+    options.set_write_buffer_size(16 * _MIB)
+    options.set_max_write_buffer_number(4)
+    options.set_target_file_size_base(32 * _MIB)
+    # A flush at every checkpoint makes many small files, and whatever compaction writes is uploaded again. So runs of
+    # files are merged late and with others of their size, and with the whole only when they outweigh it.
+    universal = UniversalCompactOptions()
+    universal.max_size_amplification_percent = _SPACE_PERCENT
+    universal.stop_style = UniversalCompactionStopStyle.similar()
+    universal.size_ratio = _SIMILAR_PERCENT
+    options.set_compaction_style(DBCompactionStyle.universal())
+    options.set_universal_compaction_options(universal)
+    options.set_level_zero_file_num_compaction_trigger(_RUNS)
+    # Slow writers down late: the loop is the writer.
+    options.set_level_zero_slowdown_writes_trigger(3 * _RUNS)
+    options.set_level_zero_stop_writes_trigger(6 * _RUNS)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_max_background_jobs(2)
+    options.set_max_open_files(512)
+    options.set_avoid_unnecessary_blocking_io(True)
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(1 * _MIB)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    options.set_manifest_preallocation_size(64 << 10)
+    options.set_max_manifest_file_size(64 << 10)  # it is part of every snapshot
+    return options
+
+
+def _is_full_disk(error: Exception) -> bool:
+    return "No space left on device" in str(error)
+
+
+def _trouble(what: str, error: Exception) -> BarrierRuntimeError:
+    text = str(error)
+    if "orruption" in text:
+        return Corrupt(f"{what}: {text}; restore from another checkpoint, or check this machine's disk")
+    if _is_full_disk(error):
+        return Unavailable(f"{what}: {text}; free some disk space, it is tried again")
+    if "While lock file" in text or "lock hold by" in text:  # not just "lock": folders may be called so
+        return Unavailable(f"{what}: {text}; another process still holds it, it is tried in a fresh folder")
+    return Unavailable(f"{what}: {text}; it is tried again")

@@ -1,0 +1,97 @@
+"""What the tables of one backend share: the key-value store, the range of key groups, and the right to write.
+
+Between a barrier and the hard links of its snapshot the store must hold exactly the state at the barrier, so only the
+frozen entries of that checkpoint may be written. `may_write` says whether anything else may.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.keys.key_codec import decode_key, encode_key
+from barrier_runtime.state.keys.key_groups import key_group, key_groups_of_keys
+from barrier_runtime.state.kv.store import Entry, KvStore
+
+PREFIX_BYTES = 4  # key group and state id
+_pack_prefix = struct.Struct(">HH").pack
+_read_prefix = struct.Struct(">HH").unpack_from
+
+
+@dataclass
+class Shard:
+    kv: KvStore
+    operator: str
+    subtask: int
+    max_parallelism: int
+    key_group_first: int
+    key_group_last: int
+    may_write: Callable[[], bool] = lambda: True
+    _prefixes: dict[int, list[bytes]] = field(default_factory=dict)  # state id -> prefix of each group
+
+    def kv_key(self, state_id: int, key_width: int, key: tuple[Any, ...]) -> bytes:
+        """Bytes under which an entry is stored: key group, state id, encoded key."""
+        group = key_group(key if len(key) == key_width else key[:key_width], self.max_parallelism)
+        if not self.key_group_first <= group <= self.key_group_last:
+            raise self.foreign(key, group)
+        return _pack_prefix(group, state_id) + encode_key(key)
+
+    def kv_keys(self, state_id: int, key_width: int, keys: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """`kv_key` of many keys at once."""
+        groups = key_groups_of_keys(keys, key_width, self.max_parallelism)
+        if not self.key_group_first <= min(groups) or not max(groups) <= self.key_group_last:
+            at = next(at for at, g in enumerate(groups) if not self.key_group_first <= g <= self.key_group_last)
+            raise self.foreign(keys[at], groups[at])
+        prefixes = self._prefixes.get(state_id)
+        if prefixes is None:
+            prefixes = [_pack_prefix(group, state_id) for group in range(self.max_parallelism)]
+            self._prefixes[state_id] = prefixes
+        return [prefixes[group] + encode_key(key) for group, key in zip(groups, keys, strict=True)]
+
+    def foreign(self, key: tuple[Any, ...], group: int) -> ProtocolViolation:
+        return ProtocolViolation(
+            f"key {key!r} belongs to key group {group}, but subtask {self.subtask} of {self.operator} owns "
+            f"{self.key_group_first} to {self.key_group_last}: records were partitioned by other columns than the "
+            "state is keyed by; please report this with the job's graph"
+        )
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            self.kv.write(entries)
+
+    def scan_state(self, state_id: int) -> Iterator[tuple[bytes, bytes]]:
+        """Stored entries of one state over all groups of this range: (whole key, value)."""
+        return scan_state(self.kv, state_id, self.key_group_first, self.key_group_last)
+
+
+def scan_state(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
+    """Skips over other states and over empty groups, so that 32,768 mostly empty groups cost little."""
+    group = first
+    while group <= last:
+        start = _pack_prefix(group, state_id)
+        next_group = last + 1
+        for key, value in kv.scan(start, range_end(last)):
+            if key[:PREFIX_BYTES] != start:
+                found_group, found_state = _read_prefix(key)
+                if found_state == state_id:  # the next group begins right behind: go on with the same scan
+                    start = key[:PREFIX_BYTES]
+                else:
+                    next_group = found_group if found_state < state_id else found_group + 1
+                    break
+            yield key, value
+        group = next_group
+
+
+def range_start(group: int) -> bytes:
+    """Smallest key of a group."""
+    return group.to_bytes(2, "big")
+
+
+def range_end(group: int) -> bytes:
+    """Smallest key behind a group."""
+    return (group + 1).to_bytes(2, "big")
+
+
+def entry_key(kv_key: bytes) -> tuple[Any, ...]:
+    return decode_key(kv_key, PREFIX_BYTES)

@@ -1,0 +1,102 @@
+"""Local copies of snapshots: hard links that stay after the upload, so that survivors restore without the network.
+
+One `LocalCopies` lives in the slot's process across generations. Each copy is in the folder of the incarnation that
+made it, beside the database, so that files can be linked. It is a cache: losing it costs a download, never state. Used
+from the loop and from worker threads.
+"""
+
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from barrier_runtime.state.snapshots.snapshot import FileRef
+
+
+@dataclass(frozen=True)
+class LocalCopy:
+    operator: str
+    subtask: int
+    checkpoint: int
+    directory: Path
+    content: frozenset[tuple[str, int, str]] = field(repr=False)  # name, size, sha256 of each file
+
+
+class LocalCopies:
+    """All copies of one slot. Dropping one deletes its folder, at the latest when `delete_unwanted` is called."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._copies: dict[tuple[str, int, int], LocalCopy] = {}
+        self._unwanted: list[Path] = []
+        self._made = 0
+
+    def new_directory(self, incarnation: Path, checkpoint: int) -> Path:
+        """A path that never was; whoever asked makes the folder, and then calls `add` or `discard`."""
+        with self._lock:
+            self._made += 1
+            return incarnation / f"checkpoint-{checkpoint}-{self._made}"
+
+    def add(self, operator: str, subtask: int, checkpoint: int, directory: Path, files: Sequence[FileRef]) -> None:
+        copy = LocalCopy(operator, subtask, checkpoint, directory, _content(files))
+        with self._lock:
+            replaced = self._copies.get((operator, subtask, checkpoint))
+            if replaced is not None:
+                self._unwanted.append(replaced.directory)
+            self._copies[operator, subtask, checkpoint] = copy
+
+    def find(self, operator: str, subtask: int, files: Sequence[FileRef]) -> LocalCopy | None:
+        """A copy of exactly these files (by name, size and hash), whichever checkpoint it was made for."""
+        wanted = _content(files)
+        with self._lock:
+            for copy in self._copies.values():
+                if (copy.operator, copy.subtask, copy.content) == (operator, subtask, wanted):
+                    present = all((copy.directory / ref.name).is_file() for ref in files)
+                    return copy if present else None
+        return None
+
+    def completed(self, operator: str, subtask: int, checkpoint: int) -> None:
+        """Older copies of this operator subtask are not needed any more. Only marks them: deleting takes time."""
+        with self._lock:
+            for key in [key for key in self._copies if key[:2] == (operator, subtask) and key[2] < checkpoint]:
+                self._unwanted.append(self._copies.pop(key).directory)
+
+    def aborted(self, operator: str, subtask: int, checkpoint: int) -> None:
+        with self._lock:
+            copy = self._copies.pop((operator, subtask, checkpoint), None)
+            if copy is not None:
+                self._unwanted.append(copy.directory)
+
+    def discard(self, directory: Path) -> None:
+        """Mark a folder from `new_directory` that was never added."""
+        with self._lock:
+            self._unwanted.append(directory)
+
+    def delete_unwanted(self) -> None:
+        """Remove what was marked. Call it off the loop."""
+        with self._lock:
+            unwanted, self._unwanted = self._unwanted, []
+        for directory in unwanted:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def keep_only(self, checkpoint: int) -> None:
+        """Drop the copies of every other checkpoint, now."""
+        with self._lock:
+            for key in [key for key in self._copies if key[2] != checkpoint]:
+                self._unwanted.append(self._copies.pop(key).directory)
+        self.delete_unwanted()
+
+    def drop_all(self) -> None:
+        with self._lock:
+            self._unwanted += [copy.directory for copy in self._copies.values()]
+            self._copies = {}
+        self.delete_unwanted()
+
+    def checkpoints(self, operator: str, subtask: int) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(sorted(key[2] for key in self._copies if key[:2] == (operator, subtask)))
+
+
+def _content(files: Sequence[FileRef]) -> frozenset[tuple[str, int, str]]:
+    return frozenset((ref.name, ref.size, ref.sha256) for ref in files)

@@ -1,0 +1,105 @@
+"""Which files of a local checkpoint are uploaded, and how. Pure: file names and sizes in, a plan out.
+
+Rules
+- An SST or a segment is reused only if a *completed* checkpoint of this very incarnation holds it; the map of those
+  (local name → where it is) starts empty at every open and restore, because old names are then given to new bytes.
+  What an aborted or unfinished checkpoint uploaded is uploaded again.
+- MANIFEST, CURRENT and OPTIONS always go anew: same name, other bytes.
+- Large files become objects of their own. Small ones are packed into one object per snapshot, or, when all of them
+  together are tiny, travel inside the manifest.
+- Nothing else of a database's folder is ever uploaded; least of all `rocksdict-config.json`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.file_links import SEGMENT_FILE
+from barrier_runtime.state.snapshots.snapshot import FileRef
+
+_SNAPSHOT_FILE = re.compile(
+    rf"[0-9]{{1,20}}\.sst|CURRENT|MANIFEST-[0-9]{{1,20}}|OPTIONS-[0-9]{{1,20}}|records\.kv|{SEGMENT_FILE.pattern}"
+)
+_WRITE_AHEAD_LOG = re.compile(r"\d{1,20}\.log")
+_VALUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_IN_FLIGHT_FILE = re.compile(r"in-flight-[0-9]{1,9}\.frames")
+_NEVER_CHANGES = re.compile(rf"[0-9]{{1,20}}\.sst|{SEGMENT_FILE.pattern}")
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    name: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    inline_bytes: int = 20_000  # all inlined files of one snapshot together
+    pack_bytes: int = 1 << 20  # a file above this is an object of its own
+    value_bytes: int = 4_096  # a named value above this is an object of its own, not in the manifest
+
+
+@dataclass(frozen=True)
+class SnapshotPlan:
+    """Every file of the snapshot is in exactly one of the four."""
+
+    reused: tuple[FileRef, ...]
+    alone: tuple[LocalFile, ...]  # one object each
+    packed: tuple[LocalFile, ...]  # one object together
+    inline: tuple[LocalFile, ...]  # in the manifest
+
+
+def is_snapshot_file(name: str) -> bool:
+    """Whether a file of this name may be part of a snapshot; checked when taking and when restoring one."""
+    return _SNAPSHOT_FILE.fullmatch(name) is not None
+
+
+def in_flight_file(number: int) -> str:
+    """Name of the `number`th file with in-flight rows of a snapshot."""
+    return f"in-flight-{number}.frames"
+
+
+def is_in_flight_file(name: str) -> bool:
+    return _IN_FLIGHT_FILE.fullmatch(name) is not None
+
+
+def is_value_name(name: str) -> bool:
+    """Whether a named value of an operator may be an object under this name."""
+    return _VALUE_NAME.fullmatch(name) is not None
+
+
+def is_immutable(name: str) -> bool:
+    """Whether a file of this name keeps its bytes for the life of an incarnation."""
+    return _NEVER_CHANGES.fullmatch(name) is not None
+
+
+def plan_snapshot(
+    files: Sequence[LocalFile], confirmed: Mapping[str, FileRef], thresholds: Thresholds | None = None
+) -> SnapshotPlan:
+    """`files`: all of the local checkpoint's folder. `confirmed`: what never changes of a completed one of this
+    incarnation."""
+    limits = thresholds or Thresholds()
+    for file in files:
+        if _WRITE_AHEAD_LOG.fullmatch(file.name) and file.size:
+            raise ProtocolViolation(
+                f"the checkpoint holds {file.size} bytes of write-ahead log {file.name}, but state is written without "
+                "one: entries would be missing; please report this"
+            )
+    wanted = sorted((file for file in files if is_snapshot_file(file.name)), key=lambda file: file.name)
+    reused = [confirmed[file.name] for file in wanted if _is_confirmed(file, confirmed)]
+    fresh = [file for file in wanted if not _is_confirmed(file, confirmed)]
+    small = tuple(file for file in fresh if file.size <= limits.pack_bytes)
+    inlined_before = sum(ref.size for ref in reused if ref.inline is not None)
+    tiny = inlined_before + sum(file.size for file in small) <= limits.inline_bytes
+    return SnapshotPlan(
+        reused=tuple(reused),
+        alone=tuple(file for file in fresh if file.size > limits.pack_bytes),
+        packed=() if tiny else small,
+        inline=small if tiny else (),
+    )
+
+
+def _is_confirmed(file: LocalFile, confirmed: Mapping[str, FileRef]) -> bool:
+    ref = confirmed.get(file.name)
+    return is_immutable(file.name) and ref is not None and ref.size == file.size

@@ -1,0 +1,115 @@
+"""Who restores what. Pure: the snapshots of one operator and a subtask's place in, the parts it must read out.
+
+At the same parallelism a subtask opens its own snapshot as it is. Otherwise it reads the snapshots that overlap its
+range of key groups, and takes from each only the groups in its range.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
+from barrier_runtime.state.keys.key_groups import key_group_range
+from barrier_runtime.state.snapshots.plan import is_snapshot_file
+from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnapshot
+
+
+@dataclass(frozen=True)
+class RestorePart:
+    """Take the key groups `first` to `last` (inclusive) of the snapshot of subtask `subtask`."""
+
+    subtask: int
+    keyed: KeyedSnapshot
+    first: int
+    last: int
+    state_ids: dict[int, int]  # state id in the snapshot -> state id after the restore
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    key_group_first: int
+    key_group_last: int
+    max_parallelism: int
+    parts: tuple[RestorePart, ...]  # empty: start without state
+    states: dict[str, int]  # state name -> state id after the restore
+
+    def adopts(self, kind: str) -> KeyedSnapshot | None:
+        """The one snapshot that can be opened as it is by a backend of this kind; None if entries must be copied."""
+        if len(self.parts) != 1:
+            return None
+        part = self.parts[0]
+        same_range = (part.keyed.key_group_first, part.keyed.key_group_last) == (part.first, part.last)
+        same_ids = all(old == new for old, new in part.state_ids.items())
+        return part.keyed if same_range and same_ids and part.keyed.backend == kind else None
+
+
+def plan_restore(
+    operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Sequence[OperatorSnapshot]
+) -> RestorePlan:
+    """Raises `InvalidJob` for another max_parallelism, `Corrupt` for a gap or an overlap in what was snapshotted."""
+    first, last = key_group_range(subtask, parallelism, max_parallelism)
+    overlapping: list[tuple[int, KeyedSnapshot]] = []
+    for snapshot in restored:
+        if snapshot.keyed is None or snapshot.operator != operator:
+            continue
+        _check(operator, snapshot.subtask, snapshot.keyed, max_parallelism)
+        if snapshot.keyed.key_group_first <= last and snapshot.keyed.key_group_last >= first:
+            overlapping.append((snapshot.subtask, snapshot.keyed))
+    overlapping.sort(key=lambda pair: pair[1].key_group_first)
+    _check_cover(operator, subtask, first, last, [keyed for _, keyed in overlapping])
+    states, renumberings = merge_state_ids([keyed.states for _, keyed in overlapping])
+    parts = tuple(
+        RestorePart(old_subtask, keyed, max(first, keyed.key_group_first), min(last, keyed.key_group_last), renumbering)
+        for (old_subtask, keyed), renumbering in zip(overlapping, renumberings, strict=True)
+    )
+    return RestorePlan(first, last, max_parallelism, parts, states)
+
+
+def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], list[dict[int, int]]]:
+    """One numbering of all state names, and for each given one how its ids change. The first one keeps its ids."""
+    merged: dict[str, int] = {}
+    renumberings: list[dict[int, int]] = []
+    for numbering in numberings:
+        renumbering = {}
+        for name, old in sorted(numbering.items(), key=lambda item: item[1]):
+            if name not in merged:
+                taken = set(merged.values())
+                merged[name] = old if old not in taken else max(taken) + 1
+            renumbering[old] = merged[name]
+        renumberings.append(renumbering)
+    return merged, renumberings
+
+
+def _check(operator: str, subtask: int, keyed: KeyedSnapshot, max_parallelism: int) -> None:
+    if keyed.max_parallelism != max_parallelism:
+        raise InvalidJob(
+            f"the state of {operator} was written with max_parallelism {keyed.max_parallelism}, but the job now has "
+            f"max_parallelism {max_parallelism}: it cannot change in a job's life, set it to {keyed.max_parallelism}"
+        )
+    for file in keyed.files:
+        if not is_snapshot_file(file.name):
+            raise Corrupt(
+                f"the snapshot of {operator}, subtask {subtask}, lists the file {file.name!r}, which no snapshot "
+                "contains: it was written or changed by something else; restore from another checkpoint"
+            )
+    if len({file.name for file in keyed.files}) != len(keyed.files):
+        raise Corrupt(
+            f"the snapshot of {operator}, subtask {subtask}, lists a file twice: it was written or changed by "
+            "something else; restore from another checkpoint"
+        )
+
+
+def _check_cover(operator: str, subtask: int, first: int, last: int, sources: Sequence[KeyedSnapshot]) -> None:
+    expected = first
+    for keyed in sources:
+        if max(first, keyed.key_group_first) != expected:
+            raise ProtocolViolation(
+                f"subtask {subtask} of {operator} needs key groups {first} to {last}, but the snapshots it was given "
+                f"are wrong from key group {expected} on (the next one begins at {keyed.key_group_first}); please "
+                "report this with the checkpoint's manifest"
+            )
+        expected = keyed.key_group_last + 1
+    if sources and expected <= last:
+        raise ProtocolViolation(
+            f"subtask {subtask} of {operator} needs key groups {first} to {last}, but the snapshots it was given end "
+            f"before key group {expected}; please report this with the checkpoint's manifest"
+        )

@@ -1,0 +1,72 @@
+"""What a snapshot is: files, small values and in-flight rows of one operator subtask at one barrier, as in a manifest.
+
+Pure data (`msgspec` structs, validated on decode, never pickle). A snapshot is enough to restore the operator subtask
+from any process at any later time; nothing else about it is remembered anywhere.
+"""
+
+import msgspec
+
+DEFINITION = "definition"  # name of a value of `OperatorSnapshot`: text that says what its state is a state of
+
+
+class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes of one snapshot file. Exactly one of `key` (an object, from `offset`, `size` bytes) or `inline` is set."""
+
+    name: str  # local file name, e.g. "000012.sst"; never a path
+    size: int  # bytes
+    sha256: str  # hex, of exactly these bytes
+    key: str | None = None  # object key relative to the store's root
+    offset: int = 0
+    inline: bytes | None = None
+
+
+class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keyed state of one operator subtask: one key-value store's files, and the names behind its state ids."""
+
+    backend: str  # "rocksdb" or "memory"
+    max_parallelism: int
+    key_group_first: int  # inclusive
+    key_group_last: int  # inclusive
+    states: dict[str, int]  # state name -> state id (2 bytes in the key)
+    files: tuple[FileRef, ...]
+    full_bytes: int  # size of all files
+    new_bytes: int  # bytes uploaded for this snapshot
+
+
+class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows that were on their way to input `port` of an operator subtask when its snapshot was taken: frames of a data
+    connection, to be worked off in this order before anything new."""
+
+    port: int
+    file: FileRef
+
+
+class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that operator `operator`, subtask `subtask`, remembers at one barrier."""
+
+    operator: str
+    subtask: int
+    parallelism: int
+    values: dict[str, bytes] = {}  # small named values: source positions, committables, watermark
+    keyed: KeyedSnapshot | None = None
+    in_flight: tuple[InFlight, ...] = ()  # of the first operator of a chain; none if the barrier was aligned
+    objects: dict[str, FileRef] = {}  # values too large to stand here, by name; a name is in one of the two
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.values and not self.objects and self.keyed is None and not self.in_flight
+
+    @property
+    def files(self) -> tuple[FileRef, ...]:
+        """Every file that a restore of it needs."""
+        keyed = () if self.keyed is None else self.keyed.files
+        return (*keyed, *(each.file for each in self.in_flight), *self.objects.values())
+
+
+class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one subtask's part of a checkpoint spent its time. Milliseconds."""
+
+    start_delay_ms: float = 0.0  # trigger -> first barrier seen
+    alignment_ms: float = 0.0
+    sync_ms: float = 0.0  # on the loop
+    async_ms: float = 0.0  # everything after, until the ack

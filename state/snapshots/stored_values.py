@@ -1,0 +1,69 @@
+"""Named values of a snapshot that are too large for the manifest: stored as objects of their own, and read back.
+
+A manifest, and every message with a snapshot in it, must stay small whatever an operator remembers. So a value above a
+limit becomes an object, named by the snapshot as every other file is (`OperatorSnapshot.objects`): the same kind of
+name and hash, the same retention and sweep. Operators never see that: they are given values. Runs on worker threads
+only; deletes nothing.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.snapshots.plan import is_value_name
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
+from barrier_runtime.state.snapshots.transfer import in_parallel
+from barrier_runtime.state.snapshots.verified import read_verified
+from barrier_runtime.state.store.object_store import ObjectStore
+
+
+def store_values(
+    values: Mapping[str, bytes],
+    stored: Mapping[str, FileRef],
+    store: ObjectStore,
+    new_key: Callable[[], str],
+    limit_bytes: int,
+    check: Callable[[], None],
+) -> tuple[dict[str, bytes], dict[str, FileRef]]:
+    """(values for the manifest, objects by name). `stored`: values that are objects already. `check` is called before
+    each upload and raises when nobody wants the snapshot now."""
+    small: dict[str, bytes] = {}
+    objects: dict[str, FileRef] = {}
+    for name, ref in stored.items():
+        _check_name(name)
+        objects[name] = msgspec.structs.replace(ref, name=name)
+    for name, value in values.items():
+        if name in stored:
+            raise ProtocolViolation(f"the value {name!r} is handed over both as bytes and as stored: file a bug")
+        if len(value) <= limit_bytes:
+            small[name] = value
+            continue
+        _check_name(name)
+        check()
+        key = new_key()
+        store.put(key, value)
+        objects[name] = FileRef(name, len(value), hashlib.sha256(value).hexdigest(), key)
+    return small, objects
+
+
+def _check_name(name: str) -> None:
+    if not is_value_name(name):
+        raise ProtocolViolation(f"{name[:200]!r} is no name for a large value: use letters, digits and . _ -")
+
+
+def with_values(store: ObjectStore, snapshots: Sequence[OperatorSnapshot], at_once: int) -> list[OperatorSnapshot]:
+    """`snapshots` with everything in `values` and nothing in `objects`; `at_once` objects are read side by side.
+
+    Raises `Corrupt` naming the object that is gone or not what was written, `Unavailable` when it cannot be had now."""
+    wanted = [(number, name, ref) for number, each in enumerate(snapshots) for name, ref in each.objects.items()]
+    if not wanted:
+        return list(snapshots)
+    read: list[dict[str, bytes]] = [dict(each.values) for each in snapshots]
+    found = in_parallel(lambda item: read_verified(store, item[2]), wanted, at_once)
+    for (number, name, _), value in zip(wanted, found, strict=True):
+        read[number][name] = value
+    return [
+        msgspec.structs.replace(each, values=values, objects={}) for each, values in zip(snapshots, read, strict=True)
+    ]

@@ -1,0 +1,77 @@
+"""Reading snapshot bytes back: every byte is hashed before anybody sees it (behaviours O4, O8, J2).
+
+What is not what was written raises `Corrupt` with the object, the expected and the found; a person decides then.
+"""
+
+import hashlib
+from pathlib import Path
+
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.snapshots.snapshot import FileRef
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+
+_CHUNK = 1 << 20
+_WHOLE_IN_MEMORY = 8 << 20  # larger files that are objects of their own are downloaded to disk first
+
+
+def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
+    """The bytes of `ref`, checked against its size and hash."""
+    if ref.inline is not None:
+        data = ref.inline
+    else:
+        try:
+            data = store.get(_key(ref), ref.offset, ref.size)
+        except ObjectNotFound as error:
+            raise Corrupt(f"{describe(store, ref)} is gone: {_REMEDY}") from error
+    check(store, ref, len(data), hashlib.sha256(data).hexdigest())
+    return data
+
+
+def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
+    """Like `read_verified`, into the fresh file `path`, which is removed again when the bytes are wrong."""
+    if ref.inline is not None or ref.offset or ref.size <= _WHOLE_IN_MEMORY:
+        data = read_verified(store, ref)
+        with path.open("xb") as file:
+            file.write(data)
+        return
+    try:
+        store.get_file(_key(ref), path)
+    except ObjectNotFound as error:
+        raise Corrupt(f"{describe(store, ref)} is gone: {_REMEDY}") from error
+    try:
+        check(store, ref, path.stat().st_size, sha256_of(path))
+    except Corrupt:
+        path.unlink()
+        raise
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def describe(store: ObjectStore, ref: FileRef) -> str:
+    if ref.key is None:
+        return f"snapshot file {ref.name} (inside the manifest)"
+    return f"snapshot file {ref.name} in object {store.url}/{ref.key}"
+
+
+def check(store: ObjectStore, ref: FileRef, size: int, sha256: str) -> None:
+    """Raise `Corrupt` unless size and hash are those of `ref`."""
+    if size != ref.size or sha256 != ref.sha256:
+        raise Corrupt(
+            f"{describe(store, ref)} is not what was written: expected {ref.size} bytes with sha256 {ref.sha256}, "
+            f"found {size} bytes with sha256 {sha256}; {_REMEDY}"
+        )
+
+
+_REMEDY = "restore the object from a backup or an older version of the bucket, or start from another checkpoint"
+
+
+def _key(ref: FileRef) -> str:
+    if ref.key is None:
+        raise Corrupt(f"snapshot file {ref.name} has neither an object nor inline bytes: {_REMEDY}")
+    return ref.key

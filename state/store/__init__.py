@@ -1,0 +1,1 @@
+"""Object storage: its contract, its implementations, and the keys under which everything lies."""

@@ -1,0 +1,327 @@
+"""Object storage in a local (or mounted) folder: `file://`. Every write is durable before the call returns.
+
+Objects appear whole or not at all: bytes go to a temporary file of this folder first, are synced, and get their name by
+`link` (which fails if the name is taken: the linearizable create) or `rename`. Keys cannot leave the folder, also not
+through symbolic links below it.
+
+After a power cut there is, whole and under its name, every object of which `put`, `put_file` or `publish` returned,
+and of which `put_if_absent` said that it landed *or exists*: whoever wrote it may have died before it was synced. That
+takes a sync of the file, of its folder, and of each folder above whose own name may be new: by whomever it was made,
+since its maker may not have come to sync it. An object that was only read has none of this. A deletion may come undone.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome
+from barrier_runtime.state.store.paths import check_key, check_prefix
+
+TEMPORARY = ".barrier-tmp"  # folder of half-written files, directly below the root; never listed
+_STALE_TEMPORARY_S = 24 * 3_600.0
+_CHUNK = 1 << 20
+_REMEMBERED_FOLDERS = 1_024
+_PERSON_MUST_FIX = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+}
+_NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EMLINK}
+
+
+class LocalStore:
+    """Opens (and creates) the folder; raises `InvalidJob` when that cannot be."""
+
+    def __init__(self, root: Path) -> None:
+        try:
+            _make_root(root)
+            self._root = root.resolve(strict=True)
+            self._durable: dict[Path, int] = {}
+            self._temporary = self._root / TEMPORARY
+            self._temporary.mkdir(mode=0o700, exist_ok=True)
+            self._sweep_temporary()
+        except OSError as error:
+            raise self._trouble("open", "", error, root) from error
+
+    @classmethod
+    def existing(cls, root: Path) -> "LocalStore":
+        """To look at what is there: makes no folder, and raises `InvalidJob` when there is none."""
+        if not root.is_dir():
+            raise InvalidJob(f"there is no folder {root}: give the one that holds the objects")
+        store = cls.__new__(cls)
+        store._root = root.resolve(strict=True)
+        store._durable = {}  # folder -> inode: its name is known to be synced
+        store._temporary = store._root / TEMPORARY
+        return store
+
+    @property
+    def url(self) -> str:
+        return self._root.as_uri()
+
+    # ---- the contract
+
+    def put(self, key: str, data: bytes) -> None:
+        target = self._target(key)
+        with self._named_trouble("put", key), self._temporary_file() as temporary:
+            _write_durably(temporary, data)
+            self._rename(temporary, target)
+
+    def put_file(self, key: str, path: Path) -> None:
+        target = self._target(key)
+        with self._named_trouble("put", key), self._temporary_file() as temporary:
+            _copy_durably(path, temporary)
+            self._rename(temporary, target)
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        target = self._target(key)
+        linked, outcome = False, PutOutcome.LANDED
+        try:
+            with self._temporary_file() as temporary:
+                _write_durably(temporary, data)
+                try:
+                    self._link(temporary, target)
+                    linked = True
+                except FileExistsError:
+                    outcome = PutOutcome.EXISTS
+                self._sync_name(target)
+        except OSError as error:
+            trouble = self._trouble("put_if_absent", key, error)
+            if isinstance(trouble, InvalidJob) and not linked:
+                raise trouble from error
+            return PutOutcome.UNKNOWN
+        return outcome
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        target = self._target(key)
+        with self._named_trouble("get", key), _open_object(target) as file:
+            if offset:
+                file.seek(offset)
+            return file.read() if size is None else file.read(size)
+
+    def get_file(self, key: str, path: Path) -> None:
+        target = self._target(key)
+        if path.exists():
+            raise FileExistsError(f"{path} is there already: download to a fresh file")
+        with self._named_trouble("get", key), _open_object(target) as source, path.open("xb") as copy:
+            while chunk := source.read(_CHUNK):
+                copy.write(chunk)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        folder = prefix.rpartition("/")[0]
+        with self._named_trouble("list", prefix):
+            infos = sorted(self._walk(self._root / folder if folder else self._root, prefix), key=lambda info: info.key)
+        return iter(infos)
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        check_prefix(prefix)
+        with self._named_trouble("list", prefix):
+            try:
+                entries = list(os.scandir(self._root / prefix))
+            except (FileNotFoundError, NotADirectoryError):
+                return iter(())
+            return iter([entry.name for entry in entries if entry.is_dir(follow_symlinks=False)])
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            target = self._target(key)
+            with self._named_trouble("delete", key):
+                target.unlink(missing_ok=True)
+                self._prune(target.parent)
+
+    def publish(self, staged: str, final: str, sha256: str) -> None:
+        source, target = self._target(staged), self._target(final)
+        with self._named_trouble("publish", final):
+            try:
+                self._link(source, target)
+            except FileExistsError:
+                self._check_published(final, target, sha256)
+            except FileNotFoundError:
+                if not target.exists():
+                    raise ObjectNotFound(f"neither {self.url}/{staged} nor {self.url}/{final} is there") from None
+                self._check_published(final, target, sha256)
+            self._sync_name(target)
+            source.unlink(missing_ok=True)
+            self._prune(source.parent)
+
+    # ---- inside
+
+    def _target(self, key: str) -> Path:
+        check_key(key)
+        if key.split("/", 1)[0] == TEMPORARY:
+            raise InvalidJob(f"object key {key!r} is reserved for temporary files: use another name")
+        target = self._root / key
+        parent = os.path.realpath(target.parent)
+        if parent != str(self._root) and not parent.startswith(str(self._root) + os.sep):
+            raise InvalidJob(f"object key {key!r} leads out of {self.url} through a link: remove that link")
+        return target
+
+    def _check_published(self, final: str, target: Path, sha256: str) -> None:
+        found = _sha256_of(target)
+        if found != sha256:
+            raise Corrupt(
+                f"{self.url}/{final} is already there with other content: expected sha256 {sha256}, found {found}; "
+                "another writer uses this name, give this sink a location of its own"
+            )
+
+    def _rename(self, source: Path, target: Path) -> None:
+        self._into_folder(target, lambda: os.replace(source, target))
+        self._sync_name(target)
+
+    def _link(self, source: Path, target: Path) -> None:
+        if not source.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(source))
+        try:
+            self._into_folder(target, lambda: os.link(source, target, follow_symlinks=False))
+        except OSError as error:
+            if error.errno in _NO_HARD_LINKS and os.access(target.parent, os.W_OK):
+                raise InvalidJob(
+                    f"{self.url} is on a file system without hard links ({error.strerror}), so creating an object only "
+                    "if it is absent is not possible there: use a local disk, NFS or S3 for checkpoints"
+                ) from error
+            raise
+
+    def _into_folder(self, target: Path, move: Callable[[], object]) -> None:
+        """A concurrent `delete` may prune the folder between making and using it, so try a few times."""
+        for _ in range(8):
+            try:
+                move()
+                return
+            except FileNotFoundError:
+                with contextlib.suppress(
+                    FileNotFoundError, FileExistsError
+                ):  # pruned, or made by another, while we made it
+                    target.parent.mkdir(parents=True, exist_ok=True)
+        move()
+
+    def _sync_name(self, target: Path) -> None:
+        """Return when the name of `target`, and those of the folders that lead to it, survive a power cut."""
+        folder = target.parent
+        _sync_directory(folder)
+        while folder != self._root:
+            inode = folder.stat().st_ino
+            if self._durable.get(folder) != inode:
+                _sync_directory(folder.parent)
+                if len(self._durable) >= _REMEMBERED_FOLDERS:
+                    self._durable.clear()
+                self._durable[folder] = inode
+            folder = folder.parent
+
+    def _prune(self, folder: Path) -> None:
+        while folder != self._root:
+            try:
+                folder.rmdir()
+            except OSError:  # not empty, or gone already: either way nothing is left to do
+                return
+            folder = folder.parent
+
+    def _walk(self, folder: Path, prefix: str) -> Iterator[ObjectInfo]:
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            key = str(Path(entry.path).relative_to(self._root))
+            if key == TEMPORARY or entry.is_symlink():
+                continue
+            if entry.is_dir():
+                if key.startswith(prefix) or prefix.startswith(key + "/"):
+                    yield from self._walk(Path(entry.path), prefix)
+            elif key.startswith(prefix):
+                with contextlib.suppress(FileNotFoundError):  # deleted while we looked
+                    status = entry.stat()
+                    yield ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    @contextlib.contextmanager
+    def _temporary_file(self) -> Iterator[Path]:
+        path = self._temporary / uuid.uuid4().hex
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _sweep_temporary(self) -> None:
+        """Leftovers of crashed writers. A day is longer than any put takes."""
+        before = time.time() - _STALE_TEMPORARY_S
+        for entry in os.scandir(self._temporary):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.stat().st_mtime < before:
+                    os.unlink(entry.path)
+
+    @contextlib.contextmanager
+    def _named_trouble(self, operation: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._trouble(operation, key, error) from error
+
+    def _trouble(self, operation: str, key: str, error: OSError, root: Path | None = None) -> BarrierRuntimeError:
+        place = str(root) if root is not None else f"{self.url}/{key}"
+        if error.errno == errno.ENOENT and operation == "get":
+            return ObjectNotFound(f"no object {place}")
+        what = f"{operation} of {place} failed: {error.strerror or error}"
+        if error.errno in _PERSON_MUST_FIX or (error.errno == errno.ENOENT and operation == "open"):
+            return InvalidJob(f"{what}; make the folder readable and writable for this user, or use another location")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Unavailable(f"{what}; free some disk space, it is tried again")
+        return Unavailable(f"{what}; it is tried again")
+
+
+def _open_object(path: Path) -> BinaryIO:
+    """Refuses a symbolic link as the last segment too."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(descriptor)
+
+
+def _copy_durably(source: Path, target: Path) -> None:
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while chunk := reader.read(_CHUNK):
+            writer.write(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_root(root: Path) -> None:
+    """Like `mkdir -p`, with every new name synced into its parent; the last one also if somebody else has made it."""
+    root = root.absolute()
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for folder in new or ([] if root.is_mount() else [root]):
+        with contextlib.suppress(PermissionError):  # one that may not be read cannot be synced either
+            _sync_directory(folder.parent)
+
+
+def _sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with _open_object(path) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,231 @@
+"""The in-memory twin of object storage: one lock, no clock, no randomness, and faults that a test switches on.
+
+It holds the contract of `object_store` exactly until a fault says otherwise, so races and crashes can be proven on it
+that no real store lets one stage. Faults are consumed in the order they were injected.
+"""
+
+import enum
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from barrier_runtime.state.errors import Corrupt, Unavailable
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome
+from barrier_runtime.state.store.paths import check_key, check_prefix
+
+
+class Fault(enum.Enum):
+    FAIL_BEFORE = "the call fails and nothing happened"
+    APPLY_THEN_FAIL = "it happened, and the answer is lost"
+    LAND_LATE = "the answer is lost; it happens when the test calls land_late()"
+    CONFLICT = "HTTP 409: another conditional write is under way; nothing happened"
+    TRUNCATED_READ = "half of the bytes come"
+    FLIPPED_BYTE = "one bit of the first byte is wrong"
+    STALE_LIST = "the list is that of the moment of injection"
+    IGNORE_CONDITIONS = "put_if_absent overwrites and says LANDED, as some S3-compatibles do"
+
+
+# A fault that makes sense for one operation only strikes that one, also when injected for any.
+_ONLY_FOR = {
+    Fault.CONFLICT: "put_if_absent",
+    Fault.TRUNCATED_READ: "get",
+    Fault.FLIPPED_BYTE: "get",
+    Fault.STALE_LIST: "list",
+    Fault.IGNORE_CONDITIONS: "put_if_absent",
+}
+
+
+@dataclass
+class _Injected:
+    fault: Fault
+    operation: str  # "put", "put_if_absent", "get", "list", "delete", "publish"; "" is any
+    key_part: str  # only keys that contain this
+    times: int | None  # None: for ever
+    listing: tuple[ObjectInfo, ...] = ()
+
+
+@dataclass
+class _Object:
+    data: bytes
+    modified_ms: int
+
+
+@dataclass
+class MemoryStore:
+    """Thread-safe. `now_ms` gives the modification times; the default keeps them all at 0."""
+
+    name: str = "memory"
+    now_ms: Callable[[], int] = field(default=lambda: 0, repr=False)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.RLock()
+        self._objects: dict[str, _Object] = {}
+        self._faults: list[_Injected] = []
+        self._late: list[Callable[[], None]] = []
+        self.calls: dict[str, int] = {}  # operation -> how often it was called
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self.name}"
+
+    # ---- what tests do to it
+
+    def inject(self, fault: Fault, operation: str = "", key_part: str = "", times: int | None = 1) -> None:
+        with self._lock:
+            listing = tuple(self._infos("")) if fault is Fault.STALE_LIST else ()
+            self._faults.append(_Injected(fault, _ONLY_FOR.get(fault, operation), key_part, times, listing))
+
+    def heal(self) -> None:
+        """Drop every fault that has not struck yet. Late writes stay in flight."""
+        with self._lock:
+            self._faults.clear()
+
+    def land_late(self) -> int:
+        """Let every write that is still in flight arrive now; returns how many."""
+        with self._lock:
+            late, self._late = self._late, []
+            for arrive in late:
+                arrive()
+            return len(late)
+
+    def keys(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(sorted(self._objects))
+
+    def damage(self, key: str, data: bytes) -> None:
+        """Replace the bytes of an object behind everybody's back."""
+        with self._lock:
+            self._objects[key].data = data
+
+    # ---- the contract
+
+    def put(self, key: str, data: bytes) -> None:
+        check_key(key)
+        with self._lock:
+            self._write("put", key, lambda: self._set(key, data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        check_key(key)
+        self.put(key, path.read_bytes())
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        check_key(key)
+        with self._lock:
+            fault = self._strike("put_if_absent", key)
+            if fault in (Fault.FAIL_BEFORE, Fault.CONFLICT):
+                return PutOutcome.UNKNOWN
+            if fault is Fault.LAND_LATE:
+                self._late.append(lambda: self._create(key, data))
+                return PutOutcome.UNKNOWN
+            if fault is Fault.IGNORE_CONDITIONS:
+                self._set(key, data)
+                return PutOutcome.LANDED
+            landed = key not in self._objects
+            self._create(key, data)
+            if fault is Fault.APPLY_THEN_FAIL:
+                return PutOutcome.UNKNOWN
+            return PutOutcome.LANDED if landed else PutOutcome.EXISTS
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        check_key(key)
+        with self._lock:
+            fault = self._strike("get", key)
+            if fault is Fault.FAIL_BEFORE:
+                raise Unavailable(f"get of {self.url}/{key} failed: try again")
+            found = self._objects.get(key)
+        if found is None:
+            raise ObjectNotFound(f"no object {self.url}/{key}")
+        data = found.data[offset:] if size is None else found.data[offset : offset + size]
+        if fault is Fault.TRUNCATED_READ:
+            return data[: len(data) // 2]
+        if fault is Fault.FLIPPED_BYTE and data:
+            return bytes([data[0] ^ 1]) + data[1:]
+        return data
+
+    def get_file(self, key: str, path: Path) -> None:
+        data = self.get(key)
+        with path.open("xb") as file:
+            file.write(data)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        with self._lock:
+            injected = self._take("list", prefix)
+            if injected is not None and injected.fault is Fault.FAIL_BEFORE:
+                raise Unavailable(f"list of {self.url}/{prefix} failed: try again")
+            if injected is not None and injected.fault is Fault.STALE_LIST:
+                infos = [info for info in injected.listing if info.key.startswith(prefix)]
+            else:
+                infos = list(self._infos(prefix))
+        return iter(infos)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            check_key(key)
+            with self._lock:
+                self._write("delete", key, lambda key=key: self._drop(key))  # type: ignore[misc]
+
+    def publish(self, staged: str, final: str, sha256: str) -> None:
+        check_key(staged)
+        check_key(final)
+        with self._lock:
+            self._write("publish", final, lambda: self._publish(staged, final, sha256))
+
+    # ---- inside
+
+    def _write(self, operation: str, key: str, apply: Callable[[], None]) -> None:
+        fault = self._strike(operation, key)
+        if fault is Fault.LAND_LATE:
+            self._late.append(apply)
+        elif fault is not Fault.FAIL_BEFORE:
+            apply()
+        if fault in (Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL, Fault.LAND_LATE):
+            raise Unavailable(f"{operation} of {self.url}/{key} got no answer: try again")
+
+    def _publish(self, staged: str, final: str, sha256: str) -> None:
+        existing = self._objects.get(final)
+        if existing is not None:
+            found = hashlib.sha256(existing.data).hexdigest()
+            if found != sha256:
+                raise Corrupt(
+                    f"{self.url}/{final} is already there with other content: expected sha256 {sha256}, found {found}; "
+                    "another writer uses this name, give this sink a location of its own"
+                )
+        elif staged in self._objects:
+            self._set(final, self._objects[staged].data)
+        else:
+            raise ObjectNotFound(f"neither {self.url}/{staged} nor {self.url}/{final} is there")
+        self._drop(staged)
+
+    def _create(self, key: str, data: bytes) -> None:
+        if key not in self._objects:
+            self._set(key, data)
+
+    def _set(self, key: str, data: bytes) -> None:
+        self._objects[key] = _Object(bytes(data), self.now_ms())
+
+    def _drop(self, key: str) -> None:
+        self._objects.pop(key, None)
+
+    def _infos(self, prefix: str) -> Iterator[ObjectInfo]:
+        for key in sorted(self._objects):
+            if key.startswith(prefix):
+                found = self._objects[key]
+                yield ObjectInfo(key, len(found.data), found.modified_ms)
+
+    def _strike(self, operation: str, key: str) -> Fault | None:
+        injected = self._take(operation, key)
+        return injected.fault if injected else None
+
+    def _take(self, operation: str, key: str) -> _Injected | None:
+        self.calls[operation] = self.calls.get(operation, 0) + 1
+        for index, injected in enumerate(self._faults):
+            if injected.operation in ("", operation) and injected.key_part in key:
+                if injected.times is not None:
+                    injected.times -= 1
+                    if injected.times == 0:
+                        del self._faults[index]
+                return injected
+        return None

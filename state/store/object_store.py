@@ -1,0 +1,97 @@
+"""Object storage as the protocol needs it: the interface, with its contract in prose. Blocking; call it off the loop.
+
+Contract, for every implementation
+- Keys are relative, `/`-separated, of safe segments (no empty, `.` or `..` segment, no backslash, at most 1,024 bytes).
+- Read-after-write: a `put` that returned is seen by every later `get` from anywhere.
+- `put_if_absent` is a linearizable create: of any number of callers at most one is ever told LANDED for a key, and a
+  stale call can never replace what is there. It tells three outcomes apart and never retries by itself; UNKNOWN means
+  the bytes may be there now, later or never.
+- No correctness may rest on `list` (it may be stale or partial); no HEAD before PUT.
+- `Unavailable` is raised for trouble that a retry may cure, `InvalidJob` for what a person must fix (no such bucket, no
+  permission), `ObjectNotFound` for an absent key.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from barrier_runtime.state.errors import BarrierRuntimeError
+
+
+class ObjectNotFound(BarrierRuntimeError):
+    """No object under this key."""
+
+
+class PutOutcome(enum.Enum):
+    LANDED = "landed"
+    EXISTS = "exists"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    key: str
+    size: int  # bytes
+    modified_ms: int  # wall clock of the store
+
+
+class ObjectStore(Protocol):
+    @property
+    def url(self) -> str:
+        """Root of all keys, e.g. `file:///data/ckpt` or `s3://bucket/prefix`. Carries no secret."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None: ...
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Upload a local file whole."""
+        ...
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome: ...
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes: ...
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Download a whole object to a local file that must not exist yet."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]: ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Absent keys are no error."""
+        ...
+
+    def publish(self, staged: str, final: str, sha256: str) -> None:
+        """Make the staged object (content hash `sha256`) visible as `final`, atomically; then drop `staged`.
+
+        Idempotent: when `final` is already there with the same content it is success, whether or not `staged` is
+        still there. `final` with other content raises `Corrupt`; both absent raises `ObjectNotFound`.
+        """
+        ...
+
+
+@runtime_checkable
+class HasFolders(Protocol):
+    """A store that can name the folders below a prefix without listing what is in them."""
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Names, each once, of the folders directly below `prefix`, which ends with a slash."""
+        ...
+
+
+def folders_in(store: ObjectStore, prefix: str) -> list[str]:
+    """Sorted names of the folders directly below `prefix`, which ends with a slash."""
+    if isinstance(store, HasFolders):
+        return sorted(store.folders(prefix))
+    below = (info.key[len(prefix) :] for info in store.list(prefix))
+    return sorted({key.split("/", 1)[0] for key in below if "/" in key})
+
+
+def get_or_none(store: ObjectStore, key: str) -> bytes | None:
+    """The whole object; None when there is none under this key."""
+    try:
+        return store.get(key)
+    except ObjectNotFound:
+        return None

@@ -1,0 +1,88 @@
+"""From a URL to an object store: the one place where a scheme means an implementation."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.urls import shown, without_credentials
+
+_memory_stores: dict[str, MemoryStore] = {}
+_memory_lock = threading.Lock()
+_FORMS = "use file:///folder, a plain folder path, s3://bucket/prefix or memory://name"
+
+
+def open_store(url: str) -> ObjectStore:
+    """The store behind `url`; raises `InvalidJob` when there can be none.
+
+    `file:///folder` and plain paths: a folder, made if absent. `s3://bucket/prefix[?endpoint=http://host:port]`.
+    `memory://name`: the store of that name in this process.
+    """
+    return _opened(url, _open_folder)
+
+
+def open_existing_store(url: str) -> ObjectStore:
+    """Like `open_store`, to look at what is there: makes no folder."""
+    return _opened(url, _open_existing_folder)
+
+
+def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore:
+    if not url.strip():
+        raise InvalidJob(f"the storage URL is empty: {_FORMS}")
+    if "://" not in url:
+        return open_folder(Path(url).expanduser())
+    without_credentials(url, "the storage")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidJob(f"the storage URL is not understood ({error}): {_FORMS}") from None
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidJob(
+                f"storage URL {shown(url)!r} names a host: a folder is file:///absolute/path, three slashes"
+            )
+        return open_folder(Path(unquote(parts.path)))
+    if parts.scheme in ("s3", "s3a"):
+        return _open_s3(url)
+    if parts.scheme == "memory":
+        return _open_memory((parts.netloc + parts.path).strip("/") or "memory")
+    raise InvalidJob(f"storage URL {shown(url)!r} has the unknown scheme {parts.scheme!r}: {_FORMS}")
+
+
+def _open_folder(path: Path) -> ObjectStore:
+    from barrier_runtime.state.store.local import LocalStore
+
+    return LocalStore(path)
+
+
+def _open_existing_folder(path: Path) -> ObjectStore:
+    from barrier_runtime.state.store.local import LocalStore
+
+    return LocalStore.existing(path)
+
+
+def _open_memory(name: str) -> ObjectStore:
+    with _memory_lock:
+        if name not in _memory_stores:
+            _memory_stores[name] = MemoryStore(name, now_ms=lambda: time.time_ns() // 1_000_000)
+        return _memory_stores[name]
+
+
+def _open_s3(url: str) -> ObjectStore:
+    from barrier_runtime.state.store.s3 import S3Store
+
+    parts = urlsplit(url)
+    if not parts.netloc:
+        raise InvalidJob(f"storage URL {shown(url)!r} names no bucket: use s3://bucket/prefix")
+    query = parse_qs(parts.query, keep_blank_values=True)
+    unknown = sorted(set(query) - {"endpoint"})
+    if unknown:
+        raise InvalidJob(f"storage URL {shown(url)!r} has unknown settings {unknown}: only endpoint= is known")
+    endpoint = query["endpoint"][-1] if "endpoint" in query else None
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise InvalidJob(f"the endpoint of storage URL {shown(url)!r} must start with http:// or https://")
+    return S3Store(parts.netloc, unquote(parts.path), endpoint)

@@ -1,0 +1,235 @@
+"""Every object key is built here and nowhere else, and no key leaves this file unchecked (behaviour B1).
+
+Layout of one job below the store's root; see the protocol chapter of the documentation:
+
+    <job>/log/<position, 20 digits>.json             one log record; immutable for ever
+    <job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names it
+    <job>/data/<token>/<slot uuid>/<uuid>            snapshot files; a name is never used twice
+    <job>/savepoints/<name>/...                      self-contained, owned by the user
+    <job>/write-ahead/<sink>/staged/<token>/...      rows of a sink that are not delivered yet; the sink deletes them
+    <job>/write-ahead/<sink>/delivered/<lineage>/... what was delivered, for targets that do not remember it
+    <job>/sources/<source>/current.json              which of the next ones count: one put for ever, or by a fresh start
+    <job>/sources/<source>/<id>/<file>               rows of a source that are put into storage before the job starts
+    <job>/lease.json                                 which daemon is expected to lead; written again and again
+    <job>/history.json                               counters and past checkpoints; written again and again
+"""
+
+import re
+from dataclasses import dataclass
+
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.ids import check_job_id
+
+MAX_KEY_BYTES = 1_024
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_LOG_RECORD = re.compile(r"([0-9]{20})\.json")
+_NUMBER = r"(0|[1-9][0-9]{0,18})"
+_MANIFEST = re.compile(_NUMBER + "-" + _NUMBER + r"/manifest(?:-" + _SEGMENT.pattern + r")?\.json")
+_STAGED_ROWS = re.compile(
+    _SEGMENT.pattern + "/staged/" + _NUMBER + "/" + _NUMBER + "-" + _NUMBER + "-" + _SEGMENT.pattern
+)
+_DELIVERY_NOTE = re.compile(
+    _SEGMENT.pattern + "/delivered/" + _SEGMENT.pattern + "/" + _NUMBER + "/([0-9]{20})-" + _NUMBER
+)
+_STAGED_SOURCE = re.compile(_SEGMENT.pattern + "/(current[.]json|" + _SEGMENT.pattern + "/" + _SEGMENT.pattern + ")")
+_DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _SEGMENT.pattern)
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is a safe relative key; raise `InvalidJob` with the reason otherwise."""
+    reason = _why_unsafe(key)
+    if reason:
+        shown = key if len(key) <= 200 else key[:200] + "…"
+        raise InvalidJob(
+            f"object key {shown!r} {reason}: use a relative key of safe segments, at most {MAX_KEY_BYTES} bytes"
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Like `check_key`, for what `list` takes: may be empty (everything) or end with one slash."""
+    if prefix:
+        check_key(prefix[:-1] if prefix.endswith("/") else prefix)
+    return prefix
+
+
+def _why_unsafe(key: str) -> str:
+    if not key:
+        return "is empty"
+    if key.startswith("/"):
+        return "is absolute"
+    if key.endswith("/"):
+        return "ends with a slash"
+    if "\\" in key:
+        return "contains a backslash"
+    if _CONTROL.search(key):
+        return "contains a control character"
+    if _SURROGATE.search(key):
+        return "is not valid Unicode"
+    if len(key.encode()) > MAX_KEY_BYTES:
+        return f"is longer than {MAX_KEY_BYTES} bytes"
+    for segment in key.split("/"):
+        if not segment:
+            return "has an empty segment"
+        if segment in (".", ".."):
+            return f"has a {segment!r} segment"
+    return ""
+
+
+def _segment(what: str, value: str) -> str:
+    if not _SEGMENT.fullmatch(value):
+        raise InvalidJob(
+            f"{what} {value[:100]!r} is not allowed in an object key: use 1 to 128 letters, digits, '_', '.' or '-', "
+            "starting with a letter or digit"
+        )
+    return value
+
+
+def _number(what: str, value: int) -> int:
+    if value < 0:
+        raise InvalidJob(f"{what} {value} is not allowed in an object key: use a number that is not negative")
+    return value
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The keys of one job.
+
+    >>> Paths("flights").log_record(3)
+    'flights/log/00000000000000000003.json'
+    """
+
+    job: str
+
+    def __post_init__(self) -> None:
+        check_job_id(self.job)
+
+    # ---- decision log
+
+    @property
+    def log_prefix(self) -> str:
+        return f"{self.job}/log/"
+
+    def log_record(self, position: int) -> str:
+        return check_key(f"{self.job}/log/{_number('log position', position):020d}.json")
+
+    def log_position(self, key: str) -> int | None:
+        """The position behind a key of this job's log; None for any other key."""
+        match = _LOG_RECORD.fullmatch(key.removeprefix(self.log_prefix)) if key.startswith(self.log_prefix) else None
+        return int(match.group(1)) if match else None
+
+    # ---- checkpoints
+
+    @property
+    def checkpoints_prefix(self) -> str:
+        return f"{self.job}/checkpoints/"
+
+    def checkpoint_prefix(self, checkpoint: int, token: int) -> str:
+        return f"{self.job}/checkpoints/{_number('checkpoint', checkpoint)}-{_number('token', token)}/"
+
+    def manifest(self, checkpoint: int, token: int, attempt: str | None = None) -> str:
+        """Key of a manifest. `attempt` makes the key unique when one checkpoint's manifest may be written again."""
+        name = "manifest.json" if attempt is None else f"manifest-{_segment('attempt', attempt)}.json"
+        return check_key(self.checkpoint_prefix(checkpoint, token) + name)
+
+    def checkpoint_of(self, key: str) -> tuple[int, int] | None:
+        """(checkpoint id, token) of a manifest of this job; None for any other key, also below `checkpoints_prefix`."""
+        if not key.startswith(self.checkpoints_prefix):
+            return None
+        match = _MANIFEST.fullmatch(key.removeprefix(self.checkpoints_prefix))
+        return (int(match.group(1)), int(match.group(2))) if match else None
+
+    # ---- snapshot files
+
+    @property
+    def data_prefix(self) -> str:
+        return f"{self.job}/data/"
+
+    def data_token_prefix(self, token: int) -> str:
+        return f"{self.job}/data/{_number('token', token)}/"
+
+    def data_file(self, token: int, slot_uuid: str, file_uuid: str) -> str:
+        slot, file = _segment("slot uuid", slot_uuid), _segment("file uuid", file_uuid)
+        return check_key(f"{self.data_token_prefix(token)}{slot}/{file}")
+
+    def data_token(self, key: str) -> int | None:
+        """The token under which a snapshot file was written; None for a key that is none of this job's data files."""
+        if not key.startswith(self.data_prefix):
+            return None
+        match = _DATA_FILE.fullmatch(key.removeprefix(self.data_prefix))
+        return int(match.group(1)) if match else None
+
+    # ---- rows of write-ahead sinks
+
+    @property
+    def write_ahead_prefix(self) -> str:
+        return f"{self.job}/write-ahead/"
+
+    def staged_rows_prefix(self, sink: str) -> str:
+        return f"{self.write_ahead_prefix}{_segment('sink', sink)}/staged/"
+
+    def staged_rows(self, sink: str, token: int, subtask: int, number: int, unique: str) -> str:
+        """`number` counts the objects of one incarnation of the subtask; `unique` keeps incarnations apart."""
+        name = f"{_number('subtask', subtask)}-{_number('number', number)}-{_segment('unique name', unique)}"
+        return check_key(f"{self.staged_rows_prefix(sink)}{_number('token', token)}/{name}")
+
+    def staged_rows_origin(self, key: str) -> tuple[int, int] | None:
+        """(token, subtask) that wrote these rows; None for a key that is none of this job's staged rows."""
+        if not key.startswith(self.write_ahead_prefix):
+            return None
+        match = _STAGED_ROWS.fullmatch(key.removeprefix(self.write_ahead_prefix))
+        return (int(match.group(1)), int(match.group(2))) if match else None
+
+    def delivery_notes_prefix(self, sink: str, lineage: str, subtask: int) -> str:
+        parts = f"{_segment('sink', sink)}/delivered/{_segment('lineage', lineage)}/{_number('subtask', subtask)}"
+        return f"{self.write_ahead_prefix}{parts}/"
+
+    def delivery_note(self, sink: str, lineage: str, subtask: int, checkpoint: int, token: int) -> str:
+        """Says that all of `subtask` up to `checkpoint` was delivered. `token`: of the generation that says so."""
+        name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
+        return check_key(self.delivery_notes_prefix(sink, lineage, subtask) + name)
+
+    def delivery_of(self, key: str) -> tuple[int, int] | None:
+        """(checkpoint, token) of a delivery note; None for any other key."""
+        if not key.startswith(self.write_ahead_prefix):
+            return None
+        match = _DELIVERY_NOTE.fullmatch(key.removeprefix(self.write_ahead_prefix))
+        return (int(match.group(2)), int(match.group(3))) if match else None
+
+    # ---- rows of sources that are staged before the job starts
+
+    def staged_source_prefix(self, source: str) -> str:
+        return f"{self.job}/sources/{_segment('source', source)}/"
+
+    def staged_source_current(self, source: str) -> str:
+        return check_key(f"{self.staged_source_prefix(source)}current.json")
+
+    def staged_source_file(self, source: str, id: str, file: str) -> str:
+        return check_key(f"{self.staged_source_prefix(source)}{_segment('id', id)}/{_segment('file', file)}")
+
+    def is_staged_source(self, key: str) -> bool:
+        return _STAGED_SOURCE.fullmatch(key.removeprefix(f"{self.job}/sources/")) is not None and key.startswith(
+            f"{self.job}/sources/"
+        )
+
+    # ---- what is only for liveness and for people
+
+    @property
+    def lease(self) -> str:
+        return check_key(f"{self.job}/lease.json")
+
+    @property
+    def history(self) -> str:
+        return check_key(f"{self.job}/history.json")
+
+    # ---- savepoints and probes
+
+    def savepoint(self, name: str, file: str = "manifest.json") -> str:
+        return check_key(f"{self.job}/savepoints/{_segment('savepoint name', name)}/{_segment('file', file)}")
+
+    @property
+    def probe_prefix(self) -> str:
+        """Where the start-up probe of the store puts its short-lived objects."""
+        return f"{self.job}/probe"

@@ -1,0 +1,79 @@
+"""Does this store keep its promise? Asked once at start-up, because some S3-compatibles ignore `If-None-Match` (O9).
+
+Exactly-once rests on the conditional create; a store that fails here is refused with the reason.
+"""
+
+import contextlib
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
+
+_WRITERS = 8
+_ATTEMPTS = 5
+
+
+def probe_conditional_put(
+    store: ObjectStore, prefix: str, *, writers: int = _WRITERS, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+) -> None:
+    """Return if `store` creates objects exclusively below `prefix`; raise `InvalidJob` (or `Unavailable`) if not.
+
+    Leaves nothing behind, and never uses a key twice. `writers`: how many threads create the same object at once; with
+    one no thread is started.
+    """
+    run = f"{prefix.rstrip('/')}/{new_id()}" if prefix.strip("/") else new_id()
+    used: list[str] = []
+    try:
+        _create_twice(store, run, used)
+        _create_in_parallel(store, run, used, writers)
+    except Unavailable:
+        raise
+    except InvalidJob as error:
+        raise InvalidJob(f"{store.url} cannot hold checkpoints: {error}") from error
+    finally:
+        with contextlib.suppress(BarrierRuntimeError):  # a leftover probe object harms nobody
+            store.delete(used)
+
+
+def _create_twice(store: ObjectStore, run: str, used: list[str]) -> None:
+    for attempt in range(_ATTEMPTS):
+        key = f"{run}-twice-{attempt}"
+        used.append(key)
+        first = store.put_if_absent(key, b"first")
+        if first is PutOutcome.UNKNOWN:
+            continue
+        if first is PutOutcome.EXISTS:
+            raise InvalidJob(f"a new object {key} was said to exist already: use a store that works")
+        second = store.put_if_absent(key, b"second")
+        if second is PutOutcome.UNKNOWN:
+            continue
+        if second is PutOutcome.LANDED or store.get(key) != b"first":
+            raise InvalidJob(
+                "it overwrote an object that was to be created only if absent (it ignores If-None-Match), so two "
+                "coordinators could both decide a checkpoint: use AWS S3, a recent MinIO, Ceph or R2, or a local folder"
+            )
+        return
+    raise Unavailable(f"{store.url} did not answer {_ATTEMPTS} conditional puts: check the network and try again")
+
+
+def _create_in_parallel(store: ObjectStore, run: str, used: list[str], writers: int) -> None:
+    for attempt in range(_ATTEMPTS):
+        key = f"{run}-parallel-{attempt}"
+        used.append(key)
+        bodies = [f"writer {writer}".encode() for writer in range(writers)]
+        if writers == 1:
+            outcomes = [store.put_if_absent(key, bodies[0])]
+        else:
+            with ThreadPoolExecutor(writers) as pool:
+                outcomes = list(pool.map(lambda body, key=key: store.put_if_absent(key, body), bodies))
+        landed = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is PutOutcome.LANDED]
+        if len(landed) > 1 or (landed and store.get(key) != landed[0]):
+            raise InvalidJob(
+                f"{len(landed)} of {writers} parallel writers were told that they created the same object: use a "
+                "store whose conditional puts are atomic (AWS S3, a recent MinIO, Ceph or R2, or a local folder)"
+            )
+        if landed:
+            return
+    raise Unavailable(f"{store.url} did not answer {_ATTEMPTS} rounds of parallel puts: check the network")

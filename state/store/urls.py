@@ -1,0 +1,41 @@
+"""Credentials never travel in URLs (behaviour J6): URLs end up in logs, error texts, process lists and `explain`.
+
+So a URL that carries some is refused where it is given, by a message that does not repeat it, and no message shows more
+of a URL than `shown` leaves of it.
+"""
+
+from urllib.parse import parse_qs, urlsplit
+
+from barrier_runtime.state.errors import InvalidJob
+
+_REMEDY = "remove them and give them to boto3's default chain (environment, ~/.aws or a role)"
+
+
+def without_credentials(url: str, what: str) -> str:
+    """`url` itself, if it has neither user nor password, nor has its `endpoint=`. `what` names it in the message."""
+    if _carries_credentials(url):
+        raise InvalidJob(f"{what} must not carry credentials in its URL: {_REMEDY}")
+    return url
+
+
+def shown(url: str) -> str:
+    """What of a URL may be printed: no user, no password, no query."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    place = rest.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{place.rpartition('@')[2] if '@' in place else place}"
+
+
+def _carries_credentials(url: str) -> bool:
+    if "://" not in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        endpoints = parse_qs(parts.query).get("endpoint", [])
+    except ValueError:  # no URL at all; who opens it says so
+        return "@" in url
+    if "@" in parts.netloc or any(_carries_credentials(endpoint) for endpoint in endpoints):
+        return True
+    # A secret key may hold a slash, and the rest of it is in the path then; no bucket has a colon in its name.
+    return parts.scheme in ("s3", "s3a") and ":" in parts.netloc

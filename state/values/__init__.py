@@ -1,0 +1,1 @@
+"""Keyed state of one value per key, over the key-value store."""

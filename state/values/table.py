@@ -1,0 +1,238 @@
+"""One named keyed state of one subtask: a write-back cache of decoded values over the key-value store.
+
+Where the current value of a key may be, newest first
+    dirty    written since the last barrier, not yet in the store
+    young    clean, used recently
+    frozen   written before the last barrier, on its way into the store (as value, or encoded already)
+    old      clean, not used for a while; thrown away bit by bit
+    the store
+At a barrier `freeze` makes the dirty entries the frozen ones: two assignments. A frozen entry that is read again is
+encoded first, so that user code that changes the value in place cannot reach the snapshot; tables of immutable values
+skip that. None is not a value: it means absent. Key fields keep one type each (1, 1.0 and True are one key here).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
+from barrier_runtime.state.kv.shard import Shard, entry_key
+from barrier_runtime.state.kv.store import Entry
+
+Key = tuple[Any, ...]
+
+_MISSING: Any = object()
+_FIRST_GUESS_BYTES = 400  # per cached entry, until values have been encoded
+_OVERHEAD_BYTES = 300  # of a key tuple, two dict slots and a small object
+_EXPANSION = 3  # a Python value is about that much larger than its encoding
+_SPILL_SLICE = 128
+
+
+class StateTable:
+    """Made by `KeyedBackend.table`; used by one thread."""
+
+    def __init__(
+        self,
+        name: str,
+        state_id: int,
+        shard: Shard,
+        encode: Callable[[Any], bytes],
+        decode: Callable[[bytes], Any],
+        key_width: int,
+        immutable: bool,
+        cache_bytes: int,
+    ) -> None:
+        self.name = name
+        self.key_width = key_width
+        self._state_id = state_id
+        self._shard = shard
+        self._encode = encode
+        self._decode = decode
+        self._immutable = immutable
+        self._dirty: dict[Key, Any] = {}
+        self._young: dict[Key, Any] = {}
+        self._old: dict[Key, Any] = {}
+        self._frozen: dict[Key, Any] = {}
+        self._encoded: dict[Key, bytes] = {}
+        self._entry_bytes = float(_FIRST_GUESS_BYTES)
+        self.limit_cache(cache_bytes)
+
+    # ---- what operators use
+
+    def get(self, key: Key) -> Any:
+        """The value of `key`, or None."""
+        value = self._dirty.get(key)
+        if value is not None:
+            return value
+        if key in self._dirty:
+            return None
+        value = self._young.get(key, _MISSING)
+        if value is not _MISSING:
+            return value
+        return self._miss(key)
+
+    def put(self, key: Key, value: Any) -> None:
+        """Set the value of `key`; None deletes it."""
+        dirty = self._dirty
+        dirty[key] = value
+        self._young.pop(key, None)
+        if len(dirty) > self._dirty_bound:
+            self._relieve()
+
+    def delete(self, key: Key) -> None:
+        self.put(key, None)
+
+    def scan(self) -> Iterator[tuple[Key, Any]]:
+        """All (key, value) of this subtask, each once, in no order. What changes meanwhile may or may not be seen."""
+        overlay = {**self._encoded, **self._frozen, **self._dirty}
+        for data_key, data in self._shard.scan_state(self._state_id):
+            key = entry_key(data_key)
+            if key not in overlay:
+                cached = self._young.get(key, _MISSING)
+                yield key, self._decode(data) if cached is _MISSING or cached is None else cached
+        for key in overlay:
+            value = self.get(key)
+            if value is not None:
+                yield key, value
+
+    # ---- what the backend uses
+
+    def freeze(self) -> None:
+        if not self._frozen and not self._encoded:
+            self._frozen, self._dirty = self._dirty, {}
+        else:  # left over from an aborted checkpoint or from a spill: older, so the dirty entries win
+            self._merge_leftovers()
+        self._dirty_bound = self._dirty_limit
+
+    @property
+    def frozen_entries(self) -> int:
+        return len(self._frozen) + len(self._encoded)
+
+    def take(self, max_entries: int) -> list[Entry]:
+        """Up to `max_entries` frozen entries, to be written to the store at once. Their values stay cached."""
+        entries = self._take_encoded(max_entries) if self._encoded else []
+        count = min(max_entries - len(entries), len(self._frozen))
+        if count > 0:
+            entries += self._take_frozen(count)
+        return entries
+
+    def limit_cache(self, cache_bytes: int) -> None:
+        """Approximate bound of everything held in memory."""
+        self._cache_bytes = cache_bytes
+        self._dirty_bound = 0
+        self._fit_limits()
+        self._dirty_bound = self._dirty_limit
+
+    def memory_bytes(self) -> int:
+        entries = len(self._dirty) + len(self._young) + len(self._old) + self.frozen_entries
+        return int(entries * self._entry_bytes)
+
+    # ---- inside
+
+    def _miss(self, key: Key) -> Any:
+        if key in self._frozen:
+            value = self._frozen[key]
+            if not self._immutable and value is not None:
+                self._encoded[key] = self._encode_all([(key, value)])[0]
+                del self._frozen[key]
+        elif key in self._encoded:
+            value = self._decode(self._encoded[key])
+        else:
+            value = self._old.pop(key, _MISSING)
+            if value is _MISSING:
+                data = self._shard.kv.get(self._shard.kv_key(self._state_id, self.key_width, key))
+                value = None if data is None else self._decode(data)
+        self._remember(key, value)
+        return value
+
+    def _remember(self, key: Key, value: Any) -> None:
+        """Make a clean value the youngest. For each that comes, up to two old ones go: no long pauses, no bursts."""
+        old = self._old
+        if old:
+            old.popitem()
+            if old:
+                old.popitem()
+        self._young[key] = value
+        if len(self._young) > self._young_limit:
+            self._old, self._young = self._young, {}
+
+    def _take_encoded(self, max_entries: int) -> list[Entry]:
+        count = min(max_entries, len(self._encoded))
+        items = [self._encoded.popitem() for _ in range(count)]
+        data_keys = self._shard.kv_keys(self._state_id, self.key_width, [key for key, _ in items])
+        return list(zip(data_keys, [data for _, data in items], strict=True))
+
+    def _take_frozen(self, count: int) -> list[Entry]:
+        popitem, dirty = self._frozen.popitem, self._dirty
+        items = [popitem() for _ in range(count)]
+        data_keys = self._shard.kv_keys(self._state_id, self.key_width, [key for key, _ in items])
+        data = self._encode_all(items)
+        self._remember_all([item for item in items if item[0] not in dirty] if dirty else items)
+        self._learn_sizes(data_keys, [encoded for encoded in data if encoded is not None])
+        return list(zip(data_keys, data, strict=True))
+
+    def _encode_all(self, items: list[tuple[Key, Any]]) -> list[Any]:
+        """Raises `InvalidJob` that names state and key for a value that cannot be written: trying again is no use."""
+        encode = self._encode
+        try:
+            return [None if value is None else encode(value) for _, value in items]
+        except Exception as failed:  # of a codec or of the value's own class
+            for key, value in items:
+                try:
+                    self._encode(value)
+                except InvalidJob as error:
+                    raise InvalidJob(f"key {shown(key)} of {error}") from error
+                except Exception as error:
+                    raise InvalidJob(
+                        f"{self._place(key)}: its value cannot be written ({type(error).__name__}: {error}): store "
+                        "what the state's declaration can hold"
+                    ) from error
+            raise ProtocolViolation(f"{self._place(items[0][0])}: {failed}: please report this") from failed
+
+    def _place(self, key: Key) -> str:
+        return f"{self._shard.operator}, state {self.name!r}, key {shown(key)}"
+
+    def _learn_sizes(self, data_keys: list[bytes], data: list[bytes]) -> None:
+        if data:
+            encoded_bytes = sum(map(len, data_keys)) / len(data_keys) + sum(map(len, data)) / len(data)
+            found = encoded_bytes * _EXPANSION + _OVERHEAD_BYTES
+            self._entry_bytes += (found - self._entry_bytes) * min(1.0, len(data) / 1_000)
+            self._fit_limits()
+
+    def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
+        for _ in range(min(2 * len(items), len(self._old))):
+            self._old.popitem()
+        self._young.update(items)
+        if len(self._young) > self._young_limit:
+            self._old, self._young = self._young, {}
+
+    def _fit_limits(self) -> None:
+        entries = int(self._cache_bytes / self._entry_bytes)
+        self._young_limit = max(64, entries // 4)  # young and old together: half of all
+        self._dirty_limit = max(256, entries // 4)  # dirty and frozen together: the other half
+
+    def _relieve(self) -> None:
+        """Too much is dirty: write older entries behind, in small slices, unless a snapshot must be linked first."""
+        if not self._shard.may_write():
+            self._dirty_bound = len(self._dirty) + _SPILL_SLICE
+            return
+        if not self.frozen_entries:
+            self._frozen, self._dirty = self._dirty, {}
+        self._shard.write(self.take(_SPILL_SLICE))
+        self._dirty_bound = len(self._dirty) + _SPILL_SLICE // 2 if self.frozen_entries else self._dirty_limit
+
+    def _merge_leftovers(self) -> None:
+        dirty, frozen = self._dirty, self._frozen
+        for key in [key for key in self._encoded if key in dirty]:
+            del self._encoded[key]
+        if len(frozen) < len(dirty):
+            for key, value in frozen.items():
+                dirty.setdefault(key, value)
+            self._frozen = dirty
+        else:
+            frozen.update(dirty)
+        self._dirty = {}
+
+
+def shown(key: Key) -> str:
+    text = repr(key[0] if len(key) == 1 else key)
+    return text if len(text) <= 200 else text[:199] + "…"

@@ -1,0 +1,77 @@
+"""A table that notices values changed in place and not stored, and objects that several keys share: a debugging aid, at
+the price of encoding what is read.
+
+Such a change lives in the cache of this process alone: it works until a restart, an eviction or a rescaling forgets it.
+So a value that is handed out while it is clean (or made anew as a default) is remembered with its encoding until the
+key is written or the next barrier comes, which compares.
+
+One object that is stored for two keys is refused: what changes for one would change for the other, until a restart.
+"""
+
+from typing import Any
+
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.values.table import Key, StateTable, shown
+
+_MOST_LENT = 10_000  # values held here; then all are compared at once, and forgotten
+_MOST_OWNED = 10_000  # the same of stored ones
+
+
+class WatchedTable(StateTable):
+    """Made by `KeyedBackend.table` for values that may be changed in place, and whose encoding tells that."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._lent: dict[Key, tuple[Any, bytes]] = {}
+        self._owned: dict[int, tuple[Key, Any]] = {}  # by identity, which holds as long as the object is held
+
+    def get(self, key: Key) -> Any:
+        value = super().get(key)
+        if value is not None and key not in self._dirty and key not in self._lent:
+            self._lend(key, value, self._encode(value))
+        return value
+
+    def put(self, key: Key, value: Any) -> None:
+        self._lent.pop(key, None)
+        super().put(key, value)
+
+    def own(self, key: Key, value: Any) -> None:
+        """`value`, which can be changed, is about to be stored for `key`. Raises `InvalidJob` if another key has it."""
+        owner, _ = self._owned.get(id(value), (key, value))
+        if owner != key and super().get(owner) is value:
+            raise InvalidJob(
+                f"{self._place(key)}: the object that is stored for it is also that of key {shown(owner)}, so a change "
+                "for one would change the other: store a copy for each key (check_state=False switches this check off)"
+            )
+        if len(self._owned) >= _MOST_OWNED:
+            self._owned.clear()
+        self._owned[id(value)] = (key, value)
+
+    def lend(self, key: Key, default: Any) -> Any:
+        """`default` was made for `key`, which has no value, and is handed out."""
+        try:
+            encoded = self._encode(default)
+        except InvalidJob:  # said if it is ever stored
+            return default
+        self._lend(key, default, encoded)
+        return default
+
+    def freeze(self) -> None:
+        self._compare()
+        super().freeze()
+
+    def _lend(self, key: Key, value: Any, encoded: bytes) -> None:
+        if len(self._lent) >= _MOST_LENT:
+            self._compare()
+        self._lent[key] = (value, encoded)
+
+    def _compare(self) -> None:
+        lent, self._lent = self._lent, {}
+        for key, (value, encoded) in lent.items():
+            now = self._encode(value)
+            # The bytes of a set depend on its past, too.
+            if now != encoded and self._decode(now) != self._decode(encoded):
+                raise InvalidJob(
+                    f"{self._place(key)}: its value was changed in place but not stored, so it would be lost at "
+                    "the next restart: call update(value) after each change (check_state=False switches this check off)"
+                )

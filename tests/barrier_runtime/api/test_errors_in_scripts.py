@@ -1,0 +1,140 @@
+"""What a program sees of an error: the user's own exception as its cause, and no frames of ours before the message."""
+
+import subprocess
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import barrier_runtime
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, JobFailed, Stream, TwoPhaseCommitSink
+
+Row = dict[str, Any]
+
+
+def source(flow: Dataflow) -> Stream:
+    rows = [{"k": "a", "n": n} for n in range(3)]
+    return flow.from_iterator("s", lambda i, n: iter(rows), schema={"k": str, "n": int}, splits=1)
+
+
+def fails(row: Row) -> Row:
+    return {"x": 1 // row["n"]}
+
+
+def fails_deeper(key: str, row: Row, ctx: Any) -> Row:
+    return fails(row)
+
+
+def raises(row: Row) -> bool:
+    raise LookupError("no such thing") from ValueError("deeper")
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "innermost"),
+    [
+        (lambda s: s.map(fails), ZeroDivisionError, "fails"),
+        (lambda s: s.flat_map(lambda row: [fails(row)]), ZeroDivisionError, "fails"),
+        (lambda s: s.filter(raises), LookupError, "raises"),
+        (lambda s: s.key_by("k").process("p", fails_deeper), ZeroDivisionError, "fails"),
+    ],
+    ids=["map", "flat_map", "filter", "process"],
+)
+def test_the_cause_is_the_users_own_exception_from_its_first_frame_on(
+    step: Callable[[Stream], Stream], kind: type[Exception], innermost: str
+) -> None:
+    """So that a debugger or a collector of errors can go there."""
+    flow = Dataflow("script")
+    step(source(flow)).sink("o", CollectSink())
+    with pytest.raises(JobFailed) as failed:
+        flow.run_local(parallelism=1)
+    cause = failed.value.__cause__
+    assert type(cause) is kind
+    frames = traceback.extract_tb(cause.__traceback__)
+    assert frames[-1].name == innermost
+    assert {Path(frame.filename).name for frame in frames} == {Path(__file__).name}
+    assert "Traceback" not in str(failed.value)  # it is shown once, as the cause's
+    assert "Traceback" in failed.value.told
+    assert f"raised {kind.__name__}" in str(failed.value)
+    assert str(failed.value).endswith("then start the job again.")
+
+
+class FullDisk(TwoPhaseCommitSink):
+    def begin_transaction(self) -> None: ...
+
+    def write(self, transaction: None, rows: pa.RecordBatch) -> None:
+        raise OSError("disk full")
+
+    def pre_commit(self, transaction: None, checkpoint: int) -> None: ...
+
+    def commit(self, committable: bytes) -> None: ...
+
+
+def test_the_cause_is_what_a_users_sink_raised() -> None:
+    flow = Dataflow("script")
+    source(flow).sink("o", FullDisk())
+    with pytest.raises(JobFailed, match="sink 'o'") as failed:
+        flow.run_local(parallelism=1, restart="none")
+    assert isinstance(failed.value.__cause__, OSError)
+    assert traceback.extract_tb(failed.value.__cause__.__traceback__)[0].name == "write"
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda flow: source(flow).key_by("kk"),
+        lambda flow: flow.from_iterator("x", lambda i, n: [], schema={"x": "nothing"}),
+        lambda flow: flow.run_local(),
+        lambda flow: flow.run_local(parallelism=0),
+        lambda flow: flow.run(),
+        lambda flow: flow.explain(paralelism=2),
+        lambda flow: source(flow).sink("o", print),
+    ],
+    ids=["key_by", "schema", "empty", "option", "spark", "explain", "sink"],
+)
+def test_a_mistake_is_told_in_one_traceback_with_one_frame_of_ours(mistake: Callable[[Dataflow], Any]) -> None:
+    with pytest.raises(InvalidJob) as refused:
+        mistake(Dataflow("script"))
+    shown = traceback.TracebackException.from_exception(refused.value)
+    ours = [frame for frame in shown.stack if Path(frame.filename).name != Path(__file__).name]
+    assert [Path(frame.filename).name for frame in ours] == ["plain_errors.py"]
+    assert (shown.__cause__, shown.__suppress_context__) == (None, True)
+
+
+def test_a_script_that_fails_prints_the_users_frames_then_the_message(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from barrier_runtime import CollectSink, Dataflow
+
+            def fails(row):
+                return {"x": 1 // row["value"]}
+
+            if __name__ == "__main__":
+                flow = Dataflow("script")
+                flow.rate("s", 1000, 10).map(fails).sink("o", CollectSink())
+                flow.run_local(parallelism=1)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    frames = [line for line in done.stderr.splitlines() if line.startswith('  File "')]
+    assert [line.split(", in ")[1] for line in frames] == ["fails", "<module>", "called"]
+    assert done.stderr.index("ZeroDivisionError") < done.stderr.index("JobFailed: fails() of operator 'map-1'")
+
+
+def test_every_error_can_be_imported_from_the_package() -> None:
+    from barrier_runtime.state import errors
+
+    names = [
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and value.__module__ == "barrier_runtime.state.errors"
+    ]
+    assert {name for name in names if name not in barrier_runtime.__all__} == set()

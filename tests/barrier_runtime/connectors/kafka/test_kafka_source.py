@@ -1,0 +1,189 @@
+"""The parts of the Kafka source that need no broker: ownership, positions, feeds, what retention means, options."""
+
+import datetime
+import pickle
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from confluent_kafka import Uuid
+
+from barrier_runtime import Dataflow
+from barrier_runtime.connectors.kafka.source.client import known_id
+from barrier_runtime.connectors.kafka.source.partition_queue import Feed, Fetched
+from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit, owner, resumed, split_id
+from barrier_runtime.connectors.kafka.source.retention import lost, outlook
+from barrier_runtime.state.errors import InvalidJob
+
+
+def test_the_partitions_of_a_topic_are_dealt_out_evenly_and_always_alike() -> None:
+    for parallelism in (1, 2, 3, 7):
+        counts = [0] * parallelism
+        for partition in range(4 * parallelism):
+            counts[owner(split_id("orders-eu-1", partition), parallelism)] += 1
+        assert counts == [4] * parallelism
+    assert [owner("orders-0", 8), owner("orders-1", 8)] == [6, 7]  # snapshots rely on it
+    assert len({owner(f"topic-{number}-0", 8) for number in range(100)}) == 8
+
+
+def test_a_position_of_another_topic_of_the_same_name_is_refused() -> None:
+    split = KafkaSplit("t", 0, 0, topic_id="new")
+    assert resumed(split, KafkaPosition(5, topic_id="new"), "here").offset == 5
+    assert resumed(KafkaSplit("t", 0, 0), KafkaPosition(5, topic_id="old"), "here").topic_id == "old"  # not known now
+    with pytest.raises(InvalidJob, match="deleted and made again"):
+        resumed(split, KafkaPosition(5, topic_id="old"), "here")
+
+
+def test_a_position_without_an_id_is_readable_and_takes_that_of_the_topic_it_goes_on_in() -> None:
+    """From a snapshot of an older release, or of brokers that gave no ids."""
+    older = msgspec.json.decode(b'{"offset": 5, "end": 9, "epoch": 2}', type=KafkaPosition)
+    assert resumed(KafkaSplit("t", 0, 0, topic_id="now"), older, "here") == KafkaPosition(5, 9, "now", 2)
+    assert resumed(KafkaSplit("t", 0, 0), older, "here") == older
+
+
+def test_the_id_of_brokers_that_give_none_is_no_id() -> None:
+    assert known_id(Uuid(0, 0)) == ""
+    assert known_id(Uuid(1, 0)) != known_id(Uuid(2, 0)) != ""
+
+
+def test_payloads_and_positions_survive_their_json() -> None:
+    split = KafkaSplit("t", 2, 7, 9, "id")
+    assert msgspec.json.decode(split.split().payload, type=KafkaSplit) == split
+    assert split.split().id == "t-2"
+
+
+# ---------------------------------------------------------------- feeds
+
+
+def rows(*offsets: int) -> Fetched:
+    batch = pa.RecordBatch.from_pydict({"n": list(offsets)})
+    return Fetched(batch, list(offsets), offsets[-1] + 1, 1, 0)
+
+
+def feed_from(offset: int, end: int | None = None) -> Feed:
+    return Feed("t", 0, KafkaPosition(offset, end), "source 'src', topic 't', partition 0")
+
+
+def taken(feed: Feed, max_rows: int) -> tuple[list[int], int] | None:
+    """The offsets of the rows, and the position after them."""
+    found = feed.take(max_rows)
+    return None if found is None else (found.rows.column(0).to_pylist() if found.rows else [], found.next_offset)
+
+
+def test_a_batch_that_is_taken_in_parts_has_a_position_after_each() -> None:
+    """Offsets have gaps, where markers and transactions that were given up lie."""
+    feed = feed_from(0)
+    feed.put(rows(0, 1, 5, 9))
+    feed.put(Fetched(None, (), 12, None, 0))
+    assert [taken(feed, 3), taken(feed, 3), taken(feed, 3)] == [([0, 1, 5], 6), ([9], 12), None]
+    assert feed.reached == feed.next_offset == 12
+
+
+def test_what_is_held_is_counted_until_it_is_taken() -> None:
+    feed = feed_from(0)
+    batch = rows(*range(1000))
+    feed.put(batch)
+    assert feed.held_bytes == batch.rows.nbytes
+    for _ in range(10):
+        held = feed.held_bytes
+        feed.take(100)
+        assert feed.held_bytes < held
+    assert feed.held_bytes == 0
+    assert not feed.waiting
+
+
+def test_trouble_is_met_after_the_rows_before_it_and_stays() -> None:
+    feed = feed_from(0)
+    feed.put(rows(0, 1))
+    feed.fail(InvalidJob("first"))
+    feed.fail(InvalidJob("second"))
+    assert feed.over
+    assert taken(feed, 10) == ([0, 1], 2)
+    for _ in range(2):
+        with pytest.raises(InvalidJob, match="first"):
+            feed.take(10)
+
+
+def test_a_feed_with_an_end_is_over_there() -> None:
+    feed = feed_from(0, end=3)
+    feed.put(rows(0, 1))
+    assert not feed.over
+    feed.put(Fetched(None, (), 3, None, 0))
+    assert feed.over
+
+
+# ---------------------------------------------------------------- retention
+
+
+@pytest.mark.parametrize(
+    ("position", "earliest", "before", "end", "expected"),
+    [
+        (9, 10, 10, 100, "lost"),
+        (10, 10, 10, 100, "fine"),  # nothing is being deleted
+        (10, 10, None, 100, "fine"),  # first look
+        (10, 10, 5, 100, "soon"),
+        (18, 10, 5, 100, "soon"),
+        (19, 10, 5, 100, "fine"),  # a tenth of what is kept lies between
+        (100, 100, 5, 100, "fine"),  # everything is read
+        (10, 10, 5, None, "fine"),  # the end is not known yet
+    ],
+)
+def test_a_loss_is_near_when_deletion_moves_and_is_a_tenth_away(
+    position: int, earliest: int, before: int | None, end: int | None, expected: str
+) -> None:
+    assert outlook(position, earliest, before, end) == expected
+
+
+def test_a_loss_is_told_from_a_log_that_ends_too_early() -> None:
+    feed = feed_from(40)
+    assert "offset 40 is wanted, but the earliest that is retained is 60: 20 offsets" in str(lost(feed, 40, 60, 100))
+    assert "offset 40 is wanted, but the partition ends at 7" in str(lost(feed, 40, 0, 7))
+
+
+# ---------------------------------------------------------------- options
+
+
+def read(topics: Any = "t", servers: str = "localhost:9", **options: Any) -> Any:
+    flow = Dataflow("reads")
+    return flow, flow.read_kafka("src", servers, topics, **{"group": "g", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topics": None}, "either topics= or pattern="),
+        ({"pattern": "a.*"}, "either topics= or pattern="),
+        ({"topics": []}, "give the name of a topic"),
+        ({"topics": None, "pattern": "a("}, "no regular expression"),
+        ({"topics": None, "pattern": ""}, "matches no topic"),
+        ({"group": ""}, "group=''"),
+        ({"servers": " "}, "bootstrap_servers=' '"),
+        ({"servers": "user:secret@broker:9092"}, "must not carry credentials"),
+        ({"start": "begin"}, "start='begin'"),
+        ({"start": datetime.datetime(2024, 1, 1)}, "has no time zone"),
+        ({"until": "now"}, "until='now'"),
+        ({"discover": datetime.timedelta()}, "a period above 0"),
+        ({"discover": 5}, "pass a datetime.timedelta"),
+        ({"event_time": "at"}, "there is no column 'at'"),
+    ],
+)
+def test_mistakes_are_seen_before_anything_is_connected(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidJob, match=text) as refused:
+        read(**options)
+    assert "secret" not in str(refused.value)
+
+
+def test_dead_letters_are_a_second_stream_with_the_record_and_the_reason() -> None:
+    _, (good, bad) = read(value="json", schema={"n": int}, bad_records="dead_letter")
+    assert good.schema.names == ["key", "n", "topic", "partition", "offset", "timestamp"]
+    assert bad.schema.names == ["key", "value", "topic", "partition", "offset", "timestamp", "headers", "error"]
+
+
+def test_the_source_travels_without_its_consumers_and_shows_no_secret() -> None:
+    flow, _ = read(config={"sasl.password": "open-sesame", "sasl.username": "alice"})
+    source = flow.plan.nodes[0].source
+    again = pickle.loads(pickle.dumps(source))
+    assert repr(again) == repr(source) == "Kafka topics t at localhost:9, from earliest, group g"
+    assert again.schema == source.schema
+    assert "sesame" not in repr(source._client)

@@ -1,0 +1,82 @@
+"""A transaction whose client never comes back: the sink leaves it and begins with another producer."""
+
+import threading
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
+from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, Origin, returns_within
+from barrier_runtime.state.errors import Unavailable
+
+
+class Library:
+    """In place of the client library's producer and consumer: the offsets of the first producer are never answered."""
+
+    def __init__(self) -> None:
+        self.producers = 0
+        self.committed_by: list[int] = []
+        self.comes_back = threading.Event()
+
+    def producer(self, own: Any) -> Any:
+        self.producers += 1
+        library, number = self, self.producers
+
+        class Producer:
+            def init_transactions(self, timeout: float) -> None: ...
+            def begin_transaction(self) -> None: ...
+            def purge(self) -> None: ...
+
+            def send_offsets_to_transaction(self, offsets: Any, group: Any, timeout: float) -> None:
+                if number == 1:
+                    library.comes_back.wait(60)
+
+            def commit_transaction(self, timeout: float) -> None:
+                library.committed_by.append(number)
+
+        return Producer()
+
+    def consumer(self, own: Any) -> Any:
+        class Nothing:
+            offset, error = -1, None
+
+        class Consumer:
+            def poll(self, timeout: float) -> None: ...
+            def consumer_group_metadata(self) -> None: ...
+            def committed(self, wanted: Any, timeout: float) -> Any:
+                return [Nothing]
+
+        return Consumer()
+
+
+def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4: librdkafka forgets its time limit when a group coordinator was away (its issues 5456 and 5511)."""
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.asking._OVERDUE_S", 0.01)
+    library, cluster = Library(), KafkaCluster("10.0.0.1:9092", {}, "sink")
+    monkeypatch.setattr(cluster, "producer", library.producer)
+    monkeypatch.setattr(cluster, "consumer", library.consumer)
+    producer = MarkedProducer(cluster, "topic", Origin("job", "out", "line", 0), 1, {"transaction.timeout.ms": 50})
+    marker = Marker(1, 1, 1, 1)
+    try:
+        producer.connect()
+        producer.begin()
+        with pytest.raises(Unavailable, match="cannot commit a transaction"):
+            producer.commit(marker)
+        assert not producer.connected
+        producer.connect()
+        producer.begin()
+        producer.commit(marker)
+        assert producer.marker == marker
+    finally:
+        library.comes_back.set()
+    assert library.committed_by == [2]
+
+
+def test_what_a_call_raises_comes_out() -> None:
+    def fail() -> None:
+        raise KafkaException(KafkaError(KafkaError._FENCED))
+
+    with pytest.raises(KafkaException) as caught:
+        returns_within(10, fail)
+    assert caught.value.args[0].code() == KafkaError._FENCED

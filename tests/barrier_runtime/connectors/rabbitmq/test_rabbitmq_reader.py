@@ -1,0 +1,99 @@
+"""The RabbitMQ reader without a broker: which message it acknowledges, and when.
+
+Its consumer is the real one, whose thread finds nobody to connect to; it is fed as that thread would feed it.
+"""
+
+from collections.abc import Iterator
+
+import pika
+import pytest
+
+from barrier_runtime.connectors.rabbitmq.broker import Broker
+from barrier_runtime.connectors.rabbitmq.consumer import Delivery, Message
+from barrier_runtime.connectors.rabbitmq.rows import Columns
+from barrier_runtime.connectors.rabbitmq.source import RabbitReader
+from examples.servers.base import free_port
+
+
+class Channel:
+    """In place of pika's: what it was told to acknowledge."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[int] = []
+
+    def basic_ack(self, tag: int, multiple: bool) -> None:
+        assert multiple
+        self.acknowledged.append(tag)
+
+
+class World:
+    def __init__(self) -> None:
+        where = "source 'src'"
+        broker = Broker.of(f"amqp://127.0.0.1:{free_port()}", where)
+        self.reader = RabbitReader(broker, "queue", Columns(None, ()), 10, False, None, where)
+        self.reader.prepare()
+        assert self.reader._consumer is not None
+        self.consumer = self.reader._consumer
+        self.channel = Channel()
+
+    def read(self, *tags: int, connection: int = 1) -> None:
+        for tag in tags:
+            message = Message(Delivery(connection, tag), b"body", pika.BasicProperties(), "queue", False)
+            self.consumer._messages.append(message)
+        polled = self.reader.poll(100, 1)
+        assert polled is not None
+        assert polled.rows.num_rows == len(tags)
+
+    def acknowledged(self, connection: int = 1) -> list[int]:
+        """By the channel of the connection, all in all."""
+        self.consumer._carry_out(self.channel, connection)
+        return self.channel.acknowledged
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.reader.close()
+    assert world.consumer.join(30)
+
+
+def test_a_checkpoint_acknowledges_the_newest_message_it_covers_and_no_newer_one(world: World) -> None:
+    world.read(1, 2, 3)
+    world.reader.snapshotted(1)
+    world.read(4, 5)
+    assert world.acknowledged() == []
+    world.reader.completed(1)
+    world.read(6)
+    assert world.acknowledged() == [3]
+
+
+def test_a_checkpoint_acknowledges_for_those_before_it_that_failed(world: World) -> None:
+    world.read(1)
+    world.reader.snapshotted(1)
+    world.read(2)
+    world.reader.snapshotted(2)
+    world.read(3)
+    world.reader.snapshotted(3)
+    world.reader.completed(2)
+    assert world.acknowledged() == [2]
+    world.reader.completed(3)
+    assert world.acknowledged() == [2, 3]
+
+
+def test_a_checkpoint_without_new_messages_acknowledges_nothing_again(world: World) -> None:
+    world.reader.snapshotted(1)
+    world.reader.completed(1)
+    world.read(1)
+    world.reader.snapshotted(2)
+    world.reader.snapshotted(3)
+    world.reader.completed(2)
+    world.reader.completed(3)
+    assert world.acknowledged() == [1]
+
+
+def test_a_message_of_a_lost_connection_is_not_acknowledged_on_the_next_one(world: World) -> None:
+    world.read(7)
+    world.reader.snapshotted(1)
+    world.reader.completed(1)
+    assert world.acknowledged(connection=2) == []

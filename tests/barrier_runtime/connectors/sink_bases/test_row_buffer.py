@@ -1,0 +1,131 @@
+"""Buffers of rows: what goes out early, late or again goes out once and in the order of the rows."""
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
+
+
+class Target:
+    def __init__(self) -> None:
+        self.got: list[int] = []
+        self.failures = 0
+
+    def take(self, batches: list[pa.RecordBatch]) -> bool:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("not now")
+        self.got += [value for batch in batches for value in batch.column(0).to_pylist()]
+        return True
+
+
+def write(buffer: RowBuffer[bool], *values: int) -> None:
+    buffer.write(pa.RecordBatch.from_pydict({"n": list(values)}))
+
+
+def test_a_newer_transaction_that_goes_out_early_takes_the_older_one_along() -> None:
+    """The older one's pre-commit is late, or never comes because its checkpoint was given up."""
+    target, buffers = Target(), InOrder[bool]()
+    older = buffers.begin()
+    write(older, 1)
+    newer = buffers.begin()
+    write(newer, 2)
+    newer.fill_up()
+    buffers.stage(newer, target.take, closed=False)
+    assert target.got == [1, 2]
+    write(newer, 3)
+    buffers.stage(older, target.take, closed=True)
+    assert target.got == [1, 2]
+    buffers.stage(newer, target.take, closed=True)
+    assert target.got == [1, 2, 3]
+
+
+def test_what_is_still_written_to_goes_out_only_as_far_as_it_is_full() -> None:
+    target, buffers = Target(), InOrder[bool]()
+    buffer = buffers.begin()
+    write(buffer, 1)
+    buffer.fill_up()
+    write(buffer, 2)
+    buffers.stage(buffer, target.take, closed=False)
+    assert target.got == [1]
+
+
+def test_what_failed_goes_out_first_when_it_is_tried_again() -> None:
+    target, buffers = Target(), InOrder[bool]()
+    older = buffers.begin()
+    write(older, 1)
+    newer = buffers.begin()
+    write(newer, 2)
+    target.failures = 1
+    with pytest.raises(OSError, match="not now"):
+        buffers.stage(older, target.take, closed=True)
+    buffers.stage(newer, target.take, closed=True)
+    buffers.stage(older, target.take, closed=True)
+    assert target.got == [1, 2]
+
+
+# ---------------------------------------------------------------- what it weighs
+
+
+def texts(rows: int, characters: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"t": ["x" * characters] * rows, "n": list(range(rows))})
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [texts(1_000, 1), *[texts(1_000, 4_000)] * 62],  # the first says nothing of the others
+        [texts(1_000, 4_000), *[texts(1_000, 1)] * 62],
+        [texts(1, 100)] * 500,
+        [texts(1, 1), texts(1, 1_000_000)] * 100,
+        [texts(100_000, 10).slice(start, 256) for start in range(0, 100_000, 256)],  # buffers are those of the whole
+        [texts(2_000, 10).slice(start, 1) for start in range(2_000)],
+        [texts(0, 0)] * 10,
+    ],
+    ids=["small then large", "large then small", "rows of one", "in turns", "slices", "tiny slices", "empty"],
+)
+def test_rows_weigh_what_they_are_however_unequal_the_batches(batches: list[pa.RecordBatch]) -> None:
+    """Memory is bounded by it: what a sink keeps before it stages a part early."""
+    buffer = RowBuffer[bool]()
+    real = 0
+    for batch in batches:
+        buffer.write(batch)
+        real += batch.nbytes
+        assert buffer.bytes_in_current >= real
+    unmerged_slices = 64 * (64 << 10)
+    assert buffer.bytes_in_current <= 1.1 * real + 4_096 * len(batches) + unmerged_slices
+
+
+def test_a_part_is_staged_early_before_it_is_much_larger_than_it_may_be() -> None:
+    sink = JsonlSink("memory://target", max_bytes_in_memory=1 << 20)
+    transaction, held, most = sink.begin_transaction(), 0, 0
+    for batch in [texts(1_000, 1), *[texts(100, 4_000)] * 62]:
+        transaction.write(batch)
+        held += batch.nbytes
+        most = max(most, held)
+        if sink.stage_early(transaction) is not None:
+            held = 0
+    assert most < (1 << 20) + 2 * texts(100, 4_000).nbytes
+
+
+def test_large_batches_are_not_merged_beyond_what_offsets_can_count() -> None:
+    """64 times 40 MiB of text: 32-bit offsets end at 2 GiB. (All of them are one piece of memory here.)"""
+    buffer, large = RowBuffer[int](), texts(10, 4 << 20)
+    for _ in range(130):
+        buffer.write(large)
+        write_small(buffer)
+    buffer.fill_up()
+    assert buffer.stage(lambda batches: sum(batch.num_rows for batch in batches)) == [130 * 11]
+
+
+def test_small_batches_are_merged_in_lots() -> None:
+    buffer = RowBuffer[int]()
+    for _ in range(640):
+        write_small(buffer)
+    buffer.fill_up()
+    assert buffer.stage(len) == [10]
+
+
+def write_small(buffer: RowBuffer[int]) -> None:
+    buffer.write(texts(1, 1))

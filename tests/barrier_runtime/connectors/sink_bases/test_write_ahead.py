@@ -1,0 +1,315 @@
+"""The write-ahead sink over targets in memory: certified, and what it leaves in the job's store and when."""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from sink_harness import Subtask
+
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
+from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken, decode_committable
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.testing import certify
+
+
+@dataclass
+class Mailbox:
+    """Keeps what it gets under the token's text, once."""
+
+    letters: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    deliveries: list[DeliveryToken] = field(default_factory=list)
+    closed: bool = False
+
+    def keep(self, name: str, rows: list[dict[str, Any]]) -> None:
+        self.letters.setdefault(name, rows)
+
+    def read(self) -> list[dict[str, Any]]:
+        return [row for rows in self.letters.values() for row in rows]
+
+
+class MailboxSink(WriteAheadSink):
+    def __init__(self, mailbox: Mailbox, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.mailbox = mailbox
+
+    def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
+        if self.mailbox.closed:
+            raise Unavailable("the mailbox is closed: it is tried again")
+        self.mailbox.deliveries.append(token)
+        self.mailbox.keep(token.text, [row for batch in batches for row in batch.to_pylist()])
+
+
+class RememberingSink(MailboxSink):
+    """Its target is no more idempotent than a log file, but knows what it has."""
+
+    def delivered(self, token: DeliveryToken, rows: int) -> bool:
+        return token.text in self.mailbox.letters
+
+    def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
+        assert token.text not in self.mailbox.letters, "delivered twice"
+        super().deliver(token, batches)
+
+
+def opened(sink: WriteAheadSink, store: MemoryStore, token: int = 1, subtask: int = 0, parallelism: int = 1) -> Any:
+    def no_store(url: str) -> MemoryStore:
+        raise AssertionError("a write-ahead sink has nothing but the job's store")
+
+    sink.open(SinkContext("job", "out", token, subtask, parallelism, no_store, store, "line", lambda: uuid.uuid4().hex))
+    return sink
+
+
+def sealed(sink: WriteAheadSink, checkpoint: int, numbers: Sequence[int]) -> bytes | None:
+    transaction = sink.begin_transaction()
+    for number in numbers:
+        sink.write(transaction, pa.RecordBatch.from_pydict({"n": [number]}))
+        early = sink.stage_early(transaction)
+        if early is not None:
+            early()
+    return sink.pre_commit(transaction, checkpoint)
+
+
+def staged_in(store: MemoryStore) -> list[str]:
+    return [info.key for info in store.list("") if "/staged/" in info.key]
+
+
+def notes_in(store: MemoryStore) -> list[str]:
+    return [info.key for info in store.list("") if "/delivered/" in info.key]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [MailboxSink, RememberingSink])
+def test_the_sink_is_exactly_once_wherever_it_crashes(kind: type[MailboxSink]) -> None:
+    """T1, T2, T3, T6, T7, T8, T9, T10, T11, T14, T15: see the scenarios of `certify`."""
+    mailbox, store = Mailbox(), MemoryStore()
+    certify(
+        lambda: kind(mailbox, max_bytes_in_memory=3_000),
+        mailbox.read,
+        scenarios=300,
+        ordered=True,
+        job_store=store,
+        reset=mailbox.letters.clear,
+        leftovers=lambda: staged_in(store),
+    )
+
+
+def test_staged_objects_go_as_soon_as_they_are_delivered_and_a_note_stays() -> None:
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    first, second = sealed(sink, 1, [1, 2]), sealed(sink, 2, [3])
+    assert first is not None
+    assert second is not None
+    assert len(staged_in(store)) == 2
+    sink.commit(first)
+    assert len(staged_in(store)) == 1
+    sink.commit(second)
+    assert staged_in(store) == []
+    assert notes_in(store) == ["job/write-ahead/out/delivered/line/0/00000000000000000002-1"]
+
+
+def test_a_commit_that_is_repeated_after_its_rows_were_deleted_is_known_by_the_note() -> None:
+    """T6: also for another process, after a newer commit, and for a target that remembers nothing."""
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    first, second = sealed(sink, 1, [1]), sealed(sink, 2, [2])
+    assert first is not None
+    assert second is not None
+    sink.commit(first)
+    sink.commit(second)
+    sink.commit(first)
+    opened(MailboxSink(mailbox), store, token=2).recover([first, second])
+    assert [token.checkpoint for token in mailbox.deliveries] == [1, 2]
+
+
+def test_a_process_that_dies_between_delivery_and_note_delivers_again_under_the_same_token() -> None:
+    """T10, T11: the target sees one name, and shows the rows once."""
+    store, mailbox = MemoryStore(), Mailbox()
+
+    class DiesBeforeTheNote(MailboxSink):
+        def _note(self, entry: Any) -> None:
+            raise ConnectionError("dead")
+
+    sink = opened(DiesBeforeTheNote(mailbox), store)
+    committable = sealed(sink, 7, [1, 2])
+    assert committable is not None
+    with pytest.raises(ConnectionError):
+        sink.commit(committable)
+    opened(MailboxSink(mailbox), store, token=2).recover([committable])
+    assert mailbox.deliveries == [DeliveryToken("job", "out", "line", 0, 7, 1)] * 2
+    assert mailbox.read() == [{"n": 1}, {"n": 2}]
+    assert staged_in(store) == []
+
+
+def test_a_large_transaction_is_staged_in_parts_and_delivered_as_one_in_order() -> None:
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox, max_bytes_in_memory=20_000), store)
+    committable = sealed(sink, 1, range(50))
+    assert committable is not None
+    assert len(staged_in(store)) > 3
+    sink.commit(committable)
+    assert [row["n"] for row in mailbox.read()] == list(range(50))
+    assert len(mailbox.deliveries) == 1
+
+
+def test_a_restart_sweeps_what_was_never_decided_and_delivers_what_was() -> None:
+    """T3, T9: rows of a decided checkpoint are delivered, the others' objects deleted unread."""
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    decided, _undecided = sealed(sink, 1, [1]), sealed(sink, 2, [2])
+    assert decided is not None
+    opened(MailboxSink(mailbox), store, token=2).recover([decided])
+    assert mailbox.read() == [{"n": 1}]
+    assert staged_in(store) == []
+
+
+def test_after_rescaling_each_origin_is_swept_by_one_subtask_only() -> None:
+    """T8: three wrote, two go on: subtask 0 owns the origins 0 and 2."""
+    store, mailbox = MemoryStore(), Mailbox()
+    for subtask in range(3):
+        sealed(opened(MailboxSink(mailbox), store, subtask=subtask, parallelism=3), 1, [subtask])
+    opened(MailboxSink(mailbox), store, token=2, subtask=0, parallelism=2).recover([])
+    assert [key.rsplit("/", 1)[1].split("-")[0] for key in staged_in(store)] == ["1"]
+    opened(MailboxSink(mailbox), store, token=2, subtask=1, parallelism=2).recover([])
+    assert staged_in(store) == []
+
+
+def test_damaged_rows_are_never_delivered() -> None:
+    """O8: one flipped byte: the object is named, with both hashes."""
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    committable = sealed(sink, 1, [1])
+    assert committable is not None
+    (key,) = staged_in(store)
+    data = bytearray(store.get(key))
+    data[-3] ^= 1
+    store.put(key, bytes(data))
+    with pytest.raises(Corrupt, match=r"should have sha256 [0-9a-f]{64}, it has [0-9a-f]{64}") as caught:
+        sink.commit(committable)
+    assert key in str(caught.value)
+    assert mailbox.deliveries == []
+
+
+def test_decided_rows_that_are_gone_undelivered_are_damage_and_not_done() -> None:
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    committable = sealed(sink, 1, [1])
+    assert committable is not None
+    store.delete(staged_in(store))
+    with pytest.raises(Corrupt, match="1 decided rows of checkpoint 1, written by subtask 0 of generation 1, are gone"):
+        sink.commit(committable)
+
+
+def test_what_was_aborted_cannot_be_committed() -> None:
+    """T6: commit after abort is a hard error, abort after abort is none."""
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    committable = sealed(sink, 1, [1])
+    assert committable is not None
+    sink.abort(committable)
+    sink.abort(committable)
+    with pytest.raises(Corrupt):
+        sink.commit(committable)
+
+
+def test_an_empty_transaction_has_no_committable() -> None:
+    """T7: nothing written, nothing to commit, no object."""
+    store = MemoryStore()
+    assert sealed(opened(MailboxSink(Mailbox()), store), 1, []) is None
+    assert staged_in(store) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"version": 2}, InvalidJob),
+        ({"job": "another"}, Corrupt),
+        ({"sink": "another"}, Corrupt),
+        ({"token": 9}, Corrupt),
+        ({"subtask": 9}, Corrupt),
+        ({"objects": [{"key": "job/log/00000000000000000001.json", "sha256": "0", "rows": 1}]}, Corrupt),
+        ({"objects": [{"key": "job/write-ahead/another/staged/1/0-1-a", "sha256": "0", "rows": 1}]}, Corrupt),
+        ({"objects": 3}, Corrupt),
+    ],
+)
+def test_a_committable_that_is_not_ours_is_refused_and_touches_nothing(
+    change: dict[str, Any], error: type[Exception]
+) -> None:
+    """B6: also an abort may only delete what this sink staged."""
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    committable = sealed(sink, 1, [1])
+    assert committable is not None
+    before = [info.key for info in store.list("")]
+    wrong = msgspec.json.encode({**msgspec.json.decode(committable), **change})
+    for call in (sink.commit, sink.abort):
+        with pytest.raises(error):
+            call(wrong)
+    assert [info.key for info in store.list("")] == before
+    assert mailbox.deliveries == []
+
+
+def test_a_target_out_of_reach_keeps_the_rows_until_it_is_back() -> None:
+    """T4: the commit fails for as long as it must; nothing is dropped."""
+    store, mailbox = MemoryStore(), Mailbox(closed=True)
+    sink = opened(MailboxSink(mailbox), store)
+    committable = sealed(sink, 1, [1])
+    assert committable is not None
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            sink.commit(committable)
+    assert len(staged_in(store)) == 1
+    mailbox.closed = False
+    sink.commit(committable)
+    assert mailbox.read() == [{"n": 1}]
+
+
+def test_after_rescaling_nothing_begins_before_everything_decided_is_delivered() -> None:
+    """R2: the older rows of a key may be another subtask's to deliver."""
+    store, mailbox = MemoryStore(), Mailbox()
+    before = Subtask(lambda: MailboxSink(mailbox), store)
+    before.write([1])
+    decided = before.barrier(4)()
+    mailbox.closed = True
+    Subtask(lambda: MailboxSink(mailbox), store, token=2, restored=(decided,))  # as it was: delivers later
+    Subtask(lambda: MailboxSink(mailbox), store, token=3, restored=(decided,), subtask=1, parallelism=2)
+    with pytest.raises(Unavailable, match="the job was rescaled, and what checkpoint 4 decided must be"):
+        Subtask(lambda: MailboxSink(mailbox), store, token=3, restored=(decided,), parallelism=2)
+    mailbox.closed = False
+    Subtask(lambda: MailboxSink(mailbox), store, token=4, restored=(decided,), parallelism=2)
+    assert mailbox.read() == [{"n": 1}]
+
+
+def test_of_the_objects_of_a_checkpoint_the_first_is_deleted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T11: while it is there, all are. Were another one deleted before it and the process killed in between, the
+    repetition would deliver a part of the rows to a target that remembers nothing."""
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox, max_bytes_in_memory=1), store)
+    committable = sealed(sink, 1, [1, 2, 3])
+    assert committable is not None
+    staged = [each.key for each in decode_committable(committable, "job", "out", "here").objects]
+    assert len(staged) == 3
+    deleted: list[str] = []
+    delete = store.delete
+
+    def one_by_one(keys: Sequence[str]) -> None:
+        """A store that deletes one after the other, and a process that is killed after the first."""
+        for key in keys:
+            if key in staged and deleted:
+                raise Unavailable("killed")
+            deleted.append(key)
+            delete([key])
+
+    monkeypatch.setattr(store, "delete", one_by_one)
+    with pytest.raises(Unavailable, match="killed"):
+        sink.commit(committable)
+    assert [key for key in deleted if key in staged] == staged[:1]
+    monkeypatch.undo()
+    opened(MailboxSink(mailbox, max_bytes_in_memory=1), store, token=2).recover([committable])
+    assert [len(rows) for rows in mailbox.letters.values()] == [3]
+    assert len(mailbox.deliveries) == 1
+    assert staged_in(store) == []

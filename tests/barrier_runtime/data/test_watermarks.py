@@ -1,0 +1,62 @@
+"""The watermark over several channels: minimum of the active ones, never back."""
+
+from barrier_runtime.data.elements import WATERMARK_MAX, Idle, Watermark
+from barrier_runtime.data.watermarks import WatermarkMerger
+
+
+def test_the_slowest_channel_decides():
+    merger = WatermarkMerger(2)
+    assert merger.on_watermark(0, 10) is None
+    assert merger.on_watermark(1, 5) == Watermark(5)
+    assert merger.on_watermark(1, 20) == Watermark(10)
+
+
+def test_it_never_goes_back():
+    merger = WatermarkMerger(1)
+    assert merger.on_watermark(0, 10) == Watermark(10)
+    assert merger.on_watermark(0, 7) is None
+    assert merger.current == 10
+
+
+def test_an_idle_channel_holds_nothing_back_until_it_speaks_again():
+    merger = WatermarkMerger(2)
+    merger.on_watermark(0, 10)
+    assert merger.on_idle(1) == Watermark(10)
+    assert merger.on_watermark(0, 20) == Watermark(20)
+    merger.on_activity(1)
+    assert merger.on_watermark(0, 30) is None
+    assert merger.on_watermark(1, 25) == Watermark(25)
+
+
+def test_a_channel_without_rows_holds_nothing_back_from_the_beginning():
+    merger = WatermarkMerger(3, empty=[1, 2])
+    assert merger.others(0) == WATERMARK_MAX
+    assert merger.on_watermark(0, 10) == Watermark(10)
+    assert merger.on_end(1) is None
+    assert merger.on_end(0) == Idle(), "the third one has not ended"
+    assert merger.on_end(2) == Watermark(WATERMARK_MAX)
+
+
+def test_when_all_are_idle_it_says_so_once():
+    merger = WatermarkMerger(2)
+    assert merger.on_idle(0) is None
+    assert merger.on_idle(1) == Idle()
+    assert merger.on_idle(1) is None
+
+
+def test_ended_channels_do_not_hold_back_and_the_last_end_ends_time():
+    merger = WatermarkMerger(2)
+    assert merger.on_end(0) is None
+    assert merger.on_watermark(1, 8) == Watermark(8)
+    assert merger.on_end(1) == Watermark(WATERMARK_MAX)
+
+
+def test_time_does_not_end_while_a_channel_is_only_idle():
+    merger = WatermarkMerger(3)
+    assert merger.on_watermark(0, 8) is None
+    assert merger.on_end(1) is None
+    assert merger.on_idle(0) is None
+    assert merger.on_end(2) == Idle(), "all that may still bring rows is idle"
+    merger.on_activity(0)
+    assert merger.on_watermark(0, 9) == Watermark(9)
+    assert merger.on_end(0) == Watermark(WATERMARK_MAX)

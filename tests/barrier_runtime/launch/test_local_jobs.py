@@ -1,0 +1,179 @@
+"""Whole small jobs in this process, at the edges: no rows, fewer splits than subtasks, input that ended before."""
+
+import asyncio
+import datetime
+import json
+import threading
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, JsonlSink, Tumbling, TwoPhaseCommitSink, count
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.launch.local import make_runner, run_graph
+from barrier_runtime.launch.options import JobOptions, job_spec
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.state.store.memory import MemoryStore
+
+pytestmark = pytest.mark.usefixtures("both_ways")
+
+SECOND = datetime.timedelta(seconds=1)
+
+
+def numbers(splits, rows):
+    def make(index, of):
+        return ({"n": n} for n in range(rows) if n % of == index)
+
+    flow = Dataflow("edges")
+    sink = CollectSink()
+    source = flow.from_iterator("numbers", make, schema={"n": pa.int64()}, splits=splits)
+    source.key_by("n").aggregate("count", times=count()).sink("out", sink)
+    return flow, sink
+
+
+@pytest.mark.parametrize("rows", [0, 1, 1_000])
+@pytest.mark.parametrize(("parallelism", "splits"), [(1, 1), (3, 1), (3, 7)])
+def test_a_job_ends_with_all_its_rows_visible_whatever_its_splits_and_subtasks(parallelism, splits, rows):
+    """C18, T7"""
+    flow, sink = numbers(splits, rows)
+    result = flow.run_local(parallelism=parallelism, checkpoint_interval=0.05)
+    assert result.status.outcome == "finished"
+    assert sorted(row["n"] for row in sink.rows()) == list(range(rows))
+    assert result.records == rows
+
+
+def windows(folder):
+    flow = Dataflow("days")
+    schema = pa.schema([("k", pa.string()), ("t", pa.int64())])
+    rows = flow.read_jsonl("files", str(folder / "in"), schema=schema, event_time="t")
+    rows.key_by("k").window("w", Tumbling(SECOND), event_time="t").aggregate(n=count()).sink(
+        "out", JsonlSink(str(folder / "out"))
+    )
+    return flow
+
+
+def write(folder, name, first_ms):
+    (folder / "in").mkdir(exist_ok=True)
+    lines = [json.dumps({"k": "a", "t": first_ms + at * 1_000}) for at in range(10)]
+    (folder / "in" / name).write_text("\n".join(lines) + "\n")
+
+
+def test_rows_added_after_every_window_was_closed_are_an_error_and_not_silently_late(tmp_path):
+    """A finished job has let event time run to its end; what comes later would be dropped, row by row."""
+    write(tmp_path, "1.jsonl", 1_000_000)
+    options = {"parallelism": 1, "checkpoints": str(tmp_path / "checkpoints")}
+    windows(tmp_path).run_local(**options)
+    windows(tmp_path).run_local(**options)  # nothing new: nothing to complain of
+    write(tmp_path, "2.jsonl", 2_000_000)
+    with pytest.raises(JobFailed, match=r"had read all of its input .*another name"):
+        windows(tmp_path).run_local(**options)
+
+
+def with_dictionaries(make, declared=None):
+    """Ten rows with a column that `make` makes of an encoded one, by key; what comes out."""
+    flow = Dataflow("words")
+    sink = CollectSink()
+
+    def encoded(rows):
+        words = pa.array([f"w{n % 3}" for n in rows.column("n").to_pylist()]).dictionary_encode()
+        return pa.record_batch({"t": rows.column("n"), "w": make(words)})
+
+    numbers = flow.from_iterator(
+        "numbers", lambda index, of: ({"n": n} for n in range(index, 10, of)), schema={"n": pa.int64()}, splits=2
+    )
+    return flow, sink, numbers.map_batches(encoded, schema=declared)
+
+
+def a_list(words):
+    return pa.ListArray.from_arrays(range(len(words) + 1), words)
+
+
+def a_struct(words):
+    return pa.StructArray.from_arrays([words], ["w"])
+
+
+ENCODED = pa.dictionary(pa.int32(), pa.string())
+
+
+@pytest.mark.parametrize("declared", [None, {"t": pa.int64(), "w": ENCODED}], ids=["found", "declared"])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_rows_are_counted_by_a_dictionary_column(parallelism, declared):
+    """A subtask hears rows of its own slot and of others: both must have one type."""
+    flow, sink, rows = with_dictionaries(lambda words: words, declared)
+    rows.key_by("w").aggregate("count", n=count()).sink("out", sink)
+    flow.run_local(parallelism=parallelism)
+    last = {}
+    for row in sink.rows():
+        last[row["w"]] = max(row["n"], last.get(row["w"], 0))
+    assert last == {"w0": 4, "w1": 3, "w2": 3}
+
+
+@pytest.mark.parametrize("make", [a_list, a_struct])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_rows_with_dictionaries_inside_other_columns_arrive(parallelism, make):
+    flow, sink, rows = with_dictionaries(make)
+    rows.rebalance().sink("out", sink)
+    flow.run_local(parallelism=parallelism)
+    assert sorted(str(row["w"]) for row in sink.rows()) == sorted(
+        str(make(pa.array([f"w{n % 3}"]))[0].as_py()) for n in range(10)
+    )
+
+
+@pytest.mark.parametrize("declared", [None, {"t": pa.int64(), "w": ENCODED}], ids=["found", "declared"])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_windows_keyed_by_a_dictionary_column_fire(parallelism, declared):
+    flow, sink, rows = with_dictionaries(lambda words: words, declared)
+    keyed = rows.with_watermarks("t", datetime.timedelta(0)).key_by("w")
+    keyed.window("w", Tumbling(SECOND), event_time="t").aggregate(n=count()).sink("out", sink)
+    flow.run_local(parallelism=parallelism)
+    assert sorted((row["w"], row["n"]) for row in sink.rows()) == [("w0", 4), ("w1", 3), ("w2", 3)]
+
+
+def test_a_stream_says_what_its_rows_are_on_an_edge():
+    flow, sink, rows = with_dictionaries(lambda words: words, {"t": pa.int64(), "w": ENCODED})
+    assert rows.schema.field("w").type == pa.string()
+    rows.rebalance().sink("out", sink)
+    assert "dictionary" not in str(flow.explain())
+
+
+def test_checkpoints_go_on_while_the_commits_of_seventeen_sinks_hang():
+    """C5: no lane waits for another, however many there are."""
+    never = threading.Event()
+
+    class Hanging(TwoPhaseCommitSink):
+        def __deepcopy__(self, memo):
+            return self
+
+        def begin_transaction(self):
+            return []
+
+        def write(self, transaction, rows):
+            transaction.append(rows)
+
+        def pre_commit(self, transaction, checkpoint):
+            return b"some" if transaction else None
+
+        def commit(self, committable):
+            never.wait()
+
+        def abort(self, committable):
+            """Nothing was staged."""
+
+    async def main(store):
+        flow = Dataflow("hanging")
+        rows = flow.rate("numbers", 500)
+        for number in range(17):
+            rows.sink(f"out{number}", Hanging())
+        options = JobOptions.from_keywords({"parallelism": 1, "checkpoint_interval": 0.02})
+        graph = compile_plan(flow.plan, 1, 128)
+        spec = job_spec(graph, options)
+        runner = make_runner(spec, store)
+        running = asyncio.create_task(run_graph(graph, spec, store, options, runner))
+        while runner.status().checkpoints.completed < 8:
+            assert not running.done(), runner.status()
+            await asyncio.sleep(0.01)
+        never.set()
+        runner.stop("now")
+        await running
+
+    asyncio.run(asyncio.wait_for(main(MemoryStore()), 120))

@@ -1,0 +1,295 @@
+"""However the same rows are cut into batches, a job gives the same rows: with timers, late rows, windows, and steps
+before and after them."""
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_harness import Driven
+
+from barrier_runtime import CollectSink, Dataflow, ProcessContext, Tumbling, ValueState, count, max_
+from barrier_runtime.api.dataflow import Stream
+from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.data.event_time import EventClock
+from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.rows import Row
+from barrier_runtime.operators.process import ProcessOperator
+from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
+
+SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])
+MS = datetime.timedelta(milliseconds=1)
+
+
+class CutReader:
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self._batches, self._at = batches, 0
+
+    @property
+    def finished(self) -> bool:
+        return self._at == len(self._batches)
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        self._at += 1
+        return Polled(self._batches[self._at - 1], now_ns)
+
+    def next_due_ns(self) -> int | None:
+        return None
+
+    def position(self) -> bytes:
+        return str(self._at).encode()
+
+    def seek(self, position: bytes) -> None:
+        self._at = int(position)
+
+    def close(self) -> None: ...
+
+
+class CutSource:
+    """The same rows in batches of these sizes."""
+
+    schema = SCHEMA
+    exactly_once = True
+
+    def __init__(self, rows: Sequence[Row], sizes: Sequence[int]) -> None:
+        whole = pa.RecordBatch.from_pylist(list(rows), schema=SCHEMA)
+        starts = np.cumsum([0, *sizes])
+        self._batches = [whole.slice(start, size) for start, size in zip(starts.tolist(), sizes, strict=False)]
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return [Split("all")]
+
+    def reader(self, split: Split) -> CutReader:
+        return CutReader(self._batches)
+
+
+class Sessions:
+    """Rows of a key up to 30 ms apart are a session; it is closed by a timer that each row moves."""
+
+    rows = ValueState(int, default=0)
+    last = ValueState(int, default=-1)
+    timer = ValueState(int, default=-1)
+
+    def process(self, key: str, row: Row, ctx: ProcessContext) -> Any:
+        assert ctx.timestamp is not None
+        self.rows.value += 1
+        self.last.value = max(self.last.value, ctx.timestamp)
+        ctx.timers.delete(self.timer.value)
+        self.timer.value = self.last.value + 30
+        ctx.timers.register(self.timer.value)
+        if row["n"] % 5 == 0:
+            ctx.timers.register(ctx.timestamp - 50)  # in the past, perhaps
+        yield {"k": key, "t": ctx.timestamp, "n": self.rows.value, "watermark": ctx.watermark}
+
+    def on_timer(self, key: str, timestamp_ms: int, ctx: ProcessContext) -> Any:
+        yield {"k": key, "t": timestamp_ms, "n": -self.rows.value, "watermark": ctx.watermark}
+        if timestamp_ms == self.timer.value:
+            self.rows.clear()
+            self.last.clear()
+            ctx.timers.register(timestamp_ms + 7)
+
+
+class Arrivals:
+    """What comes before what, as a second function with timers sees it."""
+
+    seen = ValueState(int, default=0)
+
+    def process(self, key: str, row: Row, ctx: ProcessContext) -> Any:
+        self.seen.value += 1
+        ctx.timers.register(row["t"] + 10)
+        yield {"k": str(key), "t": row["t"], "n": self.seen.value, "watermark": ctx.watermark}
+
+    def on_timer(self, key: str, timestamp_ms: int, ctx: ProcessContext) -> Any:
+        yield {"k": str(key), "t": timestamp_ms, "n": -self.seen.value, "watermark": ctx.watermark}
+
+
+SEEN = {"k": str, "t": int, "n": int, "watermark": int}
+
+
+def sessions(stream: Stream) -> Stream:
+    return stream.key_by("k").process("sessions", Sessions, event_time="t", schema=SEEN)
+
+
+def windows(stream: Stream) -> Stream:
+    return stream.key_by("k").window("w", Tumbling(20 * MS), event_time="t").aggregate(rows=count(), n=max_("n"))
+
+
+def windows_of_sessions(stream: Stream) -> Stream:
+    return windows(sessions(stream))
+
+
+def timers_of_windows(stream: Stream) -> Stream:
+    counted = windows(stream).map(
+        lambda row: {"k": row["k"], "t": int(row["window_end"].timestamp() * 1000), "n": row["n"]}, schema=SCHEMA
+    )
+    return counted.key_by("k").process("arrivals", Arrivals, schema=SEEN)
+
+
+def timers_of_sessions(stream: Stream) -> Stream:
+    return sessions(stream).key_by("n").process("arrivals", Arrivals, schema=SEEN)
+
+
+def steps_before(stream: Stream) -> Stream:
+    kept = stream.filter(pc.field("n") != 3)
+    chosen = kept.select({"k": "k", "t": "t", "n": pc.field("n") + 1}).filter(lambda row: row["n"] != 8)
+    twice = chosen.flat_map(lambda row: [row] * (row["n"] % 3), schema=SCHEMA).map(lambda row: row, schema=SCHEMA)
+    joined = twice.broadcast_join("small", [{"k": "a", "x": 1}, {"k": "b", "x": 2}], on="k", how="inner")
+    return sessions(joined.key_by("k").aggregate("running", so_far=count()))
+
+
+def own_watermarks(stream: Stream) -> Stream:
+    return sessions(stream.rebalance().with_watermarks("t", 3 * MS))
+
+
+FLOWS = [sessions, windows, windows_of_sessions, timers_of_windows, timers_of_sessions, steps_before, own_watermarks]
+
+
+def ran(rows: Sequence[Row], sizes: Sequence[int], step: Any, disorder_ms: int, **options: Any) -> list[Row]:
+    flow, out = Dataflow("cuts"), CollectSink()
+    source = flow.source("s", CutSource(rows, sizes), event_time="t", max_out_of_orderness=disorder_ms * MS)
+    step(source).sink("out", out)
+    flow.run_local(**{"parallelism": 1, **options})
+    return list(out.rows())
+
+
+@st.composite
+def cut_rows(draw: st.DrawFn) -> tuple[list[Row], list[int]]:
+    steps = draw(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-40, 45)), min_size=1, max_size=40))
+    at, rows = 1_000, []
+    for n, (key, step) in enumerate(steps):
+        at = max(0, at + step)
+        rows.append({"k": key, "t": at, "n": n})
+    sizes, left = [], len(rows)
+    while left:
+        sizes.append(draw(st.integers(1, left)))
+        left -= sizes[-1]
+    return rows, sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", FLOWS)
+@settings(max_examples=12, deadline=None)
+@given(cut=cut_rows(), disorder_ms=st.sampled_from([0, 5, 60]))
+def test_rows_give_the_same_results_however_they_are_cut_into_batches(
+    step: Any, cut: tuple[list[Row], list[int]], disorder_ms: int
+) -> None:
+    """R1: the same rows in the same order; what is late or due does not depend on where batches end."""
+    rows, sizes = cut
+    row_by_row = ran(rows, [1] * len(rows), step, disorder_ms)
+    assert ran(rows, sizes, step, disorder_ms) == row_by_row
+    assert ran(rows, [len(rows)], step, disorder_ms) == row_by_row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [sessions, windows])
+@settings(max_examples=6, deadline=None)
+@given(cut=cut_rows(), disorder_ms=st.sampled_from([0, 5]), parallelism=st.sampled_from([2, 3]), wire=st.booleans())
+def test_one_split_gives_the_same_results_at_every_parallelism(
+    step: Any, cut: tuple[list[Row], list[int]], disorder_ms: int, parallelism: int, wire: bool
+) -> None:
+    """R1: subtasks of a source that have nothing to read hold no event time back, from the first row on."""
+    rows, sizes = cut
+
+    def results(sizes: list[int], **options: Any) -> list[str]:
+        return sorted(map(str, ran(rows, sizes, step, disorder_ms, **options)))
+
+    assert results(sizes, parallelism=parallelism, wire=wire) == results([1] * len(rows))
+
+
+PARALLEL = [{"parallelism": 1}, {"parallelism": 2, "wire": False}, {"parallelism": 3, "wire": True}]
+
+
+@pytest.mark.parametrize("options", PARALLEL)
+def test_sessions_of_a_file_that_is_read_as_one_batch_are_closed_in_between(options: dict[str, Any]) -> None:
+    rows = [{"k": "a", "t": t, "n": 1} for t in (0, 10, 100, 105, 300)]
+    given = ran(rows, [5], sessions, 0, **options)
+    closed = [(row["t"], row["n"]) for row in given if row["n"] < 0 and row["t"] % 10 != 7]
+    assert closed == [(40, -2), (135, -2), (330, -1)]
+
+
+@pytest.mark.parametrize("options", PARALLEL)
+def test_late_rows_inside_one_batch_are_late(options: dict[str, Any]) -> None:
+    rows = [{"k": "a", "t": t, "n": 1} for t in (5, 25, 6, 26, 45, 27)]
+    given = ran(rows, [6], windows, 0, **options)
+    assert [(row["window_start"].microsecond // 1000, row["rows"]) for row in given] == [(0, 1), (20, 2), (40, 1)]
+
+
+# ------------------------------------------------------------ its parts
+
+
+def test_event_time_is_told_row_by_row_where_somebody_needs_it() -> None:
+    def told(detail: Any, times: list[int | None], others_ms: int = WATERMARK_MAX) -> list[int] | None:
+        reached = EventClock(5, detail, 10).see(pa.array(times, pa.int64()), others_ms)
+        return None if reached is None else reached.tolist()
+
+    assert told("every", [20, 15, None, 30]) == [14, 14, 14, 24]
+    assert told("every", [20, 15, None, 30], others_ms=20) == [14, 14, 14, 20]
+    assert told("every", [9, 10]) is None  # it does not move
+    assert told("late", [20, 15, 30, 40]) is None  # nothing is behind it
+    assert told("late", [20, 15, 30, 14]) == [14, 14, 24, 24]
+    assert told("none", [20, 15, 30, 14]) is None
+    clock = EventClock(2**62)
+    assert clock.see(pa.array([WATERMARK_MIN + 5])) is None
+    assert clock.watermark_ms == WATERMARK_MIN
+    assert EventClock(100, "every").see(pa.array([WATERMARK_MIN + 50])).tolist() == [WATERMARK_MIN]  # type: ignore[union-attr]
+
+
+def test_event_time_stays_with_its_rows_through_frames_cuts_and_exchanges() -> None:
+    rows = pa.RecordBatch.from_pydict({"k": pa.array(range(1_000)), "t": pa.array(range(1_000))})
+    batch = Batch(rows, 7, np.arange(1_000))
+    writer, reader = FrameWriter(), FrameReader()
+    for element in (batch, Batch(rows, 8)):
+        (got, _), *_ = reader.feed(b"".join(bytes(part) for part in writer.encode(element)))
+        assert isinstance(got, Batch)
+        assert got.rows.equals(rows)
+        assert (got.reached is None) == (element.reached is None)
+        assert got.reached is None or got.reached.tolist() == list(range(1_000))
+    parts = hash_partition(batch, ("k",), 3, 128)
+    assert sum(part.rows.num_rows for _, part in parts) == 1_000
+    for _, part in parts:
+        assert part.reached is not None
+        assert part.reached.tolist() == part.rows.column("t").to_pylist()
+    assert batch.slice(5, 3).reached.tolist() == [5, 6, 7]  # type: ignore[union-attr]
+
+
+def test_a_timer_sees_event_time_at_its_own_time_whatever_the_watermark_jumped_to() -> None:
+    driven = Driven(ProcessOperator("p", ["k"], Arrivals))
+    driven.feed([{"k": "a", "t": 0}, {"k": "a", "t": 20}])
+    driven.take()
+    driven.watermark(100)
+    assert [(row["t"], row["watermark"]) for row in driven.take()] == [(10, 10), (30, 30)]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us", "UTC"), pa.date32()])
+def test_a_row_of_the_far_future_is_counted_and_told_once_with_source_split_and_row(
+    kind: pa.DataType, caplog: pytest.LogCaptureFixture
+) -> None:
+    year_9999 = pa.array([datetime.datetime(9999, 1, 1)]).cast(pa.timestamp("ms")).view(pa.int64())[0].as_py()
+    rows = [{"k": "a", "t": t, "n": 1} for t in (5, 6, year_9999, 7, year_9999 + 1)]
+    source = CutSource(rows, [2, 3])
+    source.schema = pa.schema([SCHEMA.field("k"), pa.field("t", kind), SCHEMA.field("n")])
+    source._batches = [
+        pa.RecordBatch.from_arrays(
+            [
+                batch["k"],
+                batch["t"].cast(pa.timestamp("ms")).cast(kind, safe=False) if kind != pa.int64() else batch["t"],
+                batch["n"],
+            ],
+            schema=source.schema,
+        )
+        for batch in source._batches
+    ]
+    flow, out = Dataflow("far"), CollectSink()
+    flow.source("s", source, event_time="t").sink("out", out)
+    flow.run_local(parallelism=1)
+    told = [record.getMessage() for record in caplog.records if "ahead of this machine's clock" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("source 's', subtask 0: row 2 of split 'all'")
+    assert f"the event time {year_9999} ms in column 't'" in told[0]
+    assert len(out.rows()) == 5

@@ -1,0 +1,261 @@
+"""Row-wise and columnar steps: rows in, rows out, and errors that show the user's own code."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from operator_harness import Driven
+
+from barrier_runtime.api.dataflow import Dataflow
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.rows import rows_of
+from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator
+from barrier_runtime.operators.expressions import FilterExpressionOperator, SelectExpressionsOperator
+from barrier_runtime.operators.joins.broadcast import EnrichOperator
+from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
+from barrier_runtime.operators.union import UnionOperator
+from barrier_runtime.operators.watermarks import WatermarkOperator
+from barrier_runtime.state.errors import InvalidJob, Unavailable, UserCodeError
+
+ROWS = [{"n": 1, "s": "a"}, {"n": 2, "s": None}, {"n": 3, "s": "c"}]
+
+
+def test_map_gives_one_row_per_row_and_keeps_the_emission_time() -> None:
+    driven = Driven(MapOperator("m", lambda row: {"twice": row["n"] * 2}))
+    driven.feed(ROWS, emit_ns=7)
+    assert driven.rows == [{"twice": 2}, {"twice": 4}, {"twice": 6}]
+    assert driven.batches[0].emit_ns == 7
+
+
+def test_flat_map_gives_any_number_of_rows_per_row() -> None:
+    driven = Driven(FlatMapOperator("f", lambda row: [{"n": row["n"]}] * (row["n"] - 1)))
+    driven.feed(ROWS)
+    assert [row["n"] for row in driven.rows] == [2, 3, 3]
+
+
+def test_filter_with_a_function_keeps_rows_in_their_order_and_sends_nothing_when_none_is_left() -> None:
+    driven = Driven(FilterOperator("f", lambda row: row["s"] is not None))
+    driven.feed(ROWS)
+    assert driven.take() == [ROWS[0], ROWS[2]]
+    driven.feed(ROWS[1:2], pa.schema([("n", pa.int64()), ("s", pa.string())]))
+    assert driven.batches == []
+
+
+def test_a_batch_that_passes_a_filter_whole_is_passed_on_as_it_is() -> None:
+    for operator in (FilterOperator("f", lambda row: True), FilterExpressionOperator("f", pc.field("n") > 0)):
+        driven, batch = Driven(operator), pa.RecordBatch.from_pylist(ROWS)
+        driven.feed(batch)
+        assert driven.batches[0].rows is batch
+
+
+def test_filter_with_an_expression_drops_rows_where_it_is_null() -> None:
+    driven = Driven(FilterExpressionOperator("f", pc.field("s") != "c"))
+    driven.feed(ROWS)
+    assert driven.rows == [ROWS[0]]
+
+
+def test_select_renames_reorders_and_computes() -> None:
+    driven = Driven(SelectExpressionsOperator("s", {"s": "s", "more": pc.field("n") + 1, "m": "n"}))
+    driven.feed(ROWS[:1])
+    assert driven.rows == [{"s": "a", "more": 2, "m": 1}]
+    driven = Driven(SelectColumnsOperator("s", {"b": "s", "a": "n"}))
+    driven.feed(ROWS[:1])
+    assert driven.batches[0].rows.schema.names == ["b", "a"]
+
+
+def test_an_expression_over_a_missing_column_names_the_columns_there_are() -> None:
+    with pytest.raises(InvalidJob, match="The rows have the columns n: int64, s: string"):
+        Driven(FilterExpressionOperator("f", pc.field("x") > 1)).feed(ROWS)
+
+
+def test_map_batches_passes_batches_and_tables_and_drops_none() -> None:
+    results: list[Any] = [pa.RecordBatch.from_pylist(ROWS), pa.Table.from_pylist(ROWS), None]
+    driven = Driven(MapBatchesOperator("m", lambda batch: results.pop(0)))
+    for _ in range(3):
+        driven.feed(ROWS)
+    assert driven.rows == ROWS * 2
+
+
+def test_map_batches_must_keep_its_first_schema() -> None:
+    results = [pa.RecordBatch.from_pylist(ROWS), pa.RecordBatch.from_pylist([{"x": 1}])]
+    driven = Driven(MapBatchesOperator("m", lambda batch: results.pop(0)))
+    driven.feed(ROWS)
+    with pytest.raises(InvalidJob, match="return one schema always"):
+        driven.feed(ROWS)
+
+
+def test_map_batches_that_returns_something_else_is_told_what_to_return() -> None:
+    with pytest.raises(InvalidJob, match=r"returned list: return a pyarrow\.RecordBatch"):
+        Driven(MapBatchesOperator("m", lambda batch: [1])).feed(ROWS)  # type: ignore[arg-type,return-value]
+
+
+# ---------------------------------------------------------------- schemas of rows
+
+
+def test_the_first_rows_fix_the_schema_and_a_later_misfit_asks_for_schema() -> None:
+    driven = Driven(MapOperator("m", lambda row: {"v": row["n"] if row["n"] < 3 else "three"}))
+    driven.feed(ROWS[:2])
+    with pytest.raises(InvalidJob, match=r"column 'v' is int64, but a row has 'three' .* pass schema="):
+        driven.feed(ROWS[2:])
+
+
+def test_a_row_that_lacks_a_column_of_the_first_rows_asks_for_schema() -> None:
+    driven = Driven(MapOperator("m", lambda row: {"v": 1, "w": 2} if row["n"] < 3 else {"v": 1}))
+    driven.feed(ROWS[:2])
+    with pytest.raises(InvalidJob, match=r"lacks the column 'w'.* pass schema="):
+        driven.feed(ROWS[2:])
+
+
+def test_with_a_declared_schema_absent_columns_are_null_and_unknown_ones_an_error() -> None:
+    schema = pa.schema([("v", pa.int64()), ("w", pa.float64())])
+    driven = Driven(MapOperator("m", lambda row: {"v": row["n"]} if row["n"] < 3 else {"v": 1, "z": 1}, schema))
+    driven.feed(ROWS[:2])
+    assert driven.rows == [{"v": 1, "w": None}, {"v": 2, "w": None}]
+    with pytest.raises(InvalidJob, match="has the column 'z', which is not in its schema"):
+        driven.feed(ROWS[2:])
+
+
+@pytest.mark.parametrize("result", [5, None, "row", [("a", 1)]])
+def test_a_function_that_returns_no_row_is_told_so(result: Any) -> None:
+    with pytest.raises(InvalidJob, match="where a row is expected: return a dict"):
+        Driven(MapOperator("m", lambda row: result)).feed(ROWS)
+
+
+def test_rows_survive_the_way_through_python_whatever_their_types() -> None:
+    import datetime
+    import decimal
+
+    utc = datetime.timezone.utc
+    row = {
+        "i": 2**62,
+        "f": 0.1,
+        "b": True,
+        "t": "é",
+        "raw": b"\x00",
+        "at": datetime.datetime(2013, 1, 1, 5, 15, 0, 123456, tzinfo=utc),
+        "local": datetime.datetime(1969, 12, 31, 23, 59, 59, 999999),
+        "day": datetime.date(1969, 12, 31),
+        "money": decimal.Decimal("1.50"),
+        "tags": ["a", None],
+        "pair": {"x": 1},
+        "none": None,
+    }
+    batch = pa.RecordBatch.from_pylist([row, dict.fromkeys(row)])
+    assert rows_of(batch) == [row, dict.fromkeys(row)]
+    driven = Driven(MapOperator("m", dict))
+    driven.feed(batch)
+    assert rows_of(driven.batches[0].rows) == [row, dict.fromkeys(row)]
+
+
+# ---------------------------------------------------------------- errors of user code
+
+
+def broken(row: dict[str, Any]) -> Any:
+    return helper(row["n"])
+
+
+def helper(n: int) -> Any:
+    return {"inverse": 1 // (n - 2)}
+
+
+@pytest.mark.parametrize("operator", [MapOperator, FlatMapOperator, FilterOperator])
+def test_an_exception_in_user_code_shows_own_frames_operator_subtask_and_record(operator: Callable[..., Any]) -> None:
+    function = (lambda row: [broken(row)]) if operator is FlatMapOperator else broken
+    with pytest.raises(UserCodeError) as caught:
+        Driven(operator("inverter", function)).feed(ROWS)
+    text = str(caught.value)
+    assert text.index("Traceback") < text.index("of operator 'inverter', subtask 0, raised ZeroDivisionError")
+    assert "return helper(row" in text
+    assert "1 // (n - 2)" in text
+    assert "record: {'n': 2, 's': None}" in text
+    assert "barrier_runtime/operators" not in text.replace("tests/barrier_runtime", "")
+
+
+def test_a_long_record_is_cut_in_the_error() -> None:
+    with pytest.raises(UserCodeError) as caught:
+        Driven(MapOperator("m", lambda row: row["nothing"])).feed([{"n": "x" * 10_000}])
+    assert len(str(caught.value)) < 2_000
+
+
+def test_trouble_that_is_not_the_functions_fault_is_not_called_a_user_error() -> None:
+    def unlucky(row: dict[str, Any]) -> dict[str, Any]:
+        raise Unavailable("the store is away")
+
+    with pytest.raises(Unavailable, match="the store is away"):
+        Driven(MapOperator("m", unlucky)).feed(ROWS)
+
+
+def test_an_error_in_map_batches_shows_the_batch() -> None:
+    with pytest.raises(UserCodeError, match="batch: 3 rows of n, s"):
+        Driven(MapBatchesOperator("m", lambda batch: batch.column("nothing"))).feed(ROWS)
+
+
+# ---------------------------------------------------------------- enrichment, union, watermarks
+
+NAMES = pa.table({"n": [1, 3, None], "name": ["one", "three", "null"], "size": [10, 30, 0]})
+
+
+@pytest.mark.parametrize("copies", [1, 50])
+def test_enrichment_adds_columns_where_the_key_matches_and_nulls_match_nothing(copies: int) -> None:
+    """`copies` makes both ways of looking up run: few rows, and more rows than the table has."""
+    rows = [{"n": n} for n in (3, 2, None, 1)] * copies
+    table = pa.concat_tables([NAMES, pa.table({"n": range(100, 130), "name": ["x"] * 30, "size": [0] * 30})])
+    driven = Driven(EnrichOperator("e", table, ["n"], "left"))
+    driven.feed(rows)
+    assert (
+        driven.rows
+        == [
+            {"n": 3, "name": "three", "size": 30},
+            {"n": 2, "name": None, "size": None},
+            {"n": None, "name": None, "size": None},
+            {"n": 1, "name": "one", "size": 10},
+        ]
+        * copies
+    )
+
+
+@pytest.mark.parametrize("copies", [1, 50])
+def test_an_inner_enrichment_drops_rows_without_a_match(copies: int) -> None:
+    table = pa.table({"a": [1, 1, 2] + [9] * 30, "b": ["x", "y", "x"] + [f"z{i}" for i in range(30)], "c": range(33)})
+    driven = Driven(EnrichOperator("e", table, ["a", "b"], "inner"))
+    driven.feed([{"a": 1, "b": "y"}, {"a": 2, "b": "y"}, {"a": 2, "b": "x"}] * copies)
+    assert driven.rows == [{"a": 1, "b": "y", "c": 1}, {"a": 2, "b": "x", "c": 2}] * copies
+
+
+def test_enrichment_converts_its_keys_to_the_rows_type_or_says_it_cannot() -> None:
+    driven = Driven(EnrichOperator("e", NAMES, ["n"], "inner"))
+    driven.feed(pa.RecordBatch.from_pydict({"n": pa.array([1], pa.int16())}))
+    assert driven.rows == [{"n": 1, "name": "one", "size": 10}]
+    with pytest.raises(InvalidJob, match="key column 'n' is list"):
+        Driven(EnrichOperator("e", NAMES, ["n"], "left")).feed([{"n": [1]}])
+
+
+def test_a_union_passes_every_port_and_refuses_a_second_schema() -> None:
+    driven = Driven(UnionOperator("u"))
+    driven.feed([{"n": 1}])
+    driven.operator.process(Batch(pa.RecordBatch.from_pylist([{"n": 2}]), 0), driven.batches.append, 1)
+    assert [row["n"] for row in driven.rows] == [1, 2]
+    with pytest.raises(InvalidJob, match="input 1 has the columns n: string, earlier ones had n: int64"):
+        driven.operator.process(Batch(pa.RecordBatch.from_pylist([{"n": "3"}]), 0), driven.batches.append, 1)
+
+
+def test_a_watermark_step_follows_the_greatest_time_and_never_goes_back() -> None:
+    driven = Driven(WatermarkOperator("w", "t", 10))
+    assert driven.operator.own_watermark() is None
+    driven.feed([{"t": None}], pa.schema([("t", pa.int64())]))
+    assert driven.operator.own_watermark() is None
+    driven.feed([{"t": 100}, {"t": 50}])
+    assert driven.operator.own_watermark() == 89
+    driven.feed([{"t": 20}])
+    assert driven.operator.own_watermark() == 89
+    assert not driven.operator.forwards_watermarks
+
+
+def test_a_small_table_can_be_read_from_a_file(tmp_path: Any) -> None:
+    (tmp_path / "names.csv").write_text("key,name\n1,one\n2,two\n")
+    flow = Dataflow("job")
+    stream = flow.rate("ticks", 10, 10, keys=3).broadcast_join("names", str(tmp_path / "names.csv"), on="key")
+    assert stream.schema is not None
+    assert stream.schema.names == ["value", "intended_at", "key", "name"]

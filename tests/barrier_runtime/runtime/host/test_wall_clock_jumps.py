@@ -1,0 +1,129 @@
+"""A wall clock that is set while sources read: nobody falls silent, nothing bursts, no watermark stands still."""
+
+import asyncio
+
+import msgspec
+import pyarrow as pa
+import pytest
+from slot_bench import Bench, Totals
+
+from barrier_runtime.connectors.memory.rate import RateSource
+from barrier_runtime.runtime.host.timer import LoopAlarm
+
+HOUR_S = 3600
+
+
+class HandClocks:
+    """Time passes when the test says so; the wall clock can be set."""
+
+    alarm = LoopAlarm
+
+    def __init__(self):
+        self.steady_s = 50.0
+        self.wall_ahead_s = 1_000_000.0
+
+    def monotonic_s(self):
+        return self.steady_s
+
+    def wall_ns(self):
+        return int((self.steady_s + self.wall_ahead_s) * 1e9)
+
+
+class Watching(Totals):
+    """Keeps the sizes of batches, their latencies and watermarks."""
+
+    def open(self, context):
+        super().open(context)
+        self.batches, self.emitted_ns, self.watermarks = [], [], []
+
+    def process(self, batch, emit, port=0):
+        super().process(batch, emit, port)
+        self.batches.append(batch.rows.num_rows)
+        self.emitted_ns.append(batch.emit_ns)
+
+    def on_watermark(self, watermark_ms, emit):
+        self.watermarks.append(watermark_ms)
+
+
+def run(main):
+    asyncio.run(asyncio.wait_for(main, 30))
+
+
+async def pass_until(bench, clock, condition, step_s=0.01):
+    """Time passes in steps, each when the slot has had its turns."""
+
+    def stepped():
+        if not condition():
+            clock.steady_s += step_s
+        return condition()
+
+    await bench.until(stepped)
+
+
+@pytest.mark.parametrize("jump_s", [-HOUR_S, HOUR_S])
+def test_a_rate_goes_on_as_before_when_the_wall_clock_is_set(tmp_path, jump_s):
+    async def main():
+        clock = HandClocks()
+        bench = Bench(
+            tmp_path, make_operator=Watching, feed=RateSource("numbers", 1_000, None, None, None), clock=clock
+        )
+        await bench.running(5)
+        (target,) = bench.operators
+        await pass_until(bench, clock, lambda: target.total >= 50)
+        clock.wall_ahead_s += jump_s
+        before_s, before, known = clock.steady_s, target.total, len(target.batches)
+        await pass_until(bench, clock, lambda: target.total >= before + 200)
+        passed_s = clock.steady_s - before_s
+        assert target.total - before <= passed_s * 1_000 + 20
+        assert max(abs(clock.wall_ns() - ns) for ns in target.emitted_ns[known:]) < passed_s * 1e9 + 1e8
+        await bench.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("jump_s", [-HOUR_S, HOUR_S])
+def test_a_silent_split_becomes_idle_and_the_watermark_goes_on_when_the_wall_clock_is_set(tmp_path, jump_s):
+    async def main():
+        clock = HandClocks()
+        bench = Bench(tmp_path, make_operator=Watching, splits=2, clock=clock, event_time="n", idle_timeout_ms=100)
+        bench.feed.rows[0] += [1_000]
+        await bench.running(5)
+        (target,) = bench.operators
+        await pass_until(bench, clock, lambda: target.total == 1, 0.001)
+        assert target.watermarks == []
+        clock.wall_ahead_s += jump_s
+        before_s = clock.steady_s
+        for n in range(2_000, 1_000_000):
+            bench.feed.rows[0].append(n)
+            await pass_until(bench, clock, lambda: target.total == len(bench.feed.rows[0]), 0.001)
+            if target.watermarks:
+                break
+            assert clock.steady_s - before_s < 5
+        await bench.close()
+
+    run(main())
+
+
+def test_a_rate_whose_clock_was_set_back_between_two_runs_goes_on_at_once_with_the_same_rows():
+    source = RateSource("numbers", 1_000, 500, None, None)
+    (split,) = source.splits(1)
+    first = source.reader(split)
+    start_ns = 10**18
+    rows = [first.poll(1_000, start_ns).rows, first.poll(1_000, start_ns + 99_000_000).rows]
+    position = first.position()
+    rest = first.poll(1_000, start_ns + 499_000_000).rows
+    again = source.reader(split)
+    again.seek(position)
+    now_ns = start_ns - HOUR_S * 10**9
+    assert again.next_due_ns() is None
+    taken = []
+    while not again.finished:
+        polled = again.poll(1_000, now_ns)
+        if polled is not None:
+            assert abs(polled.emit_ns - now_ns) <= 1_000_000
+            taken.append(polled.rows)
+        now_ns += 1_000_000
+    assert pa.Table.from_batches(taken) == pa.Table.from_batches([rest])
+    assert now_ns - start_ns + HOUR_S * 10**9 <= 402_000_000
+    assert msgspec.json.decode(again.position())["start_ns"] == start_ns
+    assert sum(batch.num_rows for batch in rows) == 100

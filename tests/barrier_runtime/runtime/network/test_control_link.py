@@ -1,0 +1,197 @@
+"""The slot's link between several daemons: it stays with the one that serves, and leaves one that is gone or silent."""
+
+import asyncio
+import contextlib
+import os
+import socket
+
+import msgspec
+import pytest
+
+from barrier_runtime.coordinator.log.lease_record import Lease, encode_lease
+from barrier_runtime.coordinator.server.control import ControlServer, TcpLink
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.lease import Holder
+from barrier_runtime.coordinator.server.leases import Leases
+from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, job_secret
+from barrier_runtime.coordinator.wire.messages import ChainSpec, JobSpec, Register, Registered, SlotClaims
+from barrier_runtime.runtime.network import control_link
+from barrier_runtime.runtime.network.control_link import TcpControlLink
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.paths import Paths
+
+KEY = b"k" * 32
+SPEC = JobSpec(
+    job="flights",
+    run_id="run-1",
+    submitter="ann@host pid 1",
+    parallelism=1,
+    max_parallelism=128,
+    chains=(ChainSpec(chain=0, operators=("numbers", "out"), sinks=("out",), is_source=True),),
+)
+LEASE_MS = 300
+
+
+class Daemon:
+    """The production server and directory, in this process."""
+
+    def __init__(self, store, name):
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.listening.setblocking(False)
+        self.address = self.listening.getsockname()
+        leases = Leases(store, Holder(name, name, f"http://{name}", LEASE_MS))
+        self.directory = JobDirectory(store, daemon_key=KEY, leader=name, host="h", leases=leases)
+        self.server = ControlServer(self.directory, self.listening)
+
+    async def vanish(self):
+        """Without a word: leases are not given back."""
+        await self.server.close()
+        for task in [*self.directory._tasks.values(), *self.directory._keeping]:
+            task.cancel()
+
+    async def close(self):
+        await self.server.close()
+        await self.directory.close()
+
+
+class SlotEnd:
+    """A slot as its link sees it."""
+
+    def __init__(self, *addresses):
+        self.heard = []
+        claims = msgspec.msgpack.encode(SlotClaims(0, "me"))
+        secret = job_secret(KEY, "flights", "run-1")
+        self.link = TcpControlLink(addresses, secret, "flights", "run-1", claims, self.connected, self.heard.append)
+        self.connections = 0
+
+    def connected(self):
+        self.connections += 1
+        self.link.send(Register(0, "me", 1, "h", 0, "127.0.0.1", 1, 0, "idle"))
+
+    def registered(self):
+        return sum(isinstance(message, Registered) for message in self.heard)
+
+
+async def until(condition, what):
+    for _ in range(4_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail(f"waited in vain for {what}")
+
+
+@contextlib.asynccontextmanager
+async def linked(slot):
+    running = asyncio.create_task(slot.link.run())
+    try:
+        yield
+    finally:
+        slot.link.close()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def run(main):
+    asyncio.run(asyncio.wait_for(main, 60))
+
+
+def test_the_link_goes_to_the_standby_when_the_leader_is_gone_and_stays_there():
+    async def main():
+        store = MemoryStore()
+        leader, standby = Daemon(store, "a"), Daemon(store, "b")
+        for daemon in (leader, standby):
+            await daemon.server.start()
+        await leader.directory.submit(SPEC)
+        slot = SlotEnd(standby.address, leader.address)
+        async with linked(slot):
+            await until(lambda: slot.registered() == 1, "the leader to greet")
+            assert leader.directory.run("flights", "run-1").connected_slots == 1
+            assert standby.directory.run("flights", "run-1") is None
+            await leader.vanish()
+            await until(lambda: slot.registered() == 2, "the standby to greet")
+            assert standby.directory.run("flights", "run-1").connected_slots == 1
+        await standby.close()
+        await leader.close()
+
+    run(main())
+
+
+def test_a_standby_that_sends_us_on_is_not_asked_without_pause_and_its_word_is_not_the_coordinators():
+    """Z9: a slot that no coordinator serves must leave in the end, so only a serving one counts as contact."""
+
+    async def main():
+        store = MemoryStore()
+        standby = Daemon(store, "b")
+        await standby.server.start()
+        changing = asyncio.create_task(keep_changing(store))
+        slot = SlotEnd(standby.address)
+        before = slot.link.last_contact
+        async with linked(slot):
+            await until(lambda: slot.connections >= 5, "some attempts")
+            assert "is led by daemon a" in slot.link.last_trouble
+            assert slot.link.last_contact == before
+            assert slot.heard == []
+        changing.cancel()
+        await standby.close()
+
+    run(main())
+
+
+async def keep_changing(store):
+    """A leader somewhere else, of which only the lease is seen."""
+    sequence = 0
+    while True:
+        sequence += 1
+        lease = Lease(
+            job="flights",
+            run_id="run-1",
+            leader="a",
+            control="a",
+            http="http://a",
+            position=1,
+            sequence=sequence,
+            lease_ms=LEASE_MS,
+        )
+        store.put(Paths("flights").lease, encode_lease(lease))
+        await asyncio.sleep(LEASE_MS / 10_000)
+
+
+def test_a_leader_that_keeps_the_connection_but_says_nothing_is_left(monkeypatch):
+    """Z8: a stopped process keeps its connections open for ever."""
+    monkeypatch.setattr(control_link, "_SILENT_S", 0.2)
+
+    async def mute(reader, writer):
+        acceptor = Acceptor(
+            nonce=os.urandom(NONCE_BYTES),
+            purpose="control",
+            secret_of=lambda hello: job_secret(KEY, hello.job, "run-1"),
+        )
+        while acceptor.session is None:
+            writer.write(acceptor.feed(await reader.read(4096)))
+        link = TcpLink(writer, acceptor.session.framing())
+        link.send(Registered(0, 0, 1_000))
+        while await reader.read(4096):
+            pass
+        writer.close()
+
+    async def main():
+        store = MemoryStore()
+        silent = await asyncio.start_server(mute, "127.0.0.1", 0)
+        successor = Daemon(store, "b")
+        await successor.server.start()
+        await successor.directory.submit(SPEC)
+        slot = SlotEnd(silent.sockets[0].getsockname()[:2], successor.address)
+        async with linked(slot):
+            await until(lambda: slot.registered() >= 2, "the second daemon to greet")
+            assert successor.directory.run("flights", "run-1").connected_slots == 1
+        silent.close()
+        await successor.close()
+
+    run(main())
+
+
+def test_a_link_without_an_address_is_refused():
+    with pytest.raises(InvalidJob, match="no coordinator address"):
+        SlotEnd()

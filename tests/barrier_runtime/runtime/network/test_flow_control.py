@@ -1,0 +1,138 @@
+"""How much may be in flight on a channel: it follows what its reader takes, within bounds, and keeps rows in order."""
+
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Barrier, Batch
+from barrier_runtime.runtime.network.channels import InputChannel
+from barrier_runtime.runtime.network.flow_control import (
+    DRAIN_S,
+    MAX_WINDOW_BYTES,
+    MIN_PIECE_BYTES,
+    MIN_WINDOW_BYTES,
+    PIECE_NS,
+    Piece,
+    Window,
+)
+
+
+def adapted(window, rate, seconds, waiting=True):
+    """`rate`: bytes taken per second; a look every 200 ms."""
+    taken = window._taken
+    for _ in range(int(seconds / 0.2)):
+        taken += int(rate * 0.2)
+        window.adapt(taken, waiting, 0.2)
+    return window.bytes
+
+
+def test_a_reader_that_cannot_keep_up_gets_what_it_takes_in_half_a_second():
+    assert abs(adapted(Window(), 1_000_000, 10) - 1_000_000 * DRAIN_S) < 1_000
+
+
+def test_a_reader_that_keeps_up_has_the_largest_window():
+    window = Window()
+    adapted(window, 1_000, 10)
+    assert adapted(window, 1_000, 10, waiting=False) == MAX_WINDOW_BYTES
+
+
+def test_the_window_stays_within_its_bounds_and_changes_by_a_factor_of_two_at_most():
+    window = Window()
+    first = window.bytes
+    assert adapted(window, 0, 0.2) == first // 2
+    assert adapted(window, 0, 100) == MIN_WINDOW_BYTES
+    assert adapted(window, 1e12, 0.2) == 2 * MIN_WINDOW_BYTES
+    assert adapted(window, 1e12, 100) == MAX_WINDOW_BYTES
+
+
+def test_a_blocked_channel_says_nothing_about_its_reader():
+    channel = InputChannel(0, 0, lambda: None)
+    channel.push(Barrier(1, 1), 10)
+    channel.blocked = True
+    before = channel.window.bytes
+    for _ in range(50):
+        channel.adapt(0.2)
+    assert channel.window.bytes == before
+
+
+def test_room_is_told_of_when_a_quarter_of_the_window_was_taken_and_when_the_window_grows():
+    told = []
+    channel = InputChannel(0, 0, lambda: None, 1_000)
+    channel.when_room(lambda: told.append(channel.room))
+    for _ in range(10):
+        channel.push(Barrier(1, 1), 100)
+    for _ in range(5):
+        channel.pop()
+    assert told == [300]
+    channel.adapt(0.2)
+    channel.window.bytes = 400
+    channel.adapt(0.2)
+    assert len(told) == 2
+
+
+def test_a_writer_that_a_smaller_window_stopped_hears_of_room_before_the_queue_is_empty():
+    told = []
+    channel = InputChannel(0, 0, lambda: None)
+    channel.when_room(lambda: told.append(channel.bytes))
+    for _ in range(10):
+        channel.push(Barrier(1, 1), 10_000)
+    while channel.window.bytes > MIN_WINDOW_BYTES:
+        channel.adapt(0.2)
+    assert channel.room == 0
+    for _ in range(10):
+        channel.pop()
+    assert told
+    assert min(told) < MIN_WINDOW_BYTES
+
+
+def full_of_rows(rows=100_000):
+    channel = InputChannel(0, 0, lambda: None)
+    batch = pa.record_batch({"v": pa.array(range(rows), pa.int64())})
+    channel.push(Batch(batch, 7), batch.nbytes)
+    return channel, batch
+
+
+def test_a_slow_reader_gets_large_batches_in_pieces_of_a_moment_each_and_loses_nothing():
+    channel, rows = full_of_rows()
+    channel.push(Barrier(1, 1), 10)
+    pieces = []
+    while isinstance(element := channel.pop(), Batch):
+        pieces.append(element)
+        channel.piece.worked(element.rows.num_rows * 100_000)  # 0.1 ms per row
+    assert element == Barrier(1, 1)
+    assert channel.bytes == 0
+    assert pa.Table.from_batches([piece.rows for piece in pieces]).combine_chunks().to_batches()[0] == rows
+    assert {piece.emit_ns for piece in pieces} == {7}
+    assert max(piece.rows.num_rows for piece in pieces[1:]) <= PIECE_NS / 100_000
+
+
+def test_a_fast_reader_soon_gets_whole_batches():
+    channel, rows = full_of_rows()
+    taken = 0
+    while taken < rows.num_rows:
+        taken += channel.pop().rows.num_rows
+        channel.piece.worked(100_000)
+    assert channel.piece.bytes > rows.nbytes
+
+
+def test_one_slow_moment_is_made_up_for_and_control_elements_say_nothing():
+    piece = Piece()
+    piece.taken(1_000)
+    piece.worked(10**12)
+    assert piece.bytes == MIN_PIECE_BYTES
+    for _ in range(4):
+        piece.taken(piece.bytes)
+        piece.worked(1_000)
+    assert piece.bytes == MIN_PIECE_BYTES * 4**4
+    piece.taken(0)
+    piece.worked(10**12)
+    assert piece.bytes == MIN_PIECE_BYTES * 4**4
+
+
+def test_what_is_left_of_a_batch_that_was_taken_in_part_is_in_flight():
+    """U1"""
+    channel, _ = full_of_rows()
+    taken = channel.pop()
+    channel.push(Barrier(1, 1, 0, 0), 10)
+    (left,) = channel.record(1)
+    assert 0 < taken.rows.num_rows < 100_000
+    assert taken.rows.num_rows + left.rows.num_rows == 100_000
+    assert left.rows.column(0)[0].as_py() == taken.rows.num_rows

@@ -1,0 +1,96 @@
+"""A job that crashes in mid-snapshot and goes on with another number of slots, up and down, again and again."""
+
+import hashlib
+import itertools
+import json
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime import Dataflow, JsonlSink, ValueState
+from barrier_runtime.coordinator.log.manifest import decode_manifest
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.open import open_store
+from tests.integration.harness import visible_files
+
+pytestmark = pytest.mark.usefixtures("both_ways")
+
+SPLITS, KEYS = 6, 600  # a key's rows come from one split, so that their order is defined
+PARALLELISMS = (1, 2, 3, 5, 6, 5, 2, 5, 3, 2, 1)
+
+
+class Crash:
+    """As soon as a run has completed a checkpoint with new rows, an upload of its next one fails."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._decisions: int | None = None  # conditional puts when the run's first row came
+        self._struck = False
+
+    def on_row(self) -> None:
+        puts = self._store.calls.get("put_if_absent", 0)
+        if self._decisions is None:
+            self._decisions = puts
+        elif puts > self._decisions + 1 and not self._struck:
+            self._struck = True
+            self._store.inject(Fault.FAIL_BEFORE, "put", "/data/")
+
+
+def numbered(crash: Crash, out: Path) -> Dataflow:
+    def number(key, row, ctx):
+        crash.on_row()
+        ctx.state.seen.value += 1
+        ctx.state.ballast.value = hashlib.shake_256(f"{key} {row['value']}".encode()).hexdigest(400)
+        return [{"key": key, "value": row["value"], "number": ctx.state.seen.value}]
+
+    flow = Dataflow("rescaled")
+    rows = flow.rate("numbers", 5_000, keys=KEYS, splits=SPLITS)
+    shape = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("number", pa.int64())])
+    state = {"seen": ValueState(int, default=0), "ballast": ValueState(str, default="")}
+    rows.key_by("key").process("numbered", number, schema=shape, state=state).sink("out", JsonlSink(str(out)))
+    return flow
+
+
+def visible(out: Path) -> list[dict[str, int]]:
+    return [json.loads(line) for path in visible_files(out) for line in path.read_text().splitlines()]
+
+
+def rows_in_flight(store: MemoryStore) -> int:
+    """Files with rows in flight in the checkpoint that the next run restores."""
+    manifests = [info for info in store.list("rescaled/checkpoints/") if info.key.endswith("manifest.json")]
+    newest = max(manifests, key=lambda info: (info.modified_ms, info.key))
+    manifest = decode_manifest(newest.key, store.get(newest.key))
+    return sum(len(snapshot.in_flight) for snapshot in manifest.operators)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unaligned", [False, True])
+def test_what_is_visible_is_what_was_checkpointed_over_crashes_and_every_change_of_parallelism(
+    tmp_path: Path, unaligned: bool
+) -> None:
+    """R2, T8: 1→2→3→5→6→5→2→5→3→2→1, a crash in the asynchronous phase of a snapshot each time.
+    Unaligned: with rows in flight, which are spread anew, too."""
+    url = f"memory://{uuid.uuid4().hex}"
+    store = open_store(url)
+    counts, in_flight = [], 0
+    for parallelism in PARALLELISMS:
+        options = {"parallelism": parallelism, "checkpoints": url, "checkpoint_interval": 0.05, "restart_attempts": 0}
+        options |= {"unaligned": unaligned}
+        with pytest.raises(JobFailed, match="/data/"):  # endless input: it ends by the upload that fails
+            numbered(Crash(store), tmp_path / "out").run_local(**options)
+        in_flight += rows_in_flight(store)
+        rows = visible(tmp_path / "out")
+        by_key: dict[int, list[tuple[int, int]]] = {}
+        for row in rows:
+            by_key.setdefault(row["key"], []).append((row["number"], row["value"]))
+        for key, found in by_key.items():
+            whole = [(number, key + KEYS * (number - 1)) for number in range(1, len(found) + 1)]
+            assert sorted(found) == whole, f"key {key} at parallelism {parallelism}: lost, doubled or out of order"
+        counts.append(len(rows))
+    assert all(before <= after for before, after in itertools.pairwise(counts))
+    assert (in_flight > 0) is unaligned
+    gains = [after - before for before, after in zip(counts, counts[2:], strict=False)]
+    assert min(gains) > 0, f"what a run has decided is committed at the latest by the next one's recovery: {counts}"

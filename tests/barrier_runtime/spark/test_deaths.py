@@ -1,0 +1,96 @@
+"""What kills a process is told by its name: Spark's workers by their daemon, the coordinator by the driver."""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_DAEMON = """
+import os, signal, time
+from barrier_runtime.spark import deaths
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as pyspark's manager does
+deaths.watch()
+if (pid := os.fork()) == 0:
+    os.kill(os.getpid(), signal.SIGSEGV)
+well = os.fork()
+if well == 0:
+    os._exit(3)
+while pid not in deaths.died_lately():
+    time.sleep(0.01)
+again = os.fork()
+if again == 0:
+    print(deaths.died_lately() == {pid: "SIGSEGV"}, signal.getsignal(signal.SIGCHLD).name, flush=True)
+    os._exit(0)
+while True:
+    try:
+        os.kill(again, 0)
+    except ProcessLookupError:
+        break
+    time.sleep(0.01)
+print(len(deaths.died_lately()))
+"""
+
+
+def test_a_worker_knows_which_worker_died_of_what_before_it_was_forked():
+    ended = subprocess.run(
+        [sys.executable, "-c", _DAEMON],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout.split() == ["True", "SIG_IGN", "1"]
+    assert "died of SIGSEGV" in ended.stderr
+
+
+def test_a_coordinator_that_dies_of_a_signal_is_told_by_its_name(tmp_path, caplog):
+    with EmbeddedCoordinator(tmp_path.as_uri(), log_file=tmp_path / "log") as coordinator:
+        coordinator.wait_ready()
+        os.kill(coordinator.pid, signal.SIGSEGV)
+        until(lambda: coordinator.restarts == 1, "it is started again")
+        coordinator.wait_ready()
+    assert "the coordinator process died of SIGSEGV; starting it again" in caplog.text
+    written = (tmp_path / "log").read_text()
+    assert "Fatal Python error: Segmentation fault" in written
+    assert "coordinator/server/daemon.py" in written, "where it was"
+
+
+def test_a_worker_that_dies_writes_where_it_was_and_its_daemon_of_what(tmp_path):
+    """The daemon and a worker as Spark starts them, without Spark: a port on standard output, a worker per
+    connection."""
+    log = tmp_path / "stderr"
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-m", "barrier_runtime.spark.worker_daemon"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        ) as daemon,
+    ):
+        (port,) = struct.unpack(">i", daemon.stdout.read(4))
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            (worker,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
+            os.kill(worker, signal.SIGSEGV)
+            assert connection.recv(1) == b"", "the worker is gone"
+        until(lambda: f"Python worker {worker} died of SIGSEGV" in log.read_text(), "the daemon tells")
+        daemon.stdin.close()
+        daemon.wait()
+    assert "Fatal Python error: Segmentation fault" in log.read_text()
+
+
+def until(condition, what):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)

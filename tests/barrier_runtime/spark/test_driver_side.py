@@ -1,0 +1,143 @@
+"""What the driver and a Spark task do at the edges of a job: a coordinator that is gone for good, a slot sent away."""
+
+import asyncio
+import fcntl
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from barrier_runtime.coordinator.wire.messages import ChainSpec, JobSpec, Shutdown
+from barrier_runtime.launch.on_spark import _Coordinator
+from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.spark.task import (
+    _run_on_new_loop,
+    lent_environment,
+    living_in,
+    remove_what_the_dead_left,
+    result_of,
+)
+from barrier_runtime.state.errors import Unavailable
+
+SPEC = JobSpec(
+    job="flights",
+    run_id="run-1",
+    submitter="ann@host pid 1",
+    parallelism=1,
+    max_parallelism=128,
+    chains=(ChainSpec(chain=0, operators=("numbers", "out"), sinks=("out",), is_source=True),),
+)
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    found = _Coordinator(SPEC, JobOptions(checkpoints=str(tmp_path / "checkpoints")))
+    yield found
+    found.close()
+
+
+def wait_for(what, probe, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not (value := probe()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+    return value
+
+
+def test_a_killed_coordinator_is_waited_for(coordinator):
+    pid = coordinator.pid
+    assert coordinator.status().run_id == "run-1"
+    os.kill(pid, signal.SIGKILL)
+    wait_for("its successor to know the run", lambda: coordinator.pid != pid and coordinator.status())
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_can_not_be_started_again_ends_the_waiting_with_its_words(coordinator):
+    coordinator._embedded._token_file.unlink()
+    os.kill(coordinator.pid, signal.SIGKILL)
+
+    def refused():
+        try:
+            coordinator.status()
+        except Unavailable as error:
+            return str(error)
+        return None
+
+    assert "can't be kept alive" in wait_for("the error", refused)
+    assert "token file" in refused()
+
+
+def test_a_slot_that_was_replaced_fails_its_task_so_that_spark_starts_another():
+    """Z8, rP6: a task that returns is done for Spark, and its slot would stay empty for ever."""
+    assert result_of(1, Shutdown("finished", "all read")) == (1, "finished", "all read")
+    with pytest.raises(Unavailable, match=r"slot 1 .* was silent"):
+        result_of(1, Shutdown("replaced", "it was silent"))
+
+
+def test_no_task_outlives_the_loop_of_a_slot_that_leaves(caplog):
+    """Python would tell of each in the executor's log: "Task was destroyed but it is pending"."""
+    ended = []
+
+    async def lasting():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("cleaned up")
+
+    async def leaves():
+        asyncio.get_running_loop().create_task(lasting())
+        await asyncio.sleep(0)
+        return Shutdown("finished", "")
+
+    assert _run_on_new_loop(leaves()) == Shutdown("finished", "")
+    gc.collect()
+    assert ended == ["cleaned up"]
+    assert "destroyed" not in caplog.text
+
+
+def test_only_the_folders_of_dead_slots_are_removed(tmp_path):
+    """A folder in use holds open databases; process ids say nothing about another container's processes."""
+    living, dead, newborn = (tmp_path / name for name in ("0-living", "1-dead", "2-newborn"))
+    for folder in (living, dead, newborn):
+        folder.mkdir()
+    with living_in(dead):
+        pass
+    with living_in(living):
+        remove_what_the_dead_left(tmp_path)
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["0-living", "2-newborn"]
+        with (living / "life.lock").open() as life, pytest.raises(BlockingIOError):
+            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    remove_what_the_dead_left(tmp_path / "never-made")
+
+
+def test_the_worker_daemon_has_everything_a_slot_needs_before_it_forks():
+    """What is imported after the fork is time in which a killed slot is not replaced."""
+    script = """
+import sys
+from barrier_runtime.spark import worker_daemon
+worker_daemon.preload()
+loaded = set(sys.modules)
+from barrier_runtime.spark.stage import _slot_partition
+import barrier_runtime.connectors.files.sink.sink, barrier_runtime.connectors.files.source.parquet
+import barrier_runtime.operators.process, barrier_runtime.operators.windows.aggregate
+import barrier_runtime.runtime.execution, rocksdict, uvloop
+print(sorted(set(sys.modules) - loaded))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_a_job_says_of_its_endpoint_is_gone_before_the_next_job_in_the_same_worker(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "of-the-worker")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    for endpoint in ("http://first", "http://second"):
+        with lent_environment({"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "of-the-driver"}):
+            assert os.environ["AWS_ENDPOINT_URL"] == endpoint
+            assert os.environ["AWS_REGION"] == "of-the-worker"
+        assert "AWS_ENDPOINT_URL" not in os.environ
+    assert os.environ["AWS_REGION"] == "of-the-worker"

@@ -1,0 +1,161 @@
+"""`barrier-runtime fsck` as an operator meets it: on what killed jobs left in a folder and on S3."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
+
+COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
+PATHS = Paths("killed")
+APP = """
+    import pyarrow.compute as pc
+
+    from barrier_runtime import Dataflow, JsonlSink, count
+
+    flow = Dataflow("killed")
+    numbers = flow.rate("numbers", 60_000, None, keys=20_000)
+    scattered = numbers.select({{"key": pc.field("key") * 0x9E3779B97F}})  # state that is objects of its own
+    scattered.key_by("key").aggregate("count", n=count()).sink("out", JsonlSink("{out}"))
+"""
+
+
+def fsck(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*COMMAND, "fsck", *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def as_json(*arguments: str) -> dict:
+    done = fsck(*arguments, "--format", "json")
+    assert done.stderr == ""
+    report = json.loads(done.stdout)
+    assert report["exit_code"] == done.returncode
+    return report
+
+
+def records(store: ObjectStore) -> int:
+    return sum(1 for _ in store.list(PATHS.log_prefix))
+
+
+def run_and_kill(folder: Path, url: str) -> ObjectStore:
+    """Run the job for some checkpoints, then SIGKILL it."""
+    app = folder / "app.py"
+    app.write_text(textwrap.dedent(APP.format(out=folder / "out")))
+    command = [*COMMAND, "run", f"{app}:flow", "--local", "--interval", "0.1", "--checkpoints", url]
+    store = open_store(url)
+    wanted = records(store) + 5
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 90
+    while records(store) < wanted:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.wait(0.05)
+        assert running.poll() is None, running.communicate()[0]
+        assert time.monotonic() < deadline, f"{records(store)} log records, {wanted} are waited for"
+    running.send_signal(signal.SIGKILL)
+    running.communicate(timeout=30)
+    return store
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
+    run_and_kill(tmp_path, str(tmp_path / "checkpoints"))
+    controller, terminal = pty.openpty()
+    done = subprocess.run(
+        [*COMMAND, "fsck", str(tmp_path / "checkpoints")],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        timeout=120,
+        check=True,
+    )
+    os.close(terminal)
+    assert b"killed: log records" in os.read(controller, 1 << 16)
+    os.close(controller)
+    assert b"log records," in done.stdout
+    assert b"\x1b" not in done.stdout
+    assert fsck(str(tmp_path / "checkpoints")).stderr == ""
+
+
+@pytest.fixture(params=["folder", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "checkpoints")
+    s3_url: Callable[[str], str] = request.getfixturevalue("s3_url")
+    return s3_url("some/checkpoints")
+
+
+@pytest.mark.slow
+def test_a_killed_job_is_whole_and_its_orphans_go_when_asked(tmp_path: Path, url: str) -> None:
+    """I1, I2, S9: then one byte of a snapshot file is changed, and the exit code says so."""
+    for _ in range(2):
+        store = run_and_kill(tmp_path, url)
+    store.put("killed/data/1/slot/never-decided", b"of a checkpoint that was under way at the kill")
+    report = as_json(url, "--min-age", "0")
+    (job,) = report["jobs"]
+    assert (report["exit_code"], job["damage"], job["records"]) == (1, [], records(store))
+    assert job["verified"] == [job["checkpoint"]]
+    assert job["files"] > 0
+    orphans = {each["key"] for each in job["leftovers"] if each["state"] == "orphan"}
+    assert "killed/data/1/slot/never-decided" in orphans
+
+    done = fsck(url, "--min-age", "0", "--delete")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "deleted  killed/data/1/slot/never-decided" in done.stdout
+    assert "upload of generation 1 that no retained checkpoint names" in done.stdout
+    assert done.stdout.endswith("clean\n")
+    assert not orphans & {found.key for found in store.list("")}
+    run_and_kill(tmp_path, url)  # it goes on from there
+
+    (job,) = as_json(url)["jobs"]
+    assert [each for each in job["leftovers"] if each["state"] == "orphan"] == [], "too young"
+    loose = {each["key"] for each in job["leftovers"]}
+    key = next(found.key for found in store.list(PATHS.data_prefix) if found.key not in loose)
+    whole = store.get(key)
+    middle = len(whole) // 2
+    store.put(key, whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    damaged = fsck(url, "--job", "killed", "--min-age", "0", "--delete")
+    assert damaged.returncode == 2
+    for line in (f"damage   {key}", "expected: ", "found:    ", "remedy:   restore the object", "1 damaged"):
+        assert line in damaged.stdout
+    assert loose <= {found.key for found in store.list("")}, "nothing is deleted where anything is damaged"
+
+
+# ---------------------------------------------------------------- what cannot be checked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{folder}/nowhere"], "there is no folder {folder}/nowhere"),
+        (["{folder}"], "there is no job below file://{folder}: give the URL that the job has as checkpoints="),
+        (["{folder}", "--job", "mine"], "there is no job mine below"),
+        (["{folder}", "--job", "../up"], "job"),
+        (["{folder}", "--format", "xml"], "--format 'xml' is not known: use text or json"),
+        (["{folder}", "--min-age", "-1"], "--min-age -1.0: give seconds"),
+        (["hdfs://host/path"], "unknown scheme 'hdfs'"),
+        (["s3://key:secret@bucket/x"], "must not carry credentials"),
+    ],
+)
+def test_what_cannot_be_checked_is_explained(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = fsck(*(argument.format(folder=tmp_path) for argument in arguments))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error: ")
+    assert said.format(folder=tmp_path) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [], "looking makes no folder"
+
+
+def test_a_bucket_that_is_not_there_is_named(s3_endpoint: str) -> None:
+    done = fsck(f"s3://no-such-bucket/x?endpoint={s3_endpoint}")
+    assert done.returncode == 3
+    assert "bucket 'no-such-bucket' does not exist" in done.stderr

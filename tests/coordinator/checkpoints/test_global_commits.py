@@ -1,0 +1,252 @@
+"""Sinks with a global committer: who is told what and when, and that it survives any death (I5, I6, I10)."""
+
+import msgspec
+import pytest
+from coordinator_world import CHAINS, SINK, SOURCE, Coordinator, FakeSlot, kinds, spec, started
+
+from barrier_runtime.coordinator.checkpoints.commits import MAX_BEHIND, CommitTracker
+from barrier_runtime.coordinator.job.effects import ReadManifest
+from barrier_runtime.coordinator.wire.messages import (
+    GLOBAL_COMMITTER,
+    CommitGlobally,
+    Committed,
+    Deploy,
+    Heartbeat,
+    ManifestRef,
+    Shutdown,
+    Visible,
+)
+from barrier_runtime.state.store.memory import MemoryStore
+
+JOB = spec(chains=(CHAINS[SOURCE], msgspec.structs.replace(CHAINS[SINK], global_sinks=("out",))))
+
+
+def told(slot: FakeSlot) -> list[int]:
+    """The checkpoints that slot 0 was told to make visible."""
+    return [message.checkpoint for message in slot.got(CommitGlobally)]
+
+
+def visible(slot: FakeSlot) -> list[int]:
+    return [message.checkpoint for message in slot.got(Visible)]
+
+
+def test_slot_0_is_told_when_every_subtask_has_committed_and_everybody_when_it_is_done() -> None:
+    coordinator, a, b = started(MemoryStore(), JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    assert told(a) == []
+    b.commit(n)
+    assert told(a) == [n]
+    assert told(b) == [], "the global committer is in subtask 0"
+    wanted = a.last(CommitGlobally)
+    assert [each.values["pending"] for each in wanted.snapshots] == [b"%d of 0" % n, b"%d of 1" % n]
+    b.commit(n)
+    assert told(a) == [n], "said once"
+    a.commit_globally(n)
+    assert visible(a) == visible(b) == [n]
+    assert coordinator.status.commits.through == {"out/0": n, "out/1": n, "out/global": n}
+
+
+def test_a_lagging_subtask_holds_the_whole_back_and_the_newest_common_checkpoint_is_enough() -> None:
+    coordinator, a, b = started(MemoryStore(), JOB)
+    first, second = coordinator.checkpoint(a, b), coordinator.checkpoint(a, b)
+    a.commit(first)
+    a.commit(second)
+    assert told(a) == []
+    b.commit(second)
+    assert told(a) == [second]
+
+
+def test_another_slot_cannot_speak_for_the_global_committer() -> None:
+    coordinator, a, b = started(MemoryStore(), JOB)
+    n = coordinator.checkpoint(a, b)
+    b.say(Committed(b.token, n, "out", GLOBAL_COMMITTER))
+    assert coordinator.status.commits.through["out/global"] == 0
+    assert coordinator.status.checkpoints.ignored == {"commit of another slot's sink": 1}
+
+
+def test_slot_0_hears_it_again_on_a_new_connection() -> None:
+    coordinator, a, b = started(MemoryStore(), JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.commit(n)
+    a.cut()
+    a.connect()
+    assert told(a) == [n, n]
+    a.commit_globally(n)
+    b.cut()
+    b.connect()
+    assert visible(b) == [n, n], "it may have been said while it did not hear"
+    assert told(a) == [n, n]
+
+
+def test_a_restarted_coordinator_reads_the_manifest_and_goes_on() -> None:
+    """F4: decided, half of it committed, the coordinator gone."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.commit(n)
+    successor = Coordinator(store, JOB, leader="leader-b").begin()
+    for slot in (a, b):
+        slot.coordinator = successor
+        slot.inbox.clear()
+    successor.settle()
+    for slot in (a, b):
+        slot.connect()
+    successor.settle()
+    assert kinds(store)[-1] == "LEAD"
+    assert told(a) == [n]
+    assert [each.values["pending"] for each in a.last(CommitGlobally).snapshots] == [b"%d of 0" % n, b"%d of 1" % n]
+
+
+def test_a_restarted_coordinator_believes_slot_0_that_it_is_done() -> None:
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    for slot in (a, b):
+        slot.commit(n)
+    a.commit_globally(n)
+    successor = Coordinator(store, JOB, leader="leader-b").begin()
+    for slot in (a, b):
+        slot.coordinator = successor
+        slot.inbox.clear()
+    successor.settle()
+    for slot in (a, b):
+        slot.connect()
+    successor.settle()
+    assert told(a) == []
+    assert n in visible(b)
+
+
+def test_a_damaged_manifest_is_reported_and_the_next_checkpoint_carries_all() -> None:
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.commit(n)
+    key = coordinator.paths.manifest(n, a.token)
+    store.damage(key, store.get(key)[:-1] + b"x")
+    successor = Coordinator(store, JOB, leader="leader-b").begin()
+    for slot in (a, b):
+        slot.coordinator = successor
+        slot.inbox.clear()
+    successor.settle()
+    for slot in (a, b):
+        slot.connect()
+    successor.settle()
+    assert told(a) == []
+    assert any(key in reason for reason in successor.status.checkpoints.ignored)
+    later = successor.checkpoint(a, b)
+    a.commit(later)
+    b.commit(later)
+    assert told(a) == [later]
+
+
+def test_the_next_generation_is_told_again() -> None:
+    """Half of the commits done when a slot dies: the successor finishes what the restored manifest lists."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.cut()
+    c = coordinator.slot(1, attempt=1)
+    coordinator.run_with(a, c)
+    assert told(a) == []
+    a.commit(n)
+    c.commit(n)
+    assert told(a) == [n]
+    assert a.last(CommitGlobally).token == a.token
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_every_sink_is_through_with_is_not_looked_at_again_by_the_next_generation(done: bool) -> None:
+    """I6: nor by the global committer; while that is not through, all of it is."""
+    coordinator, a, b = started(MemoryStore(), JOB)
+    n = coordinator.checkpoint(a, b)
+    for slot in (a, b):
+        slot.commit(n)
+    if done:
+        a.commit_globally(n)
+    b.fail()
+    coordinator.settle()
+    coordinator.run_with(a, b)
+    assert a.last(Deploy).settled is done
+    assert told(a) == ([n] if done else [n, n])
+
+
+def test_the_job_is_finished_only_when_all_is_visible() -> None:
+    """I10"""
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    a.end()
+    b.end()
+    n = coordinator.status.checkpoints.in_progress[-1]
+    a.ack(n, ended=True)
+    b.ack(n, ended=True)
+    coordinator.settle()
+    a.commit(n)
+    b.commit(n)
+    coordinator.settle()
+    assert kinds(store)[-1] == "COMPLETE"
+    a.commit_globally(n)
+    coordinator.settle()
+    assert kinds(store)[-1] == "FINISH"
+    assert a.last(Shutdown).outcome == "finished"
+
+
+def test_a_sink_that_stays_far_behind_becomes_visible_all_the_same() -> None:
+    tracker = CommitTracker(JOB)
+    asked: list[int] = []
+    for n in range(1, 200):
+        tracker.decided(n, (), ManifestRef(f"m{n}", "00"))
+        tracker.completed(n)
+        for subtask in range(2):
+            tracker.committed(Committed(1, max(0, n - 20), "out", subtask))
+        for due in tracker.due_globally():
+            if due.part is None:
+                continue  # none of the manifests at hand is at or below what all have committed
+            asked.append(due.checkpoint)
+            tracker.committed(Committed(1, due.checkpoint, "out", GLOBAL_COMMITTER))
+    assert len(asked) > 5
+    assert asked == sorted(set(asked))
+
+
+def test_no_more_checkpoints_are_taken_while_a_sink_is_too_far_behind() -> None:
+    """What is not visible is listed by every snapshot: it must not grow for ever."""
+    coordinator, a, b = started(MemoryStore(), JOB)
+    for _ in range(MAX_BEHIND):
+        number = coordinator.checkpoint(a, b)
+        a.commit(number)
+    triggered = coordinator.status.checkpoints.triggered
+    for _ in range(5):
+        coordinator.later(1_000)
+        a.say(Heartbeat(a.token))
+        b.say(Heartbeat(b.token))
+    assert coordinator.status.checkpoints.triggered == triggered
+    assert coordinator.checkpoint(a, b) == triggered + 1, "unless somebody asks for one"
+    b.commit(triggered + 1)
+    a.commit(triggered + 1)
+    a.commit_globally(triggered + 1)
+    coordinator.later(1_000)
+    assert coordinator.status.checkpoints.triggered == triggered + 2
+
+
+def test_two_answers_to_one_read_of_the_manifest_begin_one_generation() -> None:
+    """Asked for by the global committers, and again by the generation that a failing slot begins meanwhile."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, JOB)
+    n = coordinator.checkpoint(a, b)
+    a.commit(n)
+    b.commit(n)
+    successor = Coordinator(store, JOB, leader="leader-b").begin()
+    for slot in (a, b):
+        slot.coordinator = successor
+    successor.settle()
+    for slot in (a, b):
+        slot.connect()
+    successor.run_until(ReadManifest)
+    a.fail("boom")
+    successor.settle()
+    assert successor.phase in ("ganging", "restoring")
+    assert kinds(store)[-2:] == ["LEAD", "FENCE"]

@@ -1,0 +1,370 @@
+"""What checkpoints that ended undecided had uploaded goes, also while their generation lives, and nothing else does."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from coordinator_world import SINK, SOURCE, Coordinator, keys_of, options, spec, started
+
+from barrier_runtime.coordinator.checkpoints.retention import MIN_AGE_MS, Kept, Retention, SweepPlan, UnderWay
+from barrier_runtime.coordinator.job.events import Tick
+from barrier_runtime.coordinator.job.phases import running as phase_running
+from barrier_runtime.coordinator.log.decision_log import complete_of
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.manifest import decode_manifest, own_files, verified_manifest
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.wire.messages import AbortCheckpoint, Ack, Complete, Registered, SubtaskId, Trigger
+from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectInfo
+from barrier_runtime.state.store.paths import Paths
+
+PATHS = Paths("flights")
+
+
+def data_of(store):
+    return {key for key in keys_of(store) if key.startswith(PATHS.data_prefix)}
+
+
+def acked(slot, checkpoint, names):
+    for name in names.split():
+        if slot.data_key(name) not in keys_of(slot.coordinator.store):
+            slot.upload(name)
+    slot.ack(checkpoint, files=names)
+
+
+def uploads(slot, *names):
+    return {slot.data_key(name) for name in names}
+
+
+def test_what_a_declined_checkpoint_uploaded_goes_and_what_it_took_over_stays():
+    """S1, S4"""
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(checkpoints=options(tolerable_failures=100)))
+    coordinator.trigger()
+    acked(a, 1, "base")
+    acked(b, 1, "base")
+    coordinator.settle()
+    coordinator.trigger()
+    acked(a, 2, "base own")
+    b.decline(2)
+    coordinator.settle()
+    assert data_of(store) == uploads(a, "base") | uploads(b, "base")
+
+
+def test_acks_that_come_after_the_end_of_their_checkpoint_name_what_goes():
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(checkpoints=options(tolerable_failures=100, timeout_ms=500)))
+    coordinator.trigger()
+    acked(a, 1, "early")
+    coordinator.later(600)
+    coordinator.settle()
+    assert coordinator.status.checkpoints.failed == 1
+    assert data_of(store) == set()
+    acked(b, 1, "late")
+    coordinator.settle()
+    assert data_of(store) == set()
+
+
+def test_a_repeated_ack_of_a_decided_checkpoint_deletes_nothing():
+    """S1"""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    for slot in (a, b):
+        slot.upload("f")
+    number = coordinator.checkpoint(a, b, files="f")
+    before = data_of(store)
+    a.ack(number, files="f")
+    coordinator.settle()
+    assert data_of(store) == before
+
+
+def test_what_a_subsumed_checkpoint_uploaded_goes_but_for_what_the_newer_one_names():
+    """C13"""
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(checkpoints=options(max_concurrent=2)))
+    coordinator.trigger()
+    coordinator.trigger()
+    acked(a, 1, "old shared")
+    for slot in (a, b):
+        acked(slot, 2, "shared new")
+    coordinator.settle()
+    assert data_of(store) == uploads(a, "shared", "new") | uploads(b, "shared", "new")
+
+
+def patient(**changes):
+    """A job that does nothing by itself for as long as its test lasts."""
+    long_ms = 100 * MIN_AGE_MS
+    return spec(slot_timeout_ms=long_ms, checkpoints=options(interval_ms=long_ms, timeout_ms=long_ms, **changes))
+
+
+def test_what_no_ack_ever_named_goes_with_a_sweep_when_every_open_checkpoint_is_younger(monkeypatch):
+    """S9"""
+    monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
+    clock = [1_000_000]
+    store = MemoryStore(now_ms=lambda: clock[0])
+    coordinator, a, b = started(store, patient(tolerable_failures=100))
+    coordinator.checkpoint(a, b)
+    coordinator.trigger()
+    a.upload("never-named")
+    b.decline(2)
+    coordinator.settle()
+    assert data_of(store) == uploads(a, "never-named")
+    coordinator.trigger()  # open while the sweep looks
+    clock[0] += MIN_AGE_MS + 1
+    coordinator.now_ms += MIN_AGE_MS + 1
+    a.upload("under-way")
+    coordinator.settle()
+    assert data_of(store) == uploads(a, "never-named", "under-way"), "nothing tells that it is older than checkpoint 3"
+    for slot in (a, b):
+        acked(slot, 3, "under-way")
+    coordinator.settle()
+    coordinator.checkpoint(a, b, files="under-way")
+    assert data_of(store) == uploads(a, "under-way") | uploads(b, "under-way")
+
+
+def test_what_is_being_uploaded_for_an_open_checkpoint_stays_however_old_it_is(monkeypatch):
+    """S9, I7: its checkpoint was triggered before anything that tells the time."""
+    monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
+    clock = [1_000_000]
+    store = MemoryStore(now_ms=lambda: clock[0])
+    coordinator, a, b = started(store, patient(tolerable_failures=100, max_concurrent=2))
+    coordinator.trigger()
+    a.upload("slow")
+    clock[0] += 2 * MIN_AGE_MS
+    coordinator.now_ms += 2 * MIN_AGE_MS
+    coordinator.trigger()
+    b.decline(2)
+    coordinator.settle()
+    assert data_of(store) == uploads(a, "slow")
+    for slot in (a, b):
+        acked(slot, 1, "slow")
+    coordinator.settle()
+    assert coordinator.status.checkpoints.completed == 1
+    assert data_of(store) == uploads(a, "slow") | uploads(b, "slow")
+
+
+def test_what_an_open_checkpoint_uploaded_before_another_one_was_decided_stays_however_long_that_took(monkeypatch):
+    """S9, I7: the manifest of the other one is younger than this upload, and tells nothing about it."""
+    monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
+    clock = [1_000_000]
+    store = MemoryStore(now_ms=lambda: clock[0])
+    coordinator, a, b = started(store, patient(max_concurrent=2))
+    coordinator.trigger()
+    coordinator.trigger()
+    a.upload("for-2")
+    clock[0] += 2 * MIN_AGE_MS
+    coordinator.now_ms += 2 * MIN_AGE_MS
+    for slot in (a, b):
+        acked(slot, 1, "for-1")
+    coordinator.settle()
+    assert coordinator.status.checkpoints.completed == 1
+    for slot in (a, b):
+        acked(slot, 2, "for-2")
+    coordinator.settle()
+    assert coordinator.status.checkpoints.completed == 2
+    assert uploads(a, "for-2") <= data_of(store)
+
+
+def test_what_an_ack_of_an_open_checkpoint_names_stays_whoever_else_named_it_and_however_old_it_is():
+    """S4, I7: both ways of deleting ask for that; nothing rests on what slots are known to do."""
+    key, manifest = PATHS.data_file(5, "u", "f"), PATHS.manifest(3, 5)
+    open_ones = UnderWay(frozenset({key}), frozenset({manifest}))
+    assert Retention(1).abandoned([key], open_ones) == SweepPlan()
+    objects = [ObjectInfo(key, 1, 0), ObjectInfo(manifest, 1, 10 * MIN_AGE_MS)]
+    kept = [Kept(3, manifest, frozenset())]
+    assert Retention(1, kept).sweep(PATHS, objects, 5, 20 * MIN_AGE_MS, open_ones) == SweepPlan()
+    nothing_open = UnderWay(frozenset(), frozenset({manifest}))
+    assert Retention(1, kept).sweep(PATHS, objects, 5, 20 * MIN_AGE_MS, nothing_open).files == (key,)
+    assert Retention(1, kept).sweep(PATHS, objects, 5, 20 * MIN_AGE_MS) == SweepPlan(), "who does not lead"
+
+
+# ---------------------------------------------------------------- whatever the order
+
+
+@dataclass
+class Process:
+    """One subtask's state: a set of files that grows and shrinks. It hears what it was told when the test says so."""
+
+    slot: object
+    confirmed: frozenset[str] = frozenset()  # of the newest checkpoint that it knows to be decided
+    live: set[str] = field(default_factory=set)  # what it has not merged away; a file that is gone never comes back
+    taken: dict[int, frozenset[str]] = field(default_factory=dict)  # its snapshots that are not resolved
+    heard: int = 0
+    snapshotted: int = 0
+
+    def hear(self):
+        inbox = self.slot.inbox
+        while self.heard < len(inbox):
+            message = inbox[self.heard]
+            self.heard += 1
+            if isinstance(message, Registered):
+                self.completed(message.last_completed)
+            elif isinstance(message, Complete):
+                self.completed(message.checkpoint)
+            elif isinstance(message, AbortCheckpoint):
+                self.taken.pop(message.checkpoint, None)
+
+    def completed(self, checkpoint):
+        self.confirmed = self.taken.get(checkpoint, self.confirmed)
+        self.taken = {number: files for number, files in self.taken.items() if number > checkpoint}
+
+
+_MOVES = ("trigger", "decline", *("snapshot", "hear") * 2, *("ack", "effect") * 3)
+
+
+class Story:
+    """Random moves of a coordinator, its successors and two slots, over one store."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.clock = [1_000_000]
+        self.store = MemoryStore(now_ms=lambda: self.clock[0])
+        choice = self.random.choice
+        self.timeout_ms = choice((3_000, 10_000 * MIN_AGE_MS))
+        concurrent, retained = choice((1, 1, 2, 3)), choice((1, 1, 2))
+        self.job = spec(
+            slot_timeout_ms=10_000 * MIN_AGE_MS,
+            checkpoints=options(
+                max_concurrent=concurrent,
+                retained=retained,
+                tolerable_failures=1_000,
+                timeout_ms=self.timeout_ms,
+                interval_ms=10_000 * MIN_AGE_MS,
+            ),
+        )
+        self.coordinator, a, b = started(self.store, self.job)
+        self.processes = [Process(a), Process(b)]
+        self.files = 0
+        self.leaders = 0
+
+    def step(self):
+        process = self.random.choice(self.processes)
+        rare = ("later", "takeover", "orphan")[: self.random.randrange(4)]
+        move = self.random.choice((*_MOVES, *rare))
+        getattr(self, move)(process)
+
+    def trigger(self, process):
+        if len(self.coordinator.status.checkpoints.in_progress) < self.job.checkpoints.max_concurrent:
+            self.coordinator.trigger()
+
+    def snapshot(self, process):
+        """The barrier came through a data channel: other news may not have been heard."""
+        wanted = [each.checkpoint for each in process.slot.got(Trigger) if each.checkpoint > process.snapshotted]
+        if wanted:
+            checkpoint = process.snapshotted = min(wanted)
+            self.files += 1
+            process.live -= {name for name in sorted(process.live) if self.random.random() < 0.2}
+            own = f"{checkpoint}-{self.files}"
+            process.slot.upload(own)
+            process.taken[checkpoint] = frozenset((*(process.confirmed & process.live), own))
+            process.live.add(own)
+
+    def ack(self, process, checkpoint=None):
+        if process.taken:
+            checkpoint = checkpoint or self.random.choice(sorted(process.taken))
+            slot = process.slot
+            refs = tuple(
+                FileRef(f"{number:06d}.sst", 3, sha256_hex(b"sst"), slot.data_key(name))
+                for number, name in enumerate(sorted(process.taken[checkpoint]), start=1)
+            )
+            keyed = KeyedSnapshot("rocksdb", 128, 0, 127, {"count": 1}, refs, 3, 3)
+            slot.say(Ack(slot.token, checkpoint, SubtaskId(SOURCE, slot.index), ()))
+            counted = OperatorSnapshot("count", slot.index, 2, keyed=keyed)
+            slot.say(Ack(slot.token, checkpoint, SubtaskId(SINK, slot.index), (counted,)))
+
+    def hear(self, process):
+        process.hear()
+
+    def decline(self, process):
+        open_ids = self.coordinator.status.checkpoints.in_progress
+        if open_ids:
+            process.slot.decline(self.random.choice(open_ids))
+
+    def orphan(self, process):
+        """An upload whose checkpoint was given up before its ack."""
+        open_ids = self.coordinator.status.checkpoints.in_progress
+        if open_ids and process.snapshotted < max(open_ids):
+            self.files += 1
+            process.slot.upload(f"orphan-{self.files}")
+            process.slot.decline(max(open_ids))
+
+    def effect(self, process):
+        if self.coordinator.todo:
+            self.coordinator.step()
+
+    def later(self, process):
+        """A second; or, where checkpoints take their time, long enough for any object to be old."""
+        passed_ms = 1_000 if self.timeout_ms == 3_000 else 2 * MIN_AGE_MS
+        self.clock[0] += passed_ms
+        self.coordinator.now_ms += passed_ms
+        self.coordinator.post(Tick())
+
+    def takeover(self, process):
+        """Another process of the same generation leads: LEAD. What the old one had under way is not done, or is."""
+        old = self.coordinator
+        if self.random.random() < 0.5:
+            old.settle()
+        self.leaders += 1
+        new = Coordinator(self.store, self.job, leader=f"leader-{self.leaders}", now_ms=old.now_ms).begin().settle()
+        for each in self.processes:
+            slot = each.slot
+            slot.coordinator = new
+            slot.highest = max([slot.highest, *each.taken])
+            slot.connect()
+        new.settle()
+        assert new.phase == "running", new.protocol.reason
+        self.coordinator = new
+
+    def check(self):
+        """I7: all that retained checkpoints name is there."""
+        view = read_log(self.store, PATHS.log_record, completes=self.job.checkpoints.retained, restore=None, run_id="")
+        there = set(keys_of(self.store))
+        for entry in view.completes[: self.job.checkpoints.retained]:
+            record = complete_of(entry)
+            assert record.manifest in there
+            manifest = verified_manifest(record.manifest, self.store.get(record.manifest), record.sha256)
+            assert own_files(manifest, PATHS.data_prefix) <= there
+        reasons = [each.reason for each in self.coordinator.status.checkpoints.history]
+        assert not [reason for reason in reasons if "already deleted" in reason], "an open checkpoint lost a file"
+
+    def end(self):
+        """Three whole checkpoints, with everything heard, and a sweep when all is old."""
+        for checkpoint in self.coordinator.status.checkpoints.in_progress:
+            self.processes[0].slot.decline(checkpoint)
+        self.coordinator.settle()
+        for _ in range(3 + self.job.checkpoints.retained):
+            self.clock[0] += 2 * MIN_AGE_MS
+            self.coordinator.now_ms += 2 * MIN_AGE_MS
+            self.coordinator.settle()
+            for process in self.processes:
+                process.hear()
+            self.coordinator.trigger()
+            while self.coordinator.status.checkpoints.in_progress:
+                for process in self.processes:
+                    process.hear()
+                    while any(each.checkpoint > process.snapshotted for each in process.slot.got(Trigger)):
+                        self.snapshot(process)
+                    self.ack(process, max(process.taken))
+                self.coordinator.settle()
+        named = set()
+        for key in [key for key in keys_of(self.store) if PATHS.checkpoint_of(key)]:
+            named |= own_files(decode_manifest(key, self.store.get(key)), PATHS.data_prefix)
+        assert (
+            len([key for key in keys_of(self.store) if PATHS.checkpoint_of(key)]) <= self.job.checkpoints.retained + 2
+        )
+        assert data_of(self.store) == named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_whatever_the_order_nothing_needed_goes_and_nothing_else_stays(monkeypatch, first):
+    """S1, S9, I7: over acks that come late, twice or never, news that is heard late, and coordinators that change."""
+    monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
+    for seed in range(first, first + 50):
+        story = Story(seed)
+        for _ in range(120):
+            story.step()
+            story.check()
+        story.end()
+        story.check()

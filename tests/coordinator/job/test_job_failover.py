@@ -1,0 +1,556 @@
+"""Coordinators that die, stall and meet each other: one log, no fork, and the outcome is what the log says."""
+
+import pytest
+from coordinator_world import Coordinator, keys_of, kinds, log_of, options, spec, started
+
+from barrier_runtime.coordinator.job.effects import Append, ReadManifest, WriteManifest
+from barrier_runtime.coordinator.job.events import StoreRefused, Tick
+from barrier_runtime.coordinator.job.facts import Origin
+from barrier_runtime.coordinator.wire.messages import (
+    AbortCheckpoint,
+    Committed,
+    Complete,
+    Deploy,
+    Halt,
+    Registered,
+    Restored,
+    Shutdown,
+    Start,
+    SubtaskEnded,
+    SubtaskId,
+    Trigger,
+)
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.store.memory import Fault, MemoryStore
+
+
+def moved(slot, coordinator):
+    """The slot's process survives and connects to another coordinator."""
+    slot.coordinator = coordinator
+    return slot.connect()
+
+
+def successor(store, *slots, leader="leader-b", job=None, **arguments):
+    """A restarted coordinator to which all slots come back."""
+    coordinator = Coordinator(store, job, leader=leader, now_ms=2_000_000, **arguments).begin().settle()
+    for slot in slots:
+        moved(slot, coordinator)
+    return coordinator
+
+
+def at_decision(store):
+    """A coordinator whose checkpoint 1 is about to be decided: the COMPLETE put is the next effect."""
+    coordinator, a, b = started(store)
+    coordinator.later(1_000)
+    a.ack(1)
+    b.ack(1)
+    coordinator.run_until(Append)
+    return coordinator, a, b
+
+
+# ---------------------------------------------------------------- a restarted coordinator, slots alive
+
+
+def test_a_restarted_coordinator_leads_on_without_a_new_generation_when_all_slots_survived():
+    """F6: LEAD takes the position that the old process would need."""
+    store = MemoryStore()
+    old, a, b = started(store)
+    old.checkpoint(a, b)
+    new = successor(store, a, b).settle()
+    assert new.phase == "running"
+    assert kinds(store) == ["FENCE", "COMPLETE", "LEAD"]
+    assert a.got(Halt) == []
+    assert a.last(Registered) == Registered(1, 1, 1_000)
+    assert new.checkpoint(a, b) == 2
+
+
+def test_checkpoints_that_were_under_way_are_aborted_and_their_ids_are_not_used_again():
+    """F10."""
+    store = MemoryStore()
+    old, a, b = started(store)
+    old.checkpoint(a, b)
+    old.later(1_000)
+    assert a.last(Trigger).checkpoint == 2
+    new = successor(store, a, b).settle()
+    assert a.last(AbortCheckpoint).checkpoint == 2
+    a.ack(2)
+    b.ack(2)
+    assert not new.todo
+    assert new.checkpoint(a, b) == 3
+
+
+def test_a_fresh_slot_among_the_survivors_means_a_new_generation_at_once():
+    store = MemoryStore()
+    old, a, b = started(store)
+    old.checkpoint(a, b)
+    new = successor(store, a)
+    fresh = new.slot(1, attempt=1).connect()
+    new.settle()
+    assert a.last(Halt) == Halt(3, 1)
+    assert kinds(store) == ["FENCE", "COMPLETE", "FENCE"]
+    new.run_with(a, fresh)
+
+
+def test_a_slot_that_does_not_come_back_in_time_means_a_new_generation():
+    store = MemoryStore()
+    _old, a, _b = started(store)
+    new = successor(store, a)
+    new.later(2_999)
+    assert new.phase == "resuming"
+    new.later(1)
+    new.settle()
+    assert kinds(store) == ["FENCE", "FENCE"]
+    assert a.last(Halt).token == 2
+
+
+def test_a_slot_lost_while_LEAD_is_on_its_way_is_noticed():
+    store = MemoryStore()
+    _old, a, b = started(store)
+    new = successor(store, a, b)
+    b.cut()
+    new.settle()
+    assert kinds(store) == ["FENCE", "LEAD", "FENCE"]
+    assert a.last(Halt).token == 3
+
+
+def test_commits_reported_at_the_reconnection_count():
+    """I10: the FINISH of a restarted coordinator waits for exactly what is not visible yet."""
+    store = MemoryStore()
+    old, a, b = started(store)
+    a.end()
+    b.end()
+    for slot in (a, b):
+        slot.ack(1, ended=True)
+    old.settle()
+    a.commit(1)
+    new = successor(store, a, b).settle()
+    for slot in (a, b):
+        for chain in (0, 1):
+            slot.say(SubtaskEnded(1, SubtaskId(chain, slot.index)))
+    final = a.last(Trigger).checkpoint
+    assert final == 2
+    for slot in (a, b):
+        slot.ack(final, ended=True)
+    new.settle()
+    assert new.status.commits.through == {"out/0": 1, "out/1": 0}
+    for slot in (a, b):
+        slot.commit(final)
+    new.settle()
+    assert new.ended.outcome == "finished"
+
+
+def test_a_zombie_of_the_same_generation_loses_its_next_append_and_leaves_the_slots_alone():
+    """F6, Z6, crash table."""
+    store = MemoryStore()
+    zombie, a, b = at_decision(store)
+    new = successor(store, a, b).settle()
+    messages = len(a.inbox)
+    zombie.settle()
+    assert zombie.ended.outcome == "replaced"
+    assert "leader-b" in zombie.ended.reason
+    assert len(a.inbox) == messages, "no Complete, no Shutdown from the zombie"
+    assert kinds(store) == ["FENCE", "LEAD"]
+    assert zombie.deleted == []
+    assert new.checkpoint(a, b) == 2
+
+
+def test_a_zombies_decision_that_came_first_counts():
+    """Z3: LEAD finds COMPLETE(1) at its position; 1 is decided."""
+    store = MemoryStore()
+    zombie, a, b = at_decision(store)
+    new = successor(store, a, b)
+    zombie.step_without_answer()
+    new.settle()
+    assert kinds(store) == ["FENCE", "COMPLETE", "LEAD"]
+    assert new.protocol.status(0).phase == "running"
+    for slot in (a, b):
+        assert slot.last(Complete).checkpoint == 1, "its Registered came before this was decided"
+    assert new.checkpoint(a, b) == 2
+
+
+def test_a_stalled_coordinator_that_wakes_up_asks_for_no_kill_before_it_has_read_its_mail():
+    """Z8."""
+    store = MemoryStore()
+    zombie, a, b = started(store)
+    successor(store, a, b).settle()
+    zombie.now_ms += 120_000
+    zombie.post(Tick())
+    assert zombie.kills == []
+
+
+# ---------------------------------------------------------------- crash points of one decision
+
+
+def recovered_checkpoint(store, *dead):
+    """A new run of the program after everything died: what it restores."""
+    coordinator = Coordinator(store, spec(run_id="run-2"), leader="leader-c").begin().settle()
+    slots = [coordinator.slot(index, attempt=9) for index in (0, 1)]
+    coordinator.run_with(*slots)
+    return slots[0].last(Deploy).checkpoint, coordinator, slots
+
+
+def test_a_crash_before_the_decision_means_it_never_happened():
+    """F1."""
+    store = MemoryStore()
+    at_decision(store)
+    restored, new, slots = recovered_checkpoint(store)
+    assert restored == 0
+    assert new.checkpoint(*slots) == 1
+
+
+def test_a_crash_between_the_decision_and_its_answer_means_it_is_decided():
+    """F2."""
+    store = MemoryStore()
+    coordinator, *_ = at_decision(store)
+    coordinator.step_without_answer()
+    restored, _new, slots = recovered_checkpoint(store)
+    assert restored == 1
+    assert slots[0].last(Deploy).operators, "what has to be committed again is in the snapshot"
+
+
+def test_a_crash_before_anyone_is_told_is_made_good_at_the_reconnection():
+    """F3: survivors learn from Registered what a lost Complete would have said."""
+    store = MemoryStore()
+    coordinator, a, b = at_decision(store)
+    coordinator.step_without_answer()
+    assert a.got(Complete) == []
+    successor(store, a, b).settle()
+    assert a.last(Registered).last_completed == 1
+
+
+def test_a_crash_when_half_were_told_is_made_good_for_the_other_half():
+    """F4."""
+    store = MemoryStore()
+    coordinator, a, b = at_decision(store)
+    coordinator.step()
+    a.commit(1)
+    new = successor(store, a, b).settle()
+    assert b.last(Registered).last_completed == 1
+    assert new.status.commits.through == {"out/0": 1, "out/1": 0}
+    b.commit(1)
+    assert new.status.commits.through == {"out/0": 1, "out/1": 1}
+
+
+def test_a_crash_between_the_last_commit_and_FINISH_ends_the_job_once():
+    """F5."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    for slot in (a, b):
+        slot.end()
+    for slot in (a, b):
+        slot.ack(1, ended=True)
+    coordinator.settle()
+    for slot in (a, b):
+        slot.commit(1)
+    coordinator.run_until(Append)
+    coordinator.step_without_answer()
+    again = Coordinator(store, leader="leader-b").begin().settle()
+    assert again.ended.outcome == "finished"
+    assert moved(a, again).last(Shutdown).outcome == "finished"
+    assert kinds(store).count("FINISH") == 1
+
+
+def test_a_crash_after_the_manifest_alone_decides_nothing():
+    """F8: an orphaned manifest is not canonical."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.later(1_000)
+    a.ack(1)
+    b.ack(1)
+    coordinator.run_until(WriteManifest)
+    coordinator.step_without_answer()
+    assert recovered_checkpoint(store)[0] == 0
+
+
+def test_a_crash_between_FENCE_and_deployment_is_just_another_generation():
+    """F8."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.checkpoint(a, b)
+    a.fail()
+    coordinator.run_until(Append)
+    coordinator.step_without_answer()
+    new = successor(store)
+    survivor = moved(b, new)
+    new.settle()
+    assert kinds(store) == ["FENCE", "COMPLETE", "FENCE", "FENCE"]
+    replacement = new.slot(0, attempt=1).connect()
+    assert survivor.last(Deploy).checkpoint == replacement.last(Deploy).checkpoint == 1
+
+
+# ---------------------------------------------------------------- generation change while a decision is under way
+
+
+def test_a_slot_lost_while_the_decision_is_unknown_waits_for_the_decision():
+    """I9: the new generation starts from what the log says, known only now."""
+    store = MemoryStore()
+    coordinator, a, b = at_decision(store)
+    store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
+    a.fail("trouble")
+    assert coordinator.phase == "fencing"
+    coordinator.settle()
+    assert kinds(store) == ["FENCE", "COMPLETE", "FENCE"]
+    assert b.last(Halt).keep_checkpoint == 1
+    assert b.last(Deploy).checkpoint == 1
+
+
+def test_a_manifest_that_is_written_too_late_decides_nothing():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.later(1_000)
+    a.ack(1)
+    b.ack(1)
+    late = coordinator.todo.popleft()
+    a.fail("trouble")
+    coordinator.post(coordinator.answer(late))
+    coordinator.settle()
+    assert kinds(store) == ["FENCE", "FENCE"]
+    assert b.last(Deploy).checkpoint == 0
+
+
+# ---------------------------------------------------------------- two runs
+
+
+def test_a_second_run_takes_over_and_the_first_learns_by_whom():
+    """Z3, bug 12: one log, no fork."""
+    store = MemoryStore()
+    first, a, b = started(store)
+    first.checkpoint(a, b)
+    second = Coordinator(store, spec(run_id="run-2", submitter="bob@other pid 7"), leader="leader-b").begin()
+    c, d = second.slot(0), second.slot(1)
+    second.run_with(c, d)
+    assert c.last(Deploy).checkpoint == 1
+    first.later(1_000)
+    a.ack(2)
+    b.ack(2)
+    first.settle()
+    assert first.ended.outcome == "fenced"
+    assert "was taken over by generation 3 of bob@other pid 7" in first.ended.reason
+    assert a.last(Shutdown).outcome == "fenced"
+    assert a.last(Complete).checkpoint == 1, "2 was never told complete"
+    assert first.status.fenced_by == "generation 3 of bob@other pid 7"
+    assert second.checkpoint(c, d) == 2
+    assert kinds(store) == ["FENCE", "COMPLETE", "FENCE", "COMPLETE"]
+
+
+def test_a_fenced_run_that_is_submitted_again_stays_fenced():
+    """No ping-pong: only a run that never led may take over."""
+    store = MemoryStore()
+    started(store)
+    started(store, spec(run_id="run-2", submitter="bob"), leader="leader-b")
+    again = Coordinator(store, leader="leader-c").begin().settle()
+    assert again.ended.outcome == "fenced"
+    assert "bob" in again.ended.reason
+    assert kinds(store) == ["FENCE", "FENCE"]
+
+
+def test_a_fenced_coordinator_deletes_nothing():
+    """I7, F9."""
+    store = MemoryStore()
+    first, a, b = started(store)
+    for number in (1, 2):
+        first.checkpoint(a, b, files=f"f{number}")
+    started(store, spec(run_id="run-2"), leader="leader-b")
+    first.deleted.clear()
+    first.trigger()
+    for slot in (a, b):
+        slot.ack(3, files="f3")
+    first.settle()
+    assert first.ended.outcome == "fenced"
+    assert first.deleted == []
+
+
+def test_two_runs_that_start_at_once_end_with_one_leader():
+    """Z3, Z4: the loser of a position adopts what it finds and fences one further."""
+    store = MemoryStore()
+    one = Coordinator(store, spec(run_id="run-1"), leader="leader-a").begin()
+    two = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()
+    one.run_until(Append)
+    two.run_until(Append)
+    one.step()
+    two.settle()
+    assert kinds(store) == ["FENCE", "FENCE"]
+    a, b = one.slot(0), one.slot(1)
+    one.run_with(a, b)
+    one.trigger()
+    for slot in (a, b):
+        slot.ack(1)
+    one.settle()
+    assert one.ended.outcome == "fenced"
+    two.run_with(two.slot(0), two.slot(1))
+
+
+@pytest.mark.parametrize("order", ["ab", "ba", "aabb", "abab", "bbaa", "abba", "baab"])
+def test_whatever_the_order_of_two_coordinators_there_is_one_chain(order):
+    """F6, Z5: two live coordinators of one run, and both checkpoints race for one position."""
+    store = MemoryStore()
+    old, a, b = at_decision(store)
+    new = successor(store, a, b)
+    sides = {"a": old, "b": new}
+    for name in order * 4:
+        if sides[name].todo:
+            sides[name].step()
+    old.settle()
+    new.settle()
+    log_of(store)
+    assert kinds(store) in (["FENCE", "COMPLETE", "LEAD"], ["FENCE", "LEAD"])
+    assert old.ended is None or old.ended.outcome == "replaced"
+
+
+def test_an_adopted_job_leads_only_the_newest_run_of_the_log():
+    store = MemoryStore()
+    started(store)
+    started(store, spec(run_id="run-2", submitter="bob"), leader="leader-b")
+    stale = Coordinator(store, spec(run_id="run-0"), leader="leader-c", origin=Origin.ADOPTED).begin().settle()
+    assert stale.ended.outcome == "fenced"
+    assert kinds(store) == ["FENCE", "FENCE"]
+
+
+def test_facts_told_while_LEAD_is_on_its_way_are_not_lost():
+    """They are not said again: a commit, an end of input, a failure."""
+    store = MemoryStore()
+    _, a, b = started(store)
+    new = successor(store, a, b)
+    a.commit(0)
+    a.say(Committed(1, 1, "out", 0))
+    a.end()
+    b.end()
+    new.settle()
+    assert new.status.commits.through["out/0"] == 1
+    assert a.last(Trigger).checkpoint == 1, "the final checkpoint"
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_a_failure_told_while_LEAD_is_on_its_way_is_not_lost(retryable):
+    store = MemoryStore()
+    _, a, b = started(store)
+    new = successor(store, a, b)
+    b.fail("operator count: boom", retryable=retryable)
+    new.settle()
+    if retryable:
+        assert kinds(store) == ["FENCE", "LEAD", "FENCE"]
+        assert a.last(Halt).token == 3
+    else:
+        assert new.ended.outcome == "failed"
+
+
+def test_messages_to_a_coordinator_that_does_not_lead_yet_have_no_effect():
+    """Z7: no sink call before ownership is proven."""
+    store = MemoryStore()
+    _old, a, b = started(store)
+    successor(store, a, b)
+    for slot in (a, b):
+        slot.say(Restored(1))
+        slot.ack(1)
+    assert a.got(Complete) == []
+
+
+# ---------------------------------------------------------------- storage trouble while starting
+
+
+def test_an_unreadable_head_is_an_end_not_a_fresh_start():
+    """F11, C15: never from an older checkpoint, never empty."""
+    store = MemoryStore()
+    first, a, b = started(store)
+    first.checkpoint(a, b)
+    store.damage(first.paths.log_record(2), b"{}")
+    new = Coordinator(store, spec(run_id="run-2")).begin().settle()
+    assert new.ended.outcome == "failed"
+    assert "00000000000000000002.json" in new.ended.reason
+    assert len([key for key in keys_of(store) if "/log/" in key]) == 2
+
+
+def test_a_transient_read_error_is_the_edges_to_retry_and_decides_nothing():
+    """F11 (FLINK-22502)."""
+    store = MemoryStore()
+    started(store)
+    store.inject(Fault.FAIL_BEFORE, "get")
+    new = Coordinator(store, spec(run_id="run-2")).begin()
+    with pytest.raises(Unavailable):
+        new.answer(new.todo[0])
+    new.settle()
+    assert kinds(store) == ["FENCE", "FENCE"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "missing"])
+def test_a_damaged_or_missing_manifest_ends_the_job_and_names_it(damage):
+    """C15, F8, O8: the head is the only candidate; an older one is never taken."""
+    store = MemoryStore()
+    first, a, b = started(store, spec(checkpoints=options(retained=3)))
+    for _ in range(2):
+        first.checkpoint(a, b)
+    key = first.paths.manifest(2, 1)
+    if damage == "flip":
+        store.damage(key, store.get(key).replace(b'"checkpoint":2', b'"checkpoint":1'))
+    else:
+        store.delete([key])
+    new = Coordinator(store, spec(run_id="run-2")).begin().settle()
+    assert new.ended.outcome == "failed"
+    assert key in new.ended.reason
+    assert log_of(store)[-1].sha256 in new.ended.reason
+    assert kinds(store) == ["FENCE", "COMPLETE", "COMPLETE"], "the running job was not disturbed"
+
+
+def test_a_store_that_refuses_ends_the_job_with_its_words():
+    coordinator = Coordinator(MemoryStore()).begin()
+    coordinator.post(StoreRefused("file:///x: permission denied: chmod it"))
+    assert coordinator.ended.outcome == "failed"
+    assert "chmod" in coordinator.ended.reason
+
+
+def test_ids_and_times_rise_over_generations_runs_and_restarts():
+    """C10, F10, C14: recovery in the order of the log."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.checkpoint(a, b)
+    a.fail()
+    coordinator.run_with(a, b)
+    coordinator.checkpoint(a, b)
+    new = successor(store, a, b).settle()
+    new.checkpoint(a, b)
+    last, c, d = started(store, spec(run_id="run-2"), leader="leader-z", now_ms=3_000_000)
+    last.checkpoint(c, d)
+    ids = [record.checkpoint for record in log_of(store) if kinds and hasattr(record, "checkpoint")]
+    assert ids == sorted(set(ids)) == [1, 2, 3, 4]
+    times = [record.wall_ms for record in log_of(store)]
+    assert times == sorted(times)
+
+
+def test_a_restarted_coordinator_sweeps_only_when_it_knows_what_is_kept():
+    """C13, S10: with several kept checkpoints an unreadable manifest turns deleting off."""
+    store = MemoryStore()
+    job = spec(checkpoints=options(retained=2))
+    first, a, b = started(store, job)
+    for number in (1, 2):
+        first.checkpoint(a, b, files=f"f{number}")
+    key = first.paths.manifest(1, 1)
+    store.damage(key, b"not a manifest")
+    new = successor(store, a, b, job=job).settle()
+    for number in range(3, 8):
+        new.checkpoint(a, b, files=f"f{number}")
+    assert new.deleted == []
+    assert any("retention is off" in reason for reason in new.status.checkpoints.ignored)
+
+
+def test_a_restarted_coordinator_goes_on_dropping_old_checkpoints():
+    store = MemoryStore()
+    first, a, b = started(store)
+    first.checkpoint(a, b, files="f1")
+    new = successor(store, a, b).settle()
+    for number in (2, 3, 4):
+        new.checkpoint(a, b, files=f"f{number}")
+    assert a.data_key("f1") in new.deleted
+    assert new.paths.manifest(1, 1) in new.deleted
+    assert a.data_key("f3") not in new.deleted
+
+
+def test_start_is_told_once_all_restored_even_when_the_reading_of_the_manifest_is_slow():
+    store = MemoryStore()
+    first, a, b = started(store)
+    first.checkpoint(a, b)
+    second = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()
+    c, d = second.slot(0).connect(), second.slot(1).connect()
+    second.run_until(ReadManifest)
+    assert c.got(Deploy) == []
+    second.run_with(c, d)
+    assert c.got(Start) == [Start(3)]

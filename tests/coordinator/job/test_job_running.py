@@ -1,0 +1,683 @@
+"""A job from its first slot to its end, as interleavings of slots, store and time."""
+
+import msgspec
+import pytest
+from coordinator_world import Coordinator, keys_of, kinds, log_of, options, spec, started
+
+from barrier_runtime.coordinator.job.effects import Append, CloseLink, Delete, ListForSweep, WriteManifest
+from barrier_runtime.coordinator.job.events import ManifestFailed, SlotRegistered, Tick
+from barrier_runtime.coordinator.log.records import Finish
+from barrier_runtime.coordinator.wire.messages import (
+    AbortCheckpoint,
+    CommitFailing,
+    Complete,
+    Deploy,
+    Halt,
+    Heartbeat,
+    Registered,
+    RestartOptions,
+    Shutdown,
+    Start,
+    SubtaskEnded,
+    SubtaskId,
+    Trigger,
+)
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.memory import Fault, MemoryStore
+
+# ---------------------------------------------------------------- gathering
+
+
+def test_a_generation_starts_when_all_slots_are_there_and_restored():
+    store = MemoryStore()
+    coordinator = Coordinator(store).begin().settle()
+    assert kinds(store) == ["FENCE"]
+    first = coordinator.slot(0).connect()
+    assert coordinator.phase == "ganging"
+    assert first.got(Deploy) == []
+    second = coordinator.slot(1).connect()
+    deploy = first.last(Deploy)
+    assert [peer.slot for peer in deploy.peers] == [0, 1]
+    assert (deploy.token, deploy.checkpoint) == (1, 0)
+    first.restored()
+    assert first.got(Start) == []
+    second.restored()
+    assert first.last(Start) == second.last(Start) == Start(1)
+    assert coordinator.phase == "running"
+
+
+def test_slots_that_come_before_the_log_is_read_are_answered_after():
+    coordinator = Coordinator(MemoryStore()).begin()
+    slots = [coordinator.slot(index).connect() for index in (0, 1)]
+    assert slots[0].inbox == []
+    coordinator.settle()
+    assert slots[0].inbox[0] == Registered(1, 0, 1_000)
+    assert slots[1].last(Deploy)
+
+
+def test_missing_slots_are_named_with_the_remedy_when_the_time_is_up():
+    """B5 (coordinator side)."""
+    coordinator = Coordinator(MemoryStore(), spec(parallelism=4)).begin().settle()
+    present = coordinator.slot(2).connect()
+    coordinator.later(5_000)
+    present.say(Heartbeat(1))
+    for _ in range(12):
+        coordinator.later(5_000)
+        present.say(Heartbeat(1))
+    coordinator.settle()
+    assert coordinator.ended.outcome == "failed"
+    assert "1 of 4 registered within 60 s, missing: 0, 1, 3" in coordinator.ended.reason
+    assert "free cores" in coordinator.ended.reason
+    assert present.last(Shutdown).outcome == "failed"
+
+
+def test_a_higher_task_attempt_replaces_a_lower_one_and_not_the_other_way():
+    """Z10: two attempts of one slot; the older one is told to leave."""
+    coordinator = Coordinator(MemoryStore()).begin().settle()
+    old, new = coordinator.slot(0, attempt=3).connect(), coordinator.slot(0, attempt=4).connect()
+    assert old.last(Shutdown).outcome == "replaced"
+    assert old.closed
+    again = coordinator.slot(0, uuid="late", attempt=3).connect()
+    assert again.last(Shutdown).outcome == "replaced"
+    assert again.closed
+    assert not new.closed
+
+
+def test_a_replaced_process_never_comes_back_under_its_old_name():
+    coordinator = Coordinator(MemoryStore()).begin().settle()
+    old = coordinator.slot(0, attempt=1).connect()
+    coordinator.slot(0, attempt=2).connect()
+    old.attempt = 9
+    assert old.connect().last(Shutdown).outcome == "replaced"
+
+
+def test_a_slot_that_does_not_exist_is_refused():
+    coordinator = Coordinator(MemoryStore()).begin().settle()
+    stranger = coordinator.slot(7).connect()
+    assert "does not exist" in stranger.last(Shutdown).reason
+
+
+def test_a_slot_may_come_and_go_until_it_is_deployed():
+    coordinator = Coordinator(MemoryStore()).begin().settle()
+    first = coordinator.slot(0).connect()
+    first.cut()
+    second = coordinator.slot(1).connect()
+    assert second.got(Deploy) == []
+    coordinator.slot(0, attempt=1).connect()
+    assert second.last(Deploy).token == 1
+    assert kinds(coordinator.store) == ["FENCE"]
+
+
+def test_a_slot_lost_while_restoring_means_a_new_generation():
+    store = MemoryStore()
+    coordinator = Coordinator(store).begin().settle()
+    first, second = coordinator.slot(0).connect(), coordinator.slot(1).connect()
+    first.cut()
+    coordinator.settle()
+    assert kinds(store) == ["FENCE", "FENCE"]
+    assert second.last(Halt).token == 2
+    coordinator.slot(0, attempt=1).connect()
+    assert second.last(Deploy).token == 2
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def test_a_checkpoint_is_complete_only_when_its_record_is_in_the_log():
+    """C4, Z7: nobody is told before; the manifest is there before the decision that names it."""
+    coordinator, a, b = started(MemoryStore())
+    coordinator.later(1_000)
+    assert a.last(Trigger) == b.last(Trigger)
+    a.ack(1)
+    b.ack(1, 0)
+    assert not coordinator.todo
+    b.ack(1, 1)
+    assert [type(effect) for effect in coordinator.todo] == [WriteManifest]
+    coordinator.step()
+    assert [type(effect) for effect in coordinator.todo] == [Append]
+    assert a.got(Complete) == []
+    coordinator.step()
+    assert a.got(Complete) == b.got(Complete) == [Complete(1, 1)]
+    record = log_of(coordinator.store)[-1]
+    assert record.checkpoint == 1
+    assert coordinator.get(record.manifest) is not None
+
+
+def test_acks_of_another_generation_another_slot_or_an_unknown_link_do_not_count():
+    """I8, C8, C9, G7."""
+    coordinator, a, _b = started(MemoryStore())
+    coordinator.later(1_000)
+    a.ack(1, token=0)
+    a.ack(1, token=2)
+    a.index = 1
+    a.ack(1)
+    a.index = 0
+    a.link = coordinator.new_link(a)
+    a.ack(1)
+    assert len(coordinator.status.checkpoints.waiting_for) == 4
+    assert sum(coordinator.status.checkpoints.ignored.values()) == 8
+    assert coordinator.phase == "running"
+
+
+def test_a_declined_checkpoint_is_aborted_everywhere_and_tolerated_as_often_as_asked():
+    """C2, C11."""
+    coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(tolerable_failures=1)))
+    coordinator.later(1_000)
+    a.ack(1)
+    b.decline(1, reason="disk full")
+    assert "disk full" in a.last(AbortCheckpoint).reason
+    b.decline(1)
+    assert len(a.got(AbortCheckpoint)) == 1
+    coordinator.later(1_000)
+    a.decline(2)
+    coordinator.settle()
+    assert kinds(coordinator.store) == ["FENCE", "FENCE"]
+    assert "tolerable_failures = 1 is exceeded" in log_of(coordinator.store)[-1].reason
+
+
+def test_an_expired_checkpoint_names_the_subtasks_it_waited_for():
+    """C7."""
+    coordinator, a, b = started(
+        MemoryStore(), spec(checkpoints=options(timeout_ms=600, tolerable_failures=5), slot_timeout_ms=60_000)
+    )
+    coordinator.later(1_000)
+    a.ack(1)
+    coordinator.later(600)
+    assert "missing subtasks: 0/1, 1/1" in b.last(AbortCheckpoint).reason
+    assert a.got(Complete) == []
+    b.ack(1)
+    assert not coordinator.todo
+
+
+def test_a_checkpoint_whose_manifest_can_not_be_stored_fails_and_nothing_is_deleted():
+    """C12: a definite refusal."""
+    coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(tolerable_failures=3)))
+    coordinator.later(1_000)
+    a.ack(1)
+    b.ack(1)
+    effect = coordinator.todo.popleft()
+    coordinator.post(ManifestFailed(effect.key, "access denied"))
+    assert "access denied" in a.last(AbortCheckpoint).reason
+    assert kinds(coordinator.store) == ["FENCE"]
+    assert coordinator.deleted == []
+    assert coordinator.checkpoint(a, b) == 2
+
+
+def test_while_a_decision_is_unknown_nothing_is_decided_or_deleted():
+    """C12, I9 (FLINK-22494): the put is repeated until it is known."""
+    coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(max_concurrent=3)))
+    for number in (1, 2, 3):
+        coordinator.checkpoint(a, b, files=f"f{number}")
+    before = list(coordinator.deleted)
+    coordinator.store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
+    coordinator.trigger()
+    coordinator.trigger()
+    for number in (4, 5):
+        for slot in (a, b):
+            slot.ack(number, files=f"f{number}")
+    coordinator.run_until(Append)
+    coordinator.step()
+    assert [type(effect) for effect in coordinator.todo] == [Append]
+    assert coordinator.todo[0].attempt == 2
+    assert coordinator.deleted == before
+    coordinator.settle()
+    assert [message.checkpoint for message in a.got(Complete)] == [1, 2, 3, 4, 5]
+
+
+def test_one_of_several_checkpoints_completes_first_and_subsumes_the_older():
+    """C6."""
+    coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(max_concurrent=2)))
+    coordinator.trigger()
+    coordinator.trigger()
+    a.ack(1)
+    a.ack(2)
+    b.ack(2)
+    coordinator.settle()
+    b.ack(1)
+    coordinator.settle()
+    assert a.got(Complete) == [Complete(1, 2)]
+    assert [entry.outcome for entry in coordinator.status.checkpoints.history] == ["subsumed", "complete"]
+    assert a.got(AbortCheckpoint) == []
+
+
+def test_a_generation_change_aborts_what_is_under_way_and_ids_go_on():
+    """F10, C11: failover reasons do not count as failures."""
+    coordinator, a, b = started(MemoryStore())
+    coordinator.checkpoint(a, b)
+    coordinator.later(1_000)
+    assert a.last(Trigger).checkpoint == 2
+    a.fail("worker trouble")
+    coordinator.settle()
+    coordinator.run_with(a, b)
+    a.ack(2)
+    b.ack(2)
+    assert not coordinator.todo
+    assert coordinator.checkpoint(a, b) == 3
+    assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "FENCE", "COMPLETE"]
+
+
+def test_files_of_dropped_checkpoints_are_deleted_by_the_leader_only_when_nobody_can_need_them():
+    """S1, S9, I7."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    for number in range(1, 5):
+        for slot in (a, b):
+            slot.upload(f"f{number}")
+        coordinator.checkpoint(a, b, files="f1" if number == 1 else f"f1 f{number}")
+    assert keys_of(store).count(a.data_key("f1")) == 1
+    assert a.data_key("f2") in coordinator.deleted
+    assert a.data_key("f3") not in coordinator.deleted
+    assert coordinator.paths.manifest(1, 1) not in keys_of(store)
+    assert coordinator.paths.manifest(4, 1) in keys_of(store)
+
+
+def test_a_checkpoint_that_refers_to_deleted_files_is_never_decided():
+    """I2."""
+    coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(tolerable_failures=9)))
+    for number in range(1, 5):
+        coordinator.checkpoint(a, b, files=f"f{number}")
+    coordinator.trigger()
+    for slot in (a, b):
+        slot.ack(5, files="f1")
+    coordinator.settle()
+    assert "already deleted" in a.last(AbortCheckpoint).reason
+    assert a.last(Complete).checkpoint == 4
+
+
+def test_orphans_of_an_older_generation_are_swept_and_nothing_else_is():
+    """S5, S9: the sweep of a new generation, while uploads of its own go on."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    for slot in (a, b):
+        slot.upload("kept")
+    coordinator.checkpoint(a, b, files="kept")
+    a.upload("orphan")
+    orphan, kept = a.data_key("orphan"), a.data_key("kept")
+    a.fail()
+    coordinator.settle()
+    coordinator.run_with(a, b)
+    a.upload("in-progress")
+    fresh = a.data_key("in-progress")
+    coordinator.trigger()
+    for slot in (a, b):
+        slot.ack(2)
+    coordinator.settle()
+    assert orphan in coordinator.deleted
+    assert orphan not in keys_of(store)
+    assert {kept, fresh} <= set(keys_of(store)), "1 was dropped just now, and uploads of this generation are sacred"
+
+
+def test_a_stale_list_changes_no_decision():
+    """O10."""
+    store = MemoryStore()
+    store.inject(Fault.STALE_LIST, "list", times=None)
+    coordinator, a, b = started(store)
+    for number in range(1, 4):
+        coordinator.checkpoint(a, b, files=f"f{number}")
+    assert [record.checkpoint for record in log_of(store)[1:]] == [1, 2, 3]
+
+
+# ---------------------------------------------------------------- slots lost
+
+
+def test_a_cut_connection_alone_changes_nothing():
+    """A slot comes back within the grace: same token, running; its unanswered trigger is repeated."""
+    coordinator, a, b = started(MemoryStore())
+    coordinator.checkpoint(a, b)
+    coordinator.later(1_000)
+    a.ack(2)
+    b.ack(2, 0)
+    b.cut()
+    coordinator.later(300)
+    before = len(b.got(Trigger))
+    b.connect()
+    assert b.inbox[-2] == Registered(1, 1, 1_000)
+    assert len(b.got(Trigger)) == before + 1
+    b.ack(2, 1)
+    coordinator.settle()
+    assert a.last(Complete) == b.last(Complete) == Complete(1, 2)
+    assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "COMPLETE"]
+
+
+def test_an_old_connection_that_lingers_is_closed_when_its_slot_comes_again():
+    coordinator, a, _b = started(MemoryStore())
+    first = a.link
+    a.link = coordinator.new_link(a)
+    effects = coordinator.protocol.handle(SlotRegistered(a.link, a.register()), coordinator.now_ms)
+    closed = [effect.link for effect in effects if isinstance(effect, CloseLink)]
+    assert closed == [first]
+    assert coordinator.phase == "running"
+
+
+def test_the_grace_over_the_job_recovers_with_the_survivors():
+    coordinator, a, b = started(MemoryStore())
+    coordinator.checkpoint(a, b)
+    b.cut()
+    coordinator.later(499)
+    assert coordinator.phase == "running"
+    coordinator.later(1)
+    coordinator.settle()
+    assert a.last(Halt) == Halt(3, 1)
+    assert [kill.slot for kill in coordinator.status.kill] == [1]
+    replacement = coordinator.slot(1, attempt=1).connect()
+    assert coordinator.status.kill == ()
+    deploy = replacement.last(Deploy)
+    assert (deploy.token, deploy.checkpoint) == (3, 1)
+    restored = {(snapshot.operator, snapshot.subtask) for snapshot in deploy.operators if snapshot.keyed is not None}
+    assert all(subtask == 1 for _, subtask in restored)
+    assert ("numbers", 0) in {(snapshot.operator, snapshot.subtask) for snapshot in deploy.operators}
+    coordinator.run_with(a, replacement)
+    recovery = coordinator.status.recoveries[-1]
+    assert recovery.duration_ms is not None
+    assert "lost contact" in recovery.reason
+
+
+def test_a_new_process_for_the_slot_ends_the_grace_at_once():
+    coordinator, a, b = started(MemoryStore())
+    b.cut()
+    coordinator.slot(1, attempt=1).connect()
+    coordinator.settle()
+    assert a.last(Halt).token == 2
+    assert coordinator.phase == "restoring"
+
+
+def test_the_signal_that_a_lost_process_died_of_is_told():
+    """Spark's worker daemon knows it, and so does the process that takes the place of the dead one."""
+    coordinator, a, b = started(MemoryStore())
+    b.cut()
+    coordinator.later(500)
+    coordinator.settle()
+    replacement = coordinator.slot(1, attempt=1)
+    replacement.died = {1001: "SIGSEGV", 7: "SIGKILL"}
+    coordinator.run_with(a, replacement)
+    assert coordinator.status.recoveries[-1].reason == (
+        "slot 1 (worker pid 1001) lost contact; process 1001 of slot 1 died of SIGSEGV"
+    )
+    at_once = coordinator.slot(1, attempt=2)
+    at_once.died = {1001: "SIGABRT"}
+    at_once.connect()
+    coordinator.settle()
+    assert coordinator.status.recoveries[-1].reason == "process 1001 of slot 1 died of SIGABRT"
+
+
+def test_a_silent_slot_is_given_up_and_its_zombie_is_turned_away():
+    """C1, Z8: the coordinator's side."""
+    coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=1_000))
+    for _ in range(3):
+        a.say(Heartbeat(1))
+        coordinator.later(400)
+    assert coordinator.kills == [], "not before the FENCE says that this coordinator leads"
+    coordinator.settle()
+    assert [kill.uuid for kill in coordinator.kills] == [b.uuid]
+    assert a.last(Halt).token == 2
+    b.ack(1)
+    assert b.connect().last(Shutdown).outcome == "replaced"
+    assert "silent" in b.last(Shutdown).reason
+    assert b.closed
+
+
+def test_a_coordinator_that_stood_still_blames_no_slot_for_it():
+    """A stalled process reads what came in before it judges silence."""
+    coordinator, _a, _b = started(MemoryStore(), spec(slot_timeout_ms=1_000))
+    coordinator.now_ms += 60_000
+    coordinator.post(Tick())
+    assert coordinator.phase == "running"
+    assert coordinator.kills == []
+
+
+def test_heartbeats_carry_metrics_watermark_and_latency():
+    from hdrh.histogram import HdrHistogram
+
+    coordinator, a, b = started(MemoryStore())
+    for slot, micros in ((a, 500), (b, 1_500)):
+        histogram = HdrHistogram(1, 3_600_000_000, 3)
+        histogram.record_value(micros, 10)
+        encoded = {"out:processed": histogram.encode().decode(), "out:visible": "garbage"}
+        slot.say(Heartbeat(1, {"records": 10.0, "watermark_ms": float(micros)}, encoded))
+    status = coordinator.status
+    assert (status.records, status.watermark_ms) == (20, 500)
+    assert status.latency["out:processed"].count == 20
+    assert status.latency["out:processed"].max == pytest.approx(1.5, rel=0.01)
+    assert "out:visible" not in status.latency
+    assert msgspec.json.decode(msgspec.json.encode(status), type=type(status)) == status
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_retryable_failure_backs_off_when_it_repeats_without_progress():
+    job = spec(restart=RestartOptions(initial_ms=200, max_ms=1_000))
+    coordinator, a, b = started(MemoryStore(), job)
+    a.fail("first")
+    coordinator.settle()
+    assert a.last(Deploy).token == 2, "the first restart is immediate"
+    coordinator.run_with(a, b)
+    b.fail("second")
+    coordinator.settle()
+    assert a.last(Halt).token == 3
+    assert a.last(Deploy).token == 2
+    coordinator.later(200)
+    assert a.last(Deploy).token == 3
+
+
+def test_too_many_restarts_in_a_row_end_the_job():
+    coordinator, a, b = started(MemoryStore(), spec(restart=RestartOptions(max_attempts=1)))
+    a.fail("first")
+    coordinator.run_with(a, b)
+    a.fail("second")
+    coordinator.settle()
+    assert coordinator.ended.outcome == "failed"
+    assert "second" in coordinator.ended.reason
+    assert b.last(Shutdown).outcome == "failed"
+
+
+def test_a_failure_that_no_restart_cures_ends_the_job_with_its_text():
+    coordinator, a, b = started(MemoryStore())
+    a.fail("Traceback …\nZeroDivisionError in operator count", retryable=False)
+    coordinator.settle()
+    assert coordinator.ended.outcome == "failed"
+    assert "ZeroDivisionError" in b.last(Shutdown).reason
+    assert coordinator.status.error.startswith("Traceback")
+    assert kinds(coordinator.store) == ["FENCE", "FINISH"]
+    restarted = Coordinator(coordinator.store, leader="leader-b").begin().settle()
+    assert restarted.ended.outcome == "failed"
+    assert restarted.status.error.startswith("Traceback"), "and its next coordinator knows"
+
+
+def test_an_ended_job_takes_no_more_events():
+    """C16, F9: nothing is appended or deleted after the end, and late slots are sent home."""
+    coordinator, a, b = started(MemoryStore())
+    coordinator.checkpoint(a, b)
+    coordinator.later(1_000)
+    a.ack(2)
+    b.ack(2)
+    a.fail("fatal", retryable=False)
+    coordinator.settle()
+    keys = keys_of(coordinator.store)
+    coordinator.later(60_000)
+    coordinator.settle()
+    assert coordinator.slot(1, attempt=5).connect().last(Shutdown).outcome == "failed"
+    assert keys_of(coordinator.store) == keys
+    assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "FINISH"]
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_a_finished_job_has_a_final_checkpoint_and_all_its_rows_visible():
+    """C18, I10."""
+    coordinator, a, b = started(MemoryStore())
+    a.end()
+    assert a.got(Trigger) == []
+    b.end()
+    final = a.last(Trigger).checkpoint
+    for slot in (a, b):
+        slot.ack(final, ended=True)
+    coordinator.settle()
+    a.commit(final)
+    assert coordinator.ended is None
+    assert coordinator.status.commits.through == {"out/0": 1, "out/1": 0}
+    b.say(CommitFailing(1, final, "out", 1, 3, "target down"))
+    assert coordinator.status.commits.troubles[0].error == "target down"
+    b.commit(final)
+    coordinator.settle()
+    assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "FINISH"]
+    assert coordinator.ended.outcome == "finished"
+    assert a.last(Shutdown).outcome == "finished"
+    assert coordinator.status.commits.troubles == ()
+
+
+def test_part_of_the_input_ended_checkpoints_go_on():
+    """C18."""
+    coordinator, a, b = started(MemoryStore())
+    a.end()
+    b.say(SubtaskEnded(1, SubtaskId(0, 1)))
+    coordinator.later(1_000)
+    a.ack(1, ended=True)
+    b.ack(1)
+    coordinator.settle()
+    assert coordinator.phase == "running"
+    coordinator.later(1_000)
+    assert a.last(Trigger).checkpoint == 2
+
+
+def test_the_end_is_learned_from_acks_too():
+    """A lost SubtaskEnded does not keep a job alive for ever."""
+    coordinator, a, b = started(MemoryStore())
+    coordinator.later(1_000)
+    for slot in (a, b):
+        slot.ack(1, ended=True)
+    coordinator.settle()
+    for slot in (a, b):
+        slot.commit(1)
+    coordinator.settle()
+    assert coordinator.ended.outcome == "finished"
+
+
+def test_a_failure_after_the_end_of_input_restores_and_ends_again():
+    """C18: failover after part finished."""
+    coordinator, a, b = started(MemoryStore())
+    a.end()
+    b.end()
+    a.fail("sink trouble")
+    coordinator.run_with(a, b)
+    assert coordinator.ended is None
+    a.end()
+    b.end()
+    final = a.last(Trigger).checkpoint
+    for slot in (a, b):
+        slot.ack(final, ended=True)
+    coordinator.settle()
+    for slot in (a, b):
+        slot.commit(final)
+    coordinator.settle()
+    assert coordinator.ended.outcome == "finished"
+
+
+def test_what_had_ended_before_a_failure_has_not_ended_after_it():
+    """C18: the new generation reads on from the checkpoint, so it must hear of each end again."""
+    coordinator, a, b = started(MemoryStore())
+    coordinator.checkpoint(a, b)
+    a.end()
+    b.fail("boom")
+    coordinator.run_with(a, b)
+    b.end()
+    coordinator.later(0)
+    coordinator.checkpoint(a, b)
+    for slot in (a, b):
+        slot.commit(2)
+    coordinator.settle()
+    assert coordinator.phase == "running", "a job that ends early loses the rest of its input"
+    assert coordinator.ended is None
+
+
+def test_a_declined_final_checkpoint_is_taken_again():
+    _coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(tolerable_failures=3)))
+    a.end()
+    b.end()
+    a.decline(1)
+    assert a.last(Trigger).checkpoint == 2
+
+
+def test_stop_with_a_checkpoint_waits_for_its_rows():
+    coordinator, a, b = started(MemoryStore())
+    coordinator.stop("checkpoint")
+    number = a.last(Trigger).checkpoint
+    for slot in (a, b):
+        slot.ack(number)
+    coordinator.settle()
+    coordinator.later(5_000)
+    assert a.last(Trigger).checkpoint == number, "no more checkpoints after this one"
+    a.commit(number)
+    assert coordinator.ended is None
+    b.commit(number)
+    assert coordinator.ended.outcome == "cancelled"
+    assert a.last(Shutdown).outcome == "cancelled"
+    assert kinds(coordinator.store) == ["FENCE", "COMPLETE"]
+
+
+def test_a_stop_survives_the_loss_of_a_slot():
+    coordinator, a, b = started(MemoryStore())
+    coordinator.stop("checkpoint")
+    a.fail("trouble")
+    coordinator.run_with(a, b)
+    number = a.last(Trigger).checkpoint
+    for slot in (a, b):
+        slot.ack(number)
+    coordinator.settle()
+    for slot in (a, b):
+        slot.commit(number)
+    assert coordinator.ended.outcome == "cancelled"
+
+
+def test_stop_now_leaves_everything_as_it_is():
+    """C16: suspend keeps everything."""
+    coordinator, a, b = started(MemoryStore())
+    coordinator.checkpoint(a, b, files="f1")
+    keys = keys_of(coordinator.store)
+    coordinator.stop("now")
+    assert coordinator.ended.outcome == "cancelled"
+    coordinator.settle()
+    assert keys_of(coordinator.store) == keys
+
+
+def test_on_cancel_delete_drops_the_checkpoints_after_saying_so_in_the_log():
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(checkpoints=options(on_cancel="delete")))
+    a.upload("f1")
+    coordinator.checkpoint(a, b, files="f1")
+    store.put(coordinator.paths.savepoint("mine"), b"theirs")
+    coordinator.stop("now")
+    assert coordinator.ended is None
+    coordinator.settle()
+    assert coordinator.ended.outcome == "cancelled"
+    assert isinstance(log_of(store)[-1], Finish)
+    left = [key for key in keys_of(store) if "/log/" not in key]
+    assert left == [coordinator.paths.savepoint("mine")]
+    again, *_ = started(store, spec(run_id="run-2"))
+    assert again.status.restored_checkpoint == 0
+    assert again.status.token == 4
+
+
+def test_a_checkpoint_asked_for_by_the_user_comes_at_once():
+    coordinator, a, b = started(MemoryStore())
+    coordinator.trigger()
+    assert a.last(Trigger).checkpoint == 1
+    coordinator.trigger()
+    assert a.last(Trigger).checkpoint == 1, "one at a time"
+    for slot in (a, b):
+        slot.ack(1)
+    coordinator.settle()
+    assert a.last(Trigger).checkpoint == 2
+
+
+def test_an_unsound_job_is_refused_before_anything_is_written():
+    store = MemoryStore()
+    with pytest.raises(InvalidJob):
+        Coordinator(store, spec(parallelism=0))
+    assert keys_of(store) == ()
+
+
+def test_nothing_is_listed_or_deleted_before_the_first_decision():
+    coordinator, _a, _b = started(MemoryStore())
+    assert not any(isinstance(effect, ListForSweep | Delete) for effect in coordinator.todo)

@@ -1,0 +1,386 @@
+"""The log: one append at a time, three outcomes, and nothing believed that is not in it."""
+
+import msgspec
+import pytest
+from coordinator_world import spec
+
+from barrier_runtime.coordinator.log.decision_log import DecisionLog, Foreign, Landed, LogView, ReadBack, Repeat
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.reader import LogReader, find_head, read_log
+from barrier_runtime.coordinator.log.records import (
+    FIRST_POSITION,
+    NO_RECORD,
+    Complete,
+    Fence,
+    Finish,
+    decode_record,
+    encode_record,
+)
+from barrier_runtime.state.errors import Corrupt, ProtocolViolation, Unavailable
+from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.store.paths import Paths
+
+PATHS = Paths("flights")
+
+
+def fence(log, put_id="f", run="run-1", restored=NO_RECORD, floor=0):
+    previous = log.fence
+    other_run = previous is not None and previous.spec.run_id != run
+    prior = NO_RECORD if previous is None else previous.token if other_run else previous.prior_run
+    return Fence(
+        put_id=put_id,
+        parent_sha256=log.head_sha256,
+        token=log.next_position,
+        writer="host",
+        wall_ms=0,
+        prior_complete=log.prior_complete,
+        reason="test",
+        restored_checkpoint=0,
+        restored_position=restored,
+        lineage="l",
+        prior_run=prior,
+        checkpoint_floor=floor,
+        spec=spec(run_id=run),
+    )
+
+
+def complete(log, checkpoint, put_id=None):
+    return Complete(
+        put_id=put_id or f"c{checkpoint}-{log.next_position}",
+        parent_sha256=log.head_sha256,
+        token=log.token,
+        writer="host",
+        wall_ms=0,
+        prior_complete=log.prior_complete,
+        checkpoint=checkpoint,
+        lineage="l",
+        manifest=PATHS.manifest(checkpoint, log.token),
+        sha256="0",
+    )
+
+
+def finish(log, discarded=False):
+    return Finish(
+        put_id="fin",
+        parent_sha256=log.head_sha256,
+        token=log.token,
+        writer="host",
+        wall_ms=0,
+        prior_complete=log.prior_complete,
+        outcome="finished",
+        discarded=discarded,
+    )
+
+
+def view(store, completes=1, restore=None, run_id="run-1"):
+    return read_log(store, PATHS.log_record, completes=completes, restore=restore, run_id=run_id)
+
+
+def opened(store, **arguments):
+    return DecisionLog("flights", view(store, **arguments))
+
+
+def put(store, log, record):
+    """Propose, and carry the append through to its end."""
+    step = log.propose(record)
+    while not isinstance(step, Landed | Foreign):
+        if isinstance(step, Repeat):
+            step = log.on_put(step.position, store.put_if_absent(PATHS.log_record(step.position), step.data))
+        else:
+            name = PATHS.log_record(step.position)
+            step = log.on_read_back(step.position, name, store.get(name))
+    return step
+
+
+def test_records_land_in_order_and_are_found_again():
+    """I1, I3."""
+    store = MemoryStore()
+    log = opened(store)
+    assert put(store, log, fence(log)).permit.token == FIRST_POSITION
+    for checkpoint in (1, 2, 3):
+        assert isinstance(put(store, log, complete(log, checkpoint)), Landed)
+    again = opened(store)
+    assert (again.token, again.next_position, again.head_sha256) == (1, 5, log.head_sha256)
+    assert again.restore_point.record.checkpoint == 3
+    assert again.checkpoint_floor == 3
+
+
+def test_an_unknown_outcome_repeats_the_same_bytes_at_the_same_position_until_it_is_known():
+    """O3: the put times out, nothing is there, it lands later: one outcome."""
+    store = MemoryStore()
+    log = opened(store)
+    first = log.propose(fence(log))
+    store.inject(Fault.LAND_LATE, "put_if_absent")
+    outcome = store.put_if_absent(PATHS.log_record(1), first.data)
+    again = log.on_put(1, outcome)
+    assert again == first
+    store.land_late()
+    read_back = log.on_put(1, store.put_if_absent(PATHS.log_record(1), again.data))
+    assert read_back == ReadBack(1)
+    key = PATHS.log_record(1)
+    assert isinstance(log.on_read_back(1, key, store.get(key)), Landed)
+
+
+def test_a_conflict_is_undecided_and_tried_again():
+    """O2: 409 → retried."""
+    store = MemoryStore()
+    store.inject(Fault.CONFLICT, "put_if_absent", times=3)
+    log = opened(store)
+    assert isinstance(put(store, log, fence(log)), Landed)
+
+
+def test_our_own_record_behind_a_lost_answer_is_a_success():
+    """O2, Z6: 412 on our own record, which is owned."""
+    store = MemoryStore()
+    store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
+    log = opened(store)
+    assert isinstance(put(store, log, fence(log)), Landed)
+    assert store.calls["put_if_absent"] == 2
+
+
+def test_somebody_elses_record_at_our_position_is_foreign():
+    """O2, Z6: 412 foreign → fenced."""
+    store = MemoryStore()
+    ours, theirs = opened(store), opened(store)
+    assert isinstance(put(store, theirs, fence(theirs, "theirs", run="run-2")), Landed)
+    result = put(store, ours, fence(ours, "ours"))
+    assert isinstance(result, Foreign)
+    assert result.entry.record.spec.run_id == "run-2"
+    assert not ours.in_flight
+
+
+def test_nothing_else_is_appended_while_an_outcome_is_unknown():
+    """I9."""
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    log.propose(complete(log, 1))
+    with pytest.raises(ProtocolViolation, match="I9"):
+        log.propose(complete(log, 2))
+
+
+def test_a_late_answer_to_a_settled_append_changes_nothing():
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    assert log.on_put(1, PutOutcome.EXISTS) is None
+    assert log.on_read_back(1, "x", b"garbage") is None
+
+
+def test_a_writer_can_not_append_for_a_generation_that_is_not_the_highest():
+    """Z4, Z5, I3: a token never goes down, and a record of an older generation is a broken law."""
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log, "one"))
+    stale = complete(log, 1)
+    put(store, log, fence(log, "two"))
+    with pytest.raises(ProtocolViolation, match="I3"):
+        log.propose(stale)
+
+
+def test_a_fence_carries_its_own_position_as_token():
+    """Z4."""
+    store = MemoryStore()
+    log = opened(store)
+    wrong = fence(log)
+    put(store, log, wrong)
+    with pytest.raises(ProtocolViolation):
+        log.propose(wrong)
+
+
+def test_the_fencer_finds_the_zombies_decision_and_takes_it_over():
+    """Z3, crash table: the FENCE position was lost to a zombie's COMPLETE(n): n is decided."""
+    store = MemoryStore()
+    zombie = opened(store)
+    put(store, zombie, fence(zombie))
+    successor = opened(store)
+    put(store, zombie, complete(zombie, 1))
+    assert isinstance(put(store, successor, fence(successor, "new")), Foreign)
+    successor = opened(store)
+    assert successor.last_complete.record.checkpoint == 1
+    position = successor.last_complete.position
+    assert isinstance(put(store, successor, fence(successor, "new", restored=position)), Landed)
+    assert successor.restore_point.record.checkpoint == 1
+    assert isinstance(put(store, zombie, complete(zombie, 2)), Foreign)
+
+
+def test_a_generation_that_restored_something_older_grows_from_that():
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    old = put(store, log, complete(log, 1)).entry
+    put(store, log, complete(log, 2))
+    log.choose_restore(old)
+    put(store, log, fence(log, "replay", run="run-2", restored=old.position))
+    assert log.restore_point == old
+    assert log.last_complete.record.checkpoint == 2
+    again = opened(store)
+    assert again.restore_point == old
+    put(store, again, complete(again, 3))
+    assert again.restore_point.record.checkpoint == 3
+
+
+def test_discarded_checkpoints_are_out_of_reach_but_their_ids_are_not_used_again():
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    put(store, log, complete(log, 7))
+    put(store, log, finish(log, discarded=True))
+    again = opened(store)
+    assert again.last_complete is None
+    put(store, again, fence(again, "next", run="run-2", floor=max(7, again.checkpoint_floor)))
+    last = opened(store)
+    assert last.last_complete is None
+    assert last.checkpoint_floor == 7
+
+
+# ---------------------------------------------------------------- reading
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 7, 8, 9, 100, 1_000, 100_000])
+def test_the_head_is_found_in_few_reads(length):
+    asked = []
+
+    def exists(position):
+        asked.append(position)
+        return position < FIRST_POSITION + length
+
+    assert find_head(exists) == (FIRST_POSITION + length - 1 if length else NO_RECORD)
+    assert len(asked) <= 2 + 2 * max(1, length.bit_length())
+
+
+def test_who_reads_again_asks_only_for_what_is_new():
+    """Found by the simulation: who wanted to take over a job with short checkpoint intervals lost a hundred races for
+    the log's head, because it read the whole way to it again after each."""
+    store = MemoryStore()
+    log = opened(store)
+    for run in range(20):
+        put(store, log, fence(log, f"f{run}", run=f"run-{run}"))
+        put(store, log, complete(log, run + 1))
+    reader = LogReader(store, PATHS.log_record)
+    asked = {"completes": 2, "restore": None, "run_id": "another"}
+    assert reader.read(**asked) == view(store, **asked)
+    for checkpoint in range(100, 103):
+        put(store, log, complete(log, checkpoint))
+        before = store.calls["get"]
+        found = reader.read(**asked)
+        assert store.calls["get"] - before <= 3  # the new record, and that there is none behind it
+        assert found == view(store, **asked)
+
+
+def test_a_reading_that_failed_is_no_ground_for_the_next_one():
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    reader = LogReader(store, PATHS.log_record)
+    asked = {"completes": 1, "restore": None, "run_id": "run-1"}
+    reader.read(**asked)
+    put(store, log, complete(log, 1))
+    store.inject(Fault.FLIPPED_BYTE, "get", PATHS.log_record(2))
+    with pytest.raises(Corrupt):
+        reader.read(**asked)
+    assert reader.read(**asked) == view(store)
+
+
+def test_the_list_of_the_store_is_never_asked():
+    """O10: no decision rests on LIST."""
+    store = MemoryStore()
+    store.inject(Fault.STALE_LIST, "list", times=None)
+    log = opened(store)
+    put(store, log, fence(log))
+    assert opened(store).token == 1
+    assert store.calls.get("list", 0) == 0
+
+
+def test_a_record_that_can_not_be_read_stops_the_reader():
+    """F11, C15: retried by the caller or failed, never passed over."""
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    put(store, log, complete(log, 1))
+    store.inject(Fault.FAIL_BEFORE, "get", "0002.json")
+    with pytest.raises(Unavailable):
+        view(store)
+    store.inject(Fault.TRUNCATED_READ, "get", "0002.json")
+    with pytest.raises(Corrupt, match=r"0002\.json"):
+        view(store)
+    store.damage(PATHS.log_record(2), b"\x80\x04pickle")
+    with pytest.raises(Corrupt, match=r"0002\.json"):
+        view(store)
+
+
+def test_a_changed_predecessor_breaks_the_chain():
+    """J1: the log is a hash chain."""
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    put(store, log, complete(log, 1))
+    record = decode_record("x", store.get(PATHS.log_record(1)))
+    forged = encode_record(msgspec.structs.replace(record, writer="mole"))
+    store.damage(PATHS.log_record(1), forged)
+    with pytest.raises(Corrupt, match=r"expected sha256 .*found"):
+        view(store)
+
+
+def test_a_bit_of_the_head_that_was_read_wrongly_does_not_get_into_the_chain():
+    """Found by the simulation: no other record covers the head, and the next one takes over its hash."""
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    intact = store.get(PATHS.log_record(1))
+    for at in range(len(intact)):
+        store.damage(PATHS.log_record(1), intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+        with pytest.raises(Corrupt, match=r"0001\.json"):
+            view(store)
+
+
+def test_a_missing_fence_below_the_head_is_corruption_not_an_empty_log():
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    put(store, log, fence(log, "two"))
+    put(store, log, complete(log, 1))
+    store.delete([PATHS.log_record(2)])
+    hidden = opened(store)
+    assert hidden.token == 1, "the gap hides the head"
+    put(store, hidden, fence(hidden, "three"))
+    with pytest.raises(Corrupt):
+        opened(store)
+
+
+def test_an_unknown_record_version_is_refused():
+    """B6."""
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    newer = store.get(PATHS.log_record(1)).replace(b'"version":1', b'"version":9')
+    store.damage(PATHS.log_record(1), newer)
+    with pytest.raises(Corrupt, match="version 9"):
+        view(store)
+
+
+def test_earlier_runs_are_found_through_their_fences():
+    store = MemoryStore()
+    log = opened(store)
+    for run in ("run-1", "run-1", "run-2", "run-3", "run-3"):
+        put(store, log, fence(log, f"{run}-{log.next_position}", run=run))
+    found = view(store, run_id="run-1").earlier_runs
+    assert [entry.record.spec.run_id for entry in found] == ["run-2", "run-1"]
+    assert view(store, run_id="run-3").earlier_runs == ()
+
+
+def test_canonical_bytes_do_not_depend_on_the_order_of_fields():
+    record = fence(DecisionLog("flights", LogView()))
+    assert encode_record(record) == encode_record(decode_record("x", encode_record(record)))
+
+
+def test_a_record_that_an_older_release_wrote_without_a_field_is_intact():
+    """B6: what a record hashes to is of its bytes, not of what this release would write."""
+    record = fence(DecisionLog("flights", LogView()))
+    unstamped = msgspec.json.encode(record).replace(b',"definitions":{}', b"")
+    check = sha256_hex(unstamped)
+    written = unstamped.replace(b'"check":""', f'"check":"{check}"'.encode())
+    assert decode_record("x", written) == msgspec.structs.replace(record, check=check)
+    with pytest.raises(Corrupt, match="is damaged"):
+        decode_record("x", written.replace(b"flights", b"frights"))

@@ -1,0 +1,475 @@
+"""The real process: ports, tokens, kill -9, SIGSTOP, and slots that speak the real protocol over TCP."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from coordinator_world import log_of, options, spec
+from tcp_slot import TcpSlot, wait_for
+
+from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.wire.codec import encode
+from barrier_runtime.coordinator.wire.handshake import MAX_HANDSHAKE_BYTES
+from barrier_runtime.coordinator.wire.messages import (
+    Complete,
+    Deploy,
+    Halt,
+    Heartbeat,
+    Registered,
+    Shutdown,
+    Start,
+    Trigger,
+)
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.open import open_store
+
+JOB = spec(checkpoints=options(interval_ms=50), resume_timeout_ms=10_000)
+
+
+def records(url):
+    return [type(record).__name__.upper() for record in log_of_url(url)]
+
+
+def log_of_url(url):
+    """`log_of` for a folder."""
+    store = open_store(url)
+    store.keys = lambda: tuple(sorted(info.key for info in store.list("")))
+    return log_of(store)
+
+
+@pytest.fixture
+def embedded(tmp_path):
+    with EmbeddedCoordinator(str(tmp_path / "store")) as coordinator:
+        yield coordinator
+
+
+def running_slots(coordinator, job=JOB):
+    secret = bytes.fromhex(coordinator.submit(job).secret)
+    slots = [TcpSlot(job.job, job.run_id, secret, index).connect(coordinator.control_address) for index in (0, 1)]
+    for slot in slots:
+        slot.until(Deploy)
+    for slot in slots:
+        slot.until(Start)
+    return slots
+
+
+def until_closed(slot):
+    """Everything the slot still hears before its connection is gone."""
+    heard = []
+    while True:
+        try:
+            heard.append(slot.receive())
+        except ConnectionError:
+            return heard
+
+
+def one_checkpoint(slots):
+    numbers = []
+    for slot in slots:
+        numbers.append(slot.until(Trigger).checkpoint)
+        slot.ack(numbers[-1])
+    for slot in slots:
+        while slot.until(Complete).checkpoint < numbers[0]:
+            pass
+        slot.commit(numbers[0])
+    return numbers[0]
+
+
+def reconnect(slots, address):
+    for slot in slots:
+        slot.close()
+    for slot in slots:
+        slot.connect(address)
+
+
+# ---------------------------------------------------------------- life
+
+
+def test_a_killed_coordinator_is_back_on_its_address_and_the_generation_goes_on(embedded, tmp_path):
+    """F6, G7: kill -9; the slots reconnect, LEAD, checkpoints resume, no FENCE."""
+    slots = running_slots(embedded)
+    last = one_checkpoint(slots)
+    for round in range(2):
+        pid, address = embedded.pid, embedded.control_address
+        os.kill(pid, signal.SIGKILL)
+        reconnect(slots, address)
+        assert slots[0].until(Registered).last_completed >= last
+        last, before = one_checkpoint(slots), last
+        assert last > before
+        wait_for("a new pid", lambda pid=pid: embedded.pid != pid)
+        assert embedded.restarts == round + 1
+    assert records(str(tmp_path / "store")).count("FENCE") == 1
+    assert not any(isinstance(message, Halt) for message in slots[0].inbox)
+    figures = embedded.client.status("flights").checkpoints
+    assert figures.completed >= 2, "the counters go on"
+    assert figures.completed == len(figures.history)
+    embedded.client.stop("flights", "now")
+    for slot in slots:
+        assert slot.until(Shutdown).outcome == "cancelled"
+    wait_for("the outcome", lambda: embedded.client.status("flights").outcome == "cancelled")
+
+
+def test_a_slots_connection_alone_lets_a_restarted_daemon_adopt_its_job(tmp_path):
+    """F8: the job's description is in the log, the secret is derived."""
+    with Daemon(tmp_path, "--lease", "0") as first:
+        slots = running_slots(first)
+        one_checkpoint(slots)
+        first.kill()
+    with Daemon(tmp_path, "--lease", "0") as second:
+        reconnect(slots, second.control_address)
+        one_checkpoint(slots)
+        assert second.client.status("flights").phase == "running"
+    assert records(str(tmp_path / "store")).count("LEAD") == 1
+
+
+def test_a_slot_of_a_run_that_was_taken_over_is_sent_home(tmp_path):
+    with Daemon(tmp_path, "--lease", "0") as first:
+        old = running_slots(first)
+        running_slots(first, spec(run_id="run-2"))
+        first.kill()
+    with Daemon(tmp_path, "--lease", "0") as second:
+        reconnect(old, second.control_address)
+        farewell = old[0].until(Shutdown)
+        assert farewell.outcome == "fenced"
+        assert "taken over by generation 2" in farewell.reason
+
+
+def test_a_child_that_dies_before_it_answers_is_replaced_though_somebody_waits_for_its_answer(embedded):
+    """G7: killed twice in a row, the second time before it served anybody."""
+    slots = running_slots(embedded)
+    last = one_checkpoint(slots)
+    embedded.client._timeout_s = 3_600
+    first = embedded.pid
+    os.kill(first, signal.SIGKILL)
+    wait_for("a second child", lambda: embedded.pid != first)
+    second = embedded.pid
+    os.kill(second, signal.SIGSTOP)
+    wait_for("the job to be submitted again", lambda: asked(urlsplit(embedded.url).port))
+    os.kill(second, signal.SIGKILL)
+    reconnect(slots, embedded.control_address)
+    assert one_checkpoint(slots) > last
+    assert embedded.restarts == 2
+
+
+def asked(port):
+    """Has this process a question to that port under way?"""
+    connections = psutil.Process().net_connections("tcp")
+    return any(c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in connections)
+
+
+def test_the_child_leaves_when_its_parent_does(tmp_path):
+    program = (
+        "import sys, time\n"
+        "from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator\n"
+        "c = EmbeddedCoordinator(sys.argv[1])\n"
+        "c.wait_ready()\n"
+        "print(c.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "store")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    wait_for("the child to leave", lambda: not alive(child))
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_closing_leaves_no_process_and_no_file(tmp_path):
+    coordinator = EmbeddedCoordinator(str(tmp_path / "store"))
+    coordinator.wait_ready()
+    pid, directory = coordinator.pid, coordinator._directory
+    assert (directory / "driver.token").stat().st_mode & 0o777 == 0o600
+    coordinator.close()
+    coordinator.close()
+    assert not alive(pid)
+    assert not directory.exists()
+
+
+def test_a_coordinator_that_can_not_start_says_why(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with EmbeddedCoordinator(str(tmp_path / "file")) as coordinator:
+        with pytest.raises((Unavailable, InvalidJob)) as error:
+            coordinator.submit(JOB)
+        assert "file" in str(error.value)
+
+
+# ---------------------------------------------------------------- a daemon of its own
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Daemon:
+    """`python -m barrier_runtime.coordinator.server.daemon` on a folder, on free loopback ports."""
+
+    def __init__(self, folder, *arguments):
+        self.token_file = folder / "operator.token"
+        if not self.token_file.exists():
+            self.token_file.write_text("5" * 64)
+            self.token_file.chmod(0o600)
+        self.sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        self.control_address = self.sockets[0].getsockname()
+        self.client = CoordinatorClient(f"http://127.0.0.1:{self.sockets[1].getsockname()[1]}", "5" * 64)
+        descriptors = [listening.fileno() for listening in self.sockets]
+        self.log = (folder / f"daemon-{descriptors[0]}.log").open("w+b")
+        command = [
+            sys.executable,
+            "-m",
+            "barrier_runtime.coordinator.server.daemon",
+            "--storage",
+            str(folder / "store"),
+        ]
+        command += ["--token-file", str(self.token_file), "--control-fd", str(descriptors[0])]
+        self._command = [*command, "--http-fd", str(descriptors[1]), "--log-format", "json", *arguments]
+        self.start()
+
+    def start(self):
+        """Again, at the same addresses."""
+        descriptors = [listening.fileno() for listening in self.sockets]
+        self.process = subprocess.Popen(self._command, stderr=self.log, pass_fds=descriptors, cwd=ROOT)
+
+    def submit(self, job):
+        def attempt():
+            try:
+                return self.client.submit(job)
+            except Unavailable:
+                return None
+
+        return wait_for("the daemon to answer", attempt)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def vanish(self):
+        """Killed, and nobody listens at its addresses any more, as when its host dies."""
+        self.kill()
+        for listening in self.sockets:
+            listening.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGCONT)
+            self.process.terminate()
+            assert self.process.wait(timeout=10) in (0, -signal.SIGTERM)
+        for listening in self.sockets:
+            listening.close()
+        self.log.close()
+
+
+def refused(tmp_path, *arguments, mode=0o600, token="5" * 64):
+    """Start with these arguments; returns what it says when it refuses."""
+    token_file = tmp_path / "t.token"
+    token_file.write_text(token)
+    token_file.chmod(mode)
+    command = [sys.executable, "-m", "barrier_runtime.coordinator.server.daemon", "--storage", str(tmp_path / "store")]
+    command += ["--token-file", str(token_file), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("option", ["--listen", "--http"])
+def test_other_than_loopback_needs_the_operators_word(tmp_path, option):
+    """G1."""
+    said = refused(tmp_path, option, "0.0.0.0:0")
+    assert "not a loopback address" in said
+    assert "--insecure-network-ok" in said
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path):
+    """G2."""
+    assert "chmod 600" in refused(tmp_path, mode=0o644)
+
+
+def test_a_short_token_is_refused(tmp_path):
+    """G2."""
+    said = refused(tmp_path, token="short-secret")
+    assert "fewer than 32" in said
+    assert "short-secret" not in said
+
+
+def test_an_unknown_storage_is_refused_with_the_forms(tmp_path):
+    assert "scheme" in refused(tmp_path, "--storage", "ftp://x/y")
+
+
+def test_a_terminated_daemon_leaves_the_jobs_and_the_store_alone(tmp_path):
+    """F9: no exit path deletes anything or ends a job."""
+    with Daemon(tmp_path) as daemon:
+        slots = running_slots(daemon)
+        one_checkpoint(slots)
+        before = records(str(tmp_path / "store"))
+        daemon.process.terminate()
+        daemon.process.wait(timeout=10)
+        said = until_closed(slots[0])
+        assert not any(isinstance(message, Shutdown) for message in said)
+    after = records(str(tmp_path / "store"))
+    assert after[: len(before)] == before
+    assert "FINISH" not in after
+
+
+# ---------------------------------------------------------------- bad connections
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x80\x04\x95" * 100,
+        (MAX_HANDSHAKE_BYTES + 1).to_bytes(2, "big") + b"x" * 100,
+        b"\x00\x04\xc1\xc1\xc1\xc1",
+    ],
+    ids=["http", "pickle", "oversized", "garbage"],
+)
+def test_bytes_that_are_no_handshake_close_the_connection(embedded, first):
+    """B3, B4, H3."""
+    embedded.wait_ready()
+    with socket.create_connection(embedded.control_address, timeout=10) as connection:
+        connection.sendall(first)
+        if first.startswith(b"GET"):
+            connection.shutdown(socket.SHUT_WR)
+        assert read_to_end(connection) == b""
+    assert embedded.client.health().status == "ok"
+
+
+def read_to_end(connection):
+    try:
+        return connection.recv(100)
+    except ConnectionResetError:
+        return b""
+
+
+def test_a_half_open_handshake_is_closed_and_disturbs_nobody(tmp_path):
+    """H3."""
+    daemon = Daemon(tmp_path, "--handshake-timeout", "1")
+    with daemon, socket.create_connection(daemon.control_address, timeout=20) as mute:
+        mute.sendall(b"\x00")
+        slots = running_slots(daemon)
+        one_checkpoint(slots)
+        assert read_to_end(mute) == b""
+
+
+def test_a_slot_with_a_wrong_secret_gets_nowhere(embedded):
+    """G7."""
+    embedded.submit(JOB)
+    impostor = TcpSlot(JOB.job, JOB.run_id, b"x" * 32, 0)
+    with pytest.raises(Exception, match=r"secret|refused|reset"):
+        impostor.connect(embedded.control_address, timeout_s=0.1)
+    assert embedded.client.status("flights").slots == ()
+
+
+def test_a_slot_that_registers_as_another_is_cut_off(embedded):
+    """G7: what the handshake proved must be what it says."""
+    secret = bytes.fromhex(embedded.submit(JOB).secret)
+    slot = TcpSlot(JOB.job, JOB.run_id, secret, 0)
+    proven, slot.uuid = slot.uuid, "someone-else"
+    original = slot.say
+
+    def say(message):
+        original(type(message)(**{**fields(message), "uuid": proven + "x"}))
+
+    slot.say = say
+    slot.connect(embedded.control_address)
+    with pytest.raises(ConnectionError):
+        slot.receive()
+    assert embedded.client.status("flights").slots == ()
+
+
+def fields(message):
+    return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+@pytest.mark.parametrize("what", ["bad mac", "pickle", "second frame is garbage", "sequence"])
+def test_a_bad_frame_of_a_proven_slot_costs_it_the_connection_only(embedded, what):
+    """B3, B4."""
+    slots = running_slots(embedded)
+    bad = slots[0]
+    good = bad._framing.frame(encode(Heartbeat(1)))
+    if what == "bad mac":
+        bad._socket.sendall(good[:-1] + bytes([good[-1] ^ 1]))
+    elif what == "pickle":
+        bad._socket.sendall(good + bad._framing.frame(b"\x01\x80\x04\x95pickle"))
+    elif what == "sequence":
+        bad._socket.sendall(good + good)
+    else:
+        bad._socket.sendall(good + b"\xff" * 64)
+    until_closed(bad)
+    bad.connect(embedded.control_address)
+    bad.until(Registered)
+    assert one_checkpoint(slots) > 0
+    assert embedded.client.status("flights").recoveries[-1].token == 1
+
+
+@pytest.mark.slow
+def test_many_silent_connections_do_not_keep_slots_out_for_long(tmp_path):
+    """H3: a bounded number of places before authentication, each for a few seconds."""
+    with Daemon(tmp_path, "--handshake-timeout", "1") as daemon:
+        crowd = [socket.create_connection(daemon.control_address, timeout=20) for _ in range(300)]
+        slots = running_slots(daemon)
+        assert one_checkpoint(slots) > 0
+        for connection in crowd:
+            connection.close()
+
+
+def test_the_log_of_a_daemon_holds_no_secret(tmp_path):
+    """J6."""
+    with Daemon(tmp_path) as daemon:
+        secret = daemon.submit(JOB).secret
+        slots = running_slots(daemon)
+        one_checkpoint(slots)
+        daemon.log.flush()
+        text = Path(daemon.log.name).read_text()
+    assert "flights" in text
+    assert secret not in text
+    assert "5" * 64 not in text
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert secret.encode() not in stored
+    assert b"5" * 64 not in stored
+
+
+def test_submissions_from_many_threads_are_one_job(embedded):
+    """G6."""
+    replies = []
+    threads = [threading.Thread(target=lambda: replies.append(embedded.submit(JOB))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({reply.secret for reply in replies}) == 1
+    assert len(embedded.client.jobs()) == 1
+
+
+def test_a_client_names_what_is_wrong():
+    with pytest.raises(InvalidJob, match="http://<host>"):
+        CoordinatorClient("ftp://x", "t")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        client = CoordinatorClient(f"http://127.0.0.1:{closed.getsockname()[1]}", "t", timeout_s=1)
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="does not answer"):
+            client.health()
+        assert time.monotonic() - started < 10

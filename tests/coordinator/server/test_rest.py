@@ -1,0 +1,312 @@
+"""The REST interface: who may ask, what is refused, and that nothing secret is ever said."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+import pytest
+from coordinator_world import options, spec
+
+from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
+from barrier_runtime.coordinator.client.rest_types import SubmitReply
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.rest import Api, ControlAddress, application
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.memory import MemoryStore
+
+SECRET = "t" * 64
+GOOD = {"Authorization": f"Bearer {SECRET}", "X-Barrier-Runtime": "1"}
+
+
+def client(probe=None):
+    """A client of the application in this process, and its directory."""
+    directory = JobDirectory(MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h", probe=probe)
+    app = application(directory, ControlAddress("127.0.0.1", 7), Token("test", SECRET.encode()), pid=42)
+    transport = httpx.ASGITransport(app=app)
+    return httpx.AsyncClient(transport=transport, base_url="http://coordinator"), directory
+
+
+def calls(*steps, probe=None):
+    """Run async steps against one application."""
+    import asyncio
+
+    async def whole():
+        http, directory = client(probe)
+        async with http:
+            for step in steps:
+                await step(http, directory)
+        await directory.close()
+
+    asyncio.run(whole())
+
+
+def body(job: JobSpec | None = None) -> bytes:
+    return msgspec.json.encode(job or spec())
+
+
+def every_route() -> Iterator[tuple[str, str]]:
+    api = Api(None, ControlAddress("h", 1), 1)  # routes need no directory
+    for route in api.routes():
+        for method in route.methods - {"HEAD"}:
+            yield method, route.path
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(every_route()))
+def test_every_route_but_health_needs_the_token(method, path):
+    """G2: routes are enumerated, so that a new one can't be forgotten."""
+
+    async def step(http, directory):
+        url = path.replace("{job}", "flights")
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": SECRET},
+            {"Authorization": f"Basic {SECRET}"},
+            {"Authorization": f"Bearer {SECRET}x"},
+        ):
+            answer = await http.request(method, url, headers={**headers, "X-Barrier-Runtime": "1"})
+            assert answer.status_code == (200 if path == "/healthz" else 401)
+
+    calls(step)
+
+
+def test_a_wrong_token_is_told_from_none_and_an_unknown_job_from_the_others():
+    async def step(http, directory):
+        none = await http.get("/jobs")
+        assert "a bearer token is required" in none.text
+        wrong = await http.get("/jobs", headers={"Authorization": "Bearer wrong"})
+        assert "not the daemon's token: use the token file that the daemon was started with" in wrong.text
+        unknown = await http.get("/jobs/nojob", headers=GOOD)
+        assert "job nojob is not known to this coordinator: `barrier-runtime status`" in unknown.text
+
+    calls(step)
+
+
+@pytest.mark.parametrize(("method", "path"), [pair for pair in sorted(every_route()) if pair[0] != "GET"])
+def test_state_changing_calls_need_the_custom_header(method, path):
+    """G5: CSRF."""
+
+    async def step(http, directory):
+        answer = await http.request(
+            method, path.replace("{job}", "flights"), headers={"Authorization": f"Bearer {SECRET}"}
+        )
+        assert answer.status_code == 403
+
+    calls(step)
+
+
+def test_a_job_is_submitted_once_however_often_it_is_sent():
+    """G6."""
+
+    async def step(http, directory):
+        first = await http.put("/jobs/flights", content=body(), headers=GOOD)
+        assert first.status_code == 200
+        reply = msgspec.json.decode(first.content, type=SubmitReply)
+        assert bytes.fromhex(reply.secret) == directory.secret("flights", "run-1")
+        assert (reply.control_host, reply.control_port) == ("127.0.0.1", 7)
+        assert reply.secret not in repr(reply)
+        runner = directory.job("flights")
+        again = await http.put("/jobs/flights", content=body(), headers=GOOD)
+        assert again.status_code == 200
+        assert directory.job("flights") is runner
+        status = msgspec.json.decode((await http.get("/jobs/flights", headers=GOOD)).content, type=JobStatus)
+        assert status.run_id == "run-1"
+        jobs = (await http.get("/jobs", headers=GOOD)).json()
+        assert [job["job"] for job in jobs] == ["flights"]
+        assert (await http.get("/jobs/flights/checkpoints", headers=GOOD)).json()["completed"] == 0
+
+    calls(step)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/jobs/%2e%2e",
+        "/jobs/..%2f..%2fetc",
+        "/jobs/%252e%252e",
+        "/jobs/%252f",
+        "/jobs/a%00b",
+        "/jobs/UPPER",
+        "/jobs/a b",
+        "/jobs/" + "x" * 65,
+    ],
+)
+def test_path_tricks_in_ids_are_refused(path):
+    """B2, G4."""
+
+    async def step(http, directory):
+        for method, suffix in (("GET", ""), ("PUT", ""), ("GET", "/checkpoints"), ("POST", "/stop")):
+            answer = await http.request(method, path + suffix, headers=GOOD, content=body() if method == "PUT" else b"")
+            assert answer.status_code in (400, 404)
+            assert directory.jobs == {}
+
+    calls(step)
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"\x80\x04\x95pickle", 400),
+        (b"[" * 100_000, 400),
+        (b'{"job": "flights"}', 400),
+        (msgspec.json.encode({**msgspec.to_builtins(spec()), "code": "print()"}), 400),
+        (body(spec(job="other")), 400),
+        (body(spec(parallelism=0)), 400),
+        (body(spec(checkpoints=options(interval_ms=1))), 400),
+        (b" " * (1024 * 1024 + 1), 413),
+    ],
+    ids=["empty", "pickle", "deep", "partial", "unknown field", "other job", "bad spec", "bad option", "too long"],
+)
+def test_a_body_that_is_no_job_is_refused(content, status):
+    """G3, G5, B4."""
+
+    async def step(http, directory):
+        answer = await http.put("/jobs/flights", content=content, headers=GOOD)
+        assert answer.status_code == status
+        assert "error" in answer.json()
+        assert directory.jobs == {}
+
+    calls(step)
+
+
+def test_a_body_without_a_length_is_cut_off_too():
+    """G5."""
+
+    async def endless():
+        for _ in range(40):
+            yield b" " * 65536
+
+    async def step(http, directory):
+        answer = await http.put("/jobs/flights", content=endless(), headers=GOOD)
+        assert answer.status_code == 413
+
+    calls(step)
+
+
+def test_what_is_not_there_is_said_so():
+    async def step(http, directory):
+        assert (await http.get("/jobs/unknown", headers=GOOD)).status_code == 404
+        assert (await http.post("/jobs/unknown/stop", headers=GOOD)).status_code == 404
+        assert (await http.get("/files/x", headers=GOOD)).status_code == 404
+        assert (await http.delete("/jobs/flights", headers=GOOD)).status_code in (404, 405)
+
+    calls(step)
+
+
+def test_a_trigger_before_the_job_runs_is_refused_with_the_reason():
+    async def step(http, directory):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        answer = await http.post("/jobs/flights/checkpoints", headers=GOOD)
+        assert answer.status_code == 409
+        assert "not running" in answer.json()["reason"]
+
+    calls(step)
+
+
+def test_a_repeated_request_id_acts_once():
+    """G6."""
+
+    async def step(http, directory):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        runner = directory.job("flights")
+        stops = []
+        runner.stop = stops.append
+        headers = {**GOOD, "X-Request-Id": "1"}
+        for _ in range(3):
+            answer = await http.post("/jobs/flights/stop", content=b'{"mode":"now"}', headers=headers)
+            assert answer.status_code == 202
+        assert stops == ["now"]
+        await http.post("/jobs/flights/stop", content=b'{"mode":"now"}', headers={**GOOD, "X-Request-Id": "2"})
+        assert stops == ["now", "now"]
+        assert (await http.post("/jobs/flights/stop", content=b'{"mode":"burn"}', headers=GOOD)).status_code == 400
+
+    calls(step)
+
+
+def test_state_changes_are_audited_by_token_name_and_never_by_value(caplog):
+    """G6, J6."""
+    with caplog.at_level(logging.DEBUG):
+
+        async def step(http, directory):
+            await http.put("/jobs/flights", content=body(), headers=GOOD)
+            await http.get("/jobs/flights", headers=GOOD)
+
+        calls(step)
+    lines = [record.getMessage() for record in caplog.records]
+    assert "token test: PUT /jobs/flights" in lines
+    assert not any("GET" in line for line in lines if line.startswith("token"))
+    assert not any(SECRET in line or daemon_key(SECRET).hex() in line for line in lines)
+
+
+def test_no_answer_allows_another_origin_or_carries_a_secret():
+    """G5, J6: the submit reply alone carries the job's secret, to who has the token."""
+
+    async def step(http, directory):
+        await http.put("/jobs/flights", content=body(), headers={**GOOD, "Origin": "http://evil"})
+        secret = directory.secret("flights", "run-1").hex()
+        for path in ("/healthz", "/jobs", "/jobs/flights", "/jobs/flights/checkpoints"):
+            answer = await http.get(path, headers={**GOOD, "Origin": "http://evil"})
+            assert "access-control-allow-origin" not in answer.headers
+            assert secret not in answer.text
+            assert SECRET not in answer.text
+
+    calls(step)
+
+
+def test_a_store_that_can_not_hold_a_log_is_refused_with_the_reason():
+    """O9."""
+    asked = []
+
+    def probe():
+        asked.append(1)
+        if len(asked) == 1:
+            raise InvalidJob("it ignores If-None-Match: use another store")
+
+    async def step(http, directory):
+        answer = await http.put("/jobs/flights", content=body(), headers=GOOD)
+        assert answer.status_code == 400
+        assert "If-None-Match" in answer.json()["error"]
+        assert directory.jobs == {}
+        for run in ("run-1", "run-2"):
+            await http.put("/jobs/flights", content=body(spec(run_id=run)), headers=GOOD)
+        assert len(asked) == 2, "a store that passed is not asked again"
+
+    calls(step, probe=probe)
+
+
+def test_a_second_run_of_a_job_is_led_beside_the_first_until_the_log_decides():
+    async def step(http, directory):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        await http.put("/jobs/flights", content=body(spec(run_id="run-2")), headers=GOOD)
+        assert directory.job("flights").spec.run_id == "run-2"
+        with contextlib.suppress(KeyError):
+            first = await directory.for_slot("flights", "run-1")
+            assert first.spec.run_id == "run-1"
+
+    calls(step)
+
+
+@pytest.mark.slow
+def test_a_program_sees_and_stops_its_own_run_though_another_was_submitted_since():
+    """The program of a run that is being taken over must not end the run that takes over."""
+
+    async def step(http, directory):
+        for run_id in ("run-1", "run-2"):
+            sent = await http.put("/jobs/flights", content=body(spec(run_id=run_id)), headers=GOOD)
+            assert sent.status_code == 200
+        for query, run_id in (("", "run-2"), ("?run=run-1", "run-1"), ("?run=run-2", "run-2")):
+            answer = await http.get(f"/jobs/flights{query}", headers=GOOD)
+            assert msgspec.json.decode(answer.content, type=JobStatus).run_id == run_id
+        stopped = await http.post("/jobs/flights/stop?run=run-1", content=b'{"mode": "now"}', headers=GOOD)
+        assert stopped.status_code == 202
+        assert directory.run("flights", "run-1").outcome.outcome == "cancelled"
+        assert directory.run("flights", "run-2").outcome is None
+        assert (await http.get("/jobs/flights?run=run-3", headers=GOOD)).status_code == 404
+        assert (await http.get("/jobs/flights?run=../x", headers=GOOD)).status_code == 400
+
+    calls(step)

@@ -1,0 +1,358 @@
+"""Several daemons on one storage: one leads, the others stand by. Real processes, real TCP, kill -9, SIGSTOP."""
+
+import asyncio
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from coordinator_world import spec, started
+from tcp_slot import TcpSlot, wait_for
+from test_daemon import JOB, Daemon, log_of_url, one_checkpoint, records, refused, running_slots, until_closed
+
+from barrier_runtime.coordinator.client.client import LedByAnother, UnknownJob
+from barrier_runtime.coordinator.client.failover import FailoverClient
+from barrier_runtime.coordinator.client.rest_token import daemon_key
+from barrier_runtime.coordinator.log.lease_record import decode_lease
+from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
+from barrier_runtime.coordinator.server.lease import Holder
+from barrier_runtime.coordinator.server.leases import Leases
+from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.coordinator.wire.handshake import job_secret
+from barrier_runtime.coordinator.wire.messages import Deploy, Halt, Registered, Shutdown, Start, Trigger, TryElsewhere
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.paths import Paths
+
+LEASE = ("--lease", "0.5")
+PATHS = Paths("flights")
+
+
+@pytest.fixture
+def daemons(tmp_path):
+    with Daemon(tmp_path, *LEASE) as first, Daemon(tmp_path, *LEASE) as second:
+        for daemon in (first, second):
+            wait_for("the daemon to answer", lambda daemon=daemon: answers(daemon))
+        yield first, second
+
+
+def answers(daemon):
+    try:
+        return daemon.client.health()
+    except Unavailable:
+        return None
+
+
+def all_of(*daemons):
+    return FailoverClient([daemon.client.url for daemon in daemons], "5" * 64)
+
+
+def addresses(*daemons):
+    return [daemon.control_address for daemon in daemons]
+
+
+def find_leader(slots, *daemons):
+    """Every slot looks for the daemon that serves it; returns where they are."""
+    for slot in slots:
+        slot.close()
+    return {slot.seek(addresses(*daemons)) for slot in slots}
+
+
+def lease_of(folder):
+    key = PATHS.lease
+    try:
+        return decode_lease(key, (folder / "store" / key).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def history_of(folder):
+    return decode_history(PATHS.history, (folder / "store" / PATHS.history).read_bytes())
+
+
+def led_by(folder, daemon):
+    """A lease with this daemon's address, written by it."""
+    host, port = daemon.control_address
+    found = lease_of(folder)
+    return found if found is not None and found.control == f"{host}:{port}" and not found.released else None
+
+
+def test_a_slot_that_lost_its_connection_is_sent_back_to_the_healthy_leader(daemons, tmp_path):
+    """F6: a standby fences nobody; the generation and the coordinator stay the same."""
+    leader, standby = daemons
+    slots = running_slots(leader, msgspec.structs.replace(JOB, reconnect_grace_ms=20_000))
+    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    last = one_checkpoint(slots)
+    for _ in range(5):
+        slots[0].close()
+        assert slots[0].seek(addresses(standby, leader)) == leader.control_address
+    assert f"is led by daemon {leader.control_address[0]}:{leader.control_address[1]}" in slots[0].told[0]
+    assert one_checkpoint(slots) > last
+    assert records(str(tmp_path / "store")).count("FENCE") == 1
+    assert "LEAD" not in records(str(tmp_path / "store"))
+
+
+def test_a_killed_leader_is_followed_by_the_standby_in_the_same_generation(daemons, tmp_path):
+    """F6, F8, F9: no FENCE, no Halt: what runs goes on; counters and history go on."""
+    leader, standby = daemons
+    slots = running_slots(leader)
+    for _ in range(3):
+        last = one_checkpoint(slots)
+    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    wait_for("the history", lambda: history_of(tmp_path).completed >= 3)
+    before = history_of(tmp_path)
+    leader.vanish()
+    assert find_leader(slots, leader, standby) == {standby.control_address}
+    assert one_checkpoint(slots) > last
+    assert records(str(tmp_path / "store")).count("FENCE") == 1
+    assert not any(isinstance(message, Halt) for slot in slots for message in slot.inbox)
+    wait_for("the standby's lease", lambda: led_by(tmp_path, standby))
+    status = all_of(leader, standby).status("flights", "run-1")
+    assert status.phase == "running"
+    assert status.checkpoints.completed > before.completed
+    assert status.checkpoints.history[: len(before.history)] == before.history
+    numbers = [each.checkpoint for each in status.checkpoints.history]
+    assert all(earlier < later for earlier, later in pairwise(numbers)), "each once, in order"
+    assert status.generations == 1
+
+
+def test_a_leader_that_is_terminated_gives_its_lease_back(tmp_path):
+    """F9: the standby need not wait for the term; here it is far longer than the test's patience."""
+    with Daemon(tmp_path, "--lease", "3000") as leader, Daemon(tmp_path, "--lease", "3000") as standby:
+        slots = running_slots(leader)
+        one_checkpoint(slots)
+        wait_for("the lease", lambda: led_by(tmp_path, leader))
+        leader.process.terminate()
+        assert leader.process.wait(timeout=20) == 0
+        assert lease_of(tmp_path).released
+        assert find_leader(slots, standby) == {standby.control_address}
+        one_checkpoint(slots)
+    assert records(str(tmp_path / "store")).count("FENCE") == 1
+
+
+def test_a_daemon_that_is_started_again_at_its_address_takes_its_own_job_back_at_once(tmp_path):
+    with Daemon(tmp_path, "--lease", "3000") as daemon:
+        slots = running_slots(daemon)
+        last = one_checkpoint(slots)
+        wait_for("the lease", lambda: led_by(tmp_path, daemon))
+        daemon.kill()
+        daemon.start()
+        find_leader(slots, daemon)
+        assert one_checkpoint(slots) > last
+    assert records(str(tmp_path / "store")).count("FENCE") == 1
+
+
+def test_a_stopped_leader_that_wakes_up_is_ended_by_the_log_and_says_who_leads(daemons, tmp_path):
+    """F6, Z8: SIGSTOP, the standby takes over, SIGCONT: one log, no fork, the slots stay where they are."""
+    zombie, successor = daemons
+    slots = running_slots(zombie)
+    last = one_checkpoint(slots)
+    wait_for("the lease", lambda: led_by(tmp_path, zombie))
+    os.kill(zombie.process.pid, signal.SIGSTOP)
+    assert find_leader(slots, successor) == {successor.control_address}
+    after = one_checkpoint(slots)
+    assert after > last
+    os.kill(zombie.process.pid, signal.SIGCONT)
+    third = one_checkpoint(slots)
+    assert third > after
+    said = wait_for("the zombie to stop", lambda: stopped_by_the_log(zombie))
+    assert f"leads job flights now with generation {slots[0].token}" in said
+    with pytest.raises(LedByAnother, match="is led by daemon") as error:
+        zombie.client.status("flights", "run-1")
+    assert error.value.url == successor.client.url
+    assert one_checkpoint(slots) > third
+    assert led_by(tmp_path, successor), "the zombie did not take the lease back"
+    log_of_url(str(tmp_path / "store"))
+
+
+def stopped_by_the_log(daemon, times=1):
+    lines = Path(daemon.log.name).read_text().splitlines()
+    said = [line for line in lines if "job flights: replaced: " in line]
+    return said[-1] if len(said) >= times else None
+
+
+@pytest.mark.slow
+def test_a_job_goes_back_and_forth_between_daemons(daemons, tmp_path):
+    """F6: a daemon that was replaced once can lead the same run again."""
+    slots = running_slots(daemons[0])
+    last, leader = one_checkpoint(slots), daemons[0]
+    for times in range(3):
+        successor = daemons[1] if leader is daemons[0] else daemons[0]
+        wait_for("the lease", lambda leader=leader: led_by(tmp_path, leader))
+        os.kill(leader.process.pid, signal.SIGSTOP)
+        assert find_leader(slots, successor) == {successor.control_address}
+        number = one_checkpoint(slots)
+        assert number > last
+        os.kill(leader.process.pid, signal.SIGCONT)
+        wait_for(
+            "the old leader to stop", lambda leader=leader, times=times: stopped_by_the_log(leader, times // 2 + 1)
+        )
+        last, leader = number, successor
+    assert records(str(tmp_path / "store")).count("FENCE") == 1
+
+
+def test_a_leader_that_lost_all_its_slots_gives_way(daemons, tmp_path):
+    """The leader lives, and can reach the store, but no slot can reach it."""
+    leader, standby = daemons
+    slots = running_slots(leader)
+    last = one_checkpoint(slots)
+    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    assert find_leader(slots, standby) == {standby.control_address}
+    for kind in (Deploy, Start):  # the old leader had begun a generation without them
+        for slot in slots:
+            slot.until(kind)
+    assert one_checkpoint(slots) > last
+    status = all_of(leader, standby).status("flights", "run-1")
+    assert status.phase == "running"
+    assert {slot.state for slot in status.slots} == {"running"}
+    log_of_url(str(tmp_path / "store"))
+
+
+def test_another_run_of_the_job_may_be_submitted_to_any_daemon_and_fences_the_first(daemons, tmp_path):
+    """F6: the lease protects a run from standbys, not a job from its user."""
+    first, second = daemons
+    old = running_slots(first)
+    one_checkpoint(old)
+    wait_for("the lease", lambda: led_by(tmp_path, first))
+    new = running_slots(second, spec(run_id="run-2", checkpoints=JOB.checkpoints))
+    one_checkpoint(new)
+    wait_for("the lease of the new run", lambda: led_by(tmp_path, second))
+    for slot in old:  # they still work, and their next checkpoint meets the log
+        slot.ack(slot.until(Trigger).checkpoint)
+    farewells = [message for message in until_closed(old[0]) if isinstance(message, Shutdown)]
+    assert [farewell.outcome for farewell in farewells] == ["fenced"]
+    assert first.client.status("flights", "run-1").outcome == "fenced"
+    with pytest.raises(LedByAnother):
+        first.client.status("flights")
+    assert all_of(first, second).status("flights").run_id == "run-2"
+
+
+def test_a_new_slot_that_comes_to_a_daemon_before_its_run_is_in_the_log_is_not_sent_home(daemons):
+    """A run that a daemon has never heard of may be about to begin at another one."""
+    first, second = daemons
+    running_slots(first)
+    secret = job_secret(daemon_key("5" * 64), "flights", "run-2")
+    early = TcpSlot("flights", "run-2", secret, 0).connect(second.control_address)
+    answer = early.receive()
+    assert isinstance(answer, TryElsewhere)
+    assert "its driver has to submit it" in answer.reason
+
+
+def test_a_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_first_lease():
+    """The FENCE lands before the lease is written; a slot that asks a standby in between must not start a fight."""
+
+    async def main():
+        store = MemoryStore()
+        started(store)  # another daemon's generation 1, of which no lease tells
+        leases = Leases(store, Holder("b", "b:1", "http://b", 400))
+        directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h", leases=leases)
+        began = asyncio.get_running_loop().time()
+        answer = await directory.for_slot("flights", "run-1")
+        assert isinstance(answer, NotHere)
+        assert not answer.fenced
+        assert "no lease names this run" in answer.reason
+        while isinstance(answer, NotHere):
+            await asyncio.sleep(0.005)
+            answer = await directory.for_slot("flights", "run-1")
+        assert asyncio.get_running_loop().time() - began >= 0.4
+        await directory.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+# ---------------------------------------------------------------- programs
+
+
+def test_the_client_finds_the_leader_wherever_it_is(daemons, tmp_path):
+    leader, standby = daemons
+    slots = running_slots(leader)
+    one_checkpoint(slots)
+    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    client = all_of(standby, leader)
+    assert client.status("flights", "run-1").phase == "running"
+    assert client.url == leader.client.url, "asked first from now on"
+    assert client.trigger("flights", "run-1").answer == "accepted"
+    client = all_of(standby, leader)
+    assert client.submit(JOB).phase == "running", "the run that is led already"
+    assert {daemon.control_port for daemon in client.daemons()} == {port for _, port in addresses(leader, standby)}
+    with pytest.raises(UnknownJob, match="job nobody is not known"):
+        client.status("nobody")
+    client.stop("flights", "now", "run-1")
+    for slot in slots:
+        assert slot.until(Shutdown).outcome == "cancelled"
+
+
+def test_a_new_run_goes_to_a_daemon_that_answers(daemons, tmp_path):
+    dead, living = daemons
+    dead.vanish()
+    client = all_of(dead, living)
+    reply = client.submit(JOB)
+    assert (reply.control_host, reply.control_port) == living.control_address
+    assert client.url == living.client.url
+    assert [daemon.control_port for daemon in client.daemons()] == [living.control_address[1]]
+
+
+def test_while_nobody_leads_the_client_says_that_nobody_answers_rather_than_that_the_job_is_unknown(daemons, tmp_path):
+    leader, standby = daemons
+    slots = running_slots(leader)
+    one_checkpoint(slots)
+    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    leader.vanish()
+    with pytest.raises(Unavailable):
+        all_of(leader, standby).status("flights", "run-1")
+
+
+def test_a_run_that_ended_is_known_to_a_daemon_that_starts_later(tmp_path):
+    """Failed and cancelled are in no log record."""
+    with Daemon(tmp_path) as daemon:
+        slots = running_slots(daemon)
+        one_checkpoint(slots)
+        daemon.client.stop("flights", "now", "run-1")
+        for slot in slots:
+            slot.until(Shutdown)
+        wait_for("the outcome to be written", lambda: history_of(tmp_path).outcome)
+    with Daemon(tmp_path) as later:
+        status = wait_for("the daemon", lambda: answers(later) and later.client.status("flights", "run-1"))
+        assert (status.outcome, status.phase) == ("cancelled", "cancelled")
+        assert status.checkpoints.completed >= 1
+        assert later.client.status("flights") == status
+
+
+def test_a_redirect_to_an_address_that_was_not_given_is_not_followed(daemons, tmp_path):
+    """G2: the token goes only where the user sends it."""
+    leader, standby = daemons
+    slots = running_slots(leader)
+    one_checkpoint(slots)
+    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    with pytest.raises(LedByAnother):
+        all_of(standby).status("flights", "run-1")
+
+
+@pytest.mark.parametrize("lease", ["-1", "0.01", "100000", "nan"])
+def test_a_lease_out_of_bounds_is_refused(tmp_path, lease):
+    assert "give seconds from 0.1 to 3600, or 0 for none" in refused(tmp_path, "--lease", lease)
+
+
+@pytest.mark.parametrize("timeout", ["-1", "0"])
+def test_a_time_in_which_no_connection_could_prove_itself_is_refused(tmp_path, timeout):
+    said = refused(tmp_path, "--handshake-timeout", timeout)
+    assert f"--handshake-timeout {timeout}: give seconds from 0.1 to 3600" in said
+
+
+def test_no_address_is_no_client():
+    with pytest.raises(InvalidJob, match="no coordinator address"):
+        FailoverClient([], "t")
+
+
+def test_slots_find_deploy_and_registered_after_seeking(daemons):
+    """What `seek` looks at is still there to be received."""
+    leader, standby = daemons
+    secret = bytes.fromhex(leader.submit(JOB).secret)
+    slots = [TcpSlot(JOB.job, JOB.run_id, secret, index) for index in (0, 1)]
+    for slot in slots:
+        slot.seek(addresses(leader, standby))
+    for slot in slots:
+        slot.until(Registered)
+        slot.until(Deploy)

@@ -1,0 +1,252 @@
+"""History and counters outlive coordinators and runs, agree with the log, and never stand in a job's way."""
+
+import asyncio
+
+import msgspec
+import pytest
+from coordinator_world import Coordinator, kinds, options, spec, started
+from test_job_runner import JOB, lead, until
+
+from barrier_runtime.coordinator.job.effects import ReadLog
+from barrier_runtime.coordinator.job.events import LogRead
+from barrier_runtime.coordinator.job.facts import Origin
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.status.history import History, RunOutcome, decode_history, encode_history
+from barrier_runtime.coordinator.status.past_run import past_status
+from barrier_runtime.coordinator.wire.messages import Heartbeat
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.paths import Paths
+
+PATHS = Paths("flights")
+
+
+def stored(store):
+    return decode_history(PATHS.history, store.get(PATHS.history))
+
+
+def view(store):
+    return read_log(store, PATHS.log_record, completes=5, restore=None, run_id="run-1")
+
+
+# ---------------------------------------------------------------- counters
+
+
+def test_counters_and_checkpoints_go_on_in_the_next_run_of_the_job():
+    store = MemoryStore()
+    _, _, first = lead(store, checkpoints=3)
+    before = first.status().checkpoints
+    assert stored(store).completed == before.completed == len(before.history)
+    _, _, second = lead(store, job=msgspec.structs.replace(JOB, run_id="run-2"), checkpoints=3)
+    after = second.status()
+    assert after.checkpoints.completed > before.completed
+    assert after.checkpoints.triggered >= after.checkpoints.completed + after.checkpoints.failed
+    assert after.checkpoints.history[: before.completed] == before.history
+    assert after.generations == 2
+    assert after.recoveries[0].token == 1
+    assert stored(store).completed == after.checkpoints.completed
+
+
+def test_a_decision_that_the_history_lacks_is_counted_from_the_log():
+    """The put comes after the decision: a coordinator may die in between."""
+    store = MemoryStore()
+    _, _, runner = lead(store, checkpoints=3)
+    status = runner.status().checkpoints
+    older = status.history[-2]
+    behind = msgspec.structs.replace(
+        stored(store), completed=status.completed - 1, last_completed=older, history=status.history[:-1]
+    )
+    store.put(PATHS.history, encode_history(behind))
+    _, _, second = lead(store, job=msgspec.structs.replace(JOB, run_id="run-2"), checkpoints=1)
+    known = second.status().checkpoints.history
+    assert [each.checkpoint for each in known][: status.completed] == [each.checkpoint for each in status.history]
+    assert known[status.completed - 1].reason == "known from the log alone"
+
+
+def test_at_most_the_last_hundred_checkpoints_are_kept():
+    store = MemoryStore()
+    lead(store, job=msgspec.structs.replace(JOB, checkpoints=options(interval_ms=10)), checkpoints=110)
+    kept = stored(store)
+    assert len(kept.history) == 100
+    assert kept.completed > 100
+
+
+# ---------------------------------------------------------------- trouble
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\x80\x04\x95pickle", b'{"version":9,"job":"flights","run_id":"run-1"}', b'{"version":1,"job":"flights"'],
+    ids=["empty", "pickle", "another version", "cut"],
+)
+def test_a_damaged_history_is_reported_and_stops_nothing(damage):
+    """B6: refused undecoded; the job runs, only its figures start anew."""
+    store = MemoryStore()
+    store.put(PATHS.history, damage)
+    with pytest.raises(Corrupt, match=r"flights/history\.json"):
+        decode_history(PATHS.history, damage)
+    outcome, _, runner = lead(store)
+    assert outcome.outcome == "finished"
+    assert any("flights/history.json" in reason for reason in runner.status().checkpoints.ignored)
+    assert stored(store).completed == runner.status().checkpoints.completed
+
+
+def test_a_history_that_can_not_be_read_or_written_for_a_while_holds_nothing_up():
+    store = MemoryStore()
+    for _ in range(3):
+        store.inject(Fault.FAIL_BEFORE, "get", "history")
+    store.inject(Fault.FAIL_BEFORE, "put", "history")
+
+    async def check(runner, slot):
+        await until(lambda: runner.status().checkpoints.completed >= 2, "checkpoints")
+
+    outcome, _, runner = lead(store, check, checkpoints=4)
+    assert outcome.outcome == "finished"
+    ignored = runner.status().checkpoints.ignored
+    assert any("could not be read" in reason for reason in ignored)
+    assert any("could not be written" in reason for reason in ignored)
+    assert stored(store).completed == runner.status().checkpoints.completed
+
+
+class NoHistoryAllowed(MemoryStore):
+    """A real store whose bucket policy forbids this one key."""
+
+    def put(self, key, data):
+        if key.endswith("history.json"):
+            raise InvalidJob(f"{key}: access denied: allow s3:PutObject")
+        super().put(key, data)
+
+
+def test_a_history_that_may_not_be_written_is_reported():
+    outcome, _, runner = lead(NoHistoryAllowed())
+    assert outcome.outcome == "finished"
+    assert any("history could not be written" in reason for reason in runner.status().checkpoints.ignored)
+
+
+def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_history():
+    """F6: the log's next position is looked at first."""
+    store = MemoryStore()
+
+    async def main():
+        zombie = JobRunner(JOB, store, leader="zombie", host="h")
+        running = asyncio.create_task(zombie.run())
+        await until(lambda: zombie.lead_position is not None, "the first to lead")
+        successor = JobRunner(msgspec.structs.replace(JOB, run_id="run-2"), store, leader="b", host="h")
+        following = asyncio.create_task(successor.run())
+        await until(lambda: successor.lead_position is not None, "the second to lead")
+        await until(lambda: stored(store).run_id == "run-2", "the successor's history")
+        await zombie._put_history(None)
+        assert stored(store).run_id == "run-2"
+        for task in (running, following):
+            task.cancel()
+        await asyncio.gather(running, following, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+# ---------------------------------------------------------------- how a run ended
+
+
+def test_how_a_run_ended_is_told_by_a_daemon_that_did_not_see_it():
+    """Failed and cancelled leave no record in the log: the history tells."""
+    store = MemoryStore()
+
+    async def stop(runner, slot):
+        await until(lambda: runner.status().checkpoints.completed >= 1, "a checkpoint")
+        runner.stop("now")
+
+    lead(store, stop, checkpoints=10_000)
+
+    async def ask(run_id):
+        directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h")
+        status = await directory.past("flights", run_id)
+        await directory.close()
+        return status
+
+    status = asyncio.run(ask("run-1"))
+    assert (status.outcome, status.run_id, status.token) == ("cancelled", "run-1", 1)
+    assert "stopped by its user" in status.reason
+    assert status.checkpoints.completed >= 1
+    assert asyncio.run(ask(None)) == status
+    assert asyncio.run(ask("run-9")) is None
+
+
+def test_an_end_that_the_log_has_grown_beyond_is_void():
+    store = MemoryStore()
+    _, first, _second = started(store)
+    head = view(store).head.position
+    ended = RunOutcome("run-1", "failed", "the disk was full", 1, head)
+    history = History(job="flights", run_id="run-1", outcome=ended)
+    assert past_status(view(store), history, "run-1").outcome == "failed"
+    assert past_status(view(store), history, "run-1").error == "the disk was full"
+    assert past_status(view(store), msgspec.structs.replace(history, outcome=None), "run-1") is None
+    older = msgspec.structs.replace(ended, position=head - 1)
+    assert past_status(view(store), msgspec.structs.replace(history, outcome=older), "run-1") is None
+    assert first.token == 1
+
+
+def test_a_run_that_finished_or_was_taken_over_is_told_from_the_log_alone():
+    store = MemoryStore()
+    lead(store)
+    assert past_status(view(store), None, "run-1").outcome == "finished"
+    lead(store, job=msgspec.structs.replace(JOB, run_id="run-2"))
+    fenced = past_status(view(store), None, "run-1")
+    assert (fenced.outcome, fenced.fenced_by.split()[0]) == ("fenced", "generation")
+    assert past_status(view(MemoryStore()), None, None) is None
+
+
+# ---------------------------------------------------------------- slots that a predecessor knew
+
+
+def test_a_slot_that_hangs_while_the_coordinator_dies_is_known_to_its_successor_by_its_task():
+    """Z9: only the predecessor had heard of it; its Spark task would hold the place until the gang timeout."""
+    store = MemoryStore()
+    first, survivor, _hanging = started(store, spec(slot_timeout_ms=5_000, resume_timeout_ms=1_000))
+    history = first.protocol.history()
+    assert [(known.slot, known.task_attempt) for known in history.slots] == [(0, 0), (1, 0)]
+    second = successor_of(first, survivor, history)
+    second.later(1_000)
+    second.settle()
+    assert second.phase == "ganging"
+    assert second.kills == [], "it may still come"
+    second.later(3_000)
+    survivor.say(Heartbeat(survivor.token))
+    second.later(3_000)
+    assert [(kill.slot, kill.uuid) for kill in second.kills] == [(1, "uuid-1-0")]
+    second.slot(1, attempt=1).connect()
+    assert second.status.kill == ()
+    assert second.phase == "restoring"
+
+
+def test_slots_of_another_run_are_nobody_to_wait_for():
+    store = MemoryStore()
+    first, survivor, _hanging = started(store)
+    history = msgspec.structs.replace(first.protocol.history(), run_id="run-0")
+    second = successor_of(first, survivor, history)
+    assert [slot.slot for slot in second.status.slots] == [0]
+
+
+def test_a_slot_that_a_predecessor_knew_and_that_comes_is_an_ordinary_survivor():
+    store = MemoryStore()
+    first, *slots = started(store)
+    second = successor_of(first, slots[0], first.protocol.history())
+    slots[1].coordinator = second
+    slots[1].connect()
+    second.settle()
+    assert second.phase == "running"
+    assert kinds(store) == ["FENCE", "LEAD"]
+    second.later(1_000)
+    assert second.kills == []
+
+
+def successor_of(first, survivor, history):
+    """A second coordinator that has read log and history, and to which one slot has come."""
+    second = Coordinator(first.store, first.protocol.spec, "leader-b", Origin.ADOPTED, first.now_ms).begin()
+    assert isinstance(second.todo.popleft(), ReadLog)
+    second.post(LogRead(view(first.store), encode_history(history)))
+    survivor.coordinator = second
+    survivor.connect()
+    second.settle()
+    return second

@@ -1,0 +1,60 @@
+"""`barrier-runtime status` against a real daemon: the whole state as JSON, and in one line whether the job gets on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from coordinator_world import options, spec
+from test_daemon import Daemon, running_slots
+
+from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import RestartOptions
+
+JOB = spec(
+    checkpoints=options(interval_ms=50, min_pause_ms=70, max_concurrent=4),
+    restart=RestartOptions(strategy="failure_rate", max_failures=3),
+    progress_timeout_ms=600_000,
+    slot_timeout_ms=600_000,
+)
+
+
+def status(daemon, *job):
+    command = [str(Path(sys.executable).with_name("barrier-runtime")), "status", *job]
+    address = f"http://127.0.0.1:{daemon.sockets[1].getsockname()[1]}"
+    command += ["--coordinator", address, "--token-file", str(daemon.token_file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    with Daemon(tmp_path) as running:
+        yield running
+
+
+def test_the_command_tells_what_a_job_waits_for_and_with_which_options(daemon):
+    daemon.submit(JOB)
+    whole, line = status(daemon, "flights")
+    known = msgspec.json.decode(whole, type=JobStatus)
+    assert known.condition == "STARTING"
+    assert line == f"job flights: STARTING: {known.condition_reason}\n"
+    shown = known.options
+    assert (shown["interval_ms"], shown["min_pause_ms"], shown["max_concurrent"]) == (70, 70, 1)
+    assert shown["restart"] == "failure_rate: 3 failures within 60 s, 0.2 s before each restart"
+    assert shown["progress_timeout_ms"] == 600_000
+
+
+def test_the_list_of_jobs_tells_it_of_each(daemon):
+    slots = running_slots(daemon, JOB)  # their connections are open for as long as they are known here
+    daemon.submit(msgspec.structs.replace(JOB, job="trains"))
+    whole, lines = status(daemon)
+    jobs = {each.job: each for each in msgspec.json.decode(whole, type=list[JobSummary])}
+    assert jobs["flights"].condition == "RUNNING"
+    assert jobs["trains"].condition == "STARTING"
+    assert lines.splitlines() == ["job flights: RUNNING", f"job trains: STARTING: {jobs['trains'].condition_reason}"]
+    for slot in slots:
+        slot.close()

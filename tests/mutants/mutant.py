@@ -1,0 +1,16 @@
+"""What a mutant is: one small change of the product that breaks one rule, and the tests that have to notice it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` occurs exactly once in `file` (relative to the repository) and becomes `new`. `checks`: the cheapest test
+    files or tests that find it, as arguments of pytest."""
+
+    name: str
+    rule: str  # what the change breaks, as a sentence
+    file: str
+    old: str
+    new: str
+    checks: tuple[str, ...]

@@ -1,0 +1,188 @@
+"""The judges of jobs in event time. The oracle is plain arithmetic on the numbers of events (see `events`); what a row
+may lack is said by `EventWorkload.may_be_late` alone."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from checkers import Checker, Report
+from events import EventRow, EventWorkload
+from facts import Facts
+
+from barrier_runtime.coordinator.log.records import Finish, Record
+
+
+class EventChecker(Checker):
+    workload: EventWorkload
+    shows = ""  # what it judges: "windows", "sessions" or "unique"
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._finished = False
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Any]) -> None:
+        if self.workload.sinks[sink] == self.shows:
+            for row in rows:
+                self.row(row)
+
+    def row(self, row: EventRow) -> None: ...
+
+    def all_there(self) -> None:
+        """The job has read everything and says so."""
+
+    def on_record(self, position: int, record: Record) -> None:
+        if isinstance(record, Finish) and record.outcome == "finished" and not self._finished:
+            self._finished = True
+            if self.shows in self.workload.sinks.values():
+                self.all_there()
+
+
+class FiresOnce(EventChecker):
+    """A window fires once per key, whatever was restored, and at whatever parallelism: nothing of it comes back."""
+
+    shows = "windows"
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._fired: dict[tuple[int, int], EventRow] = {}
+
+    def row(self, row: EventRow) -> None:
+        before = self._fired.setdefault((row.key, row.start), row)
+        if before is not row:
+            self.wrong(f"window {row.start} of key {row.key} fired twice: {before}, and then {row}")
+
+
+class WholeWindows(EventChecker):
+    """A window holds each event of its key and time once, and lacks none that was not late; none is lost whole."""
+
+    shows = "windows"
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._fired: set[tuple[int, int]] = set()
+
+    def row(self, row: EventRow) -> None:
+        times = self.workload.times
+        self._fired.add((row.key, row.start))
+        events = self.workload.events_of(row.key, row.start)
+        true = sum(times.bit(*event) for event in events)
+        if row.mask & ~true or row.mask.bit_count() != row.n:
+            self.wrong(f"{row} counts what does not belong to it, or twice: its events are {events}")
+        self._judge_missing(row, [event for event in events if not row.mask & times.bit(*event)])
+
+    def _judge_missing(self, window: EventRow, events: Sequence[tuple[int, int]]) -> None:
+        last_ms = window.start + self.workload.times.window_ms - 1
+        lost = [event for event in events if not self.workload.may_be_late(*event, last_ms)]
+        if lost:
+            self.wrong(f"{window} lacks events (split, number) {lost}, which were not late")
+
+    def all_there(self) -> None:
+        for (key, start), events in self.workload.windows().items():
+            if (key, start) not in self._fired:
+                self._judge_missing(EventRow(key=key, start=start), events)
+
+
+class WholeSessions(EventChecker):
+    """The sessions of a key are its events in order, cut where the watermark may have passed the timer of the last;
+    each ends by exactly that timer. So state that was cleared stays cleared, and a timer fires once, unless deleted."""
+
+    shows = "sessions"
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._next: dict[tuple[int, int], int] = defaultdict(int)  # by (split, key): first number not in a session
+
+    def _event(self, split: int, key: int, seq: int) -> int | None:
+        """The next event of the key from number `seq` on."""
+        times = self.workload.times
+        while times.exists(split, seq):
+            if times.key(split, seq) == key:
+                return seq
+            seq += 1
+        return None
+
+    def row(self, row: EventRow) -> None:
+        times = self.workload.times
+        expected = self._event(row.split, row.key, self._next[row.split, row.key])
+        if row.first != expected or row.n < 1 or row.last < row.first:
+            self.wrong(f"{row}: a session should begin with event {expected}")
+            return
+        number = sum(times.key(row.split, seq) == row.key for seq in range(row.first, row.last + 1))
+        if number != row.n or times.key(row.split, row.last) != row.key:
+            self.wrong(f"{row}: there are {number} events of the key between its first and its last")
+        if row.start != times.at_ms(row.split, row.last) + times.gap_ms:
+            self.wrong(f"{row} ended by a timer that was deleted: its last event sets another one")
+        self._next[row.split, row.key] = row.last + 1
+        following = self._event(row.split, row.key, row.last + 1)
+        if following is not None and not self.workload.may_be_late(row.split, following, row.start):
+            self.wrong(f"{row} ended before the watermark was there: event {following} belongs to it")
+
+    def all_there(self) -> None:
+        times = self.workload.times
+        for split in range(times.splits):
+            for key in {times.key(split, seq) for seq in range(times.count)}:
+                lost = self._event(split, key, self._next[split, key])
+                if lost is not None:
+                    self.wrong(f"event {lost} of split {split} and key {key} is in no session")
+
+
+class SeenOnce(EventChecker):
+    """The first event of each id passes; another one only if the watermark may have advanced by `within` meanwhile."""
+
+    shows = "unique"
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._passed: dict[int, list[int]] = defaultdict(list)  # numbers of the events, by id
+
+    def row(self, row: EventRow) -> None:
+        times = self.workload.times
+        passed = self._passed[row.id]
+        if row.id != times.id(row.split, row.first):
+            self.wrong(f"{row} has another id than its event")
+        elif passed and row.first <= passed[-1]:
+            self.wrong(f"{row} passed after event {passed[-1]} with the same id")
+        elif passed and not self._may_be_forgotten(row.split, passed[-1], row.first):
+            self.wrong(f"{row} passed though event {passed[-1]} with its id had, and cannot be forgotten yet")
+        passed.append(row.first)
+
+    def _may_be_forgotten(self, split: int, before: int, seq: int) -> bool:
+        times = self.workload.times
+        if times.within_ms is None:
+            return False
+        if times.splits > 1 or self.workload.unaligned or self.workload.was_idle(split, seq):
+            return True  # the watermark may have stood still at first (so it does for rows in flight), and jumped since
+        earlier = self.workload.greatest_ms(split, max(0, before - times.batch_rows))
+        return self.workload.greatest_ms(split, seq) - earlier >= times.within_ms
+
+    def all_there(self) -> None:
+        times = self.workload.times
+        for split in range(times.splits):
+            first: dict[int, int] = {}
+            for seq in range(times.count):
+                first.setdefault(times.id(split, seq), seq)
+            lost = [seq for id, seq in first.items() if self._passed[id][:1] != [seq]]
+            if lost:
+                self.wrong(f"the first events with their ids, {lost[:5]} of split {split}, did not pass")
+
+
+class WatermarksMove(EventChecker):
+    """Liveness, asked by the world when all is calm: event time goes on, also past a split that fell silent."""
+
+    shows = "windows"
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self.reached_ms = 0
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Any]) -> None:
+        if self.workload.sinks[sink] != "unique":
+            self.reached_ms = max([self.reached_ms, *(row.start for row in rows)])
+
+    def judge(self, since_ms: int, calm_s: float, state: str) -> None:
+        """`calm_s` of calm passed since the world's clock read `since_ms`."""
+        if self.reached_ms < since_ms:
+            self.wrong(f"event time is {self.reached_ms}, though {calm_s} s of calm passed since {since_ms}: {state}")
+
+
+EVENT_CHECKERS: tuple[type[Checker], ...] = (FiresOnce, WholeWindows, WholeSessions, SeenOnce, WatermarksMove)

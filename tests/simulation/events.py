@@ -1,0 +1,363 @@
+"""The simulated job in event time: numbered events with times out of order, in windows, sessions with timers, and ids
+that are seen once.
+
+Every event is a function of its split and number, as in `workload`. A window sums one bit per event, so a row that
+comes out says exactly which events it holds; a session says how many events of its key it has, the first and the last.
+Some events are later than the bound on disorder, some splits fall silent for a while (or for ever, where the job does
+not end): what may be missing then, and nothing else, is said by `EventWorkload.may_be_late`.
+"""
+
+import datetime
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime import Dataflow, Tumbling, ValueState, count, sum_
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.connectors.source import Polled, Split, SplitReader
+
+KEYS = 3
+BITS = 20  # of one split in a window: no window holds two events of a split whose numbers differ by a multiple of it
+SLOW_MS = 1_000  # between events of a job without end, once it has shown what it has
+FOR_EVER_MS = 3_600_000
+SOURCE = "e"
+
+EVENTS = pa.schema(
+    [
+        ("source", pa.string()),
+        ("split", pa.int32()),
+        ("seq", pa.int64()),
+        ("leg", pa.int32()),  # always 0: so that rows in flight have the identity of all workloads
+        ("key", pa.string()),
+        ("number", pa.int64()),  # of the key
+        ("at", pa.int64()),  # event time, ms
+        ("bit", pa.int64()),
+        ("id", pa.int64()),
+    ]
+)
+WINDOWS = pa.schema([("key", pa.int64()), ("start", pa.int64()), ("n", pa.int64()), ("mask", pa.int64())])
+SESSIONS = pa.schema(
+    [
+        ("split", pa.int64()),
+        ("key", pa.int64()),
+        ("start", pa.int64()),
+        ("n", pa.int64()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+    ]
+)
+IDS = pa.schema([("split", pa.int64()), ("first", pa.int64()), ("id", pa.int64())])
+
+
+@dataclass(frozen=True)
+class EventTimes:
+    """When events happen, when they come, and who they are. Times in ms."""
+
+    splits: int
+    count: int  # events of a split; of a job without end: those that come at `period_ms`
+    start_ms: int  # wall clock at which the first events come
+    period_ms: int
+    bounded: bool
+    window_ms: int
+    bound_ms: int  # on disorder, as the source declares it
+    disorder_ms: int  # what there is of it; more than `bound_ms` makes late rows
+    idle_ms: int | None  # idle timeout
+    pause_at: int | None  # number of the event of split 0 before which it pauses, for ever in a job without end
+    pause_ms: int
+    gap_ms: int  # of sessions
+    within_ms: int | None  # how long ids are remembered
+    text_keys: bool
+    burst_ms: int = 1  # events come together at multiples of it
+    batch_rows: int = 8  # at most, of one poll
+
+    def exists(self, split: int, seq: int) -> bool:
+        if seq < 0 or (self.bounded and seq >= self.count):
+            return False
+        return self.bounded or not self._paused(split, seq)
+
+    def due_ms(self, split: int, seq: int) -> int:
+        """When it comes, wall clock."""
+        if not self.exists(split, seq):
+            return self.start_ms + FOR_EVER_MS
+        paced = -(-self._paced(seq) // self.burst_ms) * self.burst_ms
+        return self.start_ms + paced + (self.pause_ms if self._paused(split, seq) else 0)
+
+    def at_ms(self, split: int, seq: int) -> int:
+        """When it happened: out of order by up to `disorder_ms`. What a pause has held back is old when it comes."""
+        return self.start_ms + self._paced(seq) - self._hash("at", split, seq) % (self.disorder_ms + 1)
+
+    def earliest_ms(self, seq: int) -> int:
+        """No event from `seq` on happened before."""
+        return self.start_ms + self._paced(seq) - self.disorder_ms
+
+    def key(self, split: int, seq: int) -> int:
+        return self._hash("key", split, seq) % KEYS
+
+    def id(self, split: int, seq: int) -> int:
+        """Every fourth event or so has the id of an earlier one."""
+        h = self._hash("id", split, seq)
+        earlier = seq - 1 - (h >> 8) % 12
+        return split * 1_000_000 + (earlier if h % 4 == 0 and earlier >= 0 else seq)
+
+    def window(self, split: int, seq: int) -> int:
+        at = self.at_ms(split, seq)
+        return at - at % self.window_ms
+
+    def gap_before_ms(self, split: int, seq: int) -> int:
+        """How long nothing comes before event `seq`."""
+        return self.due_ms(split, seq) - (self.due_ms(split, seq - 1) if seq else 0)
+
+    def bit(self, split: int, seq: int) -> int:
+        return 1 << (split * BITS + seq % BITS)
+
+    def _paced(self, seq: int) -> int:
+        return min(seq, self.count) * self.period_ms + max(0, seq - self.count) * SLOW_MS
+
+    def _paused(self, split: int, seq: int) -> bool:
+        return self.pause_at is not None and split == 0 and seq >= self.pause_at
+
+    def _hash(self, what: str, split: int, seq: int) -> int:
+        return zlib.crc32(f"{what}-{split}-{seq}".encode()) >> 4
+
+
+@dataclass(frozen=True)
+class EventSource:
+    times: EventTimes
+    now_ms: Callable[[], int] = field(repr=False)  # of the world outside, whatever a process's clock says
+    schema = EVENTS
+    exactly_once = True
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return [Split(f"{SOURCE}-{index}", str(index).encode()) for index in range(self.times.splits)]
+
+    def reader(self, split: Split) -> SplitReader:
+        return _EventReader(self, int(split.payload))
+
+
+class _EventReader:
+    def __init__(self, source: EventSource, split: int) -> None:
+        self._times = source.times
+        self._now_ms = source.now_ms
+        self._split = split
+        self._skew_ns: int | None = None  # of the clock that asks
+        self._next = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._times.bounded and self._next >= self._times.count
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        times, split, now_ms = self._times, self._split, self._now_ms()
+        self._skew_ns = now_ns - now_ms * 1_000_000
+        end = self._next
+        while end - self._next < min(max_rows, times.batch_rows) and times.due_ms(split, end) <= now_ms:
+            end += 1
+        if end == self._next:
+            return None
+        rows = [self._row(seq) for seq in range(self._next, end)]
+        self._next = end
+        columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), EVENTS, strict=True)]
+        return Polled(pa.RecordBatch.from_arrays(columns, schema=EVENTS), 0)
+
+    def _row(self, seq: int) -> tuple[object, ...]:
+        times, split = self._times, self._split
+        key = times.key(split, seq)
+        at, bit, id = times.at_ms(split, seq), times.bit(split, seq), times.id(split, seq)
+        return (SOURCE, split, seq, 0, f"key {key}", key, at, bit, id)
+
+    def next_due_ns(self) -> int | None:
+        if self._skew_ns is None:
+            return None
+        return self._times.due_ms(self._split, self._next) * 1_000_000 + self._skew_ns
+
+    def position(self) -> bytes:
+        return b"%d" % self._next
+
+    def seek(self, position: bytes) -> None:
+        self._next = int(position)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Sessions:
+    """Per split and key: events until none came for `gap_ms` of event time. State is cleared when a session is over."""
+
+    n = ValueState(int, default=0)
+    first = ValueState(int, default=-1)
+    last = ValueState(int, default=-1)
+    over = ValueState(int, default=-1)
+
+    def __init__(self, gap_ms: int) -> None:
+        self._gap_ms = gap_ms
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> None:
+        if self.n.value == 0:
+            self.first.value = row["seq"]
+        else:
+            ctx.timers.delete(self.over.value)
+        self.n.value = self.n.value + 1
+        self.last.value = row["seq"]
+        self.over.value = row["at"] + self._gap_ms
+        ctx.timers.register(row["at"] + self._gap_ms)
+
+    def on_timer(self, key: Any, timestamp_ms: int, ctx: Any) -> Iterator[dict[str, Any]]:
+        split, number = key
+        yield {
+            "split": split,
+            "key": number,
+            "start": timestamp_ms,
+            "n": self.n.value,
+            "first": self.first.value,
+            "last": self.last.value,
+        }
+        for state in (self.n, self.first, self.last, self.over):
+            state.clear()
+
+
+class EventRow(msgspec.Struct, frozen=True):
+    """One row as the sinks write it: a window, a session, or an event whose id is new."""
+
+    split: int = -1
+    key: int = -1
+    start: int = -1  # of the window; the timer that ended the session
+    n: int = 0
+    mask: int = 0
+    first: int = -1
+    last: int = -1
+    id: int = -1
+
+
+_EVENT_ROW = msgspec.json.Decoder(EventRow)
+
+EVENT_GRAPHS = ("windows", "windows", "sessions", "windows-and-sessions", "unique")
+
+
+class EventWorkload:
+    """`graph`: one of EVENT_GRAPHS."""
+
+    audited = False
+
+    def __init__(
+        self,
+        graph: str,
+        times: EventTimes,
+        now_ms: Callable[[], int],
+        out: Callable[[], TwoPhaseCommitSink],
+        side: Callable[[], TwoPhaseCommitSink],
+        unaligned: bool,
+    ) -> None:
+        self.graph = graph
+        self.unaligned = unaligned
+        self.times = times
+        self._now_ms = now_ms
+        self._out = out
+        self._side = side
+        self._indexed: list[int] = [0] * times.splits  # events of each split that are in …
+        self._of_window: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self._greatest: list[list[int]] = [[] for _ in range(times.splits)]  # event time so far, by number
+
+    # ------------------------------------------------------------ the job
+
+    @property
+    def sinks(self) -> dict[str, str]:
+        """What each sink shows."""
+        if self.graph == "windows-and-sessions":
+            return {"out": "windows", "side": "sessions"}
+        return {"out": self.graph}
+
+    def flow(self, job: str) -> Dataflow:
+        times = self.times
+        flow = Dataflow(job)
+        events = flow.source(
+            SOURCE,
+            EventSource(times, self._now_ms),
+            event_time="at",
+            max_out_of_orderness=_ms(times.bound_ms),
+            idle_timeout=None if times.idle_ms is None else _ms(times.idle_ms),
+        )
+        for sink, shows in self.sinks.items():
+            make = {"windows": self._windows, "sessions": self._sessions, "unique": self._unique}[shows]
+            make(events).sink(sink, self._out() if sink == "out" else self._side())
+        return flow
+
+    def _windows(self, events: Any) -> Any:
+        keys = ("key", "number") if self.times.text_keys else ("number",)
+        windows = events.key_by(*keys).window("windows", Tumbling(_ms(self.times.window_ms)), event_time="at")
+        return windows.aggregate(n=count(), mask=sum_("bit")).map_batches(_plain_windows, schema=WINDOWS)
+
+    def _sessions(self, events: Any) -> Any:
+        return events.key_by("split", "number").process(
+            "sessions", Sessions(self.times.gap_ms), schema=SESSIONS, event_time="at"
+        )
+
+    def _unique(self, events: Any) -> Any:
+        within = None if self.times.within_ms is None else _ms(self.times.within_ms)
+        return events.deduplicate("unique", "id", within=within).map_batches(_plain_ids, schema=IDS)
+
+    @staticmethod
+    def rows_in(data: bytes) -> list[EventRow]:
+        return [_EVENT_ROW.decode(line) for line in data.splitlines()]
+
+    @staticmethod
+    def row_of(row: dict[str, Any]) -> EventRow:
+        return EventRow(**row)
+
+    # ------------------------------------------------------------ what is true of its rows
+
+    def events_of(self, key: int, start: int) -> list[tuple[int, int]]:
+        """(split, seq) of all events of a key in the window from `start` on."""
+        times = self.times
+        for split in range(times.splits):
+            while times.earliest_ms(self._indexed[split]) < start + times.window_ms and times.exists(
+                split, self._indexed[split]
+            ):
+                seq = self._indexed[split]
+                self._of_window[times.key(split, seq), times.window(split, seq)].append((split, seq))
+                self._indexed[split] += 1
+        return self._of_window.get((key, start), [])
+
+    def windows(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """All, of a job that ends."""
+        self.events_of(0, self.times.start_ms + FOR_EVER_MS)
+        return dict(self._of_window)
+
+    def greatest_ms(self, split: int, seq: int) -> int:
+        """The greatest event time of the split before event `seq`."""
+        known = self._greatest[split]
+        while len(known) < seq:
+            known.append(max(known[-1] if known else 0, self.times.at_ms(split, len(known))))
+        return known[seq - 1] if seq else 0
+
+    def was_idle(self, split: int, seq: int) -> bool:
+        """The split may have been taken for idle before event `seq`: then nothing waits for its events any more."""
+        times = self.times
+        if times.idle_ms is None:
+            return False
+        pause = times.pause_at if split == 0 and times.pause_at is not None and seq >= times.pause_at else None
+        slow = seq > times.count and times.idle_ms <= SLOW_MS
+        return slow or (pause is not None and times.gap_before_ms(split, pause) > times.idle_ms)
+
+    def may_be_late(self, split: int, seq: int, last_ms: int) -> bool:
+        """The watermark may have reached `last_ms` when event `seq` of `split` came: its own time counts, too."""
+        reached = self.greatest_ms(split, seq + 1) - self.times.bound_ms - 1
+        return reached >= last_ms or self.was_idle(split, seq)
+
+
+def _ms(milliseconds: int) -> datetime.timedelta:
+    return datetime.timedelta(milliseconds=milliseconds)
+
+
+def _plain_windows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [batch.column("number"), batch.column("window_start").cast(pa.int64()), batch.column("n")]
+    return pa.RecordBatch.from_arrays([*columns, batch.column("mask")], schema=WINDOWS)
+
+
+def _plain_ids(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [batch.column("split").cast(pa.int64()), batch.column("seq"), batch.column("id")]
+    return pa.RecordBatch.from_arrays(columns, schema=IDS)

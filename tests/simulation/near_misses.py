@@ -1,0 +1,187 @@
+"""How often each rule was *nearly* broken in a run: the protection spoke, and without it something might have gone
+wrong. A run that never comes near a rule proves nothing about it."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+from barrier_runtime.connectors.files.sink.commit_log import CommitLog
+from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect
+from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
+from barrier_runtime.coordinator.checkpoints.retention import Retention, Verdict
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.protocol import JobProtocol
+from barrier_runtime.coordinator.server import runner as job_runner
+from barrier_runtime.coordinator.wire.messages import Ack
+from barrier_runtime.operators.keyed_progress import Floors
+from barrier_runtime.operators.timers import Timers
+from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.runtime.in_flight import storage as in_flight
+from barrier_runtime.state.errors import Fenced
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+
+Note = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def counted(counter: Counter[str]) -> Iterator[None]:
+    """`counter` gets how often, by what nearly happened."""
+
+    def note(what: str) -> None:
+        counter[what] += 1
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, make in _PROBES:
+            stack.enter_context(patch.object(owner, name, make(getattr(owner, name), note)))
+        yield
+
+
+def _permit(original: Any, note: Note) -> Any:
+    def check_permit(*arguments: Any) -> None:
+        try:
+            original(*arguments)
+        except Fenced:
+            note("a delete refused by its permit")
+            raise
+
+    return check_permit
+
+
+def _ack(original: Any, note: Note) -> Any:
+    def ack(self: Any, ack: Any) -> Any:
+        result = original(self, ack)
+        if result.effect in (AckEffect.LATE, AckEffect.DUPLICATE):
+            note("a late or repeated ack ignored")
+        return result
+
+    return ack
+
+
+def _message(original: Any, note: Note) -> Any:
+    def on_message(self: Any, event: Any, now_ms: int) -> Any:
+        if isinstance(event.message, Ack) and event.message.token != self._job.log.token:
+            note("an ack of another generation ignored")
+        return original(self, event, now_ms)
+
+    return on_message
+
+
+def _highest(original: Any, note: Note) -> Any:
+    def highest_checkpoint(self: Any) -> int:
+        highest: int = original(self)
+        pending = self.generation.pending
+        if highest > max(self.log.checkpoint_floor, 0 if pending is None else pending.next_id - 1):
+            note("a checkpoint id that slots had seen not used again")
+        return highest
+
+    return highest_checkpoint
+
+
+def _completed(original: Any, note: Note) -> Any:
+    def completed(self: Any, kept: Any, open_ids: Any, *rest: Any) -> Any:
+        plan = original(self, kept, open_ids, *rest)
+        if any(dropped.waits_for for dropped in self._dropped):
+            note("a dropped checkpoint's files kept for one under way")
+        return plan
+
+    return completed
+
+
+def _classify(original: Any, note: Note) -> Any:
+    def classify(self: Any, *arguments: Any) -> Any:
+        waiting = {key for dropped in self._dropped for key in dropped.kept.files}
+        for found, verdict in original(self, *arguments):
+            if verdict is Verdict.NEEDED and found.key in waiting:
+                note("an object of a dropped checkpoint spared by the sweep")
+            elif verdict in (Verdict.NEWEST_GENERATION, Verdict.YOUNG, Verdict.ORPHAN):
+                note(f"the sweep met an object: {verdict.value}")
+            yield found, verdict
+
+    return classify
+
+
+def _begin_generation(original: Any, note: Note) -> Any:
+    def begin_generation(self: Any, landed: Any, restored: Any) -> None:
+        if self.generation.ended:
+            note("subtasks that had ended read again")
+        original(self, landed, restored)
+
+    return begin_generation
+
+
+def _find(original: Any, note: Note) -> Any:
+    def find(self: Any, operator: str, subtask: int, files: Any) -> Any:
+        found = original(self, operator, subtask, files)
+        alike = {(ref.name, ref.size) for ref in files}
+        same = [each for each in self._copies.values() if (each.operator, each.subtask) == (operator, subtask)]
+        if any(copy is not found and {each[:2] for each in copy.content} == alike for copy in same):
+            note("a local copy of other bytes under the same names not taken")
+        note("restored from a local copy" if found is not None else "restored from the store")
+        return found
+
+    return find
+
+
+def _append(original: Any, note: Note) -> Any:
+    def append(self: Any, checkpoint: int, token: int, files: Any, origin_of: Any) -> None:
+        original(self, checkpoint, token, files, origin_of)
+        if any(of > checkpoint for of in self._named.values()):
+            note("a commit log is ahead of who commits")
+
+    return append
+
+
+def _read_in_flight(original: Any, note: Note) -> Any:
+    def decoded(store: Any, ref: Any) -> Any:
+        batches = original(store, ref)
+        if len(batches) > 1:
+            note("rows in flight worked off in several pieces")
+        note("rows in flight restored")
+        return batches
+
+    return decoded
+
+
+def _late(original: Any, note: Note) -> Any:
+    def without_late(self: Any, rows: Any, *rest: Any) -> Any:
+        kept = original(self, rows, *rest)
+        if kept[0].num_rows < rows.num_rows:
+            note("a late row dropped")
+        return kept
+
+    return without_late
+
+
+def _floors(original: Any, note: Note) -> Any:
+    def floors(self: Any, *arguments: Any) -> None:
+        note("rescaled with key groups ahead of the others")
+        original(self, *arguments)
+
+    return floors
+
+
+def _timer_deleted(original: Any, note: Note) -> Any:
+    def delete(self: Any, timestamp_ms: int) -> None:
+        note("a timer deleted before its time")
+        original(self, timestamp_ms)
+
+    return delete
+
+
+_PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
+    (job_runner, "check_permit", _permit),
+    (PendingCheckpoints, "ack", _ack),
+    (JobProtocol, "_on_message", _message),
+    (Job, "highest_checkpoint", _highest),
+    (Retention, "completed", _completed),
+    (Retention, "classify", _classify),
+    (Job, "begin_generation", _begin_generation),
+    (LocalCopies, "find", _find),
+    (CommitLog, "append", _append),
+    (in_flight, "_decoded", _read_in_flight),
+    (WindowAggregateOperator, "_without_late", _late),
+    (Timers, "delete", _timer_deleted),
+    (Floors, "__init__", _floors),
+)

@@ -1,0 +1,50 @@
+"""How simulated processes reach the simulated servers of sinks and sources: requests that travel, fail, take effect
+without an answer, or land long after who sent them has given up."""
+
+from collections.abc import Callable
+from typing import Any
+
+from loop import Simulation
+
+_TRAVEL_US = (200, 3_000)
+_GIVE_UP_US = (100_000, 3_000_000)
+_LATE_US = 20_000_000
+_SLOW_US = 10_000_000
+_FATES = ("lost", "no answer", "late", "slow", "ok", "ok", "ok")
+
+
+class Doorway:
+    """`troubled()`: the server is hard to reach now."""
+
+    def __init__(self, simulation: Simulation, troubled: Callable[[], bool]) -> None:
+        self._simulation = simulation
+        self._troubled = troubled
+        self.seen: dict[str, int] = {}
+
+    def ask(self, what: str, effect: Callable[[], Any], lost: Callable[[str], Exception]) -> Any:
+        """From a blocking job. `effect` happens at the server at once or not at all; what it raises is its answer.
+        `lost(why)` makes what the client library raises when there is no answer."""
+        simulation = self._simulation
+        fate = simulation.rng.choice(_FATES) if self._troubled() else "ok"
+        simulation.trace("server", what, fate)
+        self.seen[fate] = self.seen.get(fate, 0) + 1
+        if fate == "lost":
+            simulation.jobs.block(simulation.between_us(*_GIVE_UP_US))
+            raise lost("the request was lost")
+        if fate == "late":
+            simulation.jobs.running(what)
+            simulation.after(simulation.between_us(0, _LATE_US), self._land, effect)
+            simulation.jobs.block(simulation.between_us(*_GIVE_UP_US))
+            raise lost("no answer in time")
+        if fate == "slow":
+            simulation.jobs.block(simulation.between_us(0, _SLOW_US))
+        answer = simulation.jobs.request(simulation.between_us(*_TRAVEL_US), effect, simulation.between_us(*_TRAVEL_US))
+        if fate == "no answer":
+            raise lost("the answer was lost")
+        return answer
+
+    def _land(self, effect: Callable[[], Any]) -> None:
+        try:
+            effect()
+        except Exception as error:  # nobody is left to be told
+            self._simulation.trace("landed late", type(error).__name__)

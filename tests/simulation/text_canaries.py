@@ -1,0 +1,173 @@
+"""More planted bugs: changes of text (see `planting`), each with the kind of job that has to find it. Most are
+mutants of `tests/mutants`, which tests of single classes find as well."""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+from canaries import CANARIES, Canary
+from planting import planted
+
+from tests.mutants.catalogue import MUTANTS
+
+_STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
+    "watermark-is-not-restored": "events",
+    "no-tombstones": "events",
+    "idle-ends-time": "events",
+    "windows-fire-twice-after-rescaling": "events",
+    "in-flight-tail-is-lost": "bank",
+    "ended-subtasks-are-remembered": "bank",
+    "permit-ignores-lead": "bank",
+    "checkpoint-ids-are-used-again": "bank",
+    "commit-log-forgets-names": "bank",
+    "dropped-files-go-at-once": "bank",
+    "sweep-forgets-dropped": "bank",
+}
+
+_CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broken rule, story, file, old, new
+    (
+        "timers-fire-though-deleted",
+        "a timer that was deleted fires at its time",
+        "events",
+        "barrier_runtime/operators/timers.py",
+        "            self._table.delete(entry)\n            self._",
+        "            self._",
+    ),
+    (
+        "newest-first-recovery",
+        "what a successor takes over is committed newest first: rows in the wrong order, a marker that goes back",
+        "topic",
+        "barrier_runtime/runtime/sinks/pending_set.py",
+        "return tuple(sorted(mine, key=lambda entry: (entry.checkpoint, entry.subtask)))",
+        "return tuple(sorted(mine, key=lambda entry: (-entry.checkpoint, entry.subtask)))",
+    ),
+    (
+        "marker-apart-from-its-rows",
+        "rows are committed in one transaction of Kafka, the marker that counts them in the next one",
+        "topic",
+        "barrier_runtime/connectors/kafka/sink/transactions.py",
+        "        returns_within(offsets_s, lambda: producer.send_offsets_to_transaction([offset], group, offsets_s))\n",
+        "        producer.send_offsets_to_transaction([], group, offsets_s)\n"
+        "        producer.commit_transaction(timeout_s)\n"
+        "        producer.begin_transaction()\n"
+        "        returns_within(offsets_s, lambda: producer.send_offsets_to_transaction([offset], group, offsets_s))\n",
+    ),
+    (
+        "first-staged-object-goes-last",
+        "of staged rows that were delivered the first object is deleted last",
+        "tokens",
+        "barrier_runtime/connectors/sink_bases/write_ahead.py",
+        "        store.delete([each.key for entry in entries for each in entry.objects[:1]])\n"
+        "        rest = [each.key for entry in entries for each in entry.objects[1:]]\n"
+        "        if rest:\n"
+        "            store.delete(rest)\n",
+        "        store.delete([each.key for entry in entries for each in entry.objects[1:]])\n"
+        "        store.delete([each.key for entry in entries for each in entry.objects[:1]])\n",
+    ),
+    (
+        "early-ack",
+        "a queue's newest message is acknowledged, not the newest one that a decided checkpoint covers",
+        "queue",
+        "barrier_runtime/connectors/rabbitmq/source.py",
+        "            self._consumer.acknowledge(last)\n",
+        "            self._consumer.acknowledge(self._handed)\n",
+    ),
+    (
+        "owner-tags-alike",
+        "what two jobs of one name stage has one owner's tag: each drops the other's at its start",
+        "twins",
+        "barrier_runtime/connectors/sink_bases/staging.py",
+        "owner = log_tag(log_id(context), context.job_store.url)",
+        'owner = "0" * 16',
+    ),
+    (
+        "hanging-open-not-told",
+        "a job whose slots restore for ever is never said to be in trouble",
+        "hanging",
+        "coordinator/status/health.py",
+        '                return "WAITING_RESTORE", facts.activity\n',
+        '                return "RECOVERING", facts.activity\n',
+    ),
+    (
+        "hanging-operator-not-named",
+        "a slot does not tell which operator it has been opening",
+        "hanging",
+        "barrier_runtime/runtime/execution.py",
+        "        return {name: now_s - since_s for name, since_s in opened_now}\n",
+        "        return {name: now_s - since_s for name, since_s in opened_now[:0]}\n",
+    ),
+    (
+        "upserts-acknowledged-unwritten",
+        "rows that came since the last early lot are acknowledged at the barrier and never written",
+        "upserts",
+        "barrier_runtime/connectors/sink_bases/upsert.py",
+        "        self._buffers.stage(transaction, self._upsert, closed=True)\n",
+        "        self._buffers.stage(transaction, lambda batches: True, closed=True)\n",
+    ),
+    (
+        "fence-not-checked-when-staging",
+        "rows are staged in PostgreSQL without a look at the fence: a zombie's come after its successor's sweep",
+        "staged",
+        "barrier_runtime/connectors/postgres/staged.py",
+        "            copy_into(connection, _temporary(), columns, [data])\n            self._check_fence(connection)\n",
+        "            copy_into(connection, _temporary(), columns, [data])\n",
+    ),
+    (
+        "fence-checked-apart-from-the-staging",
+        "the fence is checked in a transaction before the one that stages rows",
+        "staged",
+        "barrier_runtime/connectors/postgres/staged.py",
+        "            copy_into(connection, _temporary(), columns, [data])\n"
+        "            self._check_fence(connection)\n"
+        "\n"
+        '        self._staging.run("staging rows", work)\n',
+        "            copy_into(connection, _temporary(), columns, [data])\n"
+        "\n"
+        '        self._staging.run("looking at the fence", self._check_fence)\n'
+        '        self._staging.run("staging rows", work)\n',
+    ),
+    (
+        "commits-apart-from-the-move",
+        "rows are moved into the table in one transaction, what is visible is raised in the next one",
+        "staged",
+        "barrier_runtime/connectors/postgres/staged.py",
+        "                (max(visible, checkpoint), self._context.job, self._context.sink, lineage),\n"
+        "            )\n"
+        "\n"
+        "        self._deciding.run(",
+        "                (visible, self._context.job, self._context.sink, lineage),\n"
+        "            )\n"
+        "\n"
+        "        def raised(connection: Any) -> None:\n"
+        "            connection.execute(\n"
+        '                "update barrier_runtime.commits set checkpoint = %s, committed_at = now() "\n'
+        '                "where job = %s and sink = %s and lineage = %s",\n'
+        "                (checkpoint, self._context.job, self._context.sink, lineage),\n"
+        "            )\n"
+        "\n"
+        '        self._deciding.run("moving", work)\n'
+        "        work = raised\n"
+        "        self._deciding.run(",
+    ),
+    (
+        "decided-rows-swept-from-the-table",
+        "a sink that opens drops what older generations staged, also what is decided and not moved yet",
+        "staged",
+        "barrier_runtime/connectors/postgres/staged.py",
+        "        kept = [each.name for each in decided]\n",
+        "        kept: list[str] = []\n",
+    ),
+)
+
+
+def _plant(file: str, old: str, new: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    return partial(planted, file, old, new)
+
+
+for mutant in MUTANTS:
+    if mutant.name in _STORIES:
+        what, plant = f"this does not hold: {mutant.rule}", _plant(mutant.file, mutant.old, mutant.new)
+        CANARIES[mutant.name] = Canary(mutant.name, what, plant, _STORIES[mutant.name])
+for name, what, story, file, old, new in _CHANGES:
+    CANARIES[name] = Canary(name, what, _plant(file, old, new), story)
+assert CANARIES.keys() >= _STORIES.keys(), f"the catalogue has no {_STORIES.keys() - CANARIES.keys()}"

@@ -1,0 +1,65 @@
+"""The judge of idempotent upserts: the target may run ahead of the decisions, and is never behind one."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from checkers import PROTOCOL_CHECKERS, Checker, Report
+from facts import Decision, Facts
+from workload import Row, Workload, transfer
+
+
+class LastValues(Checker):
+    """I5: each account has the row of its last leg that a decided checkpoint covers, or a later one; never is an older
+    generation's written over a newer one's. Of one split: an account's rows are a function of their number."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._values: dict[int, Row] = {}
+        self._tokens: dict[int, int] = {}
+        self._decided: Counter[int] = Counter()  # account -> legs that a decided checkpoint covers
+        self._legs: dict[int, list[tuple[int, int, int]]] = {}  # account -> (seq, leg, balance) of each
+        for seq in range(workload.count):
+            payer, payee, amount = transfer("a", 0, seq)
+            for leg, (account, delta) in enumerate(((payer, -amount), (payee, amount))):
+                legs = self._legs.setdefault(account, [])
+                legs.append((seq, leg, (legs[-1][2] if legs else 0) + delta))
+
+    def on_upserts(self, token: int, rows: Sequence[Row]) -> None:
+        """All of them at once, in order."""
+        for row in rows:
+            newest = self._tokens.get(row.account, 0)
+            if token < newest:
+                self.wrong(f"generation {token} writes {row} over a value of generation {newest}")
+            self._tokens[row.account] = max(token, newest)
+            legs = self._legs.get(row.account, [])
+            if not 1 <= row.n <= len(legs) or legs[row.n - 1] != (row.seq, row.leg, row.balance):
+                self.wrong(f"{row} is written, which is not leg {row.n} of account {row.account}")
+            self._values[row.account] = row
+        for account in sorted({row.account for row in rows}):
+            self._judge(account, f"generation {token} writes")
+
+    def on_decision(self, decision: Decision) -> None:
+        in_flight = Counter(self._account_of(seq, leg) for _, _, seq, leg in decision.in_flight)
+        position = decision.positions.get(("a", 0), 0)
+        for account, legs in sorted(self._legs.items()):
+            read = sum(1 for seq, _, _ in legs if seq < position)
+            self._decided[account] = read - in_flight[account]
+            self._judge(account, f"checkpoint {decision.record.checkpoint} is decided")
+
+    def at_end(self, expected_all: bool) -> None:
+        for account, legs in sorted(self._legs.items()):
+            if expected_all:
+                self._decided[account] = len(legs)
+            self._judge(account, "the job has ended")
+
+    def _judge(self, account: int, when: str) -> None:
+        value = self._values.get(account)
+        if (value.n if value is not None else 0) < self._decided[account]:
+            self.wrong(f"{when}, account {account} has {value}, {self._decided[account]} of its legs are decided")
+
+    @staticmethod
+    def _account_of(seq: int, leg: int) -> int:
+        return transfer("a", 0, seq)[leg]
+
+
+UPSERT_CHECKERS: tuple[type[Checker], ...] = (*PROTOCOL_CHECKERS, LastValues)

@@ -1,0 +1,255 @@
+"""Columns of state: slots, snapshots, removal, eviction; compared with plain dicts."""
+
+import numpy as np
+import pytest
+from backend_bench import Bench, checkpoint, drain, of_operator
+
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.columns.column_table import DenseTable
+from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
+
+COLUMNS = {"count": ("i8", 0), "total": ("f8", 0.0), "highest": ("i4", -1)}
+
+
+def dense(backend: KeyedBackend, key_width: int = 1, evictable: bool = False) -> DenseTable:
+    return backend.dense_table("dense", COLUMNS, key_width, evictable)
+
+
+def count(table: DenseTable, keys: list[tuple[object, ...]]) -> None:
+    slots = table.slots(keys)
+    table.columns["count"][slots] += 1
+    table.columns["total"][slots] += 0.5
+    table.mark_dirty(slots)
+
+
+def content(table: DenseTable) -> dict[tuple[object, ...], tuple[int, float, int]]:
+    slots = table.load_all()
+    columns = (table.columns[name][slots].tolist() for name in COLUMNS)
+    return dict(zip(table.keys_of(slots), zip(*columns, strict=True), strict=True))
+
+
+def test_new_keys_get_distinct_slots_with_the_initial_values(bench: Bench) -> None:
+    table = dense(bench.open())
+    slots = table.slots([("a",), ("b",), (None,)])
+    assert len(set(slots.tolist())) == 3
+    assert table.columns["highest"][slots].tolist() == [-1, -1, -1]
+    assert table.slots([("b",), ("a",)]).tolist() == [slots[1], slots[0]]
+    assert table.keys_of(slots) == [("a",), ("b",), (None,)]
+    assert table.entries == 3
+
+
+def test_integers_have_a_fast_path_that_takes_repeated_values(bench: Bench) -> None:
+    table = dense(bench.open())
+    slots = table.slots_int64(np.array([7, 8, 7, -3, 8]))
+    assert slots[0] == slots[2]
+    assert slots[1] == slots[4]
+    assert table.entries == 3
+    assert table.slots([(7,), (-3,)]).tolist() == [slots[0], slots[3]]
+    assert table.keys_of(slots[:2]) == [(7,), (8,)]
+
+
+def test_both_ways_of_asking_mix_whichever_comes_first(bench: Bench) -> None:
+    table = dense(bench.open())
+    first = table.slots([(1,), (2,)])
+    assert table.slots_int64(np.array([2, 1, 2])).tolist() == [first[1], first[0], first[1]]
+    text = table.slots([("x",), (1,)])
+    assert text[1] == first[0]
+    again = table.slots_int64(np.array([1, 3]))
+    assert again[0] == first[0]
+    assert set(table.keys_of(table.load_all())) == {("x",), (1,), (2,), (3,)}
+
+
+def test_more_keys_than_the_first_capacity_grow_the_columns(bench: Bench) -> None:
+    table = dense(bench.open())
+    for start in range(0, 10_000, 2_500):
+        count(table, [(number,) for number in range(start, start + 2_500)])
+    assert content(table) == {(number,): (1, 0.5, -1) for number in range(10_000)}
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_restored_table_continues_as_if_nothing_had_happened(bench: Bench, as_text: bool) -> None:
+    keys = [(f"key-{number}" if as_text else number,) for number in range(3_000)]
+    backend = bench.open()
+    table = dense(backend)
+    count(table, keys)
+    count(table, keys[:1_000])
+    restored = dense(bench.open([of_operator(checkpoint(backend, 1))]))
+    count(restored, keys[500:1_500])
+    expected = {key: (1 + (number < 1_000) + (500 <= number < 1_500),) for number, key in enumerate(keys)}
+    assert {key: row[:1] for key, row in content(restored).items()} == expected
+
+
+def test_only_dirty_rows_are_written_and_later_changes_belong_to_the_next_snapshot(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    count(table, [("a",), ("b",)])
+    backend.freeze(1)
+    assert table.frozen_entries == 2
+    count(table, [("a",)])
+    drain(backend)
+    first = backend.write_snapshot(1)
+    backend.completed(1)
+    backend.freeze(2)
+    assert table.frozen_entries == 1
+    drain(backend)
+    second = backend.write_snapshot(2)
+    assert content(dense(bench.open([of_operator(first)])))[("a",)][0] == 1
+    assert content(dense(bench.open([of_operator(second)])))[("a",)][0] == 2
+
+
+def test_removed_rows_are_gone_from_the_next_snapshot_and_their_slots_are_used_again(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    keys = [(number, "window") for number in range(10)]
+    count(table, keys)
+    checkpoint(backend, 1)
+    table.remove(table.slots(keys[:4]))
+    assert table.entries == 6
+    count(table, [(100, "window"), (0, "window")])
+    restored = dense(bench.open([of_operator(checkpoint(backend, 2))]))
+    assert sorted(content(restored)) == sorted([*keys[4:], (100, "window"), (0, "window")])
+    assert content(restored)[(0, "window")][0] == 1
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_delta_says_which_rows_are_gone(bench: Bench, as_text: bool) -> None:
+    """R3: so few of many that the snapshot is no base, in which what it does not name is gone anyway."""
+    keys = [(f"key-{number}" if as_text else number,) for number in range(1_000)]
+    backend = bench.open()
+    table = dense(backend)
+    count(table, keys)
+    checkpoint(backend, 1)
+    table.remove(table.slots(keys[:20]))
+    backend.freeze(2)
+    assert [segment.base for segment in table._segments] == [False]
+    drain(backend)
+    second = backend.write_snapshot(2)
+    backend.completed(2)
+    count(table, keys[10:15])  # back again, as new ones
+    third = checkpoint(backend, 3)
+    assert sorted(content(dense(bench.open([of_operator(second)])))) == sorted(keys[20:])
+    restored = content(dense(bench.open([of_operator(third)])))
+    assert sorted(restored) == sorted([*keys[10:15], *keys[20:]])
+    assert {restored[key][0] for key in keys[10:15]} == {1}
+
+
+def test_a_row_that_came_and_went_between_two_barriers_is_never_written(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    count(table, [("a",)])
+    table.remove(table.slots([("a",)]))
+    backend.freeze(1)
+    assert table.frozen_entries == 0
+
+
+def test_a_row_removed_and_made_again_while_frozen_is_the_new_one(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    count(table, [("a",)])
+    backend.freeze(1)
+    table.remove(table.slots([("a",)]))
+    count(table, [("a",)])
+    count(table, [("a",)])
+    drain(backend)
+    first = backend.write_snapshot(1)
+    backend.completed(1)
+    second = checkpoint(backend, 2)
+    assert content(dense(bench.open([of_operator(first)])))[("a",)][0] == 1
+    assert content(dense(bench.open([of_operator(second)])))[("a",)][0] == 2
+
+
+def test_integer_keys_may_become_mixed_while_some_are_frozen(bench: Bench) -> None:
+    backend = bench.open()
+    table = dense(backend)
+    slots = table.slots_int64(np.arange(5))
+    table.columns["count"][slots] += 1
+    table.mark_dirty(slots)
+    table.remove(table.slots_int64(np.array([4])))
+    backend.freeze(1)
+    count(table, [(None,)])
+    drain(backend)
+    restored = dense(bench.open([of_operator(backend.write_snapshot(1))]))
+    assert {key: row[0] for key, row in content(restored).items()} == {(number,): 1 for number in range(4)}
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_an_evictable_table_holds_a_bounded_part_and_forgets_nothing(bench: Bench, as_text: bool) -> None:
+    bench.cache_bytes = 1
+    backend = bench.open()
+    table = dense(backend, evictable=True)
+    expected: dict[tuple[object, ...], int] = {}
+    random = np.random.default_rng(7)
+    for step in range(60):
+        numbers = np.unique(random.integers(0, 8_000, 400))
+        keys: list[tuple[object, ...]] = [(f"k{number}" if as_text else int(number),) for number in numbers]
+        slots = table.slots(keys) if as_text else table.slots_int64(numbers)
+        table.columns["count"][slots] += 1
+        table.mark_dirty(slots)
+        for key in keys:
+            expected[key] = expected.get(key, 0) + 1
+        if step % 20 == 15:
+            checkpoint(backend, step + 1)
+            backend.completed(step + 1)
+    assert table.entries < 3_000
+    restored = dense(bench.open([of_operator(checkpoint(backend, 100))]))
+    assert {key: row[0] for key, row in content(restored).items()} == expected
+    evictable = dense(bench.open([of_operator(checkpoint(backend, 101))]), evictable=True)
+    wanted = list(expected)[:500]
+    slots = evictable.slots(wanted)
+    assert evictable.columns["count"][slots].tolist() == [expected[key] for key in wanted]
+
+
+def test_changed_columns_are_refused_with_the_remedy(bench: Bench) -> None:
+    backend = bench.open()
+    count(dense(backend), [("a",)])
+    restored = bench.open([of_operator(checkpoint(backend, 1))])
+    with pytest.raises(InvalidJob, match=r"operator .*: keep what it computes .*new name to start without"):
+        restored.dense_table("dense", {"count": ("i8", 0)}, 1)
+    with pytest.raises(InvalidJob, match="no columns"):
+        restored.dense_table("empty", {}, 1)
+
+
+def test_a_foreign_key_is_noticed_when_it_is_written_whichever_way_it_came(bench: Bench) -> None:
+    for ask in (
+        lambda table: table.slots_int64(np.arange(50)),
+        lambda table: table.slots([(n, "x") for n in range(50)]),
+    ):
+        backend = bench.open(subtask=0, parallelism=2)
+        table = dense(backend)
+        table.mark_dirty(ask(table))
+        with pytest.raises(ProtocolViolation, match="belongs to key group"):
+            checkpoint(backend, 1)
+
+
+def test_a_removal_that_waits_to_be_written_is_not_read_back_from_the_store(bench: Bench) -> None:
+    backend = bench.open()
+    count(dense(backend), [("a",), ("b",)])
+    again = bench.open([of_operator(checkpoint(backend, 1))])
+    table = dense(again, evictable=True)
+    table.remove(table.slots([("a",)]))
+    again.freeze(2)
+    assert table.columns["count"][table.slots([("a",)])].tolist() == [0]
+    assert table.columns["count"][table.slots([("b",)])].tolist() == [1]
+
+
+def test_large_batches_find_the_same_slots_as_small_ones(bench: Bench) -> None:
+    """The vectorised index against the dict: growing, with repeats, removals, extremes and keys that collide."""
+    table = dense(bench.open())
+    random = np.random.default_rng(3)
+    expected: dict[int, int] = {}
+    for step in range(40):
+        wide = random.integers(-(2**63), 2**63 - 1, 300, endpoint=True)
+        values = np.concatenate([random.integers(0, 3_000, 500), wide, [0, -1, 2**63 - 1, -(2**63)]])
+        if step % 3 == 0:
+            values = values[:100]
+        slots = table.slots_int64(values)
+        for value, slot in zip(values.tolist(), slots.tolist(), strict=True):
+            assert expected.setdefault(value, slot) == slot
+        if step % 5 == 4:
+            gone = np.unique(values)[:50]
+            table.remove(table.slots_int64(gone))
+            for value in gone.tolist():
+                del expected[value]
+    assert table.entries == len(expected)
+    assert len(set(expected.values())) == len(expected)
+    assert table.keys_of(table.slots_int64(np.array([5, 7]))) == [(5,), (7,)]

@@ -1,0 +1,225 @@
+"""RocksDB behind its one doorway: raw mode whatever lies in the folder, one owner per folder, memory within a bound."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.kv.rocksdb import CONFIG_FILE, RocksDbKv, SlotMemory, link_database
+
+MEMORY = SlotMemory(16 << 20)
+
+
+def test_bytes_go_in_and_come_out_as_they_are(tmp_path: Path) -> None:
+    """J4: the canary"""
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    canary = bytes(range(256))
+    kv.write([(b"\0\xff", canary), (b"gone", b"x"), (b"empty", b""), (b"gone", None)])
+    assert (kv.get(b"\0\xff"), kv.get(b"gone"), kv.get(b"empty")) == (canary, None, b"")
+    kv.close()
+
+
+@pytest.mark.parametrize("config", [json.dumps({"raw_mode": False, "prefix_extractors": {}}), "garbage", ""])
+def test_a_configuration_found_in_the_folder_is_not_believed(tmp_path: Path, config: str) -> None:
+    """J4"""
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(b"k", b"v")])
+    kv.flush()
+    kv.close()
+    (tmp_path / "db" / CONFIG_FILE).write_text(config)
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    assert kv.get(b"k") == b"v"
+    kv.close()
+
+
+def test_a_configuration_that_is_a_link_does_not_lead_our_pen(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("keep")
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / CONFIG_FILE).symlink_to(outside)
+    RocksDbKv(tmp_path / "db", MEMORY).close()
+    assert outside.read_text() == "keep"
+
+
+def test_a_scan_gives_the_range_in_order_also_when_much_is_written_meanwhile(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(number.to_bytes(4, "big"), b"v") for number in range(5_000)])
+    start, end = (100).to_bytes(4, "big"), (4_100).to_bytes(4, "big")
+    found = []
+    for key, _ in kv.scan(start, end):
+        found.append(int.from_bytes(key, "big"))
+        if len(found) == 10:
+            kv.write([(bytes(3) + bytes([n]) + b"x", b"v") for n in range(100)])
+    assert [number for number in found if number < 2**31] == list(range(100, 4_100))
+    kv.close()
+
+
+def test_a_scan_that_is_not_read_to_its_end_keeps_no_file_that_was_replaced(tmp_path: Path) -> None:
+    """`deduplicate` reads its state bit by bit for as long as ids are remembered, while the state is rewritten."""
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    keys = [number.to_bytes(4, "big") for number in range(40_000)]
+
+    def rewrite() -> None:
+        kv.write([(key, os.urandom(50)) for key in keys])
+        kv.flush()
+        kv._db.compact_range(None, None)
+
+    def on_disk() -> int:
+        return sum(file.stat().st_size for file in (tmp_path / "db").glob("*.sst"))
+
+    rewrite()
+    one = on_disk()
+    sweeps = []
+    for _ in range(5):
+        sweep = kv.scan(keys[0], keys[-1])
+        assert [next(sweep)[0] for _ in range(2_000)] == keys[:2_000]
+        sweeps.append(sweep)
+        rewrite()
+    assert on_disk() < 1.5 * one
+    assert [key for key, _ in sweeps[0]] == keys[2_000:-1]
+    kv.close()
+
+
+def test_a_folder_has_one_owner_and_the_second_is_told(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    with pytest.raises(Unavailable, match=r"cannot open the state database.*another process still holds it"):
+        RocksDbKv(tmp_path / "db", MEMORY)
+    kv.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB; its folder is called as Spark calls its own, with "lock" in it."""
+    disk = tmp_path / "blockmgr-1"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a small file system")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_on_a_full_disk_the_remedy_is_named_and_closing_is_still_possible(small_disk: Path) -> None:
+    kv = RocksDbKv(small_disk / "db", MEMORY)
+    kv.write([(number.to_bytes(4, "big"), os.urandom(100)) for number in range(20_000)])
+    with (small_disk / "filler").open("wb", buffering=0) as filler:
+        while shutil.disk_usage(small_disk).free:
+            filler.write(bytes(4096))
+    with pytest.raises(Unavailable, match=r"cannot flush .*; free some disk space, it is tried again"):
+        kv.flush()
+    kv.close()
+    (small_disk / "filler").unlink()
+    again = RocksDbKv(small_disk / "db", MEMORY)  # nothing holds it any more
+    again.write([(b"k", b"v")])
+    again.flush()  # waits for the process's one flushing thread, which rests for a second after an error
+    again.close()
+
+
+def test_a_damaged_database_is_corrupt_and_named(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(b"k", b"v")])
+    kv.flush()
+    kv.close()
+    for manifest in (tmp_path / "db").glob("MANIFEST-*"):
+        manifest.write_bytes(b"\x80\x04garbage")
+    with pytest.raises(Corrupt, match=str(tmp_path)):
+        RocksDbKv(tmp_path / "db", MEMORY)
+
+
+def test_a_checkpoint_is_unaffected_by_what_is_written_later(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(b"k", b"one")])
+    kv.flush()
+    kv.checkpoint(tmp_path / "copy")
+    kv.write([(b"k", b"two")])
+    kv.flush()
+    names = [path.name for path in (tmp_path / "copy").iterdir()]
+    link_database(tmp_path / "copy", [name for name in names if name != CONFIG_FILE], tmp_path / "opened")
+    other = RocksDbKv(tmp_path / "opened", MEMORY)
+    assert (kv.get(b"k"), other.get(b"k")) == (b"two", b"one")
+    assert sorted(names) == sorted(path.name for path in (tmp_path / "copy").iterdir())
+    with pytest.raises(Unavailable, match="cannot link"):
+        kv.checkpoint(tmp_path / "copy")
+    kv.close()
+    other.close()
+
+
+def reopened(directory: Path, fresh: Path) -> RocksDbKv:
+    link_database(directory, os.listdir(directory), fresh)
+    return RocksDbKv(fresh, MEMORY)
+
+
+def test_without_a_write_the_next_checkpoint_is_the_last_one_linked_again(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(b"k", b"v")])
+    kv.flush()
+    kv.checkpoint(tmp_path / "1")
+    (tmp_path / "1" / "segments").write_text("another's file, which joined the checkpoint")
+    kv.flush()
+    kv.checkpoint(tmp_path / "2")
+    first, second = ({path.name: path.stat().st_ino for path in (tmp_path / n).iterdir()} for n in ("1", "2"))
+    del first["segments"]
+    assert first == second
+    shutil.rmtree(tmp_path / "1")
+    kv.checkpoint(tmp_path / "3")
+    kv.close()
+    again = reopened(tmp_path / "3", tmp_path / "fresh")
+    assert again.get(b"k") == b"v"
+    again.close()
+
+
+@pytest.mark.parametrize("gone", ["directory", "file"])
+def test_a_last_checkpoint_that_is_gone_is_made_anew(tmp_path: Path, gone: str) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(b"k", b"v")])
+    kv.flush()
+    kv.checkpoint(tmp_path / "1")
+    if gone == "directory":
+        shutil.rmtree(tmp_path / "1")
+    else:
+        next((tmp_path / "1").glob("*.sst")).unlink()
+    kv.checkpoint(tmp_path / "2")
+    kv.close()
+    again = reopened(tmp_path / "2", tmp_path / "fresh")
+    assert again.get(b"k") == b"v"
+    again.close()
+
+
+def test_a_write_between_two_checkpoints_is_in_the_second(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    for number in (1, 2, 3):
+        kv.write([(b"k", b"%d" % number)])
+        kv.flush()
+        kv.checkpoint(tmp_path / str(number))
+    kv.close()
+    for number in (1, 2, 3):
+        again = reopened(tmp_path / str(number), tmp_path / f"fresh-{number}")
+        assert again.get(b"k") == b"%d" % number
+        again.close()
+
+
+def test_all_databases_of_a_slot_share_one_bound(tmp_path: Path) -> None:
+    memory = SlotMemory(8 << 20)
+    stores = [RocksDbKv(tmp_path / str(number), memory) for number in range(3)]
+    for kv in stores:
+        for start in range(0, 40_000, 1_000):
+            kv.write([((start + number).to_bytes(4, "big"), bytes(200)) for number in range(1_000)])
+    assert memory.usage_bytes() > 0
+    for kv in stores:
+        assert kv.memory_bytes() > 0
+    # Memtables over the bound are flushed behind the writes: with little more written, memory comes down to it.
+    deadline = time.monotonic() + 60
+    while memory.usage_bytes() > memory.total_bytes and time.monotonic() < deadline:
+        for number, kv in enumerate(stores):
+            kv.write([(number.to_bytes(4, "big"), b"more")])
+    assert memory.usage_bytes() <= memory.total_bytes
+    for kv in stores:
+        kv.close()
+    with pytest.raises(InvalidJob, match="8 MiB or more"):
+        SlotMemory(1_000)

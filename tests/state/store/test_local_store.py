@@ -1,0 +1,102 @@
+"""The folder store: durability by names, and keys that cannot leave the folder."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.local import TEMPORARY, LocalStore
+
+
+def test_a_link_below_the_folder_leads_nowhere_outside(tmp_path: Path) -> None:
+    """B1"""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    store = LocalStore(tmp_path / "objects")
+    (tmp_path / "objects" / "link").symlink_to(outside)
+    (tmp_path / "objects" / "file").symlink_to(outside / "secret")
+    for operation in (
+        lambda: store.get("link/secret"),
+        lambda: store.put("link/new", b"x"),
+        lambda: store.put_if_absent("link/new", b"x"),
+        lambda: store.delete(["link/secret"]),
+        lambda: store.get("file"),
+    ):
+        with pytest.raises(InvalidJob):
+            operation()
+    assert (outside / "secret").read_bytes() == b"secret"
+    assert sorted(path.name for path in outside.iterdir()) == ["secret"]
+    assert list(store.list("")) == []
+
+
+def test_half_written_files_are_private_and_never_listed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "objects")
+    temporary = tmp_path / "objects" / TEMPORARY
+    assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
+    (temporary / "leftover").write_bytes(b"half")
+    store.put("a", b"x")
+    assert [info.key for info in store.list("")] == ["a"]
+    with pytest.raises(InvalidJob, match="reserved"):
+        store.get(f"{TEMPORARY}/leftover")
+
+
+def test_only_leftovers_older_than_a_day_are_swept_at_the_next_start(tmp_path: Path) -> None:
+    LocalStore(tmp_path)
+    old, new = tmp_path / TEMPORARY / "old", tmp_path / TEMPORARY / "new"
+    for leftover in (old, new):
+        leftover.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    LocalStore(tmp_path)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_failed_put_leaves_the_old_object_and_no_temporary_file(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", b"old")
+    with pytest.raises(Unavailable, match="put of"):
+        store.put_file("a", tmp_path / "nowhere")
+    assert store.get("a") == b"old"
+    assert list((tmp_path / TEMPORARY).iterdir()) == []
+
+
+def test_a_location_that_is_a_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InvalidJob, match="use another location"):
+        LocalStore(tmp_path / "file")
+    with pytest.raises(InvalidJob, match="use another location"):
+        LocalStore(tmp_path / "file" / "below")
+
+
+def test_a_key_below_an_object_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", b"x")
+    with pytest.raises(InvalidJob):
+        store.put("a/b", b"x")
+    with pytest.raises(InvalidJob):
+        store.put_if_absent("a/b", b"x")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InvalidJob, match="writable"):
+        LocalStore(tmp_path / "objects")
+
+
+def test_deleting_the_last_object_of_a_folder_removes_the_folder_and_it_can_come_back(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "objects")
+    store.put("a/b/c", b"x")
+    store.delete(["a/b/c"])
+    assert not (tmp_path / "objects" / "a").exists()
+    store.put("a/b/c", b"y")
+    assert store.get("a/b/c") == b"y"
+
+
+def test_two_stores_on_one_folder_see_each_others_objects(tmp_path: Path) -> None:
+    first, second = LocalStore(tmp_path), LocalStore(tmp_path)
+    first.put("a", b"x")
+    assert second.get("a") == b"x"

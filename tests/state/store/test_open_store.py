@@ -1,0 +1,54 @@
+"""URLs: which store they open, and what is said about those that open none."""
+
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.s3 import S3Store
+
+
+def test_a_path_and_a_file_url_open_the_same_folder(tmp_path: Path) -> None:
+    plain, url = open_store(str(tmp_path / "a b")), open_store((tmp_path / "a b").as_uri())
+    plain.put("x", b"1")
+    assert url.get("x") == b"1"
+    assert isinstance(plain, LocalStore)
+    assert plain.url == url.url
+
+
+def test_a_memory_url_opens_the_store_of_that_name_in_this_process() -> None:
+    first, again, other = open_store("memory://open-a"), open_store("memory://open-a"), open_store("memory://open-b")
+    assert isinstance(first, MemoryStore)
+    assert first is again
+    assert first is not other
+    assert first.url == "memory://open-a"
+
+
+def test_an_s3_url_opens_s3_below_its_prefix(s3_endpoint: str) -> None:
+    store = open_store(f"s3://bucket/some/prefix/?endpoint={s3_endpoint}")
+    assert isinstance(store, S3Store)
+    assert store.url == "s3://bucket/some/prefix"
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("", "use file:///"),
+        ("ftp://host/x", "unknown scheme 'ftp'"),
+        ("gs://bucket/x", "s3://bucket/prefix"),
+        ("file://host/x", "three slashes"),
+        ("s3://", "names no bucket"),
+        ("s3:///prefix", "names no bucket"),
+        ("s3://key:secret@bucket/x", "must not carry credentials"),
+        ("s3://bucket/../x", "segment"),
+        ("s3://bucket/x?endpoint=localhost", "http://"),
+        ("s3://bucket/x?access_key=1", "only endpoint="),
+    ],
+)
+def test_a_url_that_opens_nothing_is_refused_with_the_remedy(url: str, remedy: str) -> None:
+    with pytest.raises(InvalidJob, match=remedy) as raised:
+        open_store(url)
+    assert "secret" not in str(raised.value)

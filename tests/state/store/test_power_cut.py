@@ -1,0 +1,177 @@
+"""The folder store at a power cut, at every moment: what it acknowledged is there, whole."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.object_store import PutOutcome
+from tests.power_cut import Disk, Names
+
+ROWS, OTHER = b"rows" * 5_000, b"other"
+SHA256 = hashlib.sha256(ROWS).hexdigest()
+Act = Callable[[LocalStore], str]  # one request until it is acknowledged; the key that must be there
+
+
+class Killed(BaseException):
+    """The process is gone. No `except Exception` sees it."""
+
+
+def put(store: LocalStore) -> str:
+    store.put("one/put", ROWS)
+    return "one/put"
+
+
+def put_over(store: LocalStore) -> str:
+    store.put("over", OTHER)
+    store.put("over", ROWS)
+    return "over"
+
+
+def put_if_absent(store: LocalStore) -> str:
+    outcome = store.put_if_absent("log/1/record", ROWS)
+    if outcome is PutOutcome.UNKNOWN:
+        raise Unavailable("asked again")
+    return "log/1/record"
+
+
+def publish(store: LocalStore) -> str:
+    if not list(store.list("out/")):
+        store.put("_staging/1/part", ROWS)
+    store.publish("_staging/1/part", "out/part", SHA256)
+    return "out/part"
+
+
+@pytest.fixture(params=["put", "put_over", "put_file", "put_if_absent", "publish"])
+def act(request: pytest.FixtureRequest, tmp_path: Path) -> Act:
+    if request.param != "put_file":
+        return {"put": put, "put_over": put_over, "put_if_absent": put_if_absent, "publish": publish}[request.param]
+    source = tmp_path / "elsewhere"
+    source.write_bytes(ROWS)
+
+    def put_file(store: LocalStore) -> str:
+        store.put_file("data/1/file", source)
+        return "data/1/file"
+
+    return put_file
+
+
+def moments(act: Act, folder: Path) -> list[str]:
+    """What the disk is told to do during it, in a fresh store."""
+    folder.mkdir()
+    seen: list[str] = []
+    disk = Disk(folder)
+    disk.moment = seen.append
+    with disk.plugged_in():
+        act(LocalStore(folder / "store"))
+    return seen
+
+
+@pytest.mark.parametrize("names", ["synced", "all"])
+def test_what_was_acknowledged_is_there_after_a_cut_and_nothing_is_there_in_part(
+    act: Act, names: Names, tmp_path: Path
+) -> None:
+    """O12: also the names of all folders that lead to it, the store's own among them."""
+    count = len(moments(act, tmp_path / "count"))
+    assert count > 4
+    for cut in range(count):
+        _, found = cut_at(act, cut, tmp_path / f"{cut}", names)
+        assert set(found.values()) <= {ROWS, OTHER}, f"cut at {cut}"
+    key, found = cut_at(act, None, tmp_path / "end", names)
+    assert found[key] == ROWS
+
+
+def cut_at(act: Act, moment: int | None, folder: Path, names: Names) -> tuple[str, dict[str, bytes]]:
+    """The key that was acknowledged in the end, and what a cut at that moment left; None: after it was acknowledged."""
+    (folder / "disk").mkdir(parents=True)
+    disk, kept = Disk(folder / "disk"), folder / "kept"
+    with disk.plugged_in():
+        if moment is not None:
+            disk.at_moment(moment, lambda: disk.kept(kept, names))
+        key = act(LocalStore(folder / "disk" / "store"))
+        if moment is None:
+            disk.kept(kept, names)
+    store = LocalStore(kept / "store")
+    return key, {info.key: store.get(info.key) for info in store.list("")}
+
+
+def test_a_request_that_is_repeated_after_a_sync_failed_is_durable_when_it_is_acknowledged(
+    act: Act, tmp_path: Path
+) -> None:
+    """O12: the first attempt gave the name, but nobody knows whether the disk has it."""
+    failing = 0
+    while True:
+        failing += 1
+        root = tmp_path / f"{failing}"
+        root.mkdir()
+        disk = Disk(root)
+        with disk.plugged_in():
+            store = LocalStore(root / "store")
+            disk.fail_sync = {disk.syncs + failing}
+            key, attempts = _repeated(act, store)
+            disk.kept(tmp_path / f"{failing}-kept")
+        assert LocalStore(tmp_path / f"{failing}-kept" / "store").get(key) == ROWS, f"sync {failing} failed"
+        if attempts == 1:
+            break
+    assert failing > 2
+
+
+def test_a_process_that_dies_at_any_moment_leaves_nothing_that_a_repeat_takes_for_durable(
+    act: Act, tmp_path: Path
+) -> None:
+    """O12: a folder or a name that somebody has made, and did not come to sync."""
+    count = len(moments(act, tmp_path / "count"))
+    for death in range(count):
+        folder = tmp_path / f"{death}"
+        folder.mkdir()
+        disk = Disk(folder)
+        with disk.plugged_in():
+            disk.at_moment(death, die)
+            with pytest.raises(Killed):
+                act(LocalStore(folder / "store"))
+            key, _ = _repeated(act, LocalStore(folder / "store"))
+            disk.kept(tmp_path / f"{death}-kept")
+        assert LocalStore(tmp_path / f"{death}-kept" / "store").get(key) == ROWS, f"death at {death}"
+
+
+def die() -> None:
+    raise Killed
+
+
+def test_who_hears_that_an_object_exists_may_rely_on_it(tmp_path: Path) -> None:
+    """O12: its writer died between giving it its name and syncing that."""
+    (tmp_path / "disk").mkdir()
+    disk = Disk(tmp_path / "disk")
+    with disk.plugged_in():
+        writer, reader = LocalStore(tmp_path / "disk"), LocalStore(tmp_path / "disk")
+        writer.put("log/0", b"")
+        disk.fail_sync = {disk.syncs + 2}  # that of the folder
+        assert writer.put_if_absent("log/1", ROWS) is PutOutcome.UNKNOWN
+        assert reader.put_if_absent("log/1", OTHER) is PutOutcome.EXISTS
+        disk.kept(tmp_path / "kept")
+    assert LocalStore(tmp_path / "kept").get("log/1") == ROWS
+
+
+def test_a_folder_costs_its_syncs_once(tmp_path: Path) -> None:
+    """Of a thousand objects in one folder each costs two: its bytes, its name."""
+    (tmp_path / "disk").mkdir()
+    disk = Disk(tmp_path / "disk")
+    with disk.plugged_in():
+        store = LocalStore(tmp_path / "disk")
+        store.put("a/b/c/first", ROWS)
+        before = disk.syncs
+        for number in range(20):
+            store.put(f"a/b/c/{number}", ROWS)
+        assert disk.syncs - before == 40
+
+
+def _repeated(act: Act, store: LocalStore) -> tuple[str, int]:
+    for attempt in range(1, 10):
+        try:
+            return act(store), attempt
+        except Unavailable:
+            continue
+    raise AssertionError("nine attempts failed, though only one sync does")

@@ -1,0 +1,243 @@
+"""S3's many ways to fail, against a server on loopback that answers what it is told, and against a real one."""
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound, PutOutcome
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.s3 import RetryBudget, S3Store
+
+
+class Script:
+    """Answers in order; the last one is repeated. `None` closes the connection without an answer."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, str] | None] = [(200, "")]
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                script.requests.append((self.command, self.path, headers))
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                answer = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+                if answer is None:
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+                status, code = answer
+                body = f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode() if code else b""
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            do_PUT = do_GET = do_HEAD = do_POST = do_DELETE = answer
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        self.thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "canary-key-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    script = Script()
+    yield script
+    script.close()
+
+
+@pytest.fixture
+def store(script: Script) -> S3Store:
+    budget = RetryBudget(attempts=3, first_wait_s=0.001, longest_wait_s=0.001, read_timeout_s=0.3)
+    return S3Store("bucket", "jobs", script.endpoint, budget)
+
+
+def test_a_conditional_put_carries_the_condition_and_a_checksum(script: Script, store: S3Store) -> None:
+    """O1"""
+    assert store.put_if_absent("log/1", b"x") is PutOutcome.LANDED
+    [(method, path, headers)] = script.requests
+    assert (method, path) == ("PUT", "/bucket/jobs/log/1")
+    assert headers["if-none-match"] == "*"
+    assert "x-amz-checksum-sha256" in headers
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ((412, "PreconditionFailed"), PutOutcome.EXISTS),
+        ((409, "ConditionalRequestConflict"), PutOutcome.UNKNOWN),
+        ((500, "InternalError"), PutOutcome.UNKNOWN),
+        ((503, "SlowDown"), PutOutcome.UNKNOWN),
+        ((400, "RequestTimeout"), PutOutcome.UNKNOWN),
+        (None, PutOutcome.UNKNOWN),
+    ],
+)
+def test_a_conditional_put_tells_three_outcomes_apart_and_reaches_the_store_once(
+    script: Script, store: S3Store, answer: tuple[int, str] | None, outcome: PutOutcome
+) -> None:
+    """O2"""
+    script.answers = [answer]
+    assert store.put_if_absent("log/1", b"x") is outcome
+    assert len(script.requests) == 1
+
+
+def test_a_conditional_put_without_any_answer_is_unknown(store: S3Store, script: Script) -> None:
+    """O3"""
+    silent = threading.Event()
+    original = script.server.RequestHandlerClass.answer  # type: ignore[attr-defined]
+
+    def wait(handler: BaseHTTPRequestHandler) -> None:
+        silent.wait(5)
+        original(handler)
+
+    script.server.RequestHandlerClass.do_PUT = wait  # type: ignore[attr-defined]
+    assert store.put_if_absent("log/1", b"x") is PutOutcome.UNKNOWN
+    silent.set()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda store: store.put("a", b"x"),
+        lambda store: store.get("a"),
+        lambda store: list(store.list("a")),
+        lambda store: store.delete(["a"]),
+    ],
+)
+def test_a_storm_of_errors_is_borne_within_a_budget_and_then_named(
+    script: Script, store: S3Store, operation: Callable[[S3Store], object]
+) -> None:
+    """O5"""
+    script.answers = [(503, "SlowDown")]
+    with pytest.raises(Unavailable, match="gave up after 3 attempts"):
+        operation(store)
+    assert len(script.requests) == 3
+
+
+def test_trouble_that_passes_is_not_even_seen(script: Script, store: S3Store) -> None:
+    """O5"""
+    script.answers = [(500, "InternalError"), None, (200, "")]
+    store.put("a", b"x")
+    assert len(script.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "remedy"),
+    [
+        ((404, "NoSuchBucket"), "create it"),
+        ((403, "AccessDenied"), "permissions"),
+        ((403, "InvalidAccessKeyId"), "permissions"),
+    ],
+)
+def test_what_a_person_must_fix_is_said_at_once_with_the_remedy_and_without_secrets(
+    script: Script, store: S3Store, answer: tuple[int, str], remedy: str
+) -> None:
+    """J6"""
+    script.answers = [answer]
+    for operation in (
+        lambda: store.put("a", b"x"),
+        lambda: store.put_if_absent("a", b"x"),
+        lambda: store.get("a"),
+        lambda: list(store.list("")),
+    ):
+        with pytest.raises(InvalidJob, match=remedy) as raised:
+            operation()
+        assert "canary" not in str(raised.value)
+    assert len(script.requests) == 4
+
+
+def test_an_absent_object_is_not_retried(script: Script, store: S3Store) -> None:
+    script.answers = [(404, "NoSuchKey")]
+    with pytest.raises(ObjectNotFound):
+        store.get("a")
+    assert len(script.requests) == 1
+
+
+def test_no_server_at_all_is_unavailable_and_a_conditional_put_unknown(
+    monkeypatch: pytest.MonkeyPatch, script: Script
+) -> None:
+    budget = RetryBudget(attempts=2, first_wait_s=0.001, longest_wait_s=0.001, connect_timeout_s=0.5)
+    store = S3Store("bucket", "", "http://127.0.0.1:1", budget)
+    with pytest.raises(Unavailable, match="gave up after 2 attempts"):
+        store.put("a", b"x")
+    assert store.put_if_absent("a", b"x") is PutOutcome.UNKNOWN
+
+
+def test_a_bucket_that_does_not_exist_is_named(s3_endpoint: str) -> None:
+    store = open_store(f"s3://no-such-bucket/prefix?endpoint={s3_endpoint}")
+    for operation in (lambda: store.put("a", b""), lambda: store.put_if_absent("a", b""), lambda: list(store.list(""))):
+        with pytest.raises(InvalidJob, match=re.escape("'no-such-bucket' does not exist: create it")):
+            operation()
+
+
+def test_a_file_above_the_size_of_a_single_put_travels_in_parts(
+    s3_url: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S12"""
+    monkeypatch.setattr("barrier_runtime.state.store.s3._SINGLE_PUT_BYTES", 6 << 20)
+    store = open_store(s3_url("x"))
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.write_bytes(bytes(range(256)) * 4 * 10_000)
+    store.put_file("data/big", source)
+    store.get_file("data/big", copy)
+    assert copy.read_bytes() == source.read_bytes()
+
+
+def test_a_published_object_that_came_in_parts_is_compared_by_content(
+    s3_url: Callable[[str], str], tmp_path: Path
+) -> None:
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr("barrier_runtime.state.store.s3._SINGLE_PUT_BYTES", 5 << 20)
+    store = open_store(s3_url("x"))
+    source = tmp_path / "source"
+    source.write_bytes(b"0123456789abcdef" * 600_000)
+    store.put_file("staged", source)
+    monkey.undo()
+    sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
+    store.publish("staged", "final", sha256)
+    store.publish("staged", "final", sha256)
+    assert [info.key for info in store.list("")] == ["final"]
+
+
+def test_a_publish_that_another_process_finishes_first_is_success(
+    s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T10: a commit of an old generation comes between two looks of the new one's recovery."""
+    store, other = open_store(s3_url("race")), open_store(s3_url("race"))
+    store.put("staged", b"rows")
+    sha256 = hashlib.sha256(b"rows").hexdigest()
+    copy = store._copy  # type: ignore[attr-defined]
+
+    def overtaken(staged: str, final: str) -> None:
+        other.publish(staged, final, sha256)
+        copy(staged, final)
+
+    monkeypatch.setattr(store, "_copy", overtaken)
+    store.publish("staged", "final", sha256)
+    assert other.get("final") == b"rows"

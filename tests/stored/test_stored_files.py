@@ -1,0 +1,153 @@
+"""What earlier releases stored is restored and goes on exactly once: logs, manifests, RocksDB files, segments, commits.
+
+Each archive is the folder of a job that was killed with SIGKILL: `program.py` run by the release of that commit, with
+two subtasks, transactions committed and pending, and (unaligned) rows in flight.
+"""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored_rows import rows
+
+from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
+from barrier_runtime.state.store.open import open_store
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+WINDOW_MS = 7_000
+GO_ON = """
+import sys
+sys.path.insert(0, {here!r})
+from program import flow
+flow.run_local(parallelism={parallelism}, checkpoint_interval=0.2, checkpoints={checkpoints!r}, unaligned={unaligned})
+"""
+
+pytestmark = pytest.mark.slow
+
+
+class Job:
+    """A stored job in a folder of its own."""
+
+    def __init__(self, archive: Path, folder: Path) -> None:
+        with tarfile.open(archive) as stored:
+            stored.extractall(folder, filter="data")
+        self.folder = folder
+        (folder / "may-commit").touch()
+
+    def go_on(self, parallelism: int, unaligned: bool, until: Callable[[], bool], patience_s: float = 120.0) -> None:
+        """Run by the present release until `until`, then stopped with Ctrl-C."""
+        code = GO_ON.format(
+            here=str(HERE), parallelism=parallelism, checkpoints=str(self.folder / "checkpoints"), unaligned=unaligned
+        )
+        for later in (self.folder / "later").iterdir():
+            later.rename(self.folder / "watched" / later.name)
+        log = (self.folder / "log.txt").open("w+")
+        environment = {**os.environ, "BARRIER_STORED": str(self.folder), "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
+        try:
+            for _ in range(int(patience_s / 0.1)):
+                if until():
+                    break
+                try:
+                    process.wait(0.1)
+                except subprocess.TimeoutExpired:
+                    continue
+                pytest.fail(f"the job ended: {self._told(log)}")
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+        assert until(), self._told(log)
+
+    def _told(self, log: Any) -> str:
+        log.seek(0)
+        return str(log.read())[-4_000:]
+
+    def visible(self, sink: str) -> list[dict[str, Any]]:
+        store = open_store(str(self.folder / "out" / sink))
+        found: list[dict[str, Any]] = []
+        for record in read_commit_log(store, "stored", f"{sink}-out"):
+            for file in record.files:
+                lines = store.get(file.name).decode().splitlines()
+                found += csv.DictReader(lines) if file.name.endswith(".csv") else map(json.loads, lines)
+        return found
+
+
+FIXED = list(rows("fixed"))
+PER_KEY = Counter(row["k"] for row in FIXED)
+
+
+def at_ms(row: dict[str, Any]) -> int:
+    return round(datetime.fromisoformat(row["at"]).replace(tzinfo=timezone.utc).timestamp() * 1000)
+
+
+def windows() -> dict[tuple[int, int], tuple[int, int, float, float, float]]:
+    """Key and start in ms → n, total, low, high, mid; as plain Python has it."""
+    members = defaultdict(list)
+    for row in FIXED:
+        members[row["k"], at_ms(row) // WINDOW_MS * WINDOW_MS].append(row)
+    return {
+        window: (
+            len(them),
+            sum(row["n"] for row in them),
+            min(row["x"] for row in them),
+            max(row["x"] for row in them),
+            sum(row["n"] for row in them) / len(them),
+        )
+        for window, them in members.items()
+    }
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize("kind", ["aligned", "unaligned"])
+def test_a_job_killed_under_an_earlier_release_goes_on_exactly_once(
+    kind: str, parallelism: int, tmp_path: Path
+) -> None:
+    job = Job(HERE / f"f69d69f-{kind}.tar.xz", tmp_path)
+    ids = {row["n"] for row in rows("watched")}
+
+    def all_there() -> bool:
+        quiet = [row for row in job.visible("quiet") if row["what"] == "row"]
+        return (
+            len(quiet) >= len(FIXED)
+            and len(job.visible("running")) >= len(FIXED)
+            and len(job.visible("once")) >= len(ids)
+            and len(job.visible("windows")) >= len(windows())
+        )
+
+    job.go_on(parallelism, kind == "unaligned", all_there)
+    quiet = [row for row in job.visible("quiet") if row["what"] == "row"]
+    assert sorted(row["n"] for row in quiet) == sorted(row["n"] for row in FIXED)
+    assert sorted((row["k"], row["seen"]) for row in quiet) == [
+        (key, number) for key in sorted(PER_KEY) for number in range(1, PER_KEY[key] + 1)
+    ]
+    assert sorted(row["n"] for row in job.visible("once")) == sorted(ids)
+    running = job.visible("running")
+    assert sorted((int(row["k"]), int(row["rows"])) for row in running) == [
+        (key, number) for key in sorted(PER_KEY) for number in range(1, PER_KEY[key] + 1)
+    ]
+    last = {int(row["k"]): row for row in running if int(row["rows"]) == PER_KEY[int(row["k"])]}
+    for key, row in last.items():
+        total = sum(row["n"] for row in FIXED if row["k"] == key)
+        assert (int(row["total"]), float(row["mid"])) == (total, total / PER_KEY[key])
+    found = [
+        ((row["k"], start_of(row)), (row["n"], row["total"], row["low"], row["high"], row["mid"]))
+        for row in job.visible("windows")
+    ]
+    assert sorted(found) == sorted(windows().items())
+
+
+def start_of(row: dict[str, Any]) -> int:
+    return at_ms({"at": row["window_start"].replace("Z", "")})
