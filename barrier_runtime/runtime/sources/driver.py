@@ -195,10 +195,9 @@ class SourceDriver:
         return Batch(polled.rows, polled.emit_ns, reached) if polled is not None and polled.rows.num_rows else None
 
     def watermark(self) -> int | None:
-        """Lowest watermark of the unfinished splits; None while one of them has none. WATERMARK_MAX when all are
-        done; while more are looked for, that of those which are done."""
-        if self.finished:
-            return WATERMARK_MAX
+        """Lowest watermark of the unfinished splits; None while one of them has none. When all are done, that of the
+        rows they had: the end of the input comes after it, so that a timer which the last rows make due fires before
+        those that only the end makes due, however the rows were cut into batches."""
         if self._spec.event_time is None:
             return None
         if not self._queue:

@@ -147,6 +147,7 @@ def own_watermarks(stream: Stream) -> Stream:
     return sessions(stream.rebalance().with_watermarks("t", 3 * MS))
 
 
+PARALLEL = [{"parallelism": 1}, {"parallelism": 2, "wire": False}, {"parallelism": 3, "wire": True}]
 FLOWS = [sessions, windows, windows_of_sessions, timers_of_windows, timers_of_sessions, steps_before, own_watermarks]
 
 
@@ -186,6 +187,22 @@ def test_rows_give_the_same_results_however_they_are_cut_into_batches(
     assert ran(rows, [len(rows)], step, disorder_ms) == row_by_row
 
 
+def test_what_the_last_rows_make_due_fires_before_the_end_of_the_input() -> None:
+    """The rows that bring event time there may be filtered out, or go to another subtask."""
+    filtered = [{"k": "a", "t": t, "n": n} for n, t in enumerate((1_000, 1_000, 1_031, 1_031))]
+    for sizes in ([1] * 4, [3, 1], [4]):
+        assert [row["t"] for row in ran(filtered, sizes, steps_before, 0)] == [1_000, 1_000, 1_000, 1_030, 1_037]
+    elsewhere = [{"k": "c", "t": 1_000, "n": 1}, {"k": "a", "t": 1_031, "n": 1}]
+    for options in PARALLEL:
+        assert sorted(row["t"] for row in ran(elsewhere, [1, 1], sessions, 0, **options)) == [
+            1_000,
+            1_030,
+            1_031,
+            1_037,
+            1_061,
+        ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [sessions, windows])
 @settings(max_examples=6, deadline=None)
@@ -200,9 +217,6 @@ def test_one_split_gives_the_same_results_at_every_parallelism(
         return sorted(map(str, ran(rows, sizes, step, disorder_ms, **options)))
 
     assert results(sizes, parallelism=parallelism, wire=wire) == results([1] * len(rows))
-
-
-PARALLEL = [{"parallelism": 1}, {"parallelism": 2, "wire": False}, {"parallelism": 3, "wire": True}]
 
 
 @pytest.mark.parametrize("options", PARALLEL)
