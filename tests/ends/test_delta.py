@@ -203,6 +203,32 @@ def test_a_commit_that_is_repeated_shows_nothing_twice(url: str) -> None:
     assert numbers(url) == [1, 2]
 
 
+def test_the_log_is_asked_for_our_transactions_only_when_somebody_else_wrote(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs reads the whole log for an answer; commits of many parts, or on a long log, would take ever longer."""
+    asked = []
+    answer = DeltaTable.transaction_version
+
+    def asking(self: DeltaTable, application: str) -> int | None:
+        asked.append(application)
+        return answer(self, application)
+
+    monkeypatch.setattr(DeltaTable, "transaction_version", asking)
+    sink = opened(DeltaSink(folder))
+    for checkpoint in range(1, 21, 2):
+        two = [pre_committed(sink, checkpoint + n, [checkpoint + n]) for n in range(2)]
+        for each in two:
+            sink.commit(each)
+        sink.commit_globally(checkpoint + 1, two)
+    assert len(asked) == 1
+    other = opened(DeltaSink(folder), lineage="other")
+    committed(other, 1, [0])
+    committed(sink, 21, [21])
+    assert numbers(folder) == list(range(22))
+    assert 2 <= len(asked) <= 4
+
+
 def test_checkpoint_ids_of_another_start_begin_again_and_nothing_is_skipped(url: str) -> None:
     """T14"""
     committed(opened(DeltaSink(url), lineage="first"), 100, [1])

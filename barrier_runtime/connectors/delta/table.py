@@ -32,6 +32,7 @@ _APPENDABLE = {  # features of a table that whole new files cannot violate, or w
     *("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"),
     *("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns"),
 }
+_NOTHING_KNOWN: tuple[int, dict[str, int]] = (-1, {})
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -49,6 +50,7 @@ class DeltaLog:
         self._options = _storage_options(url)
         self._table: Any = None  # the newest that was seen; None: load it
         self._synced = -1  # version up to which the log is known to survive a power cut
+        self._known = _NOTHING_KNOWN  # of this version: applications' highest checkpoints
 
     def existing(self) -> "DeltaTableFacts | None":
         """What is there; None when there is no table. Raises `InvalidJob` for a table that must not be appended to."""
@@ -70,16 +72,19 @@ class DeltaLog:
             if table is None:
                 self._create(pending[-1])
                 continue
+            version: int = table.version()
             new = [each for each in pending if each.checkpoint > self._committed(table, each.application)]
             if not new:
-                self._sync(table.version())
+                self._sync(version)
                 return
             self._check(self._facts(table), new)
             try:
                 self._append(table, new)
             except Exception as error:  # lost against another, refused, or nobody knows: look again
                 failed = error
-                self._table = None
+                self._forget()
+            else:  # in the next version at the earliest; if it is that one, nobody else came between
+                self._known = (version + 1, {**self._known[1], **_highest(new)})
         raise Unavailable(
             f"{self._where}: nothing could be committed to the table {self._store.url} in {_ATTEMPTS} attempts "
             f"({_brief(failed) if failed else 'it vanished each time'}); it is tried again"
@@ -96,19 +101,30 @@ class DeltaLog:
             else:
                 self._table.update_incremental()
         except TableNotFoundError:
-            self._table = None
+            self._forget()
         except Exception as error:
-            self._table = None
+            self._forget()
             raise self._unreadable(error) from error
         return self._table
 
+    def _forget(self) -> None:
+        """It is read anew the next time."""
+        self._table, self._known = None, _NOTHING_KNOWN
+
     def _committed(self, table: Any, application: str) -> int:
-        """The highest checkpoint of this application that the table has; 0 when it has none. May read the log."""
-        try:
-            return table.transaction_version(application) or 0
-        except Exception as error:
-            self._table = None
-            raise self._unreadable(error) from error
+        """The highest checkpoint of this application that the table has; 0 when it has none. delta-rs reads the whole
+        log for every answer, so an answer is kept for as long as the table is at its version."""
+        version: int = table.version()
+        if self._known[0] != version:
+            self._known = (version, {})
+        known = self._known[1]
+        if application not in known:
+            try:
+                known[application] = table.transaction_version(application) or 0
+            except Exception as error:
+                self._forget()
+                raise self._unreadable(error) from error
+        return known[application]
 
     def _unreadable(self, error: Exception) -> Unavailable:
         return Unavailable(
@@ -162,9 +178,6 @@ class DeltaLog:
     def _append(self, table: Any, new: Sequence[DeltaCommittable]) -> None:
         from deltalake.transaction import AddAction
 
-        highest: dict[str, int] = {}
-        for each in new:
-            highest[each.application] = max(each.checkpoint, highest.get(each.application, 0))
         table.create_write_transaction(
             [
                 AddAction(each.file.final, each.file.size, each.partition, each.written_ms, True, each.statistics)
@@ -175,7 +188,7 @@ class DeltaLog:
             table.schema(),
             partition_by=list(table.metadata().partition_columns),
             commit_properties=self._library.CommitProperties(
-                app_transactions=[self._library.Transaction(*each) for each in highest.items()]
+                app_transactions=[self._library.Transaction(*each) for each in _highest(new).items()]
             ),
         )
 
@@ -239,6 +252,14 @@ class DeltaTableFacts:
                 f"{where}: partition_by is {list(partition_by)}, the table {self.url} is partitioned by "
                 f"{list(self.partition_by)}: leave partition_by out, or write to another table"
             )
+
+
+def _highest(committables: Sequence[DeltaCommittable]) -> dict[str, int]:
+    """By application: its last checkpoint among these."""
+    highest: dict[str, int] = {}
+    for each in committables:
+        highest[each.application] = max(each.checkpoint, highest.get(each.application, 0))
+    return highest
 
 
 def _log_key(version: int) -> str:
