@@ -48,6 +48,12 @@ class JobOptions(OptionValues):
                 f"aligned_timeout={options.aligned_timeout!r} has no meaning without unaligned=True: give both, or "
                 "leave it out"
             )
+        said = given if "spark" not in keywords else keywords
+        ignored = [name for name in ("master", "spark_conf") if name in said]
+        if options.spark is not None and ignored:
+            raise InvalidJob(
+                f"{ignored[0]} says how to make a Spark session, and spark= is one that is made: leave one of them out"
+            )
         return options
 
     @classmethod

@@ -54,6 +54,7 @@ def shown(made: Dataflow, **options: Any) -> dict[str, str]:
         ({"spark_conf": ["a=b"]}, "spark_conf=.*: give a dict"),
         ({"unaligned": True, "max_concurrent": 2}, "unaligned does not go with max_concurrent = 2"),
         ({"aligned_timeout": 1}, "aligned_timeout=1.0 has no meaning without unaligned=True"),
+        ({"spark": object(), "master": "local[2]"}, "master says how to make a Spark session, and spark= is one that"),
         ({"coordinator": "http://127.0.0.1:1"}, "coordinator= needs token_file="),
     ],
 )
