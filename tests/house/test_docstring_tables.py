@@ -1,0 +1,155 @@
+"""The tables in docstrings say what the code does: each is parsed and compared with it, or is listed here as prose."""
+
+import ast
+import re
+import typing
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.coordinator.server import lease
+from barrier_runtime.coordinator.status import health
+from barrier_runtime.runtime.sinks import driver, effects, global_committer
+from barrier_runtime.runtime.sinks.global_committer import GlobalCommitDriver, GlobalEffect
+
+ROOT = Path(__file__).resolve().parents[2]
+Row = tuple[str, ...]
+
+PROSE = {  # tables that no code holds as data
+    "barrier_runtime/connectors/postgres/columns.py": "types, by rules: tests/ends/test_postgres_types.py",
+    "barrier_runtime/connectors/sink_bases/file_committable.py": "cases: tests of the sweep",
+    "barrier_runtime/connectors/sink_bases/write_ahead.py": "crash points: certify goes through them",
+    "coordinator/server/last_word.py": "cases: tests/coordinator/server",
+}
+
+
+def tables(docstring: str | None) -> list[list[Row]]:
+    """Rows of cells without their head; a row whose first cell is empty goes on with the row before it."""
+    found: list[list[Row]] = []
+    inside = False
+    for line in (docstring or "").splitlines():
+        if not line.lstrip().startswith("|"):
+            inside = False
+            continue
+        cells = tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
+        if not inside:
+            found.append([])
+        elif not set("".join(cells)) <= {"-"}:
+            found[-1].append(cells)
+        inside = True
+    return found
+
+
+def column(rows: list[Row], number: int) -> list[str]:
+    return [row[number] for row in rows if row[number]]
+
+
+def test_the_states_of_a_jobs_condition() -> None:
+    (rows,) = tables(health.__doc__)
+    told = [state for cell in column(rows, 0) for state in cell.split()]
+    assert told == list(typing.get_args(health.State))
+
+
+def test_how_a_lease_is_judged() -> None:
+    found, _ = tables(lease.__doc__)
+    judged = {row[1] for row in found if len(row) == 3}
+    assert judged == {state.name for state in lease.LeaseState}
+
+
+def test_the_moves_of_a_transaction() -> None:
+    (rows,) = tables(driver.__doc__)
+    moves, stage = [], ""
+    for row in rows:
+        stage = row[0] or stage
+        if row[2]:
+            moves.append((stage, row[2]))
+    gone = {driver.Stage.VISIBLE: "gone"}
+    assert sorted(moves) == sorted((was.name, gone.get(now, now.name)) for (was, _), now in driver._MOVES.items())
+
+
+def test_the_effects_of_a_transactions_moves() -> None:
+    (rows,) = tables(driver.__doc__)
+    known = {effect.__name__ for effect in typing.get_args(effects.Effect)}
+    told = {name for cell in column(rows, 3) for name in known if re.search(rf"\b{name}\b", cell)}
+    assert told == known - {"Recover"}, "a restored lot is no transaction of this incarnation"
+
+
+# ------------------------------------------------------------ of the global committer, carried out
+
+
+def idle() -> GlobalCommitDriver:
+    committer = GlobalCommitDriver()
+    committer.wanted(1, tuple)
+    committer.committed()
+    return committer
+
+
+def busy() -> GlobalCommitDriver:
+    committer = idle()
+    committer.wanted(2, tuple)
+    return committer
+
+
+def backoff() -> GlobalCommitDriver:
+    committer = busy()
+    committer.failed("no answer", 0.0)
+    return committer
+
+
+STATES: dict[str, Callable[[], GlobalCommitDriver]] = {"idle": idle, "busy n": busy, "backoff": backoff}
+EVENTS: dict[str, Callable[[GlobalCommitDriver], list[GlobalEffect]]] = {
+    "wanted n > done": lambda committer: committer.wanted(2, tuple),
+    "wanted m > n": lambda committer: committer.wanted(3, tuple),
+    "committed": lambda committer: committer.committed(),
+    "failed": lambda committer: committer.failed("no answer", 0.0),
+    "the time has come": lambda committer: committer.retry(),
+    "wanted n <= done": lambda committer: committer.wanted(1, tuple),
+}
+
+
+def state_of(committer: GlobalCommitDriver) -> str:
+    return "busy" if committer._under_way is not None else "backoff" if committer._waits else "idle"
+
+
+@pytest.mark.parametrize("row", tables(global_committer.__doc__)[0], ids=" / ".join)
+def test_a_move_of_the_global_committer(row: Row) -> None:
+    state, event, following, effect = row
+    for name in STATES if state == "any" else [state]:
+        committer = STATES[name]()
+        given = [type(each).__name__ for each in EVENTS[event](committer)]
+        always, _, _ = effect.partition(";")
+        known = [each.__name__ for each in typing.get_args(GlobalEffect)]
+        assert given == [each for each in re.findall(r"\w+", always) if each in known]
+        assert state_of(committer) == (name if following == "same" else following).split()[0]
+
+
+def test_the_global_committer_goes_on_with_the_wish_that_waits() -> None:
+    """What the table says behind a semicolon."""
+    committer = busy()
+    committer.wanted(3, tuple)
+    assert [type(each).__name__ for each in committer.committed()] == ["ReportGlobally", "CommitAll"]
+
+
+def test_every_event_of_the_global_committer_is_in_its_table() -> None:
+    (rows,) = tables(global_committer.__doc__)
+    assert {row[1] for row in rows} == EVENTS.keys()
+    assert {row[0] for row in rows} == {*STATES, "any"}
+
+
+# ------------------------------------------------------------ none is left out
+
+
+def test_every_table_is_compared_or_is_prose() -> None:
+    compared = {
+        str(Path(module.__file__ or "").resolve().relative_to(ROOT))
+        for module in (health, lease, driver, global_committer)
+    }
+    holding = set()
+    for package in ("barrier_runtime", "coordinator", "state"):
+        for path in (ROOT / package).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            owners = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef))]
+            if any(tables(ast.get_docstring(owner)) for owner in owners):
+                holding.add(str(path.resolve().relative_to(ROOT)))
+    assert holding == compared | PROSE.keys()
