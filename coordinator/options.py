@@ -181,4 +181,4 @@ def _check_chains(spec: JobSpec) -> None:
             seen.add(name)
         for name in chain.global_sinks:
             if name not in chain.sinks:
-                raise InvalidJob(f"job {spec.job}: {name!r} has a global committer but is no sink of its chain")
+                raise InvalidJob(f"job {spec.job}: {name!r} has a global committer but is not a sink of its chain")

@@ -69,7 +69,7 @@ class TwoPhaseCommitSink:
         "pre_commit",
         "commit",
     )  # to be written
-    kind: ClassVar[str] = ""  # name in `connectors/registry`, for who settles transactions without the flow
+    kind: ClassVar[str] = ""  # name in `connectors/registry`, to resolve in-doubt transactions without the flow
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments (JSON, nothing secret) that make an equal sink; they are kept in every snapshot."""

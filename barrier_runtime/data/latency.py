@@ -1,29 +1,16 @@
-"""Latency histograms: how a sink's two latencies are recorded, sent with heartbeats, merged and read.
+"""Latency histograms: how a sink's two latencies are recorded and sent with heartbeats. `coordinator.status.latency`
+merges and reads them.
 
 HdrHistogram (microseconds, 1 µs to 1 h, 3 significant digits), so that percentiles of several slots can be merged
 without loss. `EmitTimes` is what a transaction remembers of its rows until they are visible: a bounded list of
 (intended emission time, rows), because one entry per row would cost more than the rows.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from hdrh.histogram import HdrHistogram
 
 LOWEST_US = 1
 HIGHEST_US = 3_600_000_000
 SIGNIFICANT_DIGITS = 3
-
-
-@dataclass(frozen=True)
-class Percentiles:
-    """Milliseconds. All zero when nothing was recorded."""
-
-    count: int
-    p50: float
-    p99: float
-    p999: float
-    max: float
 
 
 class LatencyRecorder:
@@ -46,26 +33,6 @@ class LatencyRecorder:
 
     def reset(self) -> None:
         self._histogram.reset()
-
-    def percentiles(self) -> Percentiles:
-        return _percentiles(self._histogram)
-
-
-def merged_percentiles(encoded: Iterable[str]) -> Percentiles:
-    """Percentiles over several recorders' `encoded()`; as if all had been recorded in one."""
-    total = HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
-    for text in encoded:
-        total.decode_and_add(text.encode("ascii"))
-    return _percentiles(total)
-
-
-def _percentiles(histogram: HdrHistogram) -> Percentiles:
-    def at(percentile: float) -> float:
-        return float(histogram.get_value_at_percentile(percentile)) / 1000
-
-    if not histogram.get_total_count():
-        return Percentiles(0, 0.0, 0.0, 0.0, 0.0)
-    return Percentiles(int(histogram.get_total_count()), at(50), at(99), at(99.9), histogram.get_max_value() / 1000)
 
 
 class EmitTimes:

@@ -1,7 +1,8 @@
 """Sinks that a changed program no longer has: what was decided of theirs is made visible before it is forgotten.
 
-`allow_non_restored` drops the state of operators that are gone. A decided transaction is no state: its rows are counted
-by everything upstream, and no other sink will ever write them. Blocking; for the driver, before it submits the job.
+`allow_non_restored` drops the state of operators that are gone. A decided transaction is not state: its rows are
+counted by everything upstream, and no other sink will ever write them. Blocking; for the driver, before it submits the
+job.
 """
 
 from collections.abc import Collection

@@ -41,13 +41,6 @@ _UNCHANGEABLE = (
 )
 
 
-class _Unset(enum.Enum):
-    UNSET = 0
-
-
-_UNSET = _Unset.UNSET
-
-
 class CurrentKey:
     """The state key of the row (or timer) being processed. One per operator, set before every call."""
 

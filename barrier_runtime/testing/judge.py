@@ -42,7 +42,7 @@ class Written:
     ids: list[int] = field(default_factory=list)
     checkpoint: int = 0  # that closed it; 0: open
     committable: bytes | None = None
-    decision: int | None = None  # the how-manieth decision covers it
+    decision: int | None = None  # index of the decision that covers it
     must_be_seen: bool = False
 
     def __str__(self) -> str:

@@ -240,7 +240,7 @@ def _factory(entry: str) -> tuple[str, Callable[[], TwoPhaseCommitSink]]:
     def made() -> TwoPhaseCommitSink:
         sink = factory()
         if not isinstance(sink, TwoPhaseCommitSink):
-            raise InvalidJob(f"--sink {entry}: {attribute}() returned {type(sink).__name__}, which is no sink")
+            raise InvalidJob(f"--sink {entry}: {attribute}() returned {type(sink).__name__}, which is not a sink")
         return sink
 
     return name, made

@@ -50,10 +50,6 @@ class FailureCounter:
         self._counted.clear()
         self._last_success = max(self._last_success, checkpoint)
 
-    @property
-    def consecutive(self) -> int:
-        return len(self._counted)
-
 
 class RestartPolicy:
     """`seed` (job and run) makes the jitter of one job differ from that of others, and is all that does."""

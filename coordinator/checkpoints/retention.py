@@ -145,7 +145,7 @@ class Retention:
         min_age_ms: int = MIN_AGE_MS,
     ) -> Iterator[tuple[ObjectInfo, Verdict]]:
         """What a coordinator of generation `token` makes of each object. The only place where that is decided.
-        `under_way`: of that generation; None, for who does not lead it: everything may be."""
+        `under_way`: of that generation; None, if this process does not lead it: everything may be."""
         in_reach = [*self.kept, *(dropped.kept for dropped in self._dropped)]
         needed = _files_of(in_reach) | {kept.manifest_key for kept in in_reach}
         objects = list(objects)

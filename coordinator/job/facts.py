@@ -122,7 +122,7 @@ class Job:
         self.generation = Generation(FailureCounter(self.spec.checkpoints.tolerable_failures), restored)
 
     def delete(self, keys: tuple[str, ...]) -> None:
-        """Only who leads may delete, and only while nothing is undecided (I9): until then it is put off."""
+        """Only the leader may delete, and only while nothing is undecided (I9): until then it is put off."""
         self._deletable += keys
         if not self._deletable or self.log.in_flight:
             return

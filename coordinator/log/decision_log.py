@@ -228,7 +228,7 @@ class DecisionLog:
         return Foreign(LogEntry(position, record, sha256_hex(data)))
 
     def accept(self, foreign: Foreign) -> None:
-        """The record of our predecessor that was faster is the head now: go on behind it. Not for who leads."""
+        """The record of our predecessor that was faster is the head now: go on behind it. Not for the leader."""
         if foreign.entry.position != self.next_position or self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: log record {foreign.entry.position} is not the next one: file a bug"

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.log.hashing import check_sha256, sha256_hex
+from barrier_runtime.coordinator.log.hashing import check_sha256
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, ManifestRef, SubtaskId
 from barrier_runtime.state.errors import UNREADABLE, Corrupt
 from barrier_runtime.state.snapshots.plan import is_in_flight_file, is_snapshot_file, is_value_name
@@ -122,7 +122,3 @@ def own_files(manifest: Manifest, data_prefix: str) -> frozenset[str]:
         for ref in snapshot.files
         if ref.key is not None and ref.key.startswith(data_prefix)
     )
-
-
-def manifest_sha256(data: bytes) -> str:
-    return sha256_hex(data)

@@ -17,8 +17,6 @@ from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 
 MAX_RUNS_BACK = 64  # a run that was taken over longer ago than this counts as unknown
 
-ReadPosition = Callable[[int], bytes | None]
-
 
 def find_head(exists: Callable[[int], bool], known: int = NO_RECORD) -> int:
     """The highest existing position of a contiguous log, or `NO_RECORD`. `known`: a position that exists for sure."""

@@ -1,4 +1,4 @@
-"""A generation without slots, for who settles a dead job's transactions by hand.
+"""A generation without slots, to resolve a dead job's transactions by hand.
 
 What is dropped must be out of everybody's reach, so its owner takes what every generation takes: a FENCE, at the
 position behind the log that was read. Whoever leads the job unnoticed loses its next append; whoever starts it takes a

@@ -1,4 +1,4 @@
-"""Is the job getting on, and if not: what does it wait for? Pure: facts and `now` in, a `Condition` out.
+"""Is the job making progress, and if not: what does it wait for? Pure: facts and `now` in, a `Condition` out.
 
 | state              | when                                                                                          |
 |---|---|

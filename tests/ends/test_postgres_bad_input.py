@@ -85,7 +85,7 @@ def test_a_table_that_cannot_be_written_is_refused_when_the_sink_opens(
         opened(postgres.url, "absent", new_job())
     view = f"view_{uuid.uuid4().hex[:8]}"
     connection.execute(f"create view {view} as select 1 as n")
-    with pytest.raises(InvalidJob, match=f"{view} is no table"):
+    with pytest.raises(InvalidJob, match=f"{view} is not a table"):
         opened(postgres.url, view, new_job())
 
 

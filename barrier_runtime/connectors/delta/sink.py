@@ -5,10 +5,11 @@ its final name inside the table's folder, where no reader of the table looks for
 them all to the table's log in one commit that carries the checkpoint as the format's own application transaction, so
 the table itself tells whether it was made: by us, by a zombie, or by nobody. See `delta/table`.
 
-Who lists the folder instead of reading the table sees files that are not in it yet. Compaction (OPTIMIZE) and VACUUM
-are the user's business; small checkpoint intervals make many small files. A vacuum deletes files that are not in the
-log and older than its retention (a week by default): a file has its final name only between the commits of the subtasks
-and that of the table, so only an outage of that length in between is at risk; then the commit says what is missing.
+A reader that lists the folder instead of reading the table sees files that are not in it yet. Compaction (OPTIMIZE) and
+VACUUM are the user's business; small checkpoint intervals make many small files. A vacuum deletes files that are not in
+the log and older than its retention (a week by default): a file has its final name only between the commits of the
+subtasks and that of the table, so only an outage of that length in between is at risk; then the commit says what is
+missing.
 """
 
 import time

@@ -1,11 +1,11 @@
 """Prepared transactions of the PostgreSQL sink: the server itself keeps each subtask's rows between the two phases.
 
 Pre-commit copies rows into the target and ends with `PREPARE TRANSACTION`; commit is `COMMIT PREPARED`. Rows move once
-instead of twice. What speaks against it, and why staged transactions are the default: an undecided one holds its locks
-and keeps vacuum from working for as long as the job is down; any operator may end it with `ROLLBACK PREPARED`, and with
-it rows that were decided (this is noticed and said, but cannot be healed); `max_prepared_transactions` bounds them: the
-stream waits when commits do not come along; the subtasks' rows become visible one after the other; rows wait in memory
-until the barrier.
+instead of twice. Why the server may refuse it, and why staged transactions are the default: an undecided one holds its
+locks and keeps vacuum from working for as long as the job is down; any operator may end it with `ROLLBACK PREPARED`,
+and with it rows that were decided (this is noticed and said, but cannot be healed); `max_prepared_transactions` bounds
+them: the stream waits when commits do not come along; the subtasks' rows become visible one after the other; rows wait
+in memory until the barrier.
 
 `COMMIT PREPARED` of a name that the server does not know means committed or rolled back. So each transaction inserts a
 row into `barrier_runtime.prepared_commits`, which is there exactly if it was committed. That row also keeps a repeated
@@ -140,7 +140,7 @@ class PreparedTransactions:
 
 
 def fence_lock(context: SinkContext) -> str:
-    """Name of the advisory lock that guards a sink's fence: shared by who prepares, exclusive for who raises it."""
+    """Name of the advisory lock that guards a sink's fence: shared while preparing, exclusive to raise it."""
     return f"barrier_runtime fence {context.job} {context.sink} {context.lineage}"
 
 

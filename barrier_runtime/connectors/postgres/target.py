@@ -121,7 +121,7 @@ def read_target(connection: Any, schema: str, table: str, key: Sequence[str], wh
         )
     oid, relation, row_security, may_insert, may_update, may_stage, user = kind
     if relation not in ("r", "p"):
-        raise InvalidJob(f"{where}: {shown} is no table (it may be a view or foreign): name a table")
+        raise InvalidJob(f"{where}: {shown} is not a table (it may be a view or a foreign table): name a table")
     if row_security:
         raise InvalidJob(
             f"{where}: row-level security is active on {shown} for user {user}, which excludes COPY: use the table's "

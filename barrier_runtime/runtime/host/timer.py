@@ -21,7 +21,7 @@ class Alarm(Protocol):
 
     def set(self, delay_s: float) -> None: ...
     def close(self) -> None:
-        """It does not ring any more. Idempotent."""
+        """Cancel it. Idempotent."""
         ...
 
 

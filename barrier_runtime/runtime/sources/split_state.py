@@ -55,7 +55,7 @@ class OpenSplit:
         return 0 < self.rests_ns - now_ns <= _TICK_NS
 
     def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
-        """It was asked for rows in vain. Who was not asked for as long as the timeout may have had some meanwhile."""
+        """The last poll returned nothing. A split that was not polled for the idle timeout may have rows by now."""
         if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
             self.silent_ns = now_ns
         self.asked_ns = now_ns

@@ -133,7 +133,7 @@ class Failing(Phase):
         return None
 
     def _append(self, job: Job, now_ms: int) -> None:
-        """Only who leads appends anything else than FENCE and LEAD."""
+        """Only the leader appends anything else than FENCE and LEAD."""
         records, log = job.records, job.log
         job.append(
             records.finish(log, "failed", now_ms, reason=self.reason) if job.leads else records.lead(log, now_ms)

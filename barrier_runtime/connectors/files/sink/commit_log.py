@@ -6,7 +6,7 @@ whole checkpoints only: record k is one object, written by put-if-absent after a
 
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
-Of every 250 records there is a summary, for who has many to read; see `commit_log_summary`.
+Of every 250 records there is a summary, for readers of many; see `commit_log_summary`.
 
 A file is named by exactly one record, whoever writes it and however often a commit is repeated: `CommitLog.append`
 leaves out what the log already names, and loses the put when another process (a zombie of an older generation, or its

@@ -101,7 +101,7 @@ class Summaries:
             self._through = self._through + 1 if written else wanted
 
     def _write(self, number: int) -> bool:
-        """False: records, or the summary before, are gone or damaged. It is for who reads those to say so."""
+        """False: records, or the summary before, are gone or damaged. It is for the reader of those to say so."""
         before = self.read(number - 1) if number > 1 else None
         if number > 1 and before is None:
             return False

@@ -31,7 +31,7 @@ def small_table(table: "pa.Table | Sequence[Mapping[str, Any]] | str", where: st
     elif not isinstance(table, pa.Table):
         rows = list(table)
         if not rows or not all(isinstance(row, Mapping) for row in rows):
-            raise InvalidJob(f"{where}: the small table is no table: pass an Arrow table, a list of dicts, or a path")
+            raise InvalidJob(f"{where}: the small table is not a table: pass an Arrow table, a list of dicts or a path")
         table = pa.Table.from_pylist([dict(row) for row in rows])
     if table.nbytes > _MAX_BYTES:
         raise InvalidJob(

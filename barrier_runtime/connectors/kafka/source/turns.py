@@ -1,4 +1,4 @@
-"""Does the fetching thread get on? The loop sees it, and says where the thread stands: what it calls may block.
+"""Is the fetching thread making progress? The loop sees it, and says where the thread stands: what it calls may block.
 
 Seen is counted, not measured: a process that was stopped for an hour saw nothing in that time.
 """
