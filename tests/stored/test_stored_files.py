@@ -27,7 +27,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WINDOW_MS = 7_000
 GO_ON = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores it
 sys.path.insert(0, {here!r})
 from program import flow
 flow.run_local(parallelism={parallelism}, checkpoint_interval=0.2, checkpoints={checkpoints!r}, unaligned={unaligned})
