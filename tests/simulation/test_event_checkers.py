@@ -1,7 +1,6 @@
-"""The judges of jobs in event time, and of a queue's messages, are judged: each reports the rows that break its rule,
-and is silent about those that come close to it.
+"""The judges of jobs in event time, and of a queue's messages, are judged: one table of rows shown and verdicts.
 
-Every row is shown to all judges of its kind of job, so one that accuses the innocent fails here as one that is deaf.
+Every row is shown to all judges of its kind of job (`judged`).
 """
 
 from collections.abc import Callable, Sequence
@@ -9,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import pytest
 from checkers import Checker, MessagesOnce
-from event_checkers import EVENT_CHECKERS, FiresOnce, SeenOnce, WatermarksMove, WholeSessions, WholeWindows
+from event_checkers import EVENT_CHECKERS, WatermarksMove
 from events import EventRow, EventTimes, EventWorkload
 from facts import Facts
-from test_checkers import Bank
-from workload import Row, Workload
+from histories import Bank
+from judged import Case, Table, Told, check, each_case, untold
+from workload import Workload
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.coordinator.log.records import Finish
@@ -60,6 +59,11 @@ class Shown:
     def show(self, *rows: EventRow) -> "Shown":
         for judge in self.judges.values():
             judge.on_visible("out", 0, (), rows)
+        return self
+
+    def calm(self) -> "Shown":
+        """Nothing went wrong for 90 s, and event time was told to go on."""
+        self.judges[WatermarksMove].judge(self.times.start_ms + 1, 90, "running")
         return self
 
     def finish(self) -> "Shown":
@@ -122,247 +126,159 @@ class Shown:
         raise AssertionError("no id is repeated")
 
 
+def shown(graph: str, rows: Callable[[Shown], Sequence[EventRow]], times: EventTimes = IN_ORDER) -> Shown:
+    made = Shown(graph, times)
+    return made.show(*rows(made))
+
+
 def changed(row: EventRow, **fields: int) -> EventRow:
     return msgspec.structs.replace(row, **fields)
 
 
-# ---------------------------------------------------------------- what breaks a rule
-
-BREAKS: list[tuple[type[Checker], str, Callable[[], Shown]]] = []
-KEEPS: list[tuple[type[Checker], Callable[[], Shown]]] = []
+# ---------------------------------------------------------------- rows, spoiled
 
 
-def breaks(judge: type[Checker], what: str) -> Callable[[Callable[[], Shown]], Callable[[], Shown]]:
-    """`judge` says `what` of it, and no other judge speaks."""
-
-    def register(shown: Callable[[], Shown]) -> Callable[[], Shown]:
-        BREAKS.append((judge, what, shown))
-        return shown
-
-    return register
+def with_an_event_of_another_key(made: Shown) -> list[EventRow]:
+    row, events = made.large_window()
+    other = next(e for key in range(3) if key != row.key for e in made.workload.events_of(key, row.start))
+    return [made.window(row.key, row.start, [*events, other])]
 
 
-def keeps(judge: type[Checker]) -> Callable[[Callable[[], Shown]], Callable[[], Shown]]:
-    def register(shown: Callable[[], Shown]) -> Callable[[], Shown]:
-        KEEPS.append((judge, shown))
-        return shown
-
-    return register
+def one_more(row: EventRow) -> list[EventRow]:
+    return [changed(row, n=row.n + 1)]
 
 
-@breaks(FiresOnce, "fired twice")
-def a_window_that_comes_back() -> Shown:
-    shown = Shown("windows")
-    return shown.show(*shown.windows(), shown.windows()[0]).finish()
+def lacking_one(made: Shown) -> list[EventRow]:
+    row, events = made.large_window()
+    return [made.window(row.key, row.start, events[1:])]
 
 
-@keeps(FiresOnce)
-def windows_of_other_keys_and_times() -> Shown:
-    shown = Shown("windows")
-    return shown.show(*shown.windows()).finish()
-
-
-@breaks(WholeWindows, "counts what does not belong to it")
-def a_window_with_an_event_of_another_key() -> Shown:
-    shown = Shown("windows")
-    row, events = shown.large_window()
-    other = next(e for key in range(3) if key != row.key for e in shown.workload.events_of(key, row.start))
-    return shown.show(shown.window(row.key, row.start, [*events, other]))
-
-
-@breaks(WholeWindows, "or twice")
-def a_window_that_counts_an_event_twice() -> Shown:
-    shown = Shown("windows")
-    row, _ = shown.large_window()
-    return shown.show(changed(row, n=row.n + 1))
-
-
-@breaks(WholeWindows, "which were not late")
-def a_window_that_lacks_an_event() -> Shown:
-    shown = Shown("windows")
-    row, events = shown.large_window()
-    return shown.show(shown.window(row.key, row.start, events[1:]))
-
-
-@breaks(WholeWindows, "which were not late")
-def a_window_that_never_fires() -> Shown:
-    shown = Shown("windows")
-    return shown.show(*shown.windows()[1:]).finish()
-
-
-@keeps(WholeWindows)
-def windows_that_lack_late_events_only() -> Shown:
-    shown = Shown("windows", LATE)
-    lacking = 0
-    for row in shown.windows():
-        last_ms = row.start + LATE.window_ms - 1
-        events = shown.workload.events_of(row.key, row.start)
-        in_time = [event for event in events if not shown.workload.may_be_late(*event, last_ms)]
+def lacking_late_events(made: Shown) -> list[EventRow]:
+    found, lacking = [], 0
+    for row in made.windows():
+        last_ms = row.start + made.times.window_ms - 1
+        events = made.workload.events_of(row.key, row.start)
+        in_time = [event for event in events if not made.workload.may_be_late(*event, last_ms)]
         lacking += len(events) - len(in_time)
-        if in_time:
-            shown.show(shown.window(row.key, row.start, in_time))
+        found += [made.window(row.key, row.start, in_time)] if in_time else []
     assert lacking, "nothing was late"
-    return shown.finish()
+    return found
 
 
-@breaks(WholeSessions, "a session should begin with event")
-def a_session_that_begins_too_late() -> Shown:
-    shown = Shown("sessions")
-    row = shown.long_session()
-    following = next(s for s in range(row.first + 1, 99) if shown.times.key(row.split, s) == row.key)
-    return shown.show(changed(row, first=following, n=row.n - 1))
+def begun_too_late(made: Shown) -> list[EventRow]:
+    row = made.long_session()
+    following = next(s for s in range(row.first + 1, 99) if made.times.key(row.split, s) == row.key)
+    return [changed(row, first=following, n=row.n - 1)]
 
 
-@breaks(WholeSessions, "a session should begin with event")
-def a_session_that_comes_again() -> Shown:
-    shown = Shown("sessions")
-    return shown.show(shown.long_session(), shown.long_session())
+def ended_by_an_earlier_timer(made: Shown) -> list[EventRow]:
+    row = made.long_session()
+    return [changed(row, start=row.start - made.times.period_ms)]
 
 
-@breaks(WholeSessions, "events of the key between its first and its last")
-def a_session_that_counts_an_event_twice() -> Shown:
-    shown = Shown("sessions")
-    row = shown.long_session()
-    return shown.show(changed(row, n=row.n + 1))
+def cut(made: Shown) -> list[EventRow]:
+    row = made.long_session()
+    timer = made.times.at_ms(row.split, row.first) + made.times.gap_ms
+    return [changed(row, n=1, last=row.first, start=timer)]
 
 
-@breaks(WholeSessions, "ended by a timer that was deleted")
-def a_session_that_an_earlier_timer_ends() -> Shown:
-    shown = Shown("sessions")
-    row = shown.long_session()
-    return shown.show(changed(row, start=row.start - shown.times.period_ms))
-
-
-@breaks(WholeSessions, "ended before the watermark was there")
-def a_session_that_is_cut() -> Shown:
-    shown = Shown("sessions")
-    row = shown.long_session()
-    timer = shown.times.at_ms(row.split, row.first) + shown.times.gap_ms
-    return shown.show(changed(row, n=1, last=row.first, start=timer))
-
-
-@breaks(WholeSessions, "is in no session")
-def a_session_that_never_ends() -> Shown:
-    shown = Shown("sessions")
-    return shown.show(*shown.sessions()[:-1]).finish()
-
-
-@keeps(WholeSessions)
-def sessions_cut_at_their_gaps() -> Shown:
-    shown = Shown("sessions")
-    return shown.show(*shown.sessions()).finish()
-
-
-@breaks(SeenOnce, "has another id than its event")
-def an_event_that_passes_under_another_id() -> Shown:
-    shown = Shown("unique")
-    return shown.show(changed(shown.id_row(0, 0), id=77))
-
-
-@breaks(SeenOnce, "passed after event")
-def an_event_that_passes_again() -> Shown:
-    shown = Shown("unique")
-    return shown.show(shown.id_row(0, 0), shown.id_row(0, 0))
-
-
-@breaks(SeenOnce, "cannot be forgotten yet")
-def an_id_that_passes_twice_though_ids_are_remembered_for_ever() -> Shown:
-    return _repeated(Shown("unique"))
-
-
-@breaks(SeenOnce, "cannot be forgotten yet")
-def an_id_that_is_forgotten_too_early() -> Shown:
-    return _repeated(Shown("unique", replace(ONE_SPLIT, within_ms=3_600_000)))
-
-
-def _repeated(shown: Shown) -> Shown:
-    return shown.show(*shown.repeated())
-
-
-@breaks(SeenOnce, "did not pass")
-def an_id_that_never_passes() -> Shown:
-    shown = Shown("unique")
-    return shown.show(*shown.ids()[1:]).finish()
-
-
-@keeps(SeenOnce)
-def an_id_that_is_forgotten_when_its_time_is_over() -> Shown:
-    return _repeated(Shown("unique", replace(ONE_SPLIT, within_ms=100)))
-
-
-@keeps(SeenOnce)
-def each_id_once() -> Shown:
-    shown = Shown("unique")
-    return shown.show(*shown.ids()).finish()
-
-
-@breaks(WatermarksMove, "event time is 1000000, though 90 s of calm passed since 1000001")
-def event_time_that_stands_still() -> Shown:
-    shown = Shown("windows")
-    shown.show(shown.windows()[0])
-    shown.judges[WatermarksMove].judge(IN_ORDER.start_ms + 1, 90, "running")
-    return shown
-
-
-@keeps(WatermarksMove)
-def event_time_that_goes_on() -> Shown:
-    shown = Shown("windows")
-    shown.show(*shown.windows())
-    shown.judges[WatermarksMove].judge(IN_ORDER.start_ms + 1, 90, "running")
-    return shown
-
-
-# ---------------------------------------------------------------- and what is said of it
-
-
-@pytest.mark.parametrize(("judge", "what", "shown"), BREAKS, ids=lambda each: getattr(each, "__name__", None))
-def test_rows_that_break_a_rule_are_reported_by_its_judge(
-    judge: type[Checker], what: str, shown: Callable[[], Shown]
-) -> None:
-    """The judge of the broken rule speaks, and no other."""
-    reports = shown().reports
-    assert any(what in said for _, said in reports), reports
-    assert {name for name, _ in reports} == {judge.__name__}
-
-
-@pytest.mark.parametrize(("judge", "shown"), KEEPS, ids=lambda each: getattr(each, "__name__", None))
-def test_rows_that_keep_all_rules_are_reported_by_nobody(judge: type[Checker], shown: Callable[[], Shown]) -> None:
-    assert shown().reports == []
-
-
-@pytest.mark.parametrize("judge", EVENT_CHECKERS)
-def test_every_judge_of_event_time_is_shown_to_speak_and_to_be_silent(judge: type[Checker]) -> None:
-    assert judge in {each for each, _, _ in BREAKS}
-    assert judge in {each for each, _ in KEEPS}
-
-
-# ---------------------------------------------------------------- messages of a queue
-
-
-def messages(count: int) -> tuple[MessagesOnce, list[Row], list[tuple[str, str]]]:
-    """A judge, the rows of all messages, and what it has said."""
+def messages(*at: int, acknowledged: Sequence[int] | None = None) -> Told:
+    """The rows at these places come out, two per message, of three messages; then, if told so, all is calm."""
     reports: list[tuple[str, str]] = []
-    workload = Workload("one-shuffle", 1, count, 0, 1, False, sink, sink)
+    workload = Workload("one-shuffle", 1, 3, 0, 1, False, sink, sink)
     judge = MessagesOnce(Facts(Paths("bank")), workload, lambda judge, what: reports.append((judge, what)))
-    return judge, Bank(workload).read("a", 0, 0, count), reports
+    rows = Bank(workload).read("a", 0, 0, 3)
+    judge.on_visible("out", 0, (), [rows[each] for each in at])
+    if acknowledged is not None:
+        judge.judge(3, acknowledged, "running")
+    return Told(reports)
 
 
-def test_a_message_that_comes_out_twice_is_reported() -> None:
-    judge, rows, reports = messages(3)
-    judge.on_visible("out", 0, (), [*rows, rows[2]])
-    assert [name for name, _ in reports] == ["MessagesOnce"]
-    assert "shows message 1 again" in reports[0][1]
+# ---------------------------------------------------------------- the table
+
+TABLE: Table = {
+    "FiresOnce": (
+        Case(
+            "a window comes back",
+            lambda: shown("windows", lambda s: [*s.windows(), s.windows()[0]]).finish(),
+            "fired twice",
+        ),
+        Case("other keys and times", lambda: shown("windows", Shown.windows).finish()),
+    ),
+    "WholeWindows": (
+        Case(
+            "an event of another key",
+            lambda: shown("windows", with_an_event_of_another_key),
+            "counts what does not belong to it",
+        ),
+        Case("an event twice", lambda: shown("windows", lambda s: one_more(s.large_window()[0])), "or twice"),
+        Case("an event is lacking", lambda: shown("windows", lacking_one), "which were not late"),
+        Case(
+            "a window never fires", lambda: shown("windows", lambda s: s.windows()[1:]).finish(), "which were not late"
+        ),
+        Case("late events are lacking", lambda: shown("windows", lacking_late_events, LATE).finish()),
+    ),
+    "WholeSessions": (
+        Case("begun too late", lambda: shown("sessions", begun_too_late), "a session should begin with event"),
+        Case(
+            "a session twice",
+            lambda: shown("sessions", lambda s: [s.long_session()] * 2),
+            "a session should begin with event",
+        ),
+        Case(
+            "an event twice",
+            lambda: shown("sessions", lambda s: one_more(s.long_session())),
+            "events of the key between its first and its last",
+        ),
+        Case("an earlier timer", lambda: shown("sessions", ended_by_an_earlier_timer), "a timer that was deleted"),
+        Case("a session is cut", lambda: shown("sessions", cut), "ended before the watermark was there"),
+        Case(
+            "a session never ends", lambda: shown("sessions", lambda s: s.sessions()[:-1]).finish(), "is in no session"
+        ),
+        Case("cut at their gaps", lambda: shown("sessions", Shown.sessions).finish()),
+    ),
+    "SeenOnce": (
+        Case(
+            "another id",
+            lambda: shown("unique", lambda s: [changed(s.id_row(0, 0), id=77)]),
+            "has another id than its event",
+        ),
+        Case("an event again", lambda: shown("unique", lambda s: [s.id_row(0, 0)] * 2), "passed after event"),
+        Case("remembered for ever", lambda: shown("unique", Shown.repeated), "cannot be forgotten yet"),
+        Case(
+            "forgotten too early",
+            lambda: shown("unique", Shown.repeated, replace(ONE_SPLIT, within_ms=3_600_000)),
+            "cannot be forgotten yet",
+        ),
+        Case("an id never passes", lambda: shown("unique", lambda s: s.ids()[1:]).finish(), "did not pass"),
+        Case("its time is over", lambda: shown("unique", Shown.repeated, replace(ONE_SPLIT, within_ms=100))),
+        Case("each id once", lambda: shown("unique", Shown.ids).finish()),
+    ),
+    "WatermarksMove": (
+        Case(
+            "event time stands still",
+            lambda: shown("windows", lambda s: s.windows()[:1]).calm(),
+            "event time is 1000000, though 90 s of calm passed since 1000001",
+        ),
+        Case("event time goes on", lambda: shown("windows", Shown.windows).calm()),
+    ),
+    "MessagesOnce": (
+        Case("a message twice", lambda: messages(*range(6), 2), "shows message 1 again", once=True),
+        Case(
+            "acknowledged, and it did not come out",
+            lambda: messages(0, 1, 2, acknowledged=[0, 1]),
+            "messages [1, 2] did not come out, of which [1] were acknowledged: running",
+            once=True,
+        ),
+        Case("all come out once", lambda: messages(*range(6), acknowledged=[0, 1, 2])),
+    ),
+}
 
 
-def test_a_message_that_was_acknowledged_and_did_not_come_out_is_reported() -> None:
-    judge, rows, reports = messages(3)
-    judge.on_visible("out", 0, (), rows[:3])
-    judge.judge(3, [0, 1], "running")
-    assert reports == [("MessagesOnce", "messages [1, 2] did not come out, of which [1] were acknowledged: running")]
+@each_case(TABLE)
+def test_who_breaks_a_rule_is_told_and_nobody_else(judge: str, case: Case) -> None:
+    check(judge, case)
 
 
-def test_messages_that_come_out_once_are_reported_by_nobody() -> None:
-    judge, rows, reports = messages(3)
-    judge.on_visible("out", 0, (), rows)
-    judge.judge(3, [0, 1, 2], "running")
-    assert reports == []
+def test_every_judge_is_shown_to_speak_and_to_be_silent() -> None:
+    assert untold(TABLE, {each.__name__ for each in (*EVENT_CHECKERS, MessagesOnce)}) == []

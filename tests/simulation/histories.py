@@ -1,0 +1,399 @@
+"""Short builders for histories: what the stores of one job have seen, told to every checker as the world tells it,
+through the real `Facts`, real records, manifests, committables and rows.
+
+Every step returns the history, so that one reads as one expression: `job().checkpoint(1, 2).out(1)`.
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import msgspec
+import pyarrow as pa
+from checkers import CHECKERS, Checker
+from facts import Facts
+from workload import TRANSFERS, Row, Workload, legs, rows_in
+
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.connectors.sink_bases.file_committable import FileNames, StagedFile, encode_committable
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
+from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead, Record, encode_record
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
+from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, encode_pending
+from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress, SplitProgress
+from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.store.paths import Paths
+
+JOB = "bank"
+PATHS = Paths(JOB)
+COORDINATOR = "coordinator-1"
+SLOT = "slot-0-2"
+
+Rows = Sequence[Row]
+Spoil = Callable[[Rows], Rows]
+
+
+def data(name: str, token: int = 1) -> str:
+    """The key of an uploaded snapshot file."""
+    return PATHS.data_file(token, "slot", name)
+
+
+class Bank:
+    """The keyed state of the workload's job, whole: numbers the legs as the operators do."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._audited = workload.audited
+        self._n: dict[int, int] = defaultdict(int)
+        self._balance: dict[int, int] = defaultdict(int)
+        self._m: dict[tuple[str, int], int] = defaultdict(int)
+
+    def read(self, source: str, split: int, first: int, end: int) -> list[Row]:
+        """The rows of transfers `first` to `end` (exclusive) of one split, as a file of the sink has them."""
+        seqs = range(first, end)
+        columns = [[source] * len(seqs), [split] * len(seqs), seqs]
+        if not seqs:
+            return []
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, TRANSFERS, strict=True)], schema=TRANSFERS
+        )
+        lines: list[bytes] = []
+        for leg in legs(batch).to_pylist():
+            account, place = leg["account"], (source, split)
+            self._n[account] += 1
+            self._balance[account] += leg["delta"]
+            self._m[place] += self._audited
+            row = {**leg, "n": self._n[account], "balance": self._balance[account], "m": self._m[place]}
+            lines.append(msgspec.json.encode(row))
+        return rows_in(b"\n".join(lines))
+
+
+class History:
+    def __init__(
+        self,
+        graph: str = "one-shuffle",
+        *,
+        splits: int = 2,
+        count: int = 6,
+        retained: int = 1,
+        more: Sequence[type[Checker]] = (),
+    ) -> None:
+        self.store = MemoryStore()
+        self.facts = Facts(PATHS)
+        sink = functools.partial(JsonlSink, "sim://target")
+        self.workload = Workload(graph, splits, count, 0, 1, True, sink, sink)
+        self.bank = Bank(self.workload)
+        self.reports: list[tuple[str, str]] = []
+        self.checkers: list[Checker] = [
+            make(self.facts, self.workload, lambda checker, what: self.reports.append((checker, what)))
+            for make in (*CHECKERS, *more)
+        ]
+        self.lots: dict[Hashable, list[Row]] = {}  # rows that are due with a checkpoint, or that were read by name
+        self._retained = retained
+        self._leader = "leader-a"
+        self._files: dict[str, FileRef] = {}
+        self._read: dict[tuple[str, int], int] = defaultdict(int)
+        self._put_ids = 0
+        self._last_sha256 = ""
+
+    # ---- the checkpoint store
+
+    def _peek(self, key: str) -> bytes | None:
+        return self.store.get(key) if key in self.store.keys() else None  # noqa: SIM118
+
+    def put(self, key: str, data: bytes, actor: str = COORDINATOR) -> "History":
+        self.store.put(key, data)
+        for checker in self.checkers:
+            checker.on_put(actor, key, data, self._peek)
+        position = self.facts.position_of(key)
+        if position is None or position != self._next_position:
+            return self
+        record = self.facts.appended(key, data)
+        self._last_sha256 = sha256_hex(data)
+        for checker in self.checkers:
+            checker.on_record(position, record)
+        manifest = self._peek(record.manifest) if isinstance(record, Complete) else None
+        if isinstance(record, Complete) and manifest is not None:
+            decision = self.facts.decided(position, record, manifest, self._peek)
+            for checker in self.checkers:
+                checker.on_decision(decision)
+        return self
+
+    def put_again(self, position: int) -> "History":
+        """The same bytes of a log record."""
+        return self.put(PATHS.log_record(position), self.store.get(PATHS.log_record(position)))
+
+    def upload(self, *names: str, holds: bytes = b"state", token: int | None = None) -> "History":
+        """Snapshot files of the present generation, or of `token`."""
+        for name in names:
+            key = data(name, self.facts.token if token is None else token)
+            self._files[name] = FileRef(f"{name}.sst", len(holds), sha256_hex(holds), key)
+            self.put(key, holds, SLOT)
+        return self
+
+    def delete(self, *keys: str, actor: str = COORDINATOR) -> "History":
+        for key in keys:
+            for checker in self.checkers:
+                checker.on_delete(actor, key)
+            self.store.delete([key])
+        return self
+
+    def lose(self, key: str) -> "History":
+        """The store has it no more, and nobody has deleted it."""
+        self.store.delete([key])
+        return self
+
+    def request(self, operation: str, key: str, actor: str = COORDINATOR) -> "History":
+        for checker in self.checkers:
+            checker.on_request(actor, operation, key)
+        return self
+
+    def trigger(self, checkpoint: int, token: int, triggered_ms: int, slot: str = SLOT) -> "History":
+        for checker in self.checkers:
+            checker.on_trigger(slot, token, checkpoint, triggered_ms)
+        return self
+
+    def answer(self, position: int, outcome: PutOutcome, actor: str = COORDINATOR) -> "History":
+        for checker in self.checkers:
+            checker.on_log_put_answered(actor, position, outcome)
+        return self
+
+    # ---- the log
+
+    @property
+    def _next_position(self) -> int:
+        return len(self.facts.records) + 1
+
+    def append(self, record: Record, position: int | None = None) -> "History":
+        return self.put(PATHS.log_record(position or self._next_position), encode_record(record))
+
+    def _common(self, token: int | None) -> dict[str, object]:
+        self._put_ids += 1
+        return {
+            "put_id": f"{self._leader}-{self._put_ids}",
+            "parent_sha256": self._last_sha256,
+            "token": self.facts.token if token is None else token,
+            "writer": "host pid 1",
+            "wall_ms": 0,
+        }
+
+    def fence(
+        self,
+        restored: int = 0,
+        *,
+        token: int | None = None,
+        at: int | None = None,
+        says: dict[str, object] | None = None,
+    ) -> "History":
+        """A FENCE that restores this checkpoint, with the fields that `says` changes. `at`: its log position, if that
+        is not the next."""
+        decision = next((each for each in self.facts.decisions if each.record.checkpoint == restored), None)
+        record = Fence(
+            **self._common(token or at or self._next_position),
+            reason="a start",
+            restored_checkpoint=restored,
+            restored_position=NO_RECORD if decision is None else decision.position,
+            lineage="line",
+            checkpoint_floor=0,
+            spec=JobSpec(JOB, "run-1", "test", 1, 16, (), CheckpointOptions(retained=self._retained)),
+        )
+        return self.append(msgspec.structs.replace(record, **(says or {})), at)
+
+    def by(self, leader: str) -> "History":
+        """Who writes from now on."""
+        self._leader = leader
+        return self
+
+    def lead(self, leader: str = "leader-a") -> "History":
+        return self.by(leader).append(Lead(**self._common(None), leader=leader))
+
+    def finish(self, outcome: str = "finished") -> "History":
+        return self.append(Finish(**self._common(None), outcome=outcome))
+
+    # ---- checkpoints
+
+    def _manifest(
+        self,
+        checkpoint: int,
+        token: int | None,
+        positions: dict[tuple[str, int], int],
+        committables: Sequence[bytes],
+        files: Sequence[str | FileRef],
+    ) -> Manifest:
+        splits = {
+            f"{source}-{split}": SplitProgress(rows, 0, False, msgspec.Raw(b"%d" % rows))
+            for (source, split), rows in positions.items()
+        }
+        pending = encode_pending(checkpoint, [PendingEntry(checkpoint, 0, each) for each in committables])
+        refs = tuple(self._files[each] if isinstance(each, str) else each for each in files)
+        size = sum(ref.size for ref in refs)
+        return Manifest(
+            job=JOB,
+            lineage="line",
+            checkpoint=checkpoint,
+            token=self.facts.token if token is None else token,
+            created_wall_ms=0,
+            parallelism=1,
+            max_parallelism=16,
+            operators=(
+                OperatorSnapshot("a", 0, 1, {SPLITS_VALUE: msgspec.json.encode(SourceProgress(splits))}),
+                OperatorSnapshot("out", 0, 1, {PENDING_VALUE: pending}),
+                OperatorSnapshot("balance", 0, 1, {}, KeyedSnapshot("lsm", 16, 0, 15, {}, refs, size, size)),
+            ),
+            parent_position=len(self.facts.records),
+            parent_sha256=self._last_sha256,
+        )
+
+    def decide(
+        self,
+        checkpoint: int,
+        *,
+        token: int | None = None,
+        positions: dict[tuple[str, int], int] | None = None,
+        committables: Sequence[bytes] = (),
+        files: Sequence[str | FileRef] = (),
+        stored: bool = True,
+        appended: bool = True,
+        says: dict[str, object] | None = None,
+    ) -> "History":
+        """The manifest is stored, then the decision that names it is appended, with the fields that `says` changes."""
+        manifest = self._manifest(checkpoint, token, positions or {}, committables, files)
+        encoded = encode_manifest(manifest)
+        key = PATHS.manifest(checkpoint, manifest.token)
+        if stored:
+            self.put(key, encoded)
+        if not appended:
+            return self
+        record = Complete(
+            **self._common(manifest.token),
+            checkpoint=checkpoint,
+            lineage="line",
+            manifest=key,
+            sha256=sha256_hex(encoded),
+        )
+        return self.append(msgspec.structs.replace(record, **(says or {})))
+
+    def checkpoint(self, checkpoint: int, upto: int, *files: str) -> "History":
+        """A decided checkpoint at transfer `upto` of every split. Its lot is what it makes due. Files that were not
+        uploaded before are."""
+        self.upload(*(name for name in files if name not in self._files))
+        lot = self.lots[checkpoint] = []
+        positions: dict[tuple[str, int], int] = {}
+        for place in ((source, split) for source in self.workload.sources for split in range(self.workload.splits)):
+            lot += self.bank.read(*place, self._read[place], upto)
+            self._read[place] = positions[place] = upto
+        return self.decide(checkpoint, positions=positions, committables=[file_committable(checkpoint)], files=files)
+
+    # ---- what readers see
+
+    def read(self, lot: str, split: int, first: int, end: int) -> "History":
+        """A lot of rows of source "a", which no checkpoint makes due."""
+        self.lots[lot] = self.bank.read("a", split, first, end)
+        return self
+
+    def given(self, lot: Hashable, what: Callable[[Row], object], values: set[object]) -> "History":
+        """What makes this history show what it should."""
+        assert {what(row) for row in self.lots[lot]} == values
+        return self
+
+    def publish(self, *names: str) -> "History":
+        for name in names:
+            for checker in self.checkers:
+                checker.on_published(name)
+        return self
+
+    def out(self, *lots: Hashable, spoil: Spoil = list, at: int | None = None) -> "History":
+        """The sink with a global committer shows lots, as checkpoint `at`: the last of them, unless told."""
+        return self._show("out", lots, spoil, lots[-1] if at is None else at)
+
+    def side(self, *lots: Hashable, spoil: Spoil = list) -> "History":
+        """The sink without one shows lots."""
+        return self._show("side", lots, spoil, 0)
+
+    def commit(self, committable: bytes) -> "History":
+        for checker in self.checkers:
+            checker.on_visible("side", 0, [committable], [])
+        return self
+
+    def _show(self, sink: str, lots: Iterable[Hashable], spoil: Spoil, checkpoint: int) -> "History":
+        rows = list(spoil([row for lot in lots for row in self.lots[lot]]))
+        for checker in self.checkers:
+            checker.on_visible(sink, checkpoint, (), rows)
+        return self
+
+    def end(self, *, expected_all: bool = True) -> "History":
+        for checker in self.checkers:
+            checker.at_end(expected_all)
+        return self
+
+
+def job(**settings: int) -> History:
+    """One sink, `out`."""
+    return History(**settings).fence()
+
+
+def two_sinks(*more: type[Checker]) -> History:
+    """Two sinks, `out` and `side`, and a second shuffle."""
+    return History("two-sinks", more=more).fence()
+
+
+def final_name(checkpoint: int) -> str:
+    return FileNames(JOB, "out", 1, 0, "0" * 16, "abcdef12", "jsonl").final(checkpoint, 0)
+
+
+def file_committable(checkpoint: int) -> bytes:
+    names = FileNames(JOB, "out", 1, 0, "0" * 16, "abcdef12", "jsonl")
+    staged = StagedFile(names.staged(checkpoint), names.final(checkpoint, 0), sha256_hex(b"rows"), 1)
+    return encode_committable((staged,))
+
+
+# ---------------------------------------------------------------- rows, spoiled
+
+
+def but_last(count: int) -> Spoil:
+    return lambda rows: rows[:-count]
+
+
+def last(count: int) -> Spoil:
+    return lambda rows: rows[-count:]
+
+
+def of_split(split: int) -> Spoil:
+    return lambda rows: [row for row in rows if row.split == split]
+
+
+def raised(row: Row, **by: int) -> Row:
+    return msgspec.structs.replace(row, **{name: getattr(row, name) + more for name, more in by.items()})
+
+
+def row_raised(at: int, **by: int) -> Spoil:
+    """One row has fields that are higher by that."""
+    return lambda rows: [raised(row, **by) if index == at % len(rows) else row for index, row in enumerate(rows)]
+
+
+def account_raised(rows: Rows, **by: int) -> Rows:
+    """All rows of the first row's account have fields that are higher by that."""
+    return [raised(row, **by) if row.account == rows[0].account else row for row in rows]
+
+
+def pair_numbered(of_first: int, of_second: int, *, same_split: bool = True) -> Spoil:
+    """A pair whose rows have the numbers of these two of it."""
+
+    def spoil(rows: Rows) -> Rows:
+        both = pair(rows, same_split=same_split)
+        numbers = both[of_first].n, both[of_second].n
+        return [msgspec.structs.replace(row, n=n) for row, n in zip(both, numbers, strict=True)]
+
+    return spoil
+
+
+def pair(rows: Rows, *, same_split: bool = True) -> tuple[Row, Row]:
+    """Two rows of one account, of one split or of two, in the order in which state saw them."""
+    return next(
+        (first, second)
+        for index, first in enumerate(rows)
+        for second in rows[index + 1 :]
+        if first.account == second.account and (first.split == second.split) is same_split
+    )
