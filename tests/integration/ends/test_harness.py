@@ -1,98 +1,89 @@
 """The harness itself: its audits see every kind of wrong, its plans are reproducible, and a job goes through it."""
 
 import collections
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.ends import jsonl_numbers
-from tests.integration.ends.audit import Latest, Numbers, Seen
+from tests.integration.ends.audit import Audit, Latest, Numbers, Seen
 from tests.integration.ends.committed_rows import CommittedRows
 from tests.integration.ends.harness import run_under_kills
 from tests.integration.ends.plan import plan
 
+Observed = Callable[[], Audit]
 
-def looked_at(*looks: Seen, together: bool = False, ordered: bool = True) -> Numbers:
-    audit = Numbers(4, together=together, splits=2, ordered=ordered)
+
+def numbers(*looks: Seen, together: bool = False, ordered: bool = True) -> Observed:
+    return lambda: looked_at(Numbers(4, together=together, splits=2, ordered=ordered), looks)
+
+
+def latest(*looks: dict[int, tuple[int, int]], together: bool = False) -> Observed:
+    return lambda: looked_at(Latest(4, together=together), looks)
+
+
+def looked_at(audit: Audit, looks: Sequence[Any]) -> Audit:
     for number, seen in enumerate(looks):
         audit.observe(f"look {number}", seen)
     return audit
 
 
-def test_rows_that_come_in_order_are_right_in_whole_looks_and_in_looks_at_what_is_new() -> None:
-    tables = looked_at(Seen([]), Seen([0, 1, 4]), Seen([0, 1, 4, 2, 5, 8]))
-    topics = looked_at(Seen([0, 1, 4], whole=False), Seen([], whole=False), Seen([2, 5, 8], whole=False))
-    for audit in (tables, topics):
-        assert audit.figures.right, audit.figures
-        assert audit.rows == 6
-        assert audit.figures.observations == 3
+def new(*values: int) -> Seen:
+    """What came since the last look."""
+    return Seen(values, whole=False)
 
 
-def test_a_row_that_is_missing_below_a_later_one_of_its_key_is_lost() -> None:
-    audit = looked_at(Seen([0, 1, 8]))
-    assert audit.figures.lost == 1
-    assert audit.figures.wrong_observations == 1
-    assert "look 0" in audit.figures.examples[0]
+WHOLE = Seen([]), Seen([0, 1, 4]), Seen([0, 1, 4, 2, 5, 8])
+NEW = new(0, 1, 4), new(), new(2, 5, 8)
+ALL_KEYS = {0: (4, 2), 2: (2, 1), 1: (5, 2), 3: (3, 1)}
+FIRST = {0: (4, 2), 1: (1, 1)}
+VERDICTS: dict[str, tuple[Observed, int, str]] = {  # looks, rows of the source, what is counted and where first
+    "in order, in whole looks": (numbers(*WHOLE), 6, ""),
+    "in order, in looks at what is new": (numbers(*NEW), 6, ""),
+    "missing below a later one of its key": (numbers(Seen([0, 1, 8])), 3, "lost 1, wrong 1: look 0"),
+    "for a moment": (numbers(Seen([0, 8]), Seen([0, 8, 4]), ordered=False), 3, "late 1, wrong 1: look 0"),
+    "twice in a whole look": (numbers(Seen([0, 1, 1])), 2, "twice 1, wrong 1: look 0"),
+    "twice in a look at what is new": (numbers(new(0, 1, 1)), 2, "twice 1, wrong 1: look 0"),
+    "again in a whole look": (numbers(Seen([0, 1]), Seen([0, 1, 0])), 2, "twice 1, wrong 1: look 1"),
+    "again in a look at what is new": (numbers(new(0, 1), new(0)), 2, "twice 1, wrong 1: look 1"),
+    "vanished": (numbers(Seen([0, 4]), Seen([0])), 1, "torn 1: look 1"),
+    "out of order": (numbers(Seen([4, 0])), 2, "late 1: look 0"),
+    "where the reader knows no order": (numbers(Seen([4, 0]), ordered=False), 2, ""),
+    "with their counts": (numbers(Seen([0, 4], n=[1, 2])), 2, ""),
+    "with another count": (numbers(Seen([0, 4], n=[1, 3])), 2, "state 1: look 0"),
+    "of one key": (numbers(Seen([0, 4])), 2, ""),
+    "of one key, together: 2 is of their split": (numbers(Seen([0, 4]), together=True), 2, "lost 1, wrong 1: look 0"),
+    "together": (numbers(Seen([0, 2, 4, 1]), together=True), 4, ""),
+    "one per key": (latest(FIRST), 3, ""),
+    "one per key: it goes back": (latest(FIRST, {0: (0, 1), 1: (1, 1)}), 2, "late 1, wrong 1: look 1"),
+    "one per key: another count": (latest(FIRST, {0: (4, 3), 1: (1, 1)}), 3, "state 1, wrong 1: look 1"),
+    "one per key: vanished": (latest(FIRST, {0: (4, 2)}), 3, "wrong 1: look 1"),
+    "one per key: of another key": (latest(FIRST, {0: (5, 2), 1: (1, 1)}), 3, "wrong 1: look 1"),
+    "one per key, together": (latest({0: (4, 2), 2: (2, 1)}, together=True), 3, ""),
+    "one per key, all together": (latest(ALL_KEYS, together=True), 6, ""),
+    "one per key, together: 2 is before 4": (latest({0: (4, 2)}, together=True), 2, "wrong 1: look 0"),
+    "one per key, together: 4 is missing": (latest({0: (0, 1), 2: (6, 2)}, together=True), 3, "wrong 1: look 0"),
+}
 
 
-def test_a_row_that_is_missing_for_a_moment_makes_that_look_wrong_though_it_comes_later() -> None:
-    audit = looked_at(Seen([0, 8]), Seen([0, 8, 4]), ordered=False)
-    assert audit.figures.lost == 0
-    assert audit.figures.wrong_observations == 1
-    assert not audit.figures.right
+@pytest.mark.parametrize(("observed", "rows", "verdict"), VERDICTS.values(), ids=VERDICTS)
+def test_rows_that_are_seen_get_their_verdict(observed: Observed, rows: int, verdict: str) -> None:
+    """Each kind of wrong is counted as what it is, in the look in which it shows, and nothing else is."""
+    audit = observed()
+    figures = audit.figures
+    counted = {"lost": figures.lost, "twice": figures.duplicated, "late": figures.out_of_order, "torn": figures.torn}
+    counted |= {"state": figures.wrong_state, "wrong": figures.wrong_observations}
+    said = ", ".join(f"{what} {count}" for what, count in counted.items() if count)
+    first = figures.examples[0].partition(":")[0] if figures.examples else ""
+    assert f"{said}: {first}".strip(": ") == verdict
+    assert figures.right is not bool(verdict)
+    assert audit.rows == rows
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_row_that_shows_twice_is_seen_in_the_same_look_and_in_a_later_one(whole: bool) -> None:
-    assert looked_at(Seen([0, 1, 1], whole=whole)).figures.duplicated == 1
-    later = Seen([0, 1, 0], whole=True) if whole else Seen([0], whole=False)
-    assert looked_at(Seen([0, 1], whole=whole), later).figures.duplicated == 1
-
-
-def test_a_row_that_vanishes_is_seen() -> None:
-    assert looked_at(Seen([0, 4]), Seen([0])).figures.torn == 1
-
-
-def test_the_order_of_a_key_counts_only_where_the_reader_has_one() -> None:
-    assert looked_at(Seen([4, 0])).figures.out_of_order == 1
-    assert looked_at(Seen([4, 0]), ordered=False).figures.right
-
-
-def test_a_count_that_is_not_the_one_of_its_row_is_seen() -> None:
-    assert looked_at(Seen([0, 4], n=[1, 2])).figures.right
-    assert looked_at(Seen([0, 4], n=[1, 3])).figures.wrong_state == 1
-
-
-def test_rows_that_have_to_show_together_are_a_vector_of_source_positions() -> None:
-    """Values 0, 2, 4, … are of split 0: without 2, value 4 must not show, although it is the next of its key."""
-    assert looked_at(Seen([0, 4])).figures.right
-    assert looked_at(Seen([0, 4]), together=True).figures.lost == 1
-    assert looked_at(Seen([0, 2, 4, 1]), together=True).figures.right
-
-
-def test_one_row_per_key_has_to_fit_its_count_and_must_not_go_back() -> None:
-    audit = Latest(4)
-    audit.observe("first", {0: (4, 2), 1: (1, 1)})
-    assert audit.figures.right
-    assert audit.rows == 3
-    for wrong in ({0: (0, 1), 1: (1, 1)}, {0: (4, 3), 1: (1, 1)}, {0: (4, 2)}, {0: (5, 2), 1: (1, 1)}):
-        audit = Latest(4)
-        audit.observe("first", {0: (4, 2), 1: (1, 1)})
-        audit.observe("second", wrong)
-        assert audit.figures.wrong_observations == 1, wrong
-        assert "second" in audit.figures.examples[0]
-
-
-def test_rows_per_key_that_show_together_are_a_vector_of_source_positions() -> None:
-    for seen, right in (
-        ({0: (4, 2), 2: (2, 1)}, True),
-        ({0: (4, 2)}, False),  # row 2 comes before row 4 in their split
-        ({0: (4, 2), 2: (2, 1), 1: (5, 2), 3: (3, 1)}, True),
-        ({0: (0, 1), 2: (6, 2)}, False),  # row 4 is missing
-    ):
-        audit = Latest(4, together=True)
-        audit.observe("look", seen)
-        assert audit.figures.right == right, seen
+def test_every_look_is_counted() -> None:
+    assert [numbers(*looks)().figures.observations for looks in (WHOLE, NEW)] == [3, 3]
 
 
 @pytest.mark.parametrize("seed", range(30))
