@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
@@ -20,18 +21,6 @@ class _InlineLane:
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         done(work(), None)
-
-
-class _Silent:
-    """Nobody asks for the metrics here."""
-
-    def committed(self, checkpoint: int) -> None: ...
-    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
-    def committed_globally(self, checkpoint: int) -> None: ...
-    def global_commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
-    def count(self, metric: str, amount: float = 1.0) -> None: ...
-    def processed_latency(self, emit_ns: int, rows: int) -> None: ...
-    def visible_latency(self, emit_ns: int, rows: int) -> None: ...
 
 
 class Surroundings:
@@ -80,7 +69,7 @@ class Surroundings:
             open_keyed=open_keyed,
             lane=_InlineLane(),
             snapshot_lane=_InlineLane(),
-            report=_Silent(),
+            metrics=MetricGroup(),
             local_dir=directory,
             make_store=lambda url: self.store,
             job_store=self.store,

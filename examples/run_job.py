@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 
 from barrier_runtime import Dataflow
+from barrier_runtime.coordinator.metric_table import LATE_ROWS
+from barrier_runtime.coordinator.status.metrics import over_slots
 from barrier_runtime.coordinator.status.status import JobStatus
 from examples.run_check import Verdict
 from examples.run_observer import Observer
@@ -76,7 +78,7 @@ def conclude(status: JobStatus, observer: Observer, verdict: Verdict, records: i
 def report(summary: Summary, verdict: Verdict, status: JobStatus) -> int:
     for line in verdict.examples:
         print(line)
-    late = sum(value for slot in status.slots for name, value in slot.metrics.items() if name.endswith("late_rows"))
+    late = over_slots(LATE_ROWS, (slot.metrics for slot in status.slots)) or 0
     processed, visible = summary.processed_latency_ms, summary.visible_latency_ms
     print(
         f"{summary.records:,} records, {summary.windows:,} rows of the result, "

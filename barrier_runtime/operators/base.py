@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
@@ -28,16 +29,21 @@ class Lane(Protocol):
         ...
 
 
-class Reporter(Protocol):
-    """How an operator tells the coordinator and the metrics what happened. Called on the loop."""
+@dataclass(frozen=True)
+class CommitReport:
+    """A sink to the coordinator: everything up to `checkpoint` is committed, or (`error`) could not be yet.
 
-    def committed(self, checkpoint: int) -> None: ...
-    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
-    def committed_globally(self, checkpoint: int) -> None: ...
-    def global_commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
-    def count(self, metric: str, amount: float = 1.0) -> None: ...
-    def processed_latency(self, emit_ns: int, rows: int) -> None: ...
-    def visible_latency(self, emit_ns: int, rows: int) -> None: ...
+    `globally`: by the global committer, for all subtasks.
+    """
+
+    checkpoint: int
+    attempts: int = 0  # that failed
+    error: str | None = None  # of the last one
+    globally: bool = False
+
+
+def _not_a_sink(report: CommitReport) -> None:
+    raise ProtocolViolation(f"only a sink reports commits: {report}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class OperatorContext:
     ]  # opens (and restores) this subtask's keyed state; call at most once, in open()
     lane: Lane  # for what may take as long as it likes, as a commit
     snapshot_lane: Lane  # shared with the blocking parts of this operator's snapshots: what they would wait for
-    report: Reporter
+    metrics: MetricGroup
     local_dir: Path  # private to this incarnation of the subtask
     make_store: Callable[[str], ObjectStore]  # URL -> object store, for sinks and sources
     job_store: ObjectStore  # where the job's checkpoints are
@@ -66,6 +72,7 @@ class OperatorContext:
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
     lineage: str = ""  # the same for all generations whose state grew from one start
     settled: bool = False  # what `restored` lists as pending is known to be visible
+    report_commit: Callable[[CommitReport], None] = _not_a_sink  # on the loop
 
     def opened(self) -> None:
         """The operator is open: what it was restored from, which may be large, is not kept any longer."""

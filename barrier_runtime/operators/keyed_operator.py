@@ -48,7 +48,7 @@ class KeyedOperator(Operator):
 
     def open(self, context: OperatorContext) -> None:
         self.context = context
-        self.report = context.report
+        self.metrics = context.metrics
         self.backend: KeyedBackend = context.open_keyed()
         self._opened = True
         groups = self.backend.key_group_first, self.backend.key_group_last

@@ -28,7 +28,8 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier, Batch
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
-from barrier_runtime.operators.base import Capture, Operator, OperatorContext
+from barrier_runtime.operators.base import Capture, CommitReport, Operator, OperatorContext
+from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.operators.user_code import add_position
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
@@ -37,7 +38,6 @@ from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.runtime.host.workers import SerialLane, WorkerPool
 from barrier_runtime.runtime.in_flight.recorder import InFlightData
 from barrier_runtime.runtime.in_flight.storage import read_in_flight, write_in_flight
-from barrier_runtime.runtime.latency_book import LatencyBook
 from barrier_runtime.runtime.network.channels import EdgeOutput, InputChannel, LocalOutput, OutputChannel
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
 from barrier_runtime.runtime.network.tcp import ChannelId, DataPlane
@@ -133,8 +133,7 @@ class Execution:
         mode: str,
         resources: SlotResources,
         plane: DataPlane,
-        latency: LatencyBook,
-        counters: dict[str, float],
+        metrics: MetricRegistry,
         events: ExecutionEvents,
     ) -> None:
         self.token = deploy.token
@@ -144,8 +143,7 @@ class Execution:
         self._mode = mode
         self._res = resources
         self._plane = plane
-        self._latency = latency
-        self.counters = counters
+        self._metrics = metrics
         self._events = events
         self._halted = False
         self.closed: asyncio.Future[None] = resources.loop.create_future()  # halted, and every operator let go
@@ -343,7 +341,7 @@ class Execution:
             open_keyed=open_keyed,
             lane=lane,
             snapshot_lane=snapshot_lane,
-            report=_Reporter(self, name),
+            metrics=self._metrics.group(name),
             local_dir=directory,
             make_store=self._res.make_store,
             job_store=self._res.store,
@@ -353,7 +351,17 @@ class Execution:
             new_id=self._res.new_uuid,
             lineage=self._deploy.lineage,
             settled=self._deploy.settled,
+            report_commit=partial(self._commit_reported, name),
         )
+
+    def _commit_reported(self, operator: str, report: CommitReport) -> None:
+        if self._halted:
+            return
+        subtask = GLOBAL_COMMITTER if report.globally else self._res.slot
+        if report.error is None:
+            self._events.committed(report.checkpoint, operator, subtask)
+        else:
+            self._events.commit_failing(report.checkpoint, operator, subtask, report.attempts, report.error)
 
     def _new_lane(self, unhurried: bool = False) -> SerialLane:
         lane = self._res.workers.lane(self._broken, unhurried)
@@ -712,44 +720,3 @@ def _committables(store: ObjectStore, paths: Paths, at_once: int, order: CommitG
         found = snapshots_in(store, paths, order.manifest, order.checkpoint)
         snapshots = tuple(each for each in found if each.operator == order.operator)
     return with_values(store, snapshots, at_once)
-
-
-class _Reporter:
-    """`Reporter` of one operator."""
-
-    def __init__(self, execution: Execution, operator: str) -> None:
-        self._execution = execution
-        self._operator = operator
-
-    def committed(self, checkpoint: int) -> None:
-        execution = self._execution
-        if not execution.halted:
-            execution._events.committed(checkpoint, self._operator, execution._res.slot)
-
-    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
-        execution = self._execution
-        if not execution.halted:
-            execution._events.commit_failing(checkpoint, self._operator, execution._res.slot, attempts, error)
-
-    def committed_globally(self, checkpoint: int) -> None:
-        execution = self._execution
-        if not execution.halted:
-            execution._events.committed(checkpoint, self._operator, GLOBAL_COMMITTER)
-
-    def global_commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
-        execution = self._execution
-        if not execution.halted:
-            execution._events.commit_failing(checkpoint, self._operator, GLOBAL_COMMITTER, attempts, error)
-
-    def count(self, metric: str, amount: float = 1.0) -> None:
-        key = f"{self._operator}.{metric}"
-        counters = self._execution.counters
-        counters[key] = counters.get(key, 0.0) + amount
-
-    def processed_latency(self, emit_ns: int, rows: int) -> None:
-        execution = self._execution
-        execution._latency.record(f"{self._operator}:processed", execution._wall_ns() - emit_ns, rows)
-
-    def visible_latency(self, emit_ns: int, rows: int) -> None:
-        execution = self._execution
-        execution._latency.record(f"{self._operator}:visible", execution._wall_ns() - emit_ns, rows)

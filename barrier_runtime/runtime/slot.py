@@ -16,6 +16,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from barrier_runtime.coordinator.metric_table import (
+    BACKPRESSURED_S,
+    BUSY_S,
+    LOOP_LAG_MS,
+    RECORDS,
+    RSS_BYTES,
+    WATERMARK_MS,
+)
 from barrier_runtime.coordinator.wire.carried import too_large_ack
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
@@ -45,8 +53,8 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.data.elements import Barrier
 from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.runtime.execution import Execution, SlotResources
-from barrier_runtime.runtime.latency_book import LatencyBook
 from barrier_runtime.runtime.network.control_link import ControlLink
 from barrier_runtime.runtime.network.tcp import DataPlane
 from barrier_runtime.state.errors import PERMANENT, Unavailable
@@ -97,8 +105,7 @@ class Slot:
         self._told = ""  # of the last failure, which is told with its stack the first time
         self.trouble: BaseException | None = None  # the last one; for a program in whose process the slot is
         self._restored: Restored | None = None
-        self._latency = LatencyBook()
-        self._counters: dict[str, float] = {}
+        self._metrics = MetricRegistry(resources.clock.wall_ns)
         self._heartbeat_s = 0.0
         self._heartbeats = 0
         self._loop_lag_ms = 0.0
@@ -175,9 +182,7 @@ class Slot:
         self._phase = "restoring"
         self._last_completed = message.checkpoint
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
-        execution = Execution(
-            self._graph, message, self._mode, self._res, self._plane, self._latency, self._counters, self
-        )
+        execution = Execution(self._graph, message, self._mode, self._res, self._plane, self._metrics, self)
         self._execution = execution
         self._deploying = self._res.loop.create_task(self._deploy(execution))
 
@@ -335,29 +340,29 @@ class Slot:
         loop.call_at(next_due, self._beat, next_due)
 
     def _tell_figures(self) -> None:
-        self._say(self._latency.encoded())
+        self._say(self._metrics.latencies())
 
     def _say(self, latency: dict[str, str]) -> None:
         execution = self._execution
         opening = {} if execution is None else execution.opening
         blocked = "" if execution is None else execution.take_blocked()
-        self._send(Heartbeat(self.token, self._metrics(), latency, self._wall_ms(), opening, blocked))
+        self._send(Heartbeat(self.token, self._figures(), latency, self._wall_ms(), opening, blocked))
 
     def _wall_ms(self) -> int:
         return self._res.clock.wall_ns() // 1_000_000
 
-    def _metrics(self) -> dict[str, float]:
-        metrics = dict(self._counters)
-        metrics["loop_lag_ms"] = self._loop_lag_ms
-        metrics["rss_bytes"] = float(_rss_bytes())
+    def _figures(self) -> dict[str, float]:
+        figures = self._metrics.counts()
+        figures[LOOP_LAG_MS.name] = self._loop_lag_ms
+        figures[RSS_BYTES.name] = float(_rss_bytes())
         execution = self._execution
         if execution is not None:
-            metrics["records"] = float(execution.records)
-            metrics["busy_s"] = execution.scheduler.busy_s
-            metrics["backpressured_s"] = execution.scheduler.backpressured_s
+            figures[RECORDS.name] = float(execution.records)
+            figures[BUSY_S.name] = execution.scheduler.busy_s
+            figures[BACKPRESSURED_S.name] = execution.scheduler.backpressured_s
             if execution.watermark_ms is not None:
-                metrics["watermark_ms"] = float(execution.watermark_ms)
-        return metrics
+                figures[WATERMARK_MS.name] = float(execution.watermark_ms)
+        return figures
 
 
 def _shortened(text: str) -> str:

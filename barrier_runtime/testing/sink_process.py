@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.operators.base import CommitReport, OperatorContext
+from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -80,44 +81,31 @@ class _Lane:
         return lambda: done(result, None)
 
 
-class _Report:
-    """What one subtask tells the coordinator."""
+class _Reports:
+    """What one subtask told the coordinator."""
 
     def __init__(self) -> None:
         self.committed_through = 0
         self.globally_through = 0
         self.error = ""  # of the last commit that failed
 
-    def committed(self, checkpoint: int) -> None:
-        self.committed_through = max(self.committed_through, checkpoint)
-
-    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
-        self.error = error
-
-    def committed_globally(self, checkpoint: int) -> None:
-        self.globally_through = max(self.globally_through, checkpoint)
-
-    def global_commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
-        self.error = error
-
-    def count(self, metric: str, amount: float = 1.0) -> None:
-        """Metrics are not asked for."""
-
-    def processed_latency(self, emit_ns: int, rows: int) -> None:
-        """Nor are latencies."""
-
-    def visible_latency(self, emit_ns: int, rows: int) -> None:
-        """Nor are latencies."""
+    def add(self, report: CommitReport) -> None:
+        if report.error is not None:
+            self.error = report.error
+        elif report.globally:
+            self.globally_through = max(self.globally_through, report.checkpoint)
+        else:
+            self.committed_through = max(self.committed_through, report.checkpoint)
 
 
 class _Hand:
     """One opened subtask."""
 
-    def __init__(self, operator: SinkOperator, sink: WatchedSink, lane: _Lane, report: _Report) -> None:
+    def __init__(self, operator: SinkOperator, sink: WatchedSink, lane: _Lane) -> None:
         self.operator = operator
         self.sink = sink
         self.lane = lane
-        self.report = report
+        self.reports = _Reports()
         self.later: deque[tuple[float, Callable[[], None]]] = deque()
 
 
@@ -153,7 +141,7 @@ class Process:
         subtask = len(self.hands)
         sink = WatchedSink(self.place.make_sink(), self, subtask)
         self.sinks.append(sink)
-        hand = _Hand(SinkOperator(SINK, lambda: sink), sink, _Lane(), _Report())
+        hand = _Hand(SinkOperator(SINK, lambda: sink), sink, _Lane())
         hand.operator.open(
             OperatorContext(
                 job=self.place.job,
@@ -166,13 +154,14 @@ class Process:
                 open_keyed=_no_keyed_state,
                 lane=hand.lane,
                 snapshot_lane=hand.lane,
-                report=hand.report,
+                metrics=MetricGroup(),
                 local_dir=Path("/nowhere"),
                 make_store=self.place.make_store,
                 job_store=self.place.job_store,
                 call_later=lambda seconds, call: hand.later.append((seconds, call)),
                 wake=lambda: None,
                 lineage=self.place.lineage,
+                report_commit=hand.reports.add,
             )
         )
         self.hands.append(hand)
@@ -212,7 +201,7 @@ class Process:
             while hand.lane.waiting:
                 hand.lane.run_one()
                 yield
-            reached = hand.report.globally_through if globally else hand.report.committed_through
+            reached = hand.reports.globally_through if globally else hand.reports.committed_through
             if reached >= through or self.is_zombie:
                 return
             due = list(hand.later)
@@ -224,7 +213,7 @@ class Process:
         raise Broken(
             "lost",
             f"subtask {subtask} cannot commit checkpoint {through}"
-            f"{' globally' if globally else ''} after {_ATTEMPTS} attempts: {hand.report.error or 'nothing is tried'}",
+            f"{' globally' if globally else ''} after {_ATTEMPTS} attempts: {hand.reports.error or 'nothing is tried'}",
         )
 
     def drop(self, kill: Callable[[TwoPhaseCommitSink], None] | None) -> None:

@@ -2,9 +2,11 @@
 
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.metric_table import RECORDS, WATERMARK_MS
 from barrier_runtime.coordinator.options import effective
 from barrier_runtime.coordinator.status import latency
 from barrier_runtime.coordinator.status.health import Condition
+from barrier_runtime.coordinator.status.metrics import over_slots
 from barrier_runtime.coordinator.status.status import (
     CheckpointsStatus,
     CommitsStatus,
@@ -21,8 +23,8 @@ def job_status(
     job: Job, phase: str, outcome: Outcome | None, reason: str, condition: Condition, now_ms: int
 ) -> JobStatus:
     slots = list(job.slots)
-    watermarks = [slot.metrics["watermark_ms"] for slot in slots if "watermark_ms" in slot.metrics]
-    watermark = min(watermarks, default=_WATERMARK_NONE)
+    figures = [slot.metrics for slot in slots]
+    watermark = over_slots(WATERMARK_MS, figures)
     restored = job.generation.restored
     told = [slot.latency for slot in (*job.slots.departed, *slots)]
     return JobStatus(
@@ -59,8 +61,8 @@ def job_status(
         absent_slots=job.record.absent_slots,
         checkpoints=_checkpoints(job),
         recoveries=tuple(job.record.recoveries),
-        watermark_ms=int(watermark) if _WATERMARK_NONE < watermark < 2**63 - 1 else None,
-        records=int(sum(slot.metrics.get("records", 0.0) for slot in slots)),
+        watermark_ms=None if watermark is None or not _WATERMARK_NONE < watermark < 2**63 - 1 else int(watermark),
+        records=int(over_slots(RECORDS, figures) or 0),
         latency=latency.merged(each.newest for each in told),
         latency_last_minute=latency.last_minute(told, now_ms),
         commits=CommitsStatus(

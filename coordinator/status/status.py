@@ -102,7 +102,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     fenced_by: str | None
     token: int | None
-    generations: int  # begun by this coordinator process
+    generations: int  # begun, by all coordinators of the job
     leader: str
     parallelism: int
     max_parallelism: int

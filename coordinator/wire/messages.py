@@ -95,7 +95,7 @@ class Register(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     token: int
-    metrics: dict[str, float] = {}  # "records" (read by sources) is summed, "watermark_ms" is minimised over slots
+    metrics: dict[str, float] = {}  # see `metric_table`: counters ("<operator>.late_rows") and gauges ("rss_bytes")
     latency: dict[
         str, str
     ] = {}  # "<sink>:processed" / "<sink>:visible" -> HdrHistogram, base64 (µs; all of this process)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Capture, Operator, OperatorContext
+from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
@@ -34,21 +35,6 @@ class InlineLane:
             done(result, None)
 
 
-class CountingReporter:
-    """Keeps what was counted."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, float] = {}
-
-    def committed(self, checkpoint: int) -> None: ...
-    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None: ...
-    def processed_latency(self, emit_ns: int, rows: int) -> None: ...
-    def visible_latency(self, emit_ns: int, rows: int) -> None: ...
-
-    def count(self, metric: str, amount: float = 1.0) -> None:
-        self.counts[metric] = self.counts.get(metric, 0.0) + amount
-
-
 class World:
     """What outlives an operator instance: the object store and a place on disk."""
 
@@ -57,7 +43,7 @@ class World:
         self.subtask = subtask
         self.parallelism = parallelism
         self.store = MemoryStore()
-        self.reporter = CountingReporter()
+        self.metrics = MetricGroup()
         self.directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-test-"))
         weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
         self.memory = SlotMemory(64 << 20)
@@ -99,7 +85,7 @@ class World:
             open_keyed=open_keyed,
             lane=InlineLane(),
             snapshot_lane=InlineLane(),
-            report=self.reporter,
+            metrics=self.metrics,
             local_dir=directory,
             make_store=lambda url: self.store,
             job_store=self.store,

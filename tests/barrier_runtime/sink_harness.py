@@ -19,12 +19,14 @@ import pyarrow.parquet as pq
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.operators.base import CommitReport, OperatorContext
+from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore, PutOutcome
 
 SCHEMA = pa.schema([("n", pa.int64())])
+NOW_NS = 100_000_000  # for latencies
 
 
 class Crash(BaseException):
@@ -108,37 +110,20 @@ class HandLane:
         return ran
 
 
-@dataclass
-class Report:
-    """What a sink told the coordinator and the metrics."""
+class Reports(list[CommitReport]):
+    """What a sink told the coordinator."""
 
-    committed_checkpoints: list[int] = field(default_factory=list)
-    committed_globally_through: int = 0
-    failing: list[tuple[int, int, str]] = field(default_factory=list)
-    processed: list[tuple[int, int]] = field(default_factory=list)
-    visible: list[tuple[int, int]] = field(default_factory=list)
-    counts: dict[str, float] = field(default_factory=dict)
+    @property
+    def committed_checkpoints(self) -> list[int]:
+        return [each.checkpoint for each in self if each.error is None and not each.globally]
 
-    def committed(self, checkpoint: int) -> None:
-        self.committed_checkpoints.append(checkpoint)
+    @property
+    def committed_globally_through(self) -> int:
+        return max((each.checkpoint for each in self if each.error is None and each.globally), default=0)
 
-    def commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
-        self.failing.append((checkpoint, attempts, error))
-
-    def committed_globally(self, checkpoint: int) -> None:
-        self.committed_globally_through = checkpoint
-
-    def global_commit_failing(self, checkpoint: int, attempts: int, error: str) -> None:
-        self.failing.append((checkpoint, attempts, error))
-
-    def count(self, metric: str, amount: float = 1.0) -> None:
-        self.counts[metric] = self.counts.get(metric, 0) + amount
-
-    def processed_latency(self, emit_ns: int, rows: int) -> None:
-        self.processed.append((emit_ns, rows))
-
-    def visible_latency(self, emit_ns: int, rows: int) -> None:
-        self.visible.append((emit_ns, rows))
+    @property
+    def failing(self) -> list[tuple[int, int, str]]:
+        return [(each.checkpoint, each.attempts, each.error) for each in self if each.error is not None]
 
 
 def no_keyed_state() -> Any:
@@ -160,7 +145,8 @@ class Subtask:
         self.lane = HandLane()
         self.snapshot_lane = HandLane()
         self.woken = 0
-        self.report = Report()
+        self.reports = Reports()
+        self.metrics = MetricGroup(lambda: NOW_NS)
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.manifests: dict[int, OperatorSnapshot] = {}
         self.subtask = subtask
@@ -178,13 +164,14 @@ class Subtask:
                 open_keyed=no_keyed_state,
                 lane=self.lane,
                 snapshot_lane=self.snapshot_lane,
-                report=self.report,
+                metrics=self.metrics,
                 local_dir=Path("/nowhere"),
                 make_store=lambda url: store,
                 job_store=store,
                 lineage="lineage",
                 call_later=lambda seconds, call: self.later.append((seconds, call)),
                 wake=self._wake,
+                report_commit=self.reports.append,
             )
         )
 
@@ -224,10 +211,10 @@ class Subtask:
         self.woken += 1
 
     def _committed(self) -> int:
-        return max((each for each in self.report.committed_checkpoints if each in self.manifests), default=0)
+        return max((each for each in self.reports.committed_checkpoints if each in self.manifests), default=0)
 
     def _visible(self) -> int:
-        return self.report.committed_globally_through
+        return self.reports.committed_globally_through
 
     def complete(self, checkpoint: int) -> None:
         self.operator.on_complete(checkpoint)

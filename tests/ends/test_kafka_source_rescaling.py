@@ -6,6 +6,7 @@ from typing import Any
 
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
@@ -18,10 +19,6 @@ class Lane:
 
     def submit(self, work: Any, done: Any) -> None:
         done(work(), None)
-
-
-class Report:
-    def count(self, metric: str, amount: float = 1.0) -> None: ...
 
 
 class Subtasks:
@@ -83,7 +80,7 @@ class Subtasks:
             open_keyed=nothing,
             lane=Lane(),
             snapshot_lane=Lane(),
-            report=Report(),  # type: ignore[arg-type]
+            metrics=MetricGroup(),
             local_dir=folder,
             make_store=nothing,
             job_store=MemoryStore(),

@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("options",),
         ("wire",),
         ("option_types",),
-        ("option_table",),
+        ("option_table", "metric_table"),
         ("backoff",),
     ),
     "state": (
@@ -84,6 +84,7 @@ PURE_FILES = (  # of folders that are not pure as a whole
     "barrier_runtime/runtime/sinks/pending_set.py",
     "barrier_runtime/runtime/subtask.py",
     "coordinator/maintenance/fsck.py",
+    "coordinator/metric_table.py",
     "coordinator/option_table.py",
     "coordinator/options.py",
     "coordinator/server/lease.py",

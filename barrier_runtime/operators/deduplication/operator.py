@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from barrier_runtime.coordinator.metric_table import DUPLICATES, LOOKUPS, LOOKUPS_SAVED
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import StateKey
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
@@ -137,9 +138,9 @@ class DeduplicateOperator(KeyedOperator):
 
     def _count(self, rows: int, looked_up: Mask, passes: Mask) -> None:
         lookups, duplicates = int(np.count_nonzero(looked_up)), rows - int(np.count_nonzero(passes))
-        self.report.count("lookups", float(lookups))
-        self.report.count("lookups_saved", float(rows - lookups))
-        self.report.count("duplicates", float(duplicates))
+        self.metrics.count(LOOKUPS, float(lookups))
+        self.metrics.count(LOOKUPS_SAVED, float(rows - lookups))
+        self.metrics.count(DUPLICATES, float(duplicates))
 
     def _load(self) -> None:
         """Fill the filters from the state, and delete what is forgotten."""

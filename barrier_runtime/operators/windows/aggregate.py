@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.coordinator.metric_table import LATE_ROWS
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.data.grouping import extremes, group_rows, order_of_ints
@@ -124,7 +125,7 @@ class WindowAggregateOperator(KeyedOperator):
         kept = np.flatnonzero(starts >= first_open)
         if len(kept) == len(starts):
             return rows, starts
-        self.report.count("late_rows", float(len(starts) - len(kept)))
+        self.metrics.count(LATE_ROWS, float(len(starts) - len(kept)))
         return rows.take(pa.array(kept)), starts[kept]
 
     def _no_window(self, times_ms: Ints) -> InvalidJob:

@@ -16,9 +16,10 @@ from typing import Any
 
 from barrier_runtime.connectors.registry import SINK_VALUE, describe_sink
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, check_methods
+from barrier_runtime.coordinator.metric_table import EARLY_STAGING_FAILED, PROCESSED, VISIBLE
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.latency import EmitTimes
-from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
+from barrier_runtime.operators.base import Capture, CommitReport, Emit, Operator, OperatorContext
 from barrier_runtime.runtime.sinks.driver import SinkDriver, Stage, Transaction
 from barrier_runtime.runtime.sinks.effects import (
     Commit,
@@ -135,7 +136,7 @@ class SinkOperator(Operator):
                 f"sink {self._name!r} ({kind}), subtask {self._context.subtask}: {_text(error)}"
             ) from error
         staged.emitted.add(batch.emit_ns, rows)
-        self._context.report.processed_latency(batch.emit_ns, rows)
+        self._context.metrics.latency(PROCESSED, batch.emit_ns, rows)
         early = self._sink.stage_early(staged.transaction)
         if early is not None:
             self._stagings += 1
@@ -230,7 +231,7 @@ class SinkOperator(Operator):
     # ------------------------------------------------------------ effects (on the loop)
 
     def _do(self, effects: list[Effect]) -> None:
-        report = self._context.report
+        report, metrics = self._context.report_commit, self._context.metrics
         for effect in effects:
             if isinstance(effect, PreCommit):
                 self._open_staged.checkpoint = effect.checkpoint
@@ -244,11 +245,11 @@ class SinkOperator(Operator):
             elif isinstance(effect, Visible):
                 staged = self._staged.pop(effect.txn, None)  # the recovered lot has no rows of this incarnation
                 for emit_ns, rows in staged.emitted.pairs() if staged is not None else ():
-                    report.visible_latency(emit_ns, rows)
+                    metrics.latency(VISIBLE, emit_ns, rows)
             elif isinstance(effect, ReportCommitted):
-                report.committed(effect.checkpoint)
+                report(CommitReport(effect.checkpoint))
             elif isinstance(effect, ReportFailing):
-                report.commit_failing(effect.checkpoint, effect.attempts, effect.error)
+                report(CommitReport(effect.checkpoint, effect.attempts, effect.error))
             else:
                 self._retry_at(effect)
 
@@ -285,19 +286,19 @@ class SinkOperator(Operator):
         self._stagings -= 1
         self._context.wake()
         if error is not None and not self._closed:
-            self._context.report.count("early_staging_failed")
+            self._context.metrics.count(EARLY_STAGING_FAILED)
 
     # ------------------------------------------------------------ the global committer (on the loop)
 
     def _do_globally(self, effects: list[GlobalEffect]) -> None:
-        report = self._context.report
+        report = self._context.report_commit
         for effect in effects:
             if isinstance(effect, CommitAll):
                 self._commit_all(effect)
             elif isinstance(effect, ReportGlobally):
-                report.committed_globally(effect.checkpoint)
+                report(CommitReport(effect.checkpoint, globally=True))
             elif isinstance(effect, ReportFailing):
-                report.global_commit_failing(effect.checkpoint, effect.attempts, effect.error)
+                report(CommitReport(effect.checkpoint, effect.attempts, effect.error, globally=True))
             else:
                 self._context.call_later(max(0.0, effect.at - self._context.now_s()), self._retry_globally)
 

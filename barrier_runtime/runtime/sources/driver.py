@@ -34,6 +34,7 @@ from barrier_runtime.connectors.source import (
     SplitReader,
     StagedSource,
 )
+from barrier_runtime.coordinator.metric_table import DISCOVERY_FAILURES, FAR_EVENT_TIMES, SPLITS_DISCOVERED
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock, check_event_time_type, event_times_ms
 from barrier_runtime.graph.job_graph import SourceSpec
@@ -325,7 +326,7 @@ class SourceDriver:
         first = int(np.argmax(known > now_ms + _FAR_MS))
         at = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))[first]
         time_ms = int(known[first])
-        self._context.report.count("far_event_times")
+        self._context.metrics.count(FAR_EVENT_TIMES)
         log.warning(
             "%s: row %d of split %r (counted from 0) has the event time %d ms in column %r, %d days ahead of this "
             "machine's clock: rows that come after it will be late; filter or correct such rows where they are written",
@@ -392,7 +393,7 @@ class SourceDriver:
         try:
             found = discovery.found()
         except Unavailable:
-            self._context.report.count("discovery_failures")
+            self._context.metrics.count(DISCOVERY_FAILURES)
             return
         for split in found:
             owner = self._discovering.owner(split.id, self._context.parallelism)
@@ -427,13 +428,13 @@ class SourceDriver:
                     del self._at_end[split.id]
                     self._kept_rows -= reached.rows
                 self._take_on(OpenSplit(split, reader, reached))
-                self._context.report.count("splits_discovered")
+                self._context.metrics.count(SPLITS_DISCOVERED)
                 return
             if reader is not None:
                 reader.close()
             if not isinstance(error, Unavailable):
                 raise error
-            self._context.report.count("discovery_failures")
+            self._context.metrics.count(DISCOVERY_FAILURES)
             self._context.call_later(_REOPEN_S, lambda: self._open_found(split))
 
         self._context.lane.submit(make, made)

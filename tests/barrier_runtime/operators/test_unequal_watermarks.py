@@ -59,7 +59,7 @@ class Slots:
             driven.watermark(watermark)
 
     def late(self) -> float:
-        return sum(driven.world.reporter.counts.get("late_rows", 0.0) for driven in self.driven)
+        return sum(driven.world.metrics.counts.get("late_rows", 0.0) for driven in self.driven)
 
     def rescaled(self, checkpoint: int, parallelism: int) -> "Slots":
         snapshots = tuple(driven.snapshot(checkpoint) for driven in self.driven)

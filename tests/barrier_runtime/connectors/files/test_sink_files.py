@@ -149,9 +149,9 @@ def test_a_store_that_fails_or_answers_late_only_delays(operation: str, fault: F
         subtask.pass_time()
     store.land_late()
     assert numbers_in(store) == [1, 2]
-    assert subtask.report.committed_checkpoints[-1] == 2
+    assert subtask.reports.committed_checkpoints[-1] == 2
     if operation == "publish":
-        assert [attempts for _, attempts, _ in subtask.report.failing] == [1, 2, 3]
+        assert [attempts for _, attempts, _ in subtask.reports.failing] == [1, 2, 3]
     store.heal()
     Subtask(jsonl, store, token=2)
     assert staged_in(store) == []
@@ -198,13 +198,13 @@ def test_a_commit_that_fails_in_recovery_is_tried_until_it_succeeds() -> None:
     second = Subtask(jsonl, store, token=2, restored=(decided,))
     assert numbers_in(store) == []
     second.write([3])
-    assert second.report.failing[0][:2] == (1, 1)
+    assert second.reports.failing[0][:2] == (1, 1)
     undecided = second.barrier(2)()
     assert len(json.loads(undecided.values["pending"])["entries"]) == 2, "the old one is still listed"
     for _ in range(3):
         second.pass_time()
     assert numbers_in(store) == [1, 2]
-    assert second.report.committed_checkpoints == [1]
+    assert second.reports.committed_checkpoints == [1]
     second.complete(2)
     assert numbers_in(store) == [1, 2, 3]
 
@@ -450,7 +450,7 @@ def test_early_staging_that_failed_or_never_ran_is_made_up_for_at_the_barrier() 
     store.inject(Fault.FAIL_BEFORE, "put")
     subtask.write([1])
     subtask.snapshot_lane.run()
-    assert subtask.report.counts == {"early_staging_failed": 1}
+    assert subtask.metrics.counts["early_staging_failed"] == 1
     subtask.write([2])  # this one's early staging has not run yet
     subtask.barrier(1)()
     subtask.complete(1)
@@ -482,7 +482,7 @@ def test_an_empty_transaction_leaves_no_file() -> None:
     subtask.barrier(1)()
     subtask.complete(1)
     assert store.keys() == ()
-    assert subtask.report.committed_checkpoints == [1]
+    assert subtask.reports.committed_checkpoints == [1]
 
 
 @pytest.mark.parametrize("sink", [ParquetSink, JsonlSink, CsvSink])

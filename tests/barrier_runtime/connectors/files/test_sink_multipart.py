@@ -174,7 +174,7 @@ def test_an_answer_that_never_comes_only_delays(
         subtask.pass_time()
     assert numbers_in(store) == [1, 2]
     assert numbers_in_commit_log(store) == [1, 2]
-    assert subtask.report.committed_checkpoints[-1] == 2
+    assert subtask.reports.committed_checkpoints[-1] == 2
     left = 0
     Subtask(jsonl, store, token=2)
     assert uploads_in(store) == []
@@ -477,12 +477,12 @@ def test_an_upload_that_a_new_rule_aborted_is_never_passed_over_and_the_job_says
     successor.complete(2)
     for _ in range(10):
         successor.pass_time()
-    *looks, (_, _, error) = successor.report.failing
+    *looks, (_, _, error) = successor.reports.failing
     assert all("Unavailable: neither" in each for _, _, each in looks[:7])
     assert "Corrupt: job 'job', sink 'out', subtask 0: a decided file is gone" in error
     assert "part-00000001-0-1-" in error
     assert "rule of the bucket" in error
-    assert successor.report.committed_checkpoints == []
+    assert successor.reports.committed_checkpoints == []
     assert numbers_in(store) == [], "nothing newer is shown before it"
 
 
@@ -506,13 +506,13 @@ def test_a_completion_that_another_process_has_under_way_is_waited_for(make_stor
     successor.write([2])
     for _ in range(3):
         successor.pass_time()
-    assert successor.report.committed_checkpoints == []
+    assert successor.reports.committed_checkpoints == []
     under_way = False
     successor.barrier(2)()
     successor.complete(2)
     for _ in range(3):
         successor.pass_time()
-    assert successor.report.committed_checkpoints[-1] == 2
+    assert successor.reports.committed_checkpoints[-1] == 2
     assert numbers_in(store) == numbers_in_commit_log(store) == [1, 2]
 
 

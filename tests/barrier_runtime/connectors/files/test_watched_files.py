@@ -112,7 +112,7 @@ def test_a_missing_folder_is_an_error_at_the_start_and_waited_for_later(tmp_path
     driver = opened(spec_of(source_of(folder)), world)
     folder.rmdir()
     deadline = time.monotonic() + 20
-    while not world.reporter.counts.get("discovery_failures"):
+    while not world.metrics.counts.get("discovery_failures"):
         assert time.monotonic() < deadline
         driver.poll(0)
     appear(folder, "a.jsonl", 1)

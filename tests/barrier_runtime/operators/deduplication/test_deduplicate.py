@@ -71,7 +71,7 @@ class Slots:
         self.driven = []
         for subtask in range(parallelism):
             world = World(self.shared.kind, subtask, parallelism)
-            world.store, world.reporter, world._numbers = self.shared.store, self.shared.reporter, self.shared._numbers
+            world.store, world.metrics, world._numbers = self.shared.store, self.shared.metrics, self.shared._numbers
             self.driven.append(Driven(operator(self.within_ms), world, restored, name="d"))
 
     def feed(self, rows: list[dict[str, Any]]) -> list[int]:
@@ -121,7 +121,7 @@ def test_each_id_passes_exactly_once_within_its_horizon_over_restarts_and_other_
             model.advance(argument)
         else:
             slots.restart(checkpoint, argument)
-    counts = slots.shared.reporter.counts
+    counts = slots.shared.metrics.counts
     assert counts.get("duplicates", 0) == model.rows - len(model.passed)
     assert counts.get("lookups", 0) + counts.get("lookups_saved", 0) == model.rows
     slots.close()
@@ -181,7 +181,7 @@ def test_new_ids_are_hardly_ever_looked_up() -> None:
     for start in range(0, 100_000, 2_000):
         driven.feed(ids(start, start + 2_000))
     driven.feed(ids(0, 1_000))
-    counts = driven.world.reporter.counts
+    counts = driven.world.metrics.counts
     assert counts["duplicates"] == 1_000
     assert counts["lookups"] < 1_000 + 0.01 * 100_000
     assert counts["lookups_saved"] == 101_000 - counts["lookups"]
@@ -195,10 +195,10 @@ def test_filters_made_anew_after_a_restore_find_old_ids_and_save_look_ups_of_new
     snapshot = driven.snapshot(1)
     driven.operator.close()
     driven = Driven(operator(), world, (snapshot,), name="d")
-    world.reporter.counts.clear()
+    world.metrics.counts.clear()
     driven.feed(ids(20_000, 40_000))
     assert [row["n"] for row in driven.rows] == list(range(30_000, 40_000))
-    assert world.reporter.counts["lookups"] < 10_000 + 0.01 * 10_000
+    assert world.metrics.counts["lookups"] < 10_000 + 0.01 * 10_000
     driven.operator.close()
 
 

@@ -131,7 +131,7 @@ def test_windows_equal_a_row_by_row_model_whatever_the_order_lateness_and_restar
             driven.operator.close()
             driven = Driven(operator(), world, (snapshot,), name="w")
     assert collected + driven.rows == model.out
-    assert world.reporter.counts.get("late_rows", 0) == model.late
+    assert world.metrics.counts.get("late_rows", 0) == model.late
 
 
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
@@ -186,7 +186,7 @@ def test_a_row_of_a_window_that_fired_is_late_also_after_a_recovery() -> None:
     driven.feed([row("x", 1, 41), row("x", 1, 300)], SCHEMA)
     driven.watermark(WATERMARK_MAX)
     assert [r["window_start"] for r in driven.rows] == [at(230)]
-    assert world.reporter.counts == {"late_rows": 1.0}
+    assert world.metrics.counts["late_rows"] == 1
 
 
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])

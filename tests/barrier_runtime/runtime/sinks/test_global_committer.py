@@ -132,11 +132,11 @@ def test_two_subtasks_become_visible_together() -> None:
     assert numbers_in(store) == [1], "who lists the folder sees the first file"
     assert numbers_in_commit_log(store) == []
     parts[1].complete(1)
-    assert [part.report.committed_checkpoints[-1] for part in parts] == [1, 1]
+    assert [part.reports.committed_checkpoints[-1] for part in parts] == [1, 1]
     parts[0].operator.on_commit_globally(1, lambda: manifest)
     parts[0].lane.run()
     assert numbers_in_commit_log(store) == [1, 2]
-    assert parts[0].report.committed_globally_through == 1
+    assert parts[0].reports.committed_globally_through == 1
 
 
 def test_a_global_commit_that_fails_is_reported_and_tried_again() -> None:
@@ -147,7 +147,7 @@ def test_a_global_commit_that_fails_is_reported_and_tried_again() -> None:
     store.inject(Fault.FAIL_BEFORE, "put_if_absent", "_commits/")
     subtask.complete(1)
     assert numbers_in_commit_log(store) == []
-    assert subtask.report.failing[0][:2] == (1, 1)
+    assert subtask.reports.failing[0][:2] == (1, 1)
     subtask.write([2])
     snapshot = subtask.barrier(2)()
     listed = decode_pending(snapshot.values["pending"], "here").entries

@@ -11,6 +11,7 @@ from sink_harness import SCHEMA, Job, Subtask, numbers_in
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.memory.callable import CallableSink
 from barrier_runtime.connectors.memory.collect import CollectSink
+from barrier_runtime.coordinator.status.latency import merged
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, encode_pending
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation, UserCodeError
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
@@ -23,14 +24,17 @@ def jsonl() -> JsonlSink:
 
 def test_rows_are_processed_at_once_and_visible_when_committed() -> None:
     subtask = Subtask(jsonl, MemoryStore())
-    subtask.write([1, 2], emit_ns=1_000)
-    subtask.write([3], emit_ns=50_000_000)
-    assert subtask.report.processed == [(1_000, 2), (50_000_000, 1)]
+    subtask.write([1], emit_ns=1_000)
+    subtask.write([2, 3], emit_ns=50_000_000)
+    latencies = subtask.metrics.latencies
+    assert list(latencies) == ["processed"]
     subtask.barrier(1)()
-    assert subtask.report.visible == []
+    assert list(latencies) == ["processed"]
     subtask.complete(1)
-    assert subtask.report.visible == [(1_000, 2), (50_000_000, 1)]
-    assert subtask.report.committed_checkpoints == [1]
+    for name in ("processed", "visible"):
+        told = merged([{name: latencies[name].encoded()}])[name]
+        assert (told.count, told.p50, told.max) == (3, pytest.approx(50, rel=0.01), pytest.approx(100, rel=0.01)), name
+    assert subtask.reports.committed_checkpoints == [1]
 
 
 def test_a_commit_that_hangs_delays_neither_barriers_nor_pre_commits() -> None:
@@ -47,7 +51,7 @@ def test_a_commit_that_hangs_delays_neither_barriers_nor_pre_commits() -> None:
     assert numbers_in(store) == []
     subtask.lane.run()
     assert numbers_in(store) == [1, 2, 3]
-    assert subtask.report.committed_checkpoints == [1, 2, 3]
+    assert subtask.reports.committed_checkpoints == [1, 2, 3]
 
 
 def test_a_decision_that_overtakes_the_end_of_the_pre_commit_is_carried_out_later() -> None:
@@ -86,9 +90,9 @@ def test_a_recovered_commit_is_reported_with_the_first_element() -> None:
     decided = first.barrier(4)()
     second = Subtask(jsonl, store, token=2, restored=(decided,))
     assert numbers_in(store) == [1]
-    assert second.report.committed_checkpoints == []
+    assert second.reports.committed_checkpoints == []
     second.operator.on_watermark(0, lambda batch: None)
-    assert second.report.committed_checkpoints == [4]
+    assert second.reports.committed_checkpoints == [4]
 
 
 def test_rows_that_come_faster_than_they_are_staged_make_the_stream_wait() -> None:
@@ -113,7 +117,7 @@ def test_staging_that_fails_makes_room_too_and_loses_nothing() -> None:
     subtask.write([2])
     subtask.snapshot_lane.run()
     assert subtask.operator.has_room
-    assert subtask.report.counts == {"early_staging_failed": 1}
+    assert subtask.metrics.counts["early_staging_failed"] == 1
     subtask.barrier(1)()
     subtask.complete(1)
     assert numbers_in(store) == [1, 2]
@@ -224,7 +228,7 @@ def test_a_function_sees_every_batch_at_once_and_nothing_is_pending() -> None:
     assert seen == [1, 2]
     subtask.barrier(1)()
     subtask.complete(1)
-    assert subtask.report.committed_checkpoints == [1]
+    assert subtask.reports.committed_checkpoints == [1]
     assert CallableSink.guarantee == "at_least_once"
 
 

@@ -213,7 +213,7 @@ def test_a_look_that_fails_is_counted_and_the_next_one_finds_the_splits() -> Non
     assert driver.poll(0) is None
     assert driver.poll(0) is None
     assert len(polled(driver)) == 1
-    assert world.reporter.counts == {"discovery_failures": 2, "splits_discovered": 1}
+    assert (world.metrics.counts["discovery_failures"], world.metrics.counts["splits_discovered"]) == (2, 1)
 
 
 def test_a_look_that_finds_a_mistake_of_the_user_fails_the_job() -> None:
@@ -230,7 +230,7 @@ def test_a_found_split_that_cannot_be_opened_now_is_tried_again() -> None:
     shelf.put("a", 2)
     shelf.unreadable.add("a")
     assert len(polled(driver)) == 2
-    assert world.reporter.counts["discovery_failures"] == 1
+    assert world.metrics.counts["discovery_failures"] == 1
 
 
 def test_closing_ends_discovery_and_readers() -> None:

@@ -1,0 +1,105 @@
+"""THE table of metrics: one row each, with its kind, its unit and what it says.
+
+What counts or measures names a row (`metrics.count(LATE_ROWS, n)`), so a metric that is not in the table is an error
+when the module is imported. `tests/metrics_table.py` writes `docs/metrics.md` from it. So a new metric is a new row and
+the line that counts, then `make metrics`. Names never change: people's alarms use them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`of`: an operator in a slot, a slot, or the job. `over_slots`: how the figures of several slots become one."""
+
+    name: str
+    unit: str
+    help: str  # a line, for docs/metrics.md
+    of: Literal["operator", "slot", "job"] = "operator"
+    over_slots: Literal["sum", "min", "max"] = "sum"
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What tells several figures of one metric apart. A slot runs one subtask of every operator: subtask = slot."""
+        return {"operator": ("operator", "slot"), "slot": ("slot",), "job": ()}[self.of]
+
+    def key(self, operator: str = "") -> str:
+        """Under which a heartbeat and the status have it."""
+        return f"{operator}.{self.name}" if self.of == "operator" else self.name
+
+
+class Counter(Metric):
+    """Only rises. One of operators and slots begins again at 0 with the slot's process, or with each generation."""
+
+
+class Gauge(Metric):
+    """The figure of this moment."""
+
+
+class Histogram(Metric):
+    """Rows by latency. Slots send it whole; the status has percentiles over all slots, so it has no slot as label."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ("operator",)
+
+    def key(self, operator: str = "") -> str:
+        return f"{operator}:{self.name}"
+
+
+# fmt: off
+# Of an operator.
+LATE_ROWS = Counter("late_rows", "rows", "rows whose window was over: dropped")
+LOOKUPS = Counter("lookups", "rows", "`deduplicate`: ids that had to be looked up in the state")
+LOOKUPS_SAVED = Counter("lookups_saved", "rows", "`deduplicate`: ids that the filters in memory told to be new")
+DUPLICATES = Counter("duplicates", "rows", "`deduplicate`: rows dropped because their id was known")
+FAR_EVENT_TIMES = Counter("far_event_times", "times", "a source read an event time far ahead of the clock; later rows "
+                          "will be late")
+SPLITS_DISCOVERED = Counter("splits_discovered", "splits", "splits found while the job runs (files, partitions)")
+DISCOVERY_FAILURES = Counter("discovery_failures", "times", "a source could not list its splits or open a new one; it "
+                             "is tried again")
+EARLY_STAGING_FAILED = Counter("early_staging_failed", "times", "a sink could not stage rows before the checkpoint; "
+                               "they are staged again with it")
+PROCESSED = Histogram("processed", "ms", "sinks: from the time a row was due at the source until the sink has taken it")
+VISIBLE = Histogram("visible", "ms", "sinks: from the time a row was due at the source until readers can see it")
+
+# Of a slot. Those of a generation begin again with it, and are absent between two.
+RECORDS = Gauge("records", "rows", "rows that the sources have read, each counted once however often it was replayed",
+                "slot")
+WATERMARK_MS = Gauge("watermark_ms", "ms since 1970", "event time that has been reached", "slot", "min")
+BUSY_S = Counter("busy_s", "s", "time in which the slot's loop worked on rows, of this generation", "slot")
+BACKPRESSURED_S = Counter("backpressured_s", "s", "time in which a subtask had to wait for its receivers, of this "
+                          "generation", "slot")
+LOOP_LAG_MS = Gauge("loop_lag_ms", "ms", "how late the last heartbeat was: what else kept the slot's loop", "slot",
+                    "max")
+RSS_BYTES = Gauge("rss_bytes", "bytes", "memory of the slot's process", "slot")
+
+# Of the job: the name is the place of the figure in the status.
+_LAST = "checkpoints.last_completed"
+JOB = (
+    Counter("generations", "generations", "deployments of the job: its start, and a restart each", "job"),
+    Counter("checkpoints.triggered", "checkpoints", "triggered checkpoints", "job"),
+    Counter("checkpoints.completed", "checkpoints", "completed checkpoints", "job"),
+    Counter("checkpoints.failed", "checkpoints", "checkpoints that were declined, aborted or too slow", "job"),
+    Gauge(f"{_LAST}.duration_ms", "ms", "from the trigger until the checkpoint was completed", "job"),
+    Gauge(f"{_LAST}.ack_duration_ms", "ms", "of that: until every subtask had acknowledged", "job"),
+    Gauge(f"{_LAST}.persist_duration_ms", "ms", "of that: the manifest", "job"),
+    Gauge(f"{_LAST}.decide_duration_ms", "ms", "of that: the record in the log", "job"),
+    Gauge(f"{_LAST}.commit_duration_ms", "ms", "from the decision until every sink had committed", "job"),
+    Gauge(f"{_LAST}.start_delay_ms", "ms", "from the trigger until the last subtask had the first barrier", "job"),
+    Gauge(f"{_LAST}.alignment_ms", "ms", "the longest that a subtask aligned barriers", "job"),
+    Gauge(f"{_LAST}.sync_ms", "ms", "the longest that a subtask stood still to take its snapshot", "job"),
+    Gauge(f"{_LAST}.async_ms", "ms", "the longest that the rest of a snapshot took, beside the work on rows", "job"),
+    Gauge(f"{_LAST}.new_bytes", "bytes", "uploaded state", "job"),
+    Gauge(f"{_LAST}.full_bytes", "bytes", "all state", "job"),
+    Gauge(f"{_LAST}.in_flight_bytes", "bytes", "rows between subtasks, of an unaligned checkpoint", "job"),
+    Gauge(f"{_LAST}.parts", "snapshots", "snapshots of subtasks", "job"),
+)
+# fmt: on
+
+METRICS = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric)) + JOB

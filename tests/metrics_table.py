@@ -1,0 +1,56 @@
+"""Writes `docs/metrics.md` from the table of metrics, `coordinator/metric_table.py`.
+
+Run it after a change of the table (`make metrics`); `tests/test_metrics_table.py` fails when what it writes is stale.
+"""
+
+from pathlib import Path
+
+from barrier_runtime.coordinator.metric_table import JOB, METRICS, Metric
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "metrics.md"
+
+_HEAD = """# Metrics of a job
+
+Written by `tests/metrics_table.py` from `coordinator/metric_table.py`.
+
+Slots send theirs with every heartbeat, latencies with every fourth. They are in the job's status
+(`JobHandle.status()`, or `GET /jobs/<name>` of the coordinator). A *counter* only rises; one of operators and slots
+begins again at 0 with the slot's process, or with each generation. A *gauge* is the figure of that moment.
+A *histogram* counts rows by latency.
+"""
+
+_GROUPS = {
+    "Of an operator": (
+        "operator",
+        "In `slots[…].metrics`, as `<operator>.<name>`, once there is something to count; latencies of all slots\n"
+        "together in `latency` and `latency_last_minute`, as `<operator>:<name>`. A slot runs one subtask of every\n"
+        "operator.",
+    ),
+    "Of a slot": (
+        "slot",
+        "In `slots[…].metrics`. `records` and `watermark_ms` are also in the status itself, of all slots.",
+    ),
+    "Of the job": ("job", "The name is the place of the figure in the status."),
+}
+
+
+def document() -> str:
+    lines = [_HEAD]
+    for title, (of, says) in _GROUPS.items():
+        lines += [f"## {title}", "", says, ""]
+        lines += ["| metric | kind | unit | labels | over slots | |", "|---|---|---|---|---|---|"]
+        lines += [_row(metric) for metric in METRICS if metric.of == of]
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _row(metric: Metric) -> str:
+    merged = "" if metric in JOB else "merged" if metric.kind == "histogram" else metric.over_slots
+    labels = ", ".join(metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {merged} | {metric.help} |"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(), encoding="utf-8")
+    print(f"{DOCUMENT.relative_to(ROOT)}: {len(METRICS)} metrics")
