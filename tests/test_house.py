@@ -208,10 +208,40 @@ def test_every_decoder_of_a_type_is_made_when_its_module_is_imported() -> None:
         for module in modules()
         for node in calls_below_module_level(parsed(module))
         if (called(node) == "decode" and any(keyword.arg == "type" for keyword in node.keywords))
-        or (called(node) == "Decoder" and module not in DECODERS_BELOW_MODULE_LEVEL)
+        or (called(node) in ("Decoder", "VersionedDecoder") and module not in DECODERS_BELOW_MODULE_LEVEL)
         or (ast.unparse(node.func) == "msgspec.convert" and module not in CONVERTS)
     ]
     assert wrong == []
+
+
+NO_STORED_THING = {  # struct with a field `version` -> why no `VersionedDecoder` reads it
+    "coordinator/wire/handshake.py:Hello": "a peer's, in a frame of its own; the acceptor checks it",
+    "state/versioned.py:_Versioned": "what the decoder itself reads",
+}
+COMPARES_VERSIONS = {  # a known version with another known one
+    "barrier_runtime/connectors/kafka/sink/topic_limits.py",
+    "barrier_runtime/runtime/network/frames.py",
+    "state/columns/column_table.py",
+}
+
+
+def test_whatever_is_stored_under_a_version_is_read_by_the_one_decoder() -> None:
+    nodes = [(module, node) for module in modules() for node in ast.walk(parsed(module))]
+    versioned = {
+        (module, node.name)
+        for module, node in nodes
+        if isinstance(node, ast.ClassDef) and any("Struct" in ast.unparse(base) for base in node.bases)
+        if any(isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "version" for line in node.body)
+    }
+    reading = {module for module, node in nodes if isinstance(node, ast.Call) and called(node) == "VersionedDecoder"}
+    assert {f"{module}:{name}" for module, name in versioned if module not in reading} == set(NO_STORED_THING)
+    comparing = {
+        module
+        for module, node in nodes
+        if isinstance(node, ast.Compare)
+        if any(ast.unparse(side).endswith("_VERSION") for side in (node.left, *node.comparators))
+    }
+    assert comparing == COMPARES_VERSIONS, "`Format.check` tells known versions from others"
 
 
 def calls_below_module_level(tree: ast.Module) -> Iterator[ast.Call]:

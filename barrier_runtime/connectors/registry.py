@@ -12,9 +12,11 @@ import msgspec
 
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.versioned import decode_json
+from barrier_runtime.state.snapshots.snapshot import value_format
+from barrier_runtime.state.versioned import VersionedDecoder
 
 SINK_VALUE = "sink"  # name of the value in OperatorSnapshot.values
+SINK_VALUE_VERSION = 1
 KINDS = {
     "parquet": "barrier_runtime.connectors.files.sink.sink:ParquetSink",
     "jsonl": "barrier_runtime.connectors.files.sink.sink:JsonlSink",
@@ -34,14 +36,16 @@ class SinkValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, Any] = {}
 
 
-_SINK_VALUE = msgspec.json.Decoder(SinkValue)
+_SINK_VALUE = VersionedDecoder(
+    value_format("{}: the description of the sink in its snapshot", SINK_VALUE_VERSION), msgspec.json.Decoder(SinkValue)
+)
 
 
 def describe_sink(sink: TwoPhaseCommitSink, where: str) -> bytes:
     """The value for snapshots. Raises `InvalidJob` when the sink's `settings()` are no JSON."""
     try:
         return msgspec.json.encode(
-            SinkValue(1, sink.kind, type(sink).__name__, sink.global_committer, dict(sink.settings()))
+            SinkValue(SINK_VALUE_VERSION, sink.kind, type(sink).__name__, sink.global_committer, dict(sink.settings()))
         )
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise InvalidJob(
@@ -50,7 +54,7 @@ def describe_sink(sink: TwoPhaseCommitSink, where: str) -> bytes:
 
 
 def decode_sink(data: bytes, where: str) -> SinkValue:
-    return decode_json(data, _SINK_VALUE, where)
+    return _SINK_VALUE.decode(data, where)
 
 
 def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:

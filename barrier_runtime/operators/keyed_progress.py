@@ -16,8 +16,8 @@ import pyarrow as pa
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.state.versioned import decode_msgpack
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, value_format
+from barrier_runtime.state.versioned import VersionedDecoder
 
 VALUE = "progress"  # name of the snapshot value
 
@@ -43,7 +43,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.msgpack.encode(self)
 
 
-_PROGRESS = msgspec.msgpack.Decoder(Progress)
+_PROGRESS = VersionedDecoder(value_format("{}: its progress in its snapshot"), msgspec.msgpack.Decoder(Progress))
 
 
 def restored_progress(
@@ -54,7 +54,7 @@ def restored_progress(
     found = []
     floors: list[Floor] = []
     for snapshot in snapshots:
-        progress = decode_msgpack(snapshot.values[VALUE], _PROGRESS, f"operator {operator!r}")
+        progress = _PROGRESS.decode(snapshot.values[VALUE], f"operator {operator!r}")
         keyed = snapshot.keyed
         whole = (first_group, last_group) if keyed is None else (keyed.key_group_first, keyed.key_group_last)
         if whole[0] <= last_group and first_group <= whole[1]:

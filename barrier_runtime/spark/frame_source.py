@@ -29,12 +29,14 @@ import msgspec
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.parquet import ParquetReader, plain_schema
 from barrier_runtime.connectors.source import Split, SplitReader
-from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown, without_credentials
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
+STAGING_VERSION = 1
 log = logging.getLogger("barrier_runtime.job")
 
 
@@ -50,10 +52,15 @@ class Staging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     columns: list[tuple[str, str]]  # name, Arrow type
     files: list[StagedFile]
-    version: int = 1
+    version: int = STAGING_VERSION
 
 
-_STAGING = msgspec.json.Decoder(Staging)
+_FORMAT = Format(
+    "{}",
+    STAGING_VERSION,
+    damaged="bring back an intact copy, or start without state (restore='none'), which runs the query again",
+)
+_STAGING = VersionedDecoder(_FORMAT, msgspec.json.Decoder(Staging))
 
 
 class StagedFrame:
@@ -140,15 +147,7 @@ class StagedFrame:
     def _found(self, store: ObjectStore, paths: Paths) -> Staging | None:
         key = paths.staged_source_current(self._name)
         data = get_or_none(store, key)
-        if data is None:
-            return None
-        try:
-            return _STAGING.decode(data)
-        except UNREADABLE as error:
-            raise Corrupt(
-                f"{self._where}: {key} in {store.url} is not readable ({error}): bring back an intact copy, or start "
-                "without state (restore='none'), which runs the query again"
-            ) from error
+        return None if data is None else _STAGING.decode(data, f"{self._where}: {key} in {store.url}")
 
     def _run_query(self, url: str, store: ObjectStore, paths: Paths, fresh: bool) -> Staging:
         from barrier_runtime.spark.frame_writer import write_partitions

@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 
 from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
-from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 LEASE_VERSION = 1
 MAX_LEASE_MS = round(DAEMON_OPTIONS["lease"].stored(DAEMON_OPTIONS["lease"].high))
@@ -28,7 +29,14 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
-_DECODER = msgspec.json.Decoder(Lease)
+_FORMAT = Format(
+    "lease {}",
+    LEASE_VERSION,
+    damaged="delete it, the leader writes it anew",
+    newer="run the same release in all daemons of one storage",
+    refusal=Corrupt,  # both are passed over
+)
+_DECODER = VersionedDecoder(_FORMAT, msgspec.json.Decoder(Lease))
 
 
 def encode_lease(lease: Lease) -> bytes:
@@ -37,13 +45,4 @@ def encode_lease(lease: Lease) -> bytes:
 
 def decode_lease(name: str, data: bytes) -> Lease:
     """The lease stored under `name`. Raises `Corrupt`, which is never a reason to stop: see `server/lease`."""
-    try:
-        lease = _DECODER.decode(data)
-    except UNREADABLE as error:
-        raise Corrupt(f"lease {name} is not readable ({error}): delete it, the leader writes it anew") from error
-    if lease.version != LEASE_VERSION:
-        raise Corrupt(
-            f"lease {name} has version {lease.version}, this release reads {LEASE_VERSION}: "
-            "run the same release in all daemons of one storage"
-        )
-    return lease
+    return _DECODER.decode(data, name)

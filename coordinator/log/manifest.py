@@ -11,10 +11,11 @@ import msgspec
 
 from barrier_runtime.coordinator.log.hashing import check_sha256
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, ManifestRef, SubtaskId
-from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.plan import is_in_flight_file, is_snapshot_file, is_value_name
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 MANIFEST_VERSION = 1
 
@@ -50,14 +51,14 @@ class DecidedManifest:
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
-_DECODER: msgspec.json.Decoder[Manifest] = msgspec.json.Decoder(Manifest)
-
-
-class _Versioned(msgspec.Struct, frozen=True):
-    version: int
-
-
-_VERSION_ONLY: msgspec.json.Decoder[_Versioned] = msgspec.json.Decoder(_Versioned)
+_JSON: msgspec.json.Decoder[Manifest] = msgspec.json.Decoder(Manifest)
+_FORMAT = Format(
+    "manifest {}",
+    MANIFEST_VERSION,
+    damaged="restore it from a backup of the store",
+    refusal=Corrupt,  # it ends a job as damage does
+)
+_DECODER = VersionedDecoder(_FORMAT, _JSON)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -66,16 +67,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def decode_manifest(key: str, data: bytes) -> Manifest:
     """The manifest stored under `key`. An unknown version is refused, never guessed at."""
-    try:
-        version = _VERSION_ONLY.decode(data).version
-        if version != MANIFEST_VERSION:
-            raise Corrupt(
-                f"manifest {key} has version {version}, this release reads {MANIFEST_VERSION}: "
-                "use the release that wrote it"
-            )
-        return _DECODER.decode(data)
-    except UNREADABLE as error:
-        raise Corrupt(f"manifest {key} is not readable ({error}): restore it from a backup of the store") from error
+    return _DECODER.decode(data, key)
 
 
 def verified_manifest(key: str, data: bytes, sha256: str) -> Manifest:

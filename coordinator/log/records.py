@@ -15,7 +15,8 @@ import msgspec
 
 from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
 from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 RECORD_VERSION = 1
 NO_RECORD = -1  # a back link that leads nowhere
@@ -71,7 +72,14 @@ class Finish(_Record, frozen=True, tag="FINISH", kw_only=True):
 Record: TypeAlias = Fence | Lead | Complete | Finish
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
-_DECODER: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+_JSON: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+_FORMAT = Format(
+    "log record {}",
+    RECORD_VERSION,
+    damaged="the log is never skipped or guessed; restore the object from a backup of the store",
+    refusal=Corrupt,  # it ends a job as damage does
+)
+_DECODER = VersionedDecoder(_FORMAT, _JSON)
 
 
 def stamped(record: Record) -> tuple[Record, bytes]:
@@ -87,18 +95,7 @@ def encode_record(record: Record) -> bytes:
 
 def decode_record(name: str, data: bytes) -> Record:
     """The record stored under `name`. Raises `Corrupt` for anything else, an unknown version included."""
-    try:
-        record = _DECODER.decode(data)
-    except UNREADABLE as error:
-        raise Corrupt(
-            f"log record {name} is not readable ({error}): the log is never skipped or guessed; restore the object "
-            "from a backup of the store, or use the release that wrote it"
-        ) from error
-    if record.version != RECORD_VERSION:
-        raise Corrupt(
-            f"log record {name} has version {record.version}, this release reads {RECORD_VERSION}: "
-            "use the release that wrote it"
-        )
+    record = _DECODER.decode(data, name)
     check = stamp_of(data, record.check)
     if record.check != check:
         raise Corrupt(

@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.status.status import CheckpointStatus, RecoveryStatus
-from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 HISTORY_VERSION = 1
 
@@ -50,7 +51,14 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
-_DECODER = msgspec.json.Decoder(History)
+_FORMAT = Format(
+    "history {}",
+    HISTORY_VERSION,
+    damaged="counters start anew; nothing else depends on it",
+    newer="a newer release wrote it; counters start anew, nothing else depends on it",
+    refusal=Corrupt,  # both are passed over
+)
+_DECODER = VersionedDecoder(_FORMAT, msgspec.json.Decoder(History))
 
 
 def encode_history(history: History) -> bytes:
@@ -59,14 +67,4 @@ def encode_history(history: History) -> bytes:
 
 def decode_history(name: str, data: bytes) -> History:
     """The history stored under `name`. Raises `Corrupt`, which must not stop a job: only figures are lost."""
-    try:
-        history = _DECODER.decode(data)
-    except UNREADABLE as error:
-        raise Corrupt(
-            f"history {name} is not readable ({error}): counters start anew; nothing else depends on it"
-        ) from error
-    if history.version != HISTORY_VERSION:
-        raise Corrupt(
-            f"history {name} has version {history.version}, this release reads {HISTORY_VERSION}: counters start anew"
-        )
-    return history
+    return _DECODER.decode(data, name)

@@ -8,9 +8,19 @@ import msgspec
 
 from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION, ToCoordinator, ToSlot
 from barrier_runtime.state.errors import UNREADABLE, ProtocolViolation
+from barrier_runtime.state.versioned import Format
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
+_ONE_RELEASE = "run the same release of barrier-runtime in driver, slots and coordinator"
+MESSAGES = Format(
+    "a message",
+    PROTOCOL_VERSION,
+    damaged=_ONE_RELEASE,
+    newer=_ONE_RELEASE,
+    oldest=PROTOCOL_VERSION,
+    refusal=ProtocolViolation,
+)
 _VERSION = bytes([PROTOCOL_VERSION])
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_COORDINATOR: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
@@ -53,11 +63,7 @@ def _checked(payload: bytes) -> memoryview:
         raise ProtocolViolation(
             f"message of {len(payload)} bytes is over the cap of {MAX_MESSAGE_BYTES} bytes: close the connection"
         )
-    if payload[0] != PROTOCOL_VERSION:
-        raise ProtocolViolation(
-            f"message version {payload[0]} is unknown, this side speaks {PROTOCOL_VERSION}: "
-            "run the same release of barrier-runtime in driver, slots and coordinator"
-        )
+    MESSAGES.check(payload[0])
     return memoryview(payload)[1:]
 
 

@@ -18,12 +18,12 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import msgspec
 
-from barrier_runtime.coordinator.wire.codec import MAX_MESSAGE_BYTES
+from barrier_runtime.coordinator.wire.codec import MAX_MESSAGE_BYTES, MESSAGES
 from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION
 from barrier_runtime.state.errors import UNREADABLE, ProtocolViolation
 
@@ -49,6 +49,9 @@ class HandshakeFailed(ProtocolViolation):
 
 class FrameRejected(ProtocolViolation):
     """A frame with a wrong MAC, sequence or length. Close the connection; nothing of the frame counts."""
+
+
+_FORMAT = replace(MESSAGES, subject="the handshake of a peer", refusal=HandshakeFailed)
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -158,11 +161,9 @@ class Acceptor:
         return _drain(self._buffer)
 
     def _challenge(self, hello: Hello) -> bytes:
-        if hello.magic != _MAGIC or hello.version != PROTOCOL_VERSION:
-            raise HandshakeFailed(
-                f"peer speaks {hello.magic!r} version {hello.version}, this side {_MAGIC!r} version "
-                f"{PROTOCOL_VERSION}: run the same release of barrier-runtime everywhere"
-            )
+        if hello.magic != _MAGIC:
+            raise HandshakeFailed(f"a peer speaks {hello.magic[:100]!r}, not {_MAGIC!r}: check the addresses")
+        _FORMAT.check(hello.version)
         if hello.purpose != self._purpose:
             raise HandshakeFailed(f"a {hello.purpose} connection came to a {self._purpose} port: check the addresses")
         _check_nonce(hello.nonce)

@@ -12,7 +12,7 @@ from barrier_runtime.coordinator.option_types import CheckpointOptions as Checkp
 from barrier_runtime.coordinator.option_types import RestartOptions as RestartOptions
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 1  # of messages and of the handshake before them
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

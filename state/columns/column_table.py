@@ -27,9 +27,11 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, Slots, TupleKeys, int_bag, tuple_keys
 from barrier_runtime.state.kv.shard import Shard, entry_key
 from barrier_runtime.state.kv.store import Entry
+from barrier_runtime.state.versioned import Format
 
 VALUE_VERSION = 1
 ADDED_VERSION = 2  # of rows with columns that rows of version 1 lack
+_FORMAT = Format("operator {}: a row of its state", ADDED_VERSION, damaged="restore from another checkpoint")
 _FIRST_CAPACITY = 1_024
 _LOAD_ROWS = 8_192
 _FEW_ROWS = 256  # below, remembering single keys is faster than the index
@@ -317,6 +319,7 @@ class DenseTable:
             return value
         if len(value) + self._added_bytes == width and value[0] == VALUE_VERSION:
             return bytes([self._version]) + value[1:] + bytes(self._added_bytes)
+        _FORMAT.check(value[0], repr(self._shard.operator))
         raise self._other_columns(f"{len(value)} bytes a row instead of {width}")
 
     def _other_columns(self, written: str) -> InvalidJob:

@@ -21,11 +21,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.state.columns.entry_writes import int_key, put_ints
-from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.errors import UNREADABLE
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 from barrier_runtime.state.keys.row_index import IntKeys, Ints
+from barrier_runtime.state.versioned import Format, check_magic
 
-MAGIC = b"barrier-segment-1\n"
+SEGMENT_VERSION = 1
+MAGIC = b"barrier-segment-%d\n" % SEGMENT_VERSION
 GROUP_BYTES = 2
 
 Keys: TypeAlias = Ints | pa.LargeBinaryArray  # int64 of shape (fields, keys), or key group and encoded key
@@ -72,6 +74,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _HEADER = msgspec.json.Decoder(Header)
+_FORMAT = Format("segment of state {}", SEGMENT_VERSION, damaged="restore from another checkpoint")
 
 
 def count(keys: Keys) -> int:
@@ -105,8 +108,9 @@ def encode(segment: Segment, level: int) -> list[bytes]:
 
 def header_bytes(fixed: bytes, where: str) -> int:
     """Of a file that begins with these FIXED_BYTES. Raises `Corrupt` for anything else."""
-    if len(fixed) < FIXED_BYTES or not fixed.startswith(MAGIC):
-        raise _corrupt(where, "it begins with something else")
+    check_magic(fixed, MAGIC, _FORMAT, where)
+    if len(fixed) < FIXED_BYTES:
+        raise _FORMAT.unreadable("it is too short", where)
     return int(_fixed.unpack_from(fixed, len(MAGIC))[0])
 
 
@@ -115,20 +119,20 @@ def decode_header(data: bytes, where: str) -> tuple[Header, int]:
     end = FIXED_BYTES + header_bytes(data[:FIXED_BYTES], where)
     header = data[FIXED_BYTES:end]
     if zlib.crc32(header) != _fixed.unpack_from(data, len(MAGIC))[1]:
-        raise _corrupt(where, "its header is damaged")
+        raise _FORMAT.unreadable("its header is damaged", where)
     try:
         return _HEADER.decode(header), end
     except UNREADABLE as error:
-        raise _corrupt(where, error) from error
+        raise _FORMAT.unreadable(error, where) from error
 
 
 def decode(data: bytes, where: str) -> Segment:
     """Raises `Corrupt` for bytes that `encode` never makes."""
     header, at = decode_header(data, where)
     if len(data) != at + sum(small for small, _ in header.blocks) or _crc32([memoryview(data)[at:]]) != header.crc32:
-        raise _corrupt(where, "its rows are damaged")
+        raise _FORMAT.unreadable("its rows are damaged", where)
     if any(small < 0 or not 0 <= size <= _LZ4_AT_MOST * small for small, size in header.blocks):
-        raise _corrupt(where, "it has blocks of impossible sizes")
+        raise _FORMAT.unreadable("it has blocks of impossible sizes", where)
     blocks = []
     try:
         for small, size in header.blocks:
@@ -139,7 +143,7 @@ def decode(data: bytes, where: str) -> Segment:
         columns = {name: _of_significance(blocks.pop(0), kind, header.keys) for name, kind in header.columns}
         removed = _decoded_keys(blocks, header.fields, header.removed)
     except (OSError, ValueError, TypeError, IndexError) as error:
-        raise _corrupt(where, error) from error
+        raise _FORMAT.unreadable(error, where) from error
     return Segment(header.state, header.key_width, header.base, keys, columns, removed)
 
 
@@ -188,10 +192,6 @@ def _buffers(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDAr
     offsets = np.frombuffer(offsets_buffer, np.int64)[keys.offset : keys.offset + len(keys) + 1]
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
     return offsets - offsets[0], data[offsets[0] : offsets[-1]]
-
-
-def _corrupt(where: str, what: object) -> Corrupt:
-    return Corrupt(f"{where} is not a segment of state ({what}): restore from another checkpoint")
 
 
 # ---------------------------------------------------------------- several as one

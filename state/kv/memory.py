@@ -8,11 +8,13 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.kv.store import Entry
+from barrier_runtime.state.versioned import Format, check_magic
 
 RECORDS_FILE = "records.kv"
-_MAGIC = b"barrier-kv-1\n"
+RECORDS_VERSION = 1
+_MAGIC = b"barrier-kv-%d\n" % RECORDS_VERSION
+_FORMAT = Format("file of state records {}", RECORDS_VERSION, damaged="restore from another checkpoint")
 _lengths = struct.Struct(">II")
 _count = struct.Struct(">Q")
 
@@ -76,22 +78,19 @@ def read_records(path: Path) -> MemoryKv:
     """The store behind a file that `checkpoint` wrote; raises `Corrupt` if it is not one."""
     data = path.read_bytes()
     end = len(data) - _count.size
-    if not data.startswith(_MAGIC) or end < len(_MAGIC):
-        raise _corrupt(path)
+    check_magic(data, _MAGIC, _FORMAT, str(path))
+    if end < len(_MAGIC):
+        raise _FORMAT.unreadable("it is too short", str(path))
     at, entries = len(_MAGIC), {}
     while at < end:
         if at + _lengths.size > end:
-            raise _corrupt(path)
+            raise _FORMAT.unreadable("it ends within an entry", str(path))
         key_length, value_length = _lengths.unpack_from(data, at)
         at += _lengths.size
         entries[data[at : at + key_length]] = data[at + key_length : at + key_length + value_length]
         at += key_length + value_length
     if at != end or _count.unpack_from(data, end)[0] != len(entries):
-        raise _corrupt(path)
+        raise _FORMAT.unreadable("it has other entries than it says", str(path))
     store = MemoryKv()
     store.write(list(entries.items()))
     return store
-
-
-def _corrupt(path: Path) -> Corrupt:
-    return Corrupt(f"{path} is not a file of state records: restore from another checkpoint")

@@ -6,7 +6,14 @@ from any process at any later time; nothing else about it is remembered anywhere
 
 import msgspec
 
+from barrier_runtime.state.versioned import Format
+
 DEFINITION = "definition"  # name of a value of `OperatorSnapshot`: text that says what its state is a state of
+
+
+def value_format(subject: str, version: int = 1) -> Format:
+    """Of a small named value of a snapshot."""
+    return Format(subject, version, damaged="restore an intact copy of the checkpoint, or another one")
 
 
 class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -250,7 +250,9 @@ def test_what_is_no_message_is_refused_with_the_reason(what: str, body: dict) ->
 def test_another_version_is_refused_before_anything_of_it_is_read() -> None:
     """B6"""
     for other in (0, PROTOCOL_VERSION + 1, 255):
-        with pytest.raises(ProtocolViolation, match=f"version {other} is unknown"):
+        with pytest.raises(
+            ProtocolViolation, match=f"has version {other}, this release reads {PROTOCOL_VERSION}: run the same"
+        ):
             decode_to_coordinator(bytes([other]) + encode(Heartbeat(1))[1:])
 
 

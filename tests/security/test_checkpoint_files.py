@@ -252,7 +252,7 @@ def test_an_unknown_manifest_version_is_refused_before_the_fence(tmp_path: Path,
     """B6: also when everything else in it is understood."""
     stored.change_manifest(lambda manifest: manifest.update(version=2))
     records = len(stored.log)
-    assert "has version 2, this release reads 1: use the release that wrote it" in refused(tmp_path)
+    assert "has version 2, this release reads 1: a newer release wrote it: use that release" in refused(tmp_path)
     assert len(stored.log) == records
 
 

@@ -147,9 +147,9 @@ def test_a_pickle_in_place_of_a_manifest_is_refused_also_when_its_hash_is_right(
 @pytest.mark.parametrize(
     ("operator", "value", "said"),
     [
-        ("numbers", "splits", "state of subtask 0: its snapshot is not readable"),
-        ("count", "progress", "operator 'count': its snapshot is not readable"),
-        ("out", "pending", "pending transactions are not readable"),
+        ("numbers", "splits", "state of subtask 0: the progress of its splits in its snapshot is not readable"),
+        ("count", "progress", "operator 'count': its progress in its snapshot is not readable"),
+        ("out", "pending", "the set of pending transactions is not readable"),
     ],
 )
 def test_a_pickle_as_a_snapshots_value_is_refused(

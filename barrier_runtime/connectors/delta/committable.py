@@ -6,10 +6,11 @@ sink, token and subtask are in the names of the files; see `file_committable`.
 
 import msgspec
 
-from barrier_runtime.connectors.committable import decode_versioned
+from barrier_runtime.connectors.committable import committable_format
 from barrier_runtime.connectors.delta.schema import DeltaType
 from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, is_name_of
 from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.versioned import VersionedDecoder
 
 DELTA_COMMITTABLE_VERSION = 1
 
@@ -37,7 +38,7 @@ class DeltaCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.job}/{self.sink}/{self.lineage}"
 
 
-_DECODER = msgspec.json.Decoder(DeltaCommittable)
+_DECODER = VersionedDecoder(committable_format(DELTA_COMMITTABLE_VERSION), msgspec.json.Decoder(DeltaCommittable))
 
 
 def encode_delta_committable(committable: DeltaCommittable) -> bytes:
@@ -46,7 +47,7 @@ def encode_delta_committable(committable: DeltaCommittable) -> bytes:
 
 def decode_delta_committable(data: bytes, job: str, sink: str, where: str) -> DeltaCommittable:
     """Raises `InvalidJob` for another version, and `Corrupt` for whatever this sink of this job cannot have written."""
-    committable = decode_versioned(data, _DECODER, DELTA_COMMITTABLE_VERSION, where)
+    committable = _DECODER.decode(data, where)
     strange = [each.file.final for each in committable.files if not is_name_of(each.file, job, sink)]
     if (committable.job, committable.sink) != (job, sink) or strange:
         raise Corrupt(

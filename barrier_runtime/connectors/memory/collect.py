@@ -20,9 +20,11 @@ from weakref import WeakValueDictionary
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.committable import committable_format
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
+from barrier_runtime.state.versioned import VersionedDecoder
 
 
 class _Lot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +33,8 @@ class _Lot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ledger: str = ""  # "": written by version 1, by another process in any case
 
 
-_LOT = msgspec.json.Decoder(_Lot)
+_LOT_VERSION = 2
+_LOT = VersionedDecoder(committable_format(_LOT_VERSION), msgspec.json.Decoder(_Lot))
 
 
 class _Ledger:
@@ -86,6 +89,8 @@ _LEDGERS: WeakValueDictionary[str, _Ledger] = WeakValueDictionary()  # of this p
 class CollectSink(TwoPhaseCommitSink):
     """See the module."""
 
+    _where = "CollectSink"  # until it is opened
+
     def __init__(self) -> None:
         self._ledger = _Ledger()
 
@@ -124,17 +129,21 @@ class CollectSink(TwoPhaseCommitSink):
         transaction.append(rows)
 
     def pre_commit(self, transaction: list[pa.RecordBatch], checkpoint: int) -> bytes | None:
-        return msgspec.json.encode(_Lot(2, self._ledger.stage(transaction), self._ledger.id)) if transaction else None
+        return (
+            msgspec.json.encode(_Lot(_LOT_VERSION, self._ledger.stage(transaction), self._ledger.id))
+            if transaction
+            else None
+        )
 
     def commit(self, committable: bytes) -> None:
-        lot = _LOT.decode(committable)
+        lot = _LOT.decode(committable, self._where)
         if lot.ledger == self._ledger.id:
             self._ledger.commit(lot.number)
         else:
             self._ledger.adopt(_LEDGERS.get(lot.ledger), lot.number)
 
     def abort(self, committable: bytes) -> None:
-        lot = _LOT.decode(committable)
+        lot = _LOT.decode(committable, self._where)
         ledger = _LEDGERS.get(lot.ledger)
         if ledger is not None:
             ledger.abort(lot.number)

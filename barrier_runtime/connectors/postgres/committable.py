@@ -15,8 +15,9 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.connectors.committable import decode_versioned
+from barrier_runtime.connectors.committable import committable_format
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.versioned import VersionedDecoder
 
 COMMITTABLE_VERSION = 1
 Transactions = Literal["staged", "prepared"]
@@ -43,7 +44,7 @@ class PostgresCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     rows: int
 
 
-_DECODER = msgspec.json.Decoder(PostgresCommittable)
+_DECODER = VersionedDecoder(committable_format(COMMITTABLE_VERSION), msgspec.json.Decoder(PostgresCommittable))
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def decode_committable(
     data: bytes, job: str, sink: str, transactions: Transactions, target: str, where: str
 ) -> PostgresCommittable:
     """Decode what `encode_committable` made for this job, sink and target; anything else is refused."""
-    committable = decode_versioned(data, _DECODER, COMMITTABLE_VERSION, where)
+    committable = _DECODER.decode(data, where)
     if (committable.job, committable.sink) != (job, sink) or not _is_ours(committable):
         raise Corrupt(
             f"{where}: a committable names {committable.name[:200]!r} of job {committable.job[:64]!r}, sink "

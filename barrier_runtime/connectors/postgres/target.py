@@ -17,8 +17,15 @@ from typing import Any
 from barrier_runtime.connectors.postgres.columns import Column
 from barrier_runtime.connectors.postgres.session import load_psycopg
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.versioned import Format
 
 LAYOUT_VERSION = 1
+_LAYOUT = Format(
+    "{}: the schema barrier_runtime of the database",
+    LAYOUT_VERSION,
+    damaged="use another database",
+    newer="use the release that made them or a newer one, or another database",
+)
 _NUMERIC_INFINITY = 140_000  # the server's version
 LAYOUT_LOCK = 0x6261_7272_6965_7201  # advisory: who creates the tables
 _TABLES = """
@@ -92,11 +99,7 @@ def make_layout(connection: Any, where: str) -> None:
                 connection.execute("insert into barrier_runtime.layout values (%s)", (LAYOUT_VERSION,))
         connection.execute("select pg_advisory_unlock(%s)", (LAYOUT_LOCK,))
     (version,) = connection.execute("select max(version) from barrier_runtime.layout").fetchone()
-    if version != LAYOUT_VERSION:
-        raise InvalidJob(
-            f"{where}: the tables in schema barrier_runtime have version {version}, this release needs "
-            f"{LAYOUT_VERSION}: use the release that made them, or another database"
-        )
+    _LAYOUT.check(version, where)
 
 
 def _is_missing(connection: Any) -> bool:

@@ -31,12 +31,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barrier_runtime.connectors.committable import decode_versioned
+from barrier_runtime.connectors.committable import committable_format
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.multipart import Upload
+from barrier_runtime.state.versioned import VersionedDecoder
 
-COMMITTABLE_VERSION = 2
-_OLDER = (1,)  # knew no uploads and no sizes
+COMMITTABLE_VERSION = 2  # 1 knew no uploads and no sizes
 _TAG_DIGITS = 16
 RANDOM_DIGITS = 8  # of an incarnation, behind its tags
 _STAGED = re.compile(
@@ -62,7 +62,7 @@ class FileCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: tuple[StagedFile, ...]  # in the order of their rows
 
 
-_DECODER = msgspec.json.Decoder(FileCommittable)
+_DECODER = VersionedDecoder(committable_format(COMMITTABLE_VERSION), msgspec.json.Decoder(FileCommittable))
 
 
 @dataclass(frozen=True)
@@ -208,4 +208,4 @@ def encode_committable(files: tuple[StagedFile, ...]) -> bytes:
 
 def decode_committable(data: bytes, where: str) -> FileCommittable:
     """Decode what `encode_committable` made; anything else is refused undecoded."""
-    return decode_versioned(data, _DECODER, COMMITTABLE_VERSION, where, older=_OLDER)
+    return _DECODER.decode(data, where)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barrier_runtime.connectors.committable import decode_versioned
+from barrier_runtime.connectors.committable import committable_format
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import VersionedDecoder
 
 COMMITTABLE_VERSION = 1
 
@@ -61,7 +62,8 @@ class WriteAheadCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return DeliveryToken(self.job, self.sink, self.lineage, self.subtask, self.checkpoint, self.token)
 
 
-_DECODER = msgspec.json.Decoder(WriteAheadCommittable)
+_FORMAT = committable_format(COMMITTABLE_VERSION, "delivered")
+_DECODER = VersionedDecoder(_FORMAT, msgspec.json.Decoder(WriteAheadCommittable))
 
 
 def encode_committable(delivery: DeliveryToken, objects: tuple[StagedRows, ...]) -> bytes:
@@ -81,7 +83,7 @@ def encode_committable(delivery: DeliveryToken, objects: tuple[StagedRows, ...])
 
 def decode_committable(data: bytes, job: str, sink: str, where: str) -> WriteAheadCommittable:
     """Decode what `encode_committable` made for this sink of this job; anything else is refused."""
-    committable = decode_versioned(data, _DECODER, COMMITTABLE_VERSION, where, "delivered")
+    committable = _DECODER.decode(data, where)
     if (committable.job, committable.sink) != (job, sink):
         raise Corrupt(
             f"{where}: a committable is of job {committable.job[:100]!r}, sink {committable.sink[:100]!r}: nothing was "

@@ -28,7 +28,8 @@ from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.deduplication.bloom import Hashed, Mask, TimeBuckets
 from barrier_runtime.operators.deduplication.hashing import U64, hash_rows
 from barrier_runtime.operators.keyed_operator import KeyedOperator
-from barrier_runtime.state.versioned import decode_msgpack
+from barrier_runtime.state.snapshots.snapshot import value_format
+from barrier_runtime.state.versioned import VersionedDecoder
 
 _VALUE = "deduplicate"  # name of the snapshot value
 _BUCKETS = 4  # per horizon
@@ -44,7 +45,7 @@ class _Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 1
 
 
-_BEGUN = msgspec.msgpack.Decoder(_Begun)
+_BEGUN = VersionedDecoder(value_format("{}: the time of its begin in its snapshot"), msgspec.msgpack.Decoder(_Begun))
 
 
 class DeduplicateOperator(KeyedOperator):
@@ -64,7 +65,7 @@ class DeduplicateOperator(KeyedOperator):
 
     def open(self, context: OperatorContext) -> None:
         where = f"operator {self.name!r}"
-        begun = [decode_msgpack(snapshot.values[_VALUE], _BEGUN, where) for snapshot in context.restored]
+        begun = [_BEGUN.decode(snapshot.values[_VALUE], where) for snapshot in context.restored]
         self._first_ms = max((each.first_ms for each in begun), default=WATERMARK_MIN)
         super().open(context)
 

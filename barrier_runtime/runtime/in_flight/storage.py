@@ -15,7 +15,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.runtime.in_flight.recorder import InFlightData
-from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
+from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter, UnknownFrames
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.keys.key_groups import key_group_range
 from barrier_runtime.state.snapshots.plan import in_flight_file
@@ -118,6 +118,8 @@ def _encoded(batches: Sequence[Batch]) -> list[bytes]:
 def _decoded(store: ObjectStore, ref: FileRef) -> list[Batch]:
     try:
         elements = FrameReader().feed(read_verified(store, ref))
+    except UnknownFrames as error:
+        raise InvalidJob(f"{describe(store, ref)}: {error}") from error
     except FrameError as error:
         raise Corrupt(
             f"{describe(store, ref)} has the right hash, but holds no rows that can be read ({error}): restore with "

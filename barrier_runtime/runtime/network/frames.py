@@ -1,13 +1,17 @@
 """Frames of a data connection, sans-io: elements to bytes and bytes to elements.
 
     header (29 bytes, big endian): payload length u32 · kind u8 · sequence u64 · emit_ns i64 · crc32 u32 of all the rest
-                                   · reserved u32
+                                   · version u8 · reserved, 3 bytes
     payload: Arrow IPC bytes for SCHEMA and BATCH, fixed structs for control elements; REACHED, before a BATCH, has the
              event time at each of its rows (int64, little endian)
 
 The length is checked against the cap before anything is allocated for it; a gap in the sequence or a wrong checksum is
 `FrameError`: the connection is closed and the generation fails, loudly. The checksum catches accidents; who may connect
 at all is settled by the handshake before.
+
+In-flight rows are stored in checkpoints as such frames, so they outlive the release that wrote them: whatever changes
+about frames gets another `FRAME_VERSION`, and readers go on reading those before. The version stays at byte 25. The
+checksum begins with it.
 """
 
 import struct
@@ -28,8 +32,10 @@ from barrier_runtime.data.elements import (
     Watermark,
 )
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.versioned import Format
 
-_HEADER = struct.Struct(">IBQqII")
+FRAME_VERSION = 0
+_HEADER = struct.Struct(">IBQqIB3x")
 _CRC_PART = struct.Struct(">IBQq")
 _WATERMARK = struct.Struct(">q")
 _BARRIER = struct.Struct(">QQqq")  # the last: -1 for None
@@ -45,8 +51,21 @@ class FrameError(BarrierRuntimeError):
     """The bytes of a data connection are not what the other side sent. Close it."""
 
 
+class UnknownFrames(FrameError):
+    """Frames of a release that has another format."""
+
+
 class RowTooLarge(InvalidJob):
     """No frame can hold this row."""
+
+
+_FORMAT = Format(
+    "a frame",
+    FRAME_VERSION,
+    damaged="run the same release of barrier-runtime in all slots",
+    oldest=0,  # as releases wrote it that did not know of versions
+    refusal=UnknownFrames,
+)
 
 
 class FrameWriter:
@@ -96,8 +115,8 @@ class FrameWriter:
             raise FrameError(
                 f"a frame of {length:,} bytes is over the cap of {MAX_PAYLOAD:,}: this is a bug, report it"
             )
-        crc = zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, self._sequence, emit_ns)))
-        header = _HEADER.pack(length, kind, self._sequence, emit_ns, crc, 0)
+        crc = zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, self._sequence, emit_ns), FRAME_VERSION))
+        header = _HEADER.pack(length, kind, self._sequence, emit_ns, crc, FRAME_VERSION)
         self._sequence += 1
         return [header, payload] if length else [header]
 
@@ -119,7 +138,9 @@ class FrameReader:
         start = 0
         available = len(buffer)
         while available - start >= HEADER_SIZE:
-            length, kind, sequence, emit_ns, crc, _ = _HEADER.unpack_from(buffer, start)
+            length, kind, sequence, emit_ns, crc, version = _HEADER.unpack_from(buffer, start)
+            if version != FRAME_VERSION:
+                _FORMAT.check(version)
             if length > MAX_PAYLOAD:
                 raise FrameError(f"a frame announces {length:,} bytes; the cap is {MAX_PAYLOAD:,}")
             end = start + HEADER_SIZE + length
@@ -128,7 +149,7 @@ class FrameReader:
             payload = bytes(memoryview(buffer)[start + HEADER_SIZE : end])
             if sequence != self._sequence:
                 raise FrameError(f"frame {sequence} came where {self._sequence} was due")
-            if crc != zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, sequence, emit_ns))):
+            if crc != zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, sequence, emit_ns), version)):
                 raise FrameError(f"frame {sequence} has a wrong checksum")
             self._sequence += 1
             element = self._decode(kind, payload, emit_ns)

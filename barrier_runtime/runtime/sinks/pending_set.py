@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 PENDING_SET_VERSION = 1
 PENDING_VALUE = "pending"  # name of the value in OperatorSnapshot.values
@@ -29,14 +29,12 @@ class PendingSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: tuple[PendingEntry, ...] = ()
 
 
-_PENDING_SET = msgspec.json.Decoder(PendingSet)
-
-
-class _Version(msgspec.Struct, frozen=True):
-    version: int
-
-
-_VERSION = msgspec.json.Decoder(_Version)
+_FORMAT = Format(
+    "{}: the set of pending transactions",
+    PENDING_SET_VERSION,
+    damaged="nothing was committed or deleted; restore an intact copy of the checkpoint",
+)
+_PENDING_SET = VersionedDecoder(_FORMAT, msgspec.json.Decoder(PendingSet))
 
 
 def encode_pending(checkpoint: int, entries: Iterable[PendingEntry]) -> bytes:
@@ -45,19 +43,7 @@ def encode_pending(checkpoint: int, entries: Iterable[PendingEntry]) -> bytes:
 
 def decode_pending(data: bytes, where: str) -> PendingSet:
     """Decode what `encode_pending` made. `where` names the job, sink and subtask for the message."""
-    try:
-        version = _VERSION.decode(data).version
-        if version != PENDING_SET_VERSION:
-            raise InvalidJob(
-                f"{where}: the snapshot's pending transactions have version {version}, this release reads "
-                f"{PENDING_SET_VERSION}: restore with the release that wrote the checkpoint"
-            )
-        return _PENDING_SET.decode(data)
-    except UNREADABLE as error:
-        raise Corrupt(
-            f"{where}: the snapshot's pending transactions are not readable ({error}): nothing was committed or "
-            "deleted; restore an intact copy of the checkpoint"
-        ) from error
+    return _PENDING_SET.decode(data, where)
 
 
 def entries_of_subtask(sets: Iterable[PendingSet], subtask: int, parallelism: int) -> tuple[PendingEntry, ...]:

@@ -17,8 +17,8 @@ import msgspec
 from barrier_runtime.connectors.name_set import FORMER_RECORD_BYTES, RECORD_BYTES, NameSet, merged, of_former
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.state.versioned import decode_json
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, value_format
+from barrier_runtime.state.versioned import VersionedDecoder
 
 SPLITS_VALUE = "splits"
 FINISHED_VALUE = "finished"  # names of splits that are in no run
@@ -49,7 +49,8 @@ class SourceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     version: int = 1  # as it was before it was written
 
 
-_PROGRESS = msgspec.json.Decoder(SourceProgress)
+_FORMAT = value_format("{}: the progress of its splits in its snapshot", PROGRESS_VERSION)
+_PROGRESS = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SourceProgress))
 
 
 class RestoredSource:
@@ -72,7 +73,7 @@ class RestoredSource:
         listed = NameSet()  # finished splits of older releases' snapshots
         for snapshot in snapshots:
             place = f"{where}, state of subtask {snapshot.subtask}"
-            progress = decode_json(snapshot.values[SPLITS_VALUE], _PROGRESS, place, PROGRESS_VERSION, oldest=1)
+            progress = _PROGRESS.decode(snapshot.values[SPLITS_VALUE], place)
             records += _finished(snapshot.values, progress, place)
             for id in progress.done:
                 listed.add(id)

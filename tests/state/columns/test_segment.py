@@ -19,7 +19,7 @@ from barrier_runtime.state.columns.segment import (
     pieces,
     within,
 )
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.keys.key_codec import encode_key
 from barrier_runtime.state.keys.key_groups import key_group
 
@@ -95,8 +95,16 @@ def test_damaged_bytes_are_refused(binary: bool) -> None:
         b"x" + whole[1:],
         whole.replace(b'"s"', b'"s,'),
     ):
-        with pytest.raises(Corrupt, match="here is not a segment"):
+        with pytest.raises(Corrupt, match="segment of state here is not readable"):
             decode(damaged, "here")
+
+
+def test_a_segment_of_a_later_release_is_refused_with_the_remedy() -> None:
+    """B6"""
+    whole = b"".join(encode(segment({(1, 2): (3, 4.0)}, []), 0))
+    for later in (b"2", b"17"):
+        with pytest.raises(InvalidJob, match=f"here has version {later.decode()}, this release reads 1: a newer rel"):
+            decode(whole.replace(b"barrier-segment-1", b"barrier-segment-" + later), "here")
 
 
 @pytest.mark.parametrize("kinds", [[False], [True], [False, True]])

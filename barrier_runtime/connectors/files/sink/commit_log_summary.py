@@ -21,9 +21,10 @@ from barrier_runtime.connectors.files.sink.commit_record import CommitRecord
 from barrier_runtime.connectors.sink_bases.file_committable import origin_of_name
 from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
 from barrier_runtime.coordinator.log.reader import find_head
-from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 SUMMARY_VERSION = 1
 RECORDS = 250  # in one summary
@@ -51,7 +52,8 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-_SUMMARY = msgspec.json.Decoder(Summary)
+_FORMAT = Format("summary of commit records", SUMMARY_VERSION, damaged="the records are read", refusal=Corrupt)
+_SUMMARY = VersionedDecoder(_FORMAT, msgspec.json.Decoder(Summary))
 
 
 def log_of(file: str) -> str:
@@ -78,8 +80,7 @@ class Summaries:
         summary = None if data is None else _decoded(data)
         if summary is None or not summary.records:
             return None
-        if (summary.version, summary.job, summary.sink, summary.number, len(summary.records)) != (
-            SUMMARY_VERSION,
+        if (summary.job, summary.sink, summary.number, len(summary.records)) != (
             self._job,
             self._sink,
             number,
@@ -142,7 +143,7 @@ def _encoded(summary: Summary) -> bytes:
 
 def _decoded(data: bytes) -> Summary | None:
     try:
-        summary = _SUMMARY.decode(data)
-    except UNREADABLE:
+        summary = _SUMMARY.decode(data, "")
+    except Corrupt:  # of another version, too
         return None
     return summary if summary.check == stamp_of(data, summary.check) else None

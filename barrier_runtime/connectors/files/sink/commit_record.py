@@ -3,7 +3,8 @@
 import msgspec
 
 from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
-from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 COMMIT_RECORD_VERSION = 1
 
@@ -26,7 +27,13 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: str = ""  # sha256 of the record's bytes without it: a name that is read wrongly would be named again
 
 
-_RECORD = msgspec.json.Decoder(CommitRecord)
+_FORMAT = Format(
+    "commit record {}",
+    COMMIT_RECORD_VERSION,
+    damaged="restore it from a backup",
+    refusal=Corrupt,  # it stops readers as damage does, and summaries do without it
+)
+_RECORD = VersionedDecoder(_FORMAT, msgspec.json.Decoder(CommitRecord))
 
 
 def encode_commit_record(record: CommitRecord) -> bytes:
@@ -36,18 +43,11 @@ def encode_commit_record(record: CommitRecord) -> bytes:
 
 def decode_commit_record(data: bytes, where: str, job: str, sink: str) -> CommitRecord:
     """`where`: URL of the object. Raises `Corrupt` for anything that is not a record of this log."""
-    try:
-        record = _RECORD.decode(data)
-    except UNREADABLE as error:
+    record = _RECORD.decode(data, where)
+    if (record.job, record.sink) != (job, sink):
         raise Corrupt(
-            f"commit record {where} is not readable ({error}; sha256 {sha256_hex(data)}): restore it "
-            "from a backup, or use the release that wrote it"
-        ) from error
-    if (record.version, record.job, record.sink) != (COMMIT_RECORD_VERSION, job, sink):
-        raise Corrupt(
-            f"commit record {where} has version {record.version} and is of job {record.job}, sink {record.sink}; "
-            f"expected version {COMMIT_RECORD_VERSION}, {job}, {sink}: it was put there by something else; move it "
-            "away and restore the right one"
+            f"commit record {where} is of job {record.job}, sink {record.sink}; expected {job}, {sink}: it was put "
+            "there by something else; move it away and restore the right one"
         )
     check = stamp_of(data, record.check)
     if record.check != check:

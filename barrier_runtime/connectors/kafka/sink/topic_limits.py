@@ -14,9 +14,10 @@ import msgspec
 from barrier_runtime.connectors.kafka.asking import answered
 from barrier_runtime.connectors.kafka.sink import client as kafka_client
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
-from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-LIMITS_VERSION = 2
+LIMITS_VERSION = 2  # 1 had no keys and times
 _LIBRARY_MESSAGE_BYTES = 1_000_000  # the client's own limit, where the topic's cannot be read
 _LIBRARY_TRANSACTION_MS = 60_000
 _REFRESH_S = 12 * 3_600
@@ -46,7 +47,8 @@ class KafkaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.message_max_bytes - _FEW_BYTES
 
 
-_LIMITS = msgspec.json.Decoder(KafkaLimits)
+_FORMAT = Format("{}", LIMITS_VERSION, damaged="restore it from a backup")
+_LIMITS = VersionedDecoder(_FORMAT, msgspec.json.Decoder(KafkaLimits))
 
 
 def encode_limits(limits: KafkaLimits) -> bytes:
@@ -55,15 +57,8 @@ def encode_limits(limits: KafkaLimits) -> bytes:
 
 def decode_limits(data: bytes, key: str) -> KafkaLimits | None:
     """None for those of an older release, which says too little."""
-    try:
-        limits = _LIMITS.decode(data)
-    except UNREADABLE as error:
-        raise Corrupt(f"{key} is not readable ({error}): restore it from a backup") from error
-    if limits.version < LIMITS_VERSION:
-        return None
-    if limits.version != LIMITS_VERSION:
-        raise InvalidJob(f"{key} has version {limits.version}: restore with the release that wrote it")
-    return limits
+    limits = _LIMITS.decode(data, key)
+    return limits if limits.version == LIMITS_VERSION else None
 
 
 def read_limits(cluster: KafkaCluster, topic: str, config: Mapping[str, Any]) -> KafkaLimits:

@@ -30,7 +30,8 @@ import msgspec
 from barrier_runtime.connectors.kafka.asking import answered
 from barrier_runtime.connectors.kafka.sink.client import ANSWER_S, KafkaCluster, library
 from barrier_runtime.connectors.kafka.sink.records import produced
-from barrier_runtime.state.errors import UNREADABLE, Corrupt, Fenced, Unavailable
+from barrier_runtime.state.errors import Fenced, Unavailable
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 MARKER_VERSION = 1
 _CHUNK_BYTES = 16 << 20
@@ -61,7 +62,8 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writer: int
 
 
-_METADATA = msgspec.json.Decoder(_Metadata)
+_FORMAT = Format("{}", MARKER_VERSION, damaged="something else has committed to this group; nothing was written")
+_METADATA = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Metadata))
 
 
 @dataclass(frozen=True)
@@ -230,19 +232,9 @@ class MarkedProducer:
             raise self._cluster.meaning(library().KafkaException(found.error), "read the marker at")
         if found.offset < 0:
             return None
-        try:
-            metadata = _METADATA.decode(found.metadata or "")
-        except UNREADABLE as error:
-            raise self._damaged(error) from error
-        if metadata.version != MARKER_VERSION:
-            raise self._damaged(f"version {metadata.version}, expected {MARKER_VERSION}")
+        where = f"{self._cluster.where}: the marker of consumer group {self._origin.group!r} on topic {self._topic!r}"
+        metadata = _METADATA.decode((found.metadata or "").encode(), where)
         return Marker(found.offset, metadata.token, metadata.rows, metadata.writer)
-
-    def _damaged(self, what: object) -> Corrupt:
-        return Corrupt(
-            f"{self._cluster.where}: the marker of consumer group {self._origin.group!r} on topic {self._topic!r} is "
-            f"not ours ({what}): something else has committed to this group; nothing was written"
-        )
 
     def _refuse_if_later(self, marker: Marker | None) -> None:
         if marker is not None and marker.writer > self._writer:

@@ -6,6 +6,7 @@ import pytest
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.runtime.in_flight.storage import read_in_flight, write_in_flight
+from barrier_runtime.runtime.network import frames
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.keys.key_groups import key_group_range, key_groups_of
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
@@ -127,6 +128,18 @@ def test_rows_for_an_input_that_is_gone_are_refused_with_the_remedy():
     stored = Stored(1)
     stored.write(0, {3: [batch([1])]})
     with pytest.raises(InvalidJob, match=r"input 3 of count.*stop\(\)"):
+        stored.read(0, 1, HASH)
+
+
+def test_rows_of_a_later_release_are_refused_with_the_remedy(monkeypatch):
+    """B6: their hash is right."""
+    stored = Stored(1)
+    with monkeypatch.context() as later:
+        later.setattr(frames, "FRAME_VERSION", frames.FRAME_VERSION + 1)
+        stored.write(0, {0: [batch([1])]})
+    with pytest.raises(
+        InvalidJob, match=r"in-flight-0\.frames.*version .*this release reads .*a newer release wrote it"
+    ):
         stored.read(0, 1, HASH)
 
 

@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import Barrier, Batch, CancelBarrier, EndOfInput, Idle, Watermark
 from barrier_runtime.runtime.network.frames import (
+    FRAME_VERSION,
     HEADER_SIZE,
     MAX_PAYLOAD,
     FrameError,
     FrameReader,
     FrameWriter,
     RowTooLarge,
+    UnknownFrames,
 )
+
+VERSION_AT = 25  # in frames of every version
 
 
 def rows(*values):
@@ -83,15 +87,31 @@ def test_a_schema_that_changes_is_refused_and_names_both():
 def test_a_flipped_bit_anywhere_after_the_length_is_noticed():
     """B3"""
     data = wire(FrameWriter(), Watermark(12345))
-    for position in range(4, HEADER_SIZE - 4):  # the last four header bytes are reserved
+    for position in range(4, VERSION_AT + 1):  # what comes behind it in the header is reserved
         flipped = bytearray(data)
         flipped[position] ^= 1
         with pytest.raises(FrameError):
-            FrameReader().feed(bytes(flipped))
+            FrameReader().feed(bytes(flipped) + data)
     flipped = bytearray(data)
     flipped[-1] ^= 1
     with pytest.raises(FrameError, match="checksum"):
         FrameReader().feed(bytes(flipped))
+
+
+def test_frames_of_a_later_release_are_refused_with_the_remedy():
+    """B6: whatever else they say."""
+    data = bytearray(wire(FrameWriter(), Watermark(12345)))
+    data[VERSION_AT] = FRAME_VERSION + 1
+    with pytest.raises(
+        UnknownFrames, match=rf"has version {FRAME_VERSION + 1}, this release reads .*: a newer release"
+    ):
+        FrameReader().feed(bytes(data))
+
+
+def test_frames_of_before_there_were_versions_are_read():
+    """The bytes of a watermark as the release of f69d69f wrote them."""
+    older = bytes.fromhex("000000080300000000000000000000000000000000ebd3e032000000000000000000003039")
+    assert [element for element, _ in FrameReader().feed(older)] == [Watermark(12345)]
 
 
 def test_a_length_over_the_cap_is_refused_from_the_header_alone():
