@@ -32,11 +32,11 @@ from barrier_runtime.launch.patient_listing import patient_listing
 from barrier_runtime.launch.removed_sinks import settle_removed_sinks
 from barrier_runtime.launch.result import JobResult, raise_unless_ended_well
 from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
-from barrier_runtime.runtime.execution import SlotResources
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from barrier_runtime.runtime.network.tcp import Broken, ChannelId
+from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies

@@ -4,9 +4,12 @@ Reading a manifest blocks: on worker threads only.
 """
 
 from barrier_runtime.coordinator.log.manifest import check_files, verified_manifest
-from barrier_runtime.coordinator.wire.messages import ManifestRef
+from barrier_runtime.coordinator.log.restore_choice import snapshots_for_slot
+from barrier_runtime.coordinator.wire.messages import CommitGlobally, ManifestRef
+from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
@@ -27,3 +30,23 @@ def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint:
         )
     check_files(ref.key, manifest, paths)
     return manifest.operators
+
+
+def restored_in(
+    store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint: int, graph: JobGraph, slot: int
+) -> tuple[OperatorSnapshot, ...]:
+    """What the manifest holds for the operators and sources that `graph` has in `slot`."""
+    found = snapshots_in(store, paths, ref, checkpoint)
+    sources = {chain.source.name for chain in graph.chains if chain.source is not None}
+    present = sources | {spec.name for chain in graph.chains for spec in chain.operators}
+    known = tuple(each for each in found if each.operator in present)
+    return snapshots_for_slot(known, slot, graph.parallelism)
+
+
+def committables(store: ObjectStore, paths: Paths, at_once: int, order: CommitGlobally) -> list[OperatorSnapshot]:
+    """The sink's part of the checkpoint that is to be committed globally, large values included."""
+    snapshots = order.snapshots
+    if order.manifest is not None:
+        found = snapshots_in(store, paths, order.manifest, order.checkpoint)
+        snapshots = tuple(each for each in found if each.operator == order.operator)
+    return with_values(store, snapshots, at_once)

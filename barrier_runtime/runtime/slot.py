@@ -54,9 +54,10 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.data.elements import Barrier
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.metrics import MetricRegistry
-from barrier_runtime.runtime.execution import Execution, SlotResources
+from barrier_runtime.runtime.execution import Execution
 from barrier_runtime.runtime.network.control_link import ControlLink
 from barrier_runtime.runtime.network.tcp import DataPlane
+from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.errors import PERMANENT, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
 

@@ -29,12 +29,12 @@ import msgspec
 
 from barrier_runtime.coordinator.wire.messages import Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.runtime.execution import SlotResources, StateSettings
 from barrier_runtime.runtime.host.time_slice import ask_for_short_slices
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
+from barrier_runtime.runtime.resources import SlotResources, StateSettings
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.spark.deaths import died_lately
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable

@@ -27,9 +27,9 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
 from barrier_runtime.launch.local import LocalDataPlane, LocalMesh
 from barrier_runtime.operators.base import Capture, Operator
-from barrier_runtime.runtime.execution import SlotResources, StateSettings
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK
 from barrier_runtime.runtime.host.workers import Workers
+from barrier_runtime.runtime.resources import SlotResources, StateSettings
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.kv.rocksdb import SlotMemory

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from barrier_runtime import Dataflow, PostgresSink
-from barrier_runtime.runtime import execution
+from barrier_runtime.runtime import opening
 from examples.servers import postgres_server
 from tests.ends.kafka_world import wait_until
 
@@ -19,15 +19,15 @@ def test_a_job_outlives_a_database_that_is_down_for_longer_than_its_restarts_wou
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """T4: it is down at the start too."""
-    monkeypatch.setattr(execution, "_OPEN_AGAIN_MOST_S", 0.2)
+    monkeypatch.setattr(opening, "_OPEN_AGAIN_MOST_S", 0.2)
     attempts: list[str] = []
-    opened = execution.Execution._open_chain
+    opened = opening.OpenChains._open_chain
 
     def counted(self: Any, chain: Any) -> None:
         attempts.append(chain)
         opened(self, chain)
 
-    monkeypatch.setattr(execution.Execution, "_open_chain", counted)
+    monkeypatch.setattr(opening.OpenChains, "_open_chain", counted)
     rows = 4_000
     with postgres_server() as server:
         with psycopg.connect(server.url) as connection:

@@ -10,6 +10,7 @@ import pytest
 
 from barrier_runtime.coordinator.server import lease
 from barrier_runtime.coordinator.status import health
+from barrier_runtime.runtime import execution
 from barrier_runtime.runtime.sinks import driver, effects, global_committer
 from barrier_runtime.runtime.sinks.global_committer import GlobalCommitDriver, GlobalEffect
 
@@ -73,6 +74,13 @@ def test_the_effects_of_a_transactions_moves() -> None:
     known = {effect.__name__ for effect in typing.get_args(effects.Effect)}
     told = {name for cell in column(rows, 3) for name in known if re.search(rf"\b{name}\b", cell)}
     assert told == known - {"Recover"}, "a restored lot is no transaction of this incarnation"
+
+
+def test_the_parts_of_a_generation() -> None:
+    (rows,) = tables(execution.__doc__)
+    told = [cell.strip("`").rpartition(".") for cell in column(rows, 0)]
+    parts = [(getattr(execution, name).__module__, name) for _, _, name in told]
+    assert parts == [(f"barrier_runtime.runtime.{module}", name) for module, _, name in told]
 
 
 # ------------------------------------------------------------ of the global committer, carried out
@@ -143,7 +151,7 @@ def test_every_event_of_the_global_committer_is_in_its_table() -> None:
 def test_every_table_is_compared_or_is_prose() -> None:
     compared = {
         str(Path(module.__file__ or "").resolve().relative_to(ROOT))
-        for module in (health, lease, driver, global_committer)
+        for module in (health, lease, driver, global_committer, execution)
     }
     holding = set()
     for package in ("barrier_runtime", "coordinator", "state"):

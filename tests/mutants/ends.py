@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "servers-away-end-the-generation",
         "a server that does not answer is waited for inside the slot",
-        "barrier_runtime/runtime/execution.py",
+        "barrier_runtime/runtime/opening.py",
         "            except Unavailable as error:\n                attempts += 1",
         "            except ZeroDivisionError as error:\n                attempts += 1",
         ("tests/barrier_runtime/launch/test_visible_states.py",),

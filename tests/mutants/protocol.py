@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant(
         "undecided-objects-are-reused",
         "only what a decided checkpoint stored is reused",
-        "barrier_runtime/runtime/execution.py",
+        "barrier_runtime/runtime/checkpointing.py",
         "self._to_tell.setdefault(barrier.id, []).extend(run.to_tell())",
         "[tell() for tell in run.to_tell()]",
         ("tests/barrier_runtime/runtime/test_large_values.py",),

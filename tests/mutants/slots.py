@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant(
         "restored-snapshots-are-kept",
         "what an operator was restored from is let go of once it is open",
-        "barrier_runtime/runtime/execution.py",
+        "barrier_runtime/runtime/opening.py",
         "            operator.open(context)\n            context.opened()\n",
         "            operator.open(context)\n",
         ("tests/barrier_runtime/runtime/test_slot.py",),

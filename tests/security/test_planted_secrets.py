@@ -26,8 +26,8 @@ from barrier_runtime.coordinator.wire.handshake import Acceptor, Initiator
 from barrier_runtime.launch.effective_options import effective
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.operators.aggregation.functions import count
-from barrier_runtime.runtime.execution import StateSettings
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
+from barrier_runtime.runtime.resources import StateSettings
 from barrier_runtime.spark.task import SlotSettings
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.open import open_store

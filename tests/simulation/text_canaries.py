@@ -92,7 +92,7 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "hanging-operator-not-named",
         "a slot does not tell which operator it has been opening",
         "hanging",
-        "barrier_runtime/runtime/execution.py",
+        "barrier_runtime/runtime/opening.py",
         "        return {name: now_s - since_s for name, since_s in opened_now}\n",
         "        return {name: now_s - since_s for name, since_s in opened_now[:0]}\n",
     ),

@@ -63,11 +63,11 @@ from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
-from barrier_runtime.runtime.execution import SlotResources, StateSettings
 from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.runtime.network import frames
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
+from barrier_runtime.runtime.resources import SlotResources, StateSettings
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob

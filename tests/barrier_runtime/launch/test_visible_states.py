@@ -228,7 +228,7 @@ def test_a_server_that_is_down_is_waited_for_in_one_generation_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """T4: many more attempts than restarts are allowed, one line of the log, no stack."""
-    monkeypatch.setattr("barrier_runtime.runtime.execution._OPEN_AGAIN_MOST_S", 0.05)
+    monkeypatch.setattr("barrier_runtime.runtime.opening._OPEN_AGAIN_MOST_S", 0.05)
 
     async def check(runner: JobRunner, target: Away) -> None:
         job = Job(runner, MemoryStore(), Target())
@@ -263,7 +263,7 @@ def test_a_strategy_that_allows_no_restart_waits_for_no_server() -> None:
 
 
 def test_a_server_is_waited_for_as_long_as_a_strategy_with_an_end_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barrier_runtime.runtime.execution._OPEN_AGAIN_MOST_S", 0.05)
+    monkeypatch.setattr("barrier_runtime.runtime.opening._OPEN_AGAIN_MOST_S", 0.05)
 
     async def check(runner: JobRunner, target: Away) -> None:
         target.away.set()

@@ -31,7 +31,7 @@ from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire import carried
 from barrier_runtime.operators.aggregation.functions import count
-from barrier_runtime.runtime import execution
+from barrier_runtime.runtime import checkpointing
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 
@@ -193,7 +193,7 @@ def test_17_megabytes_of_positions_survive_a_failure_and_a_restore_at_another_pa
 ) -> None:
     """R4: as objects that the manifest names, and inside acks of 8.5 MB each and a manifest of 17 MB."""
     if not stored_apart:
-        monkeypatch.setattr(execution, "store_values", lambda values, *_: (dict(values), {}))
+        monkeypatch.setattr(checkpointing, "store_values", lambda values, *_: (dict(values), {}))
     ids = [f"held-{number}" for number in range(2, 22)]
     options = {"checkpoint_interval": 0.2, "checkpoints": str(tmp_path)}
 

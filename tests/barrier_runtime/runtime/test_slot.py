@@ -27,7 +27,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.launch.local import LocalDataPlane
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.runtime.execution import tidy_memory
+from barrier_runtime.runtime.resources import tidy_memory
 from barrier_runtime.state.errors import ProtocolViolation
 
 
@@ -619,7 +619,8 @@ def test_what_an_operator_was_restored_from_is_let_go_of_once_it_is_open(tmp_pat
         opened = bench.operators[-1]
         assert opened.life == ["opened"]
         assert opened.context.restored == ()
-        assert bench.slots[0]._execution._deploy.operators == ()
+        execution = bench.slots[0]._execution
+        assert (execution._deploy.operators, execution._chains._restored) == ((), ())
         with pytest.raises(ProtocolViolation, match="opened once"):
             opened.context.open_keyed()
         await bench.close()
@@ -711,7 +712,8 @@ def test_operators_hear_of_an_abort_before_the_rest_of_the_snapshot_is_called_of
         bench = Bench(tmp_path, make_operator=Held)
         await bench.running(5)
         (operator,) = bench.operators
-        operator.runs = lambda: [run for run in bench.slots[0]._execution._runs if run.subtask == SubtaskId(TARGET, 0)]
+        checkpointing = bench.slots[0]._execution._checkpointing
+        operator.runs = lambda: [run for run in checkpointing.runs if run.subtask == SubtaskId(TARGET, 0)]
         bench.tell(Trigger(5, 1, 0, 0))
         await bench.until(operator.runs)
         bench.tell(AbortCheckpoint(5, 1, "expired"))

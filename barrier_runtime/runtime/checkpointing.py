@@ -1,0 +1,144 @@
+"""The snapshots that one generation takes in one slot: from the captured state to the ack, or to what became of it.
+
+Between two passes of the subtasks, frozen state is drained in slices (`runtime/snapshots`); the rest is written on
+lanes. What a snapshot stored is told to its operator once the checkpoint is decided, so that it may be reused.
+"""
+
+from collections.abc import Callable, Mapping
+
+from barrier_runtime.coordinator.wire.messages import SubtaskId
+from barrier_runtime.data.elements import Barrier
+from barrier_runtime.operators.base import Capture
+from barrier_runtime.runtime.context import GenerationLanes
+from barrier_runtime.runtime.in_flight.recorder import InFlightData
+from barrier_runtime.runtime.in_flight.storage import write_in_flight
+from barrier_runtime.runtime.reporting import ExecutionEvents
+from barrier_runtime.runtime.resources import SlotResources
+from barrier_runtime.runtime.snapshots import SnapshotRun
+from barrier_runtime.runtime.subtask import Subtask
+from barrier_runtime.state.errors import PERMANENT, Unavailable
+from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
+from barrier_runtime.state.snapshots.stored_values import store_values
+
+
+class Checkpointing:
+    """Snapshots in progress (`runs`), and who is to hear of objects when which checkpoint is decided."""
+
+    def __init__(
+        self,
+        token: int,
+        parallelism: int,
+        resources: SlotResources,
+        lanes: GenerationLanes,
+        events: ExecutionEvents,
+        fail: Callable[[SubtaskId, str, Exception], None],
+        now_ms: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        """`fail(subtask, operator, error)`: a snapshot met what no retry can cure."""
+        self._token = token
+        self._parallelism = parallelism
+        self._res = resources
+        self._lanes = lanes
+        self._events = events
+        self._fail = fail
+        self._now_ms = now_ms
+        self._wake = wake
+        self._halted = False
+        self.runs: list[SnapshotRun] = []
+        self._to_tell: dict[int, list[Callable[[], None]]] = {}  # checkpoint -> operators that hear of their objects
+
+    def begin(
+        self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
+    ) -> None:
+        """See `SubtaskHost.captured`."""
+        lanes = {name: self._lanes.of_snapshots(subtask.id.chain, name) for name in captures}
+        ended = subtask.ended
+
+        def done(run: SnapshotRun, operators: tuple[OperatorSnapshot, ...], times: SnapshotTimes) -> None:
+            if not self._halted and not run.cancelled:
+                self._to_tell.setdefault(barrier.id, []).extend(run.to_tell())
+                self._events.acknowledged(barrier.id, subtask.id, operators, times, ended)
+
+        def failed(run: SnapshotRun, error: BaseException) -> None:
+            if self._halted or run.cancelled:
+                return
+            if isinstance(error, PERMANENT):
+                self._fail(subtask.id, getattr(error, "operator", ""), error)
+            else:
+                away = isinstance(error, Unavailable)
+                self._events.declined(barrier.id, subtask.id, f"{type(error).__name__}: {error}", away)
+
+        run = SnapshotRun(
+            subtask.id,
+            self._parallelism,
+            barrier,
+            captures,
+            lanes,
+            times,
+            self._now_ms,
+            recording,
+            self._store_values,
+            done,
+            failed,
+        )
+        self.runs.append(run)
+        if captures:
+            self._wake()
+        else:  # a chain without operators has nothing to remember
+            done(run, (), times)
+
+    def recorded(self, subtask: SubtaskId, checkpoint: int, in_flight: InFlightData) -> None:
+        """All in-flight rows of the subtask's snapshot are there."""
+
+        def write(data: InFlightData, check: Callable[[], None]) -> tuple[InFlight, ...]:
+            inline_bytes = self._res.settings.thresholds.inline_bytes
+            return write_in_flight(data, self._res.store, self._new_key, inline_bytes, check)
+
+        for run in self._runs_of(subtask, checkpoint):
+            run.recorded(in_flight, write, self._lanes.of_rows_in_flight(subtask.chain))
+
+    def drain_slice(self) -> bool:
+        """One slice of one snapshot's frozen state. True when more is left."""
+        more = any(run.drain_slice() for run in self.runs)
+        self.runs = [run for run in self.runs if not run.over]
+        return more
+
+    def decline(self, subtask: SubtaskId, checkpoint: int, reason: str) -> None:
+        """The subtask's alignment gave the checkpoint up."""
+        for run in self._runs_of(subtask, checkpoint):
+            run.cancel()
+        self._events.declined(checkpoint, subtask, reason)
+
+    def abort(self, checkpoint: int) -> None:
+        """The coordinator gave the checkpoint up."""
+        for run in self.runs:
+            if run.barrier.id == checkpoint:
+                run.cancel()
+        self._to_tell.pop(checkpoint, None)
+
+    def tell_stored(self, completed: int) -> None:
+        """`completed` is decided: operators hear of what they stored for it. Raises what one of them does."""
+        try:
+            for tell in self._to_tell.get(completed, ()):
+                tell()
+        finally:
+            self._to_tell = {checkpoint: told for checkpoint, told in self._to_tell.items() if checkpoint > completed}
+
+    def halt(self) -> None:
+        """Nobody is told anything any more."""
+        self._halted = True
+
+    def _runs_of(self, subtask: SubtaskId, checkpoint: int) -> list[SnapshotRun]:
+        return [run for run in self.runs if (run.subtask, run.barrier.id) == (subtask, checkpoint)]
+
+    def _new_key(self) -> str:
+        """For an object of a snapshot; never used before or again."""
+        return self._res.paths.data_file(self._token, self._res.uuid, self._res.new_uuid())
+
+    def _store_values(
+        self, values: Mapping[str, bytes], stored: Mapping[str, FileRef], check: Callable[[], None]
+    ) -> tuple[dict[str, bytes], dict[str, FileRef]]:
+        """On a worker thread."""
+        limit = self._res.settings.thresholds.value_bytes
+        return store_values(values, stored, self._res.store, self._new_key, limit, check)

@@ -1,0 +1,153 @@
+"""What an operator is given of the slot around it: its lanes, a folder of its own, its snapshots and keyed state.
+
+Contexts are made on worker threads, where operators are opened: the large values of a snapshot are read here.
+"""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from barrier_runtime.coordinator.wire.messages import Deploy
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.operators.base import CommitReport, OperatorContext
+from barrier_runtime.operators.metrics import MetricRegistry
+from barrier_runtime.runtime.host.workers import SerialLane, WorkerPool
+from barrier_runtime.runtime.resources import SlotResources
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.snapshots.stored_values import with_values
+
+
+class GenerationLanes:
+    """The lanes of one generation: two per operator or source (for what may take for ever, as commits, and for its
+    snapshots), and one per chain for its rows in flight. Whoever is opened again gets new ones."""
+
+    def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
+        self._workers = workers
+        self._on_error = on_error
+        self._all: list[SerialLane] = []
+        self._unhurried: dict[str, SerialLane] = {}
+        self._snapshots: dict[tuple[int, str], SerialLane] = {}
+        self._in_flight: dict[int, SerialLane] = {}
+
+    def add_operator(self, chain: int, operator: str) -> tuple[SerialLane, SerialLane]:
+        """(the unhurried lane, the lane of snapshots)"""
+        snapshots = self._snapshots[(chain, operator)] = self._new()
+        unhurried = self._unhurried[operator] = self._new(unhurried=True)
+        return unhurried, snapshots
+
+    def add_in_flight(self, chain: int) -> None:
+        self._in_flight[chain] = self._new()
+
+    def of_snapshots(self, chain: int, operator: str) -> SerialLane:
+        return self._snapshots[(chain, operator)]
+
+    def of_rows_in_flight(self, chain: int) -> SerialLane:
+        return self._in_flight[chain]
+
+    def hanging(self, operator: str) -> SerialLane | None:
+        """The operator's unhurried lane, if something runs on it still."""
+        lane = self._unhurried.get(operator)
+        return lane if lane is not None and lane.busy else None
+
+    def retire(self) -> list[SerialLane]:
+        """Nothing new begins, nobody is told any more. Returns those that are to be waited for: busy, and soon not."""
+        unhurried = list(self._unhurried.values())
+        busy = [lane for lane in self._all if lane.busy and lane not in unhurried]
+        for lane in self._all:
+            lane.retire()
+        return busy
+
+    def _new(self, unhurried: bool = False) -> SerialLane:
+        lane = self._workers.lane(self._on_error, unhurried)
+        self._all.append(lane)
+        return lane
+
+
+class OperatorContexts:
+    """Makes the contexts of all operators and sources that one generation opens in one slot."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        deploy: Deploy,
+        resources: SlotResources,
+        lanes: GenerationLanes,
+        metrics: MetricRegistry,
+        report_commit: Callable[[str, CommitReport], None],
+        call_later: Callable[[float, Callable[[], None]], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._graph = graph
+        self._token = deploy.token
+        self._lineage = deploy.lineage
+        self._settled = deploy.settled
+        self._res = resources
+        self._lanes = lanes
+        self._metrics = metrics
+        self._report_commit = report_commit
+        self._call_later = call_later
+        self._wake = wake
+
+    def make(self, chain: int, operator: str, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
+        """`restored`: the snapshots of all operators; those of `operator` are its own. On a worker thread."""
+        res, settings = self._res, self._res.settings
+        of_operator = [each for each in restored if each.operator == operator]
+        own = tuple(with_values(res.store, of_operator, settings.transfers_at_once))
+        directory = self._folder(operator)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+        def open_keyed() -> KeyedBackend:
+            return open_keyed_backend(
+                kind=settings.backend,
+                operator=operator,
+                subtask=res.slot,
+                parallelism=self._graph.parallelism,
+                max_parallelism=self._graph.max_parallelism,
+                restored=own,
+                store=res.store,
+                paths=res.paths,
+                token=self._token,
+                slot_uuid=res.uuid,
+                directory=directory,
+                copies=res.copies,
+                memory=res.memory,
+                cache_bytes=settings.cache_bytes,
+                new_uuid=res.new_uuid,
+                transfers_at_once=settings.transfers_at_once,
+                thresholds=settings.thresholds,
+                watched=settings.watched,
+            )
+
+        lane, snapshot_lane = self._lanes.add_operator(chain, operator)
+        return OperatorContext(
+            job=self._graph.name,
+            token=self._token,
+            operator=operator,
+            subtask=res.slot,
+            parallelism=self._graph.parallelism,
+            max_parallelism=self._graph.max_parallelism,
+            restored=own,
+            open_keyed=open_keyed,
+            lane=lane,
+            snapshot_lane=snapshot_lane,
+            metrics=self._metrics.group(operator),
+            local_dir=directory,
+            make_store=res.make_store,
+            job_store=res.store,
+            call_later=self._call_later,
+            wake=self._wake,
+            now_s=res.clock.monotonic_s,
+            new_id=res.new_uuid,
+            lineage=self._lineage,
+            settled=self._settled,
+            report_commit=partial(self._report_commit, operator),
+        )
+
+    def remove_folder(self, operator: str) -> None:
+        """Of an operator that is to be opened again."""
+        shutil.rmtree(self._folder(operator), ignore_errors=True)
+
+    def _folder(self, operator: str) -> Path:
+        return self._res.local_dir / f"{self._token}-{operator}-{self._res.slot}"

@@ -1,0 +1,91 @@
+"""The channels of one generation in one slot, as the graph's edges say: inside the slot, or to the slots around it."""
+
+from collections.abc import Callable
+
+from barrier_runtime.coordinator.wire.messages import Peer
+from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
+from barrier_runtime.runtime.network.channels import EdgeOutput, InputChannel, LocalOutput, OutputChannel
+from barrier_runtime.runtime.network.tcp import Broken, ChannelId, DataPlane
+from barrier_runtime.runtime.sources.assignment import never_has_rows
+
+
+class Wiring:
+    """Makes the inputs of all chains first, so that peers find them, then the outputs, chain by chain."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        token: int,
+        slot: int,
+        plane: DataPlane,
+        wake: Callable[[], None],
+        window_bytes: int,
+        local_output: type[LocalOutput],
+    ) -> None:
+        self._graph = graph
+        self._token = token
+        self._slot = slot
+        self._plane = plane
+        self._wake = wake
+        self._window_bytes = window_bytes
+        self._local_output = local_output
+        self.inputs: dict[int, list[InputChannel]] = {}  # by chain
+        self._channel_of: dict[tuple[int, int], InputChannel] = {}  # (edge, upstream slot) -> input
+
+    def make_inputs(self) -> None:
+        for chain in self._graph.chains:
+            channels: list[InputChannel] = []
+            for edge in sorted(self._graph.inputs(chain.id), key=lambda edge: edge.id):
+                upstream = [self._slot] if edge.partitioning == "forward" else range(self._graph.parallelism)
+                for slot in upstream:
+                    channel = InputChannel(len(channels), edge.port, self._wake, self._window_bytes)
+                    channel.empty = self._never_has_rows(edge.source_chain, slot)
+                    channels.append(channel)
+                    self._channel_of[(edge.id, slot)] = channel
+            self.inputs[chain.id] = channels
+
+    def _never_has_rows(self, chain: int, slot: int) -> bool:
+        source = self._graph.chains[chain].source
+        return source is not None and never_has_rows(source.source, source.splits, slot)
+
+    def aligned_only(self, chain: int) -> list[int]:
+        """Inputs of `chain` whose rows could not be spread anew: they are in no unaligned checkpoint."""
+        aligned = [edge.id for edge in self._graph.inputs(chain) if edge.partitioning in ("forward", "broadcast")]
+        return [channel.index for (edge, _), channel in self._channel_of.items() if edge in aligned]
+
+    def expect(self, broken: Broken) -> None:
+        """From now on other slots may connect to the inputs."""
+        expected = {
+            ChannelId(self._token, edge, upstream, self._slot): channel
+            for (edge, upstream), channel in self._channel_of.items()
+            if upstream != self._slot
+        }
+        self._plane.expect(self._token, expected, broken)
+
+    async def outputs(self, chain: Chain, peers: dict[int, Peer]) -> list[EdgeOutput]:
+        """Those of `chain`, connected."""
+        operator = chain.operators[-1].name if chain.operators or chain.source is None else chain.source.name
+        return [await self._connect(edge, peers, operator) for edge in self._graph.outputs(chain.id)]
+
+    async def _connect(self, edge: Edge, peers: dict[int, Peer], operator: str) -> EdgeOutput:
+        targets = [self._slot] if edge.partitioning == "forward" else range(self._graph.parallelism)
+        channels: list[OutputChannel] = []
+        for target in targets:
+            if target == self._slot:
+                channels.append(self._local_output(self._channel_of[(edge.id, target)], self._wake))
+            else:
+                channel = ChannelId(self._token, edge.id, self._slot, target)
+                channels.append(await self._plane.connect(peers[target], channel, self._wake))
+        return EdgeOutput(edge, channels, self._slot, self._graph.max_parallelism, operator)
+
+    async def all_connected(self) -> None:
+        """Once other slots have connected to every input."""
+        await self._plane.all_connected()
+
+    def adapt_windows(self, elapsed_s: float) -> None:
+        """Let them follow what was taken; `elapsed_s` since the last time."""
+        for channel in self._channel_of.values():
+            channel.adapt(elapsed_s)
+
+    def disconnect(self) -> None:
+        self._plane.disconnect()

@@ -1,0 +1,167 @@
+"""Opens the operators and sources of one generation with their restored state, off the loop, and holds what is open.
+
+Each chain is opened on a thread of its own. An operator whose server does not answer is waited for: its chain is closed
+and opened again, ever more slowly. How long that may go on, the coordinator says.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.graph.job_graph import Chain, JobGraph
+from barrier_runtime.operators.base import Operator
+from barrier_runtime.runtime.context import GenerationLanes, OperatorContexts
+from barrier_runtime.runtime.in_flight.storage import read_in_flight
+from barrier_runtime.runtime.resources import SlotResources
+from barrier_runtime.runtime.sources.driver import SourceDriver
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+
+_OPEN_AGAIN_S = 0.2  # before an operator whose server does not answer is opened again; doubles every time,
+_OPEN_AGAIN_MOST_S = 10.0  # up to this
+
+
+class OpenChains:
+    """What is open of one generation, by chain: operators in their order, sources, rows that were in flight."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        resources: SlotResources,
+        contexts: OperatorContexts,
+        lanes: GenerationLanes,
+        waiting: Callable[[str, int, str], None],
+    ) -> None:
+        """`waiting(operator, attempts, error)` is told of each attempt that found no server."""
+        self._graph = graph
+        self._res = resources
+        self._contexts = contexts
+        self._lanes = lanes
+        self._waiting = waiting
+        self.operators: dict[int, list[tuple[str, Operator]]] = {}
+        self.sources: dict[int, tuple[str, SourceDriver]] = {}
+        self._in_flight: dict[int, list[tuple[int, Batch]]] = {}
+        self._restored: tuple[OperatorSnapshot, ...] = ()  # until all are open
+        self._opening: list[asyncio.Future[None]] = []
+        self._opened_now: dict[int, tuple[str, float]] = {}  # by chain: what its thread is in, since when
+        self._at: dict[int, str] = {}  # chain -> the operator that is being opened, or was last
+        self._halted = False
+        self._stopped: asyncio.Future[None] = resources.loop.create_future()  # by `halt`
+
+    async def open(self, restored: tuple[OperatorSnapshot, ...]) -> None:
+        """All chains, side by side. Raises what an operator raises."""
+        self._restored = restored
+        self._opening = [asyncio.ensure_future(self._open_patiently(chain)) for chain in self._graph.chains]
+        await asyncio.wait(self._opening)  # when this is cancelled its threads go on: see `quiet`
+        for opened in self._opening:
+            opened.result()
+        self._restored = ()
+
+    def take_in_flight(self, chain: int) -> list[tuple[int, Batch]]:
+        """(port, batch) that were in flight to the chain in the restored checkpoint."""
+        return self._in_flight.pop(chain, [])
+
+    @property
+    def being_opened(self) -> dict[str, float]:
+        """What is being opened now, and for how many seconds."""
+        now_s = self._res.clock.monotonic_s()
+        opened_now = list(self._opened_now.values())  # at once: worker threads change it
+        return {name: now_s - since_s for name, since_s in opened_now}
+
+    @property
+    def records(self) -> int:
+        """Input records of this slot's share, each counted once however often it was replayed."""
+        drivers = list(self.sources.values())  # at once: while restoring, worker threads still add to it
+        return sum(driver.records for _, driver in drivers)
+
+    def halt(self) -> None:
+        """Open nothing more; once."""
+        self._halted = True
+        self._stopped.set_result(None)
+
+    @property
+    def quiet(self) -> bool:
+        """No thread opens anything any more."""
+        return all(opening.done() for opening in self._opening)
+
+    def to_close(self) -> list[tuple[str, Callable[[], None]]]:
+        """Everything that is open, with what closes it; once it is `quiet`."""
+        for opening in self._opening:
+            if not opening.cancelled():
+                opening.exception()  # retrieved: whoever waited for it may have been cancelled
+        parts: list[tuple[str, Callable[[], None]]] = [
+            (name, operator.closing()) for operators in self.operators.values() for name, operator in operators
+        ]
+        return parts + [(name, driver.close) for name, driver in self.sources.values()]
+
+    async def _open_patiently(self, chain: Chain) -> None:
+        attempts = 0
+        while not self._halted:
+            try:
+                await self._res.workers.run(partial(self._open_chain, chain))
+                return
+            except Unavailable as error:
+                attempts += 1
+                if not self._halted:
+                    self._waiting(self._at[chain.id], attempts, str(error))
+            await self._res.workers.run(partial(self._close_chain, chain))
+            if not self._halted:
+                pause_s = min(_OPEN_AGAIN_MOST_S, _OPEN_AGAIN_S * 2 ** min(attempts - 1, 30))
+                await asyncio.wait({self._stopped}, timeout=pause_s)
+
+    # ------------------------------------------------------------ on worker threads
+
+    def _open_chain(self, chain: Chain) -> None:
+        try:
+            self._open_in_turn(chain)
+        finally:
+            self._opened_now.pop(chain.id, None)
+
+    def _open_in_turn(self, chain: Chain) -> None:
+        if self._halted:
+            return
+        if chain.source is not None:
+            driver = SourceDriver()
+            self.sources[chain.id] = (chain.source.name, driver)
+            self._at[chain.id] = chain.source.name
+            self._begins(chain, chain.source.name)
+            context = self._contexts.make(chain.id, chain.source.name, self._restored)
+            driver.open(context, chain.source)
+            context.opened()
+        operators: list[tuple[str, Operator]] = []
+        self.operators[chain.id] = operators
+        for spec in chain.operators:
+            if self._halted:
+                return
+            operator = spec.make()
+            self._at[chain.id] = spec.name
+            self._begins(chain, spec.name)
+            operators.append((spec.name, operator))
+            context = self._contexts.make(chain.id, spec.name, self._restored)
+            operator.open(context)
+            context.opened()
+        if chain.source is None:
+            self._lanes.add_in_flight(chain.id)
+            self._begins(chain, f"rows in flight to {chain.operators[0].name}")
+            self._in_flight[chain.id] = read_in_flight(
+                self._restored,
+                chain.operators[0].name,
+                {edge.port: edge for edge in self._graph.inputs(chain.id)},
+                self._res.slot,
+                self._graph.parallelism,
+                self._graph.max_parallelism,
+                self._res.store,
+            )
+
+    def _begins(self, chain: Chain, what: str) -> None:
+        self._opened_now[chain.id] = what, self._res.clock.monotonic_s()
+
+    def _close_chain(self, chain: Chain) -> None:
+        """What was opened of it, before it is opened again: nothing of that is left, in memory or in its folders."""
+        opened: list[tuple[str, Operator | SourceDriver]] = [*self.operators.pop(chain.id, [])]
+        if chain.id in self.sources:
+            opened.append(self.sources.pop(chain.id))
+        for name, each in opened:
+            each.close()
+            self._contexts.remove_folder(name)

@@ -1,0 +1,62 @@
+"""What a slot process has for as long as it lives: stores, threads, memory, clock. Each generation of it uses them."""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
+from barrier_runtime.runtime.host.workers import WorkerPool
+from barrier_runtime.runtime.network.channels import LocalOutput
+from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.plan import Thresholds
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.paths import Paths
+
+
+@dataclass(frozen=True)
+class StateSettings:
+    """How keyed state is kept in a slot. Bytes."""
+
+    backend: str = "rocksdb"  # or "memory"
+    memory_bytes: int = 256 * 1024 * 1024  # RocksDB block cache and write buffers of the whole slot together
+    cache_bytes: int = 64 * 1024 * 1024  # decoded values per operator subtask
+    transfers_at_once: int = 4  # files of one snapshot on their way to or from the object store
+    thresholds: Thresholds = field(
+        default_factory=Thresholds
+    )  # which files of a snapshot are packed, or travel inside the manifest
+    watched: bool = False  # refuse values that were changed in place and not stored
+
+
+def tidy_memory(dropped: bool) -> None:
+    """What start-up allocated is not walked again by every collection. `dropped`: a generation was, and it was frozen
+    with the rest: circles of objects, caches and all."""
+    if dropped:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+@dataclass
+class SlotResources:
+    """What outlives a generation inside one slot process."""
+
+    loop: asyncio.AbstractEventLoop
+    workers: WorkerPool
+    store: ObjectStore
+    make_store: Callable[[str], ObjectStore]
+    paths: Paths
+    slot: int
+    uuid: str
+    local_dir: Path
+    copies: LocalCopies
+    memory: SlotMemory
+    settings: StateSettings
+    new_uuid: Callable[[], str]
+    clock: Clock = SYSTEM_CLOCK
+    tidy_memory: Callable[[bool], None] = tidy_memory  # called once per deployment; True: another one was dropped
+    window_bytes: int = MAX_WINDOW_BYTES  # most that is in flight on one channel
+    local_output: type[LocalOutput] = LocalOutput  # of channels that stay inside the slot
