@@ -1,8 +1,9 @@
 """Runs one `JobProtocol` on an asyncio loop: carries out its effects, feeds the answers and the time back.
 
-All methods belong to the loop's thread. The object store is blocking and is called on a small thread pool. How slots
-are connected is not known here: a `SlotLink` may be a TCP connection or, in local mode, an object of the same process.
-Trouble with the store is retried for ever with back-off and shown in the status; it never ends the process.
+All methods belong to the loop's thread. What the job wants of its store is carried out by `store_effects`, and its
+figures are written by `history_writer`, both on threads. How slots are connected is not known here: a `SlotLink` may be
+a TCP connection or, in local mode, an object of the same process. Trouble with the store is retried for ever with
+back-off and shown in the status; it never ends the process.
 """
 
 import asyncio
@@ -10,79 +11,43 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from barrier_runtime.coordinator.backoff import backoff_s
-from barrier_runtime.coordinator.checkpoints.retention import discarded
-from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
 from barrier_runtime.coordinator.job.effects import (
-    Append,
     CloseLink,
-    Delete,
-    DeleteAll,
     Effect,
     JobEnded,
     KillSlotTask,
-    ListForSweep,
-    Outcome,
-    ReadLog,
-    ReadManifest,
-    ReadRecord,
     SendTo,
-    WriteManifest,
 )
 from barrier_runtime.coordinator.job.events import (
-    AppendResult,
     Begin,
-    Deleted,
-    DeletedAll,
     Event,
-    HistoryTrouble,
     Link,
-    Listed,
-    LogRead,
-    ManifestFailed,
-    ManifestRead,
-    ManifestWritten,
-    RecordRead,
     SlotLost,
     SlotMessage,
     SlotRegistered,
-    StoreAnswered,
-    StoreRefused,
-    StoreRetried,
     Tick,
     UserStop,
     UserTrigger,
 )
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
-from barrier_runtime.coordinator.log.decision_log import Permit
-from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.log.record_builder import Identity
+from barrier_runtime.coordinator.server.history_writer import HistoryWriter
 from barrier_runtime.coordinator.server.last_word import write_end
+from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
-from barrier_runtime.coordinator.status.history import RunOutcome, encode_history
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
-from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
-from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
-from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.store.object_store import ObjectStore
 
 log = logging.getLogger("coordinator.job")
 
-_STORE_THREADS = 4
-_SWEEP = "list for the sweep"
-_LOG_EVERY_MS = 10_000
 _LAST_WORD_S = 15.0  # a job that broke ends then, whatever the store does
-_HISTORY_TRIES = 3  # to read it, and to write it at the end: a job neither starts nor ends later for its figures
-
-Result = TypeVar("Result")
 
 
 class SlotLink(Protocol):
@@ -91,12 +56,6 @@ class SlotLink(Protocol):
     def send(self, message: ToSlot) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class JobOutcome:
-    outcome: Outcome
-    reason: str
 
 
 class SteadyClock:
@@ -127,11 +86,15 @@ class JobRunner:
         self._identity = Identity(leader, host)
         self._protocol = JobProtocol(spec, self._identity, origin)
         self._store = store
-        self._paths = Paths(spec.job)
-        self._log_reader = LogReader(store, self._paths.log_record)
         self._clock = clock or SteadyClock()
         self._sleep = sleep
-        self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{spec.job}")
+        self._threads = StoreThreads(spec.job)
+        self._history = HistoryWriter(
+            self._protocol, store, self._threads, self._leads, self._post, self._spawn, self._clock
+        )
+        self._store_effects = StoreEffects(
+            spec.job, store, self._threads, self._history.read, self._post, self._clock, sleep
+        )
         self._links: dict[Link, SlotLink] = {}
         self._numbers: dict[int, Link] = {}  # id(link) -> number
         self._next_link = 1
@@ -140,15 +103,10 @@ class JobRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended: asyncio.Future[JobOutcome] | None = None
-        self._retried_calls: set[str] = set()  # store calls that failed and are being made again
-        self._logged_ms = 0
+        self._ended: asyncio.Future[JobEnded] | None = None
         self._broken = ""  # why, when the job broke inside
-        self._undecided: set[str] = set()  # keys of log records whose put has no answer, or an unknown one
         self._left = False  # `run` was cancelled: whatever slots still say, nobody leads here any more
-        self._saving: asyncio.Task[None] | None = None  # the history: one put at a time
-        self._saved_revision = 0
-        self.outcome: JobOutcome | None = None
+        self.outcome: JobEnded | None = None
 
     @property
     def spec(self) -> JobSpec:
@@ -169,14 +127,14 @@ class JobRunner:
 
     # ------------------------------------------------------------ life
 
-    async def run(self) -> JobOutcome:
+    async def run(self) -> JobEnded:
         """Lead the job to its end. Cancelling this stops leading without any farewell."""
         self._ended = asyncio.get_running_loop().create_future()
         self._post(Begin())
         try:
             outcome = await asyncio.shield(self._ended)
             await asyncio.sleep(0)  # let links flush what was just sent
-            await self._close_history(outcome)
+            await self._history.close(outcome)
             return outcome
         finally:
             self._left = self.outcome is None
@@ -184,11 +142,11 @@ class JobRunner:
                 self._timer.cancel()
             for task in self._tasks:
                 task.cancel()
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
     async def quiet(self) -> None:
         """Until no store call of this runner is under way any more; after `run`."""
-        await asyncio.to_thread(self._pool.shutdown, wait=True)
+        await self._threads.quiet()
 
     def status(self) -> JobStatus:
         before = self._protocol.condition
@@ -256,7 +214,7 @@ class JobRunner:
         finally:
             self._handling = False
         self._set_timer()
-        self._save_history()
+        self._history.save()
 
     def _handle(self, event: Event) -> None:
         if self._broken:
@@ -294,7 +252,7 @@ class JobRunner:
         """Then the job has ended, whether or not the log could be told."""
         write = partial(write_end, self._store, self.spec, self._identity, led_at, reason, self._clock(), self._sleep)
         try:
-            why = await asyncio.wait_for(self._in_thread(write), _LAST_WORD_S)
+            why = await asyncio.wait_for(self._threads.run(write), _LAST_WORD_S)
         except (Exception, asyncio.TimeoutError) as error:
             why = f"{type(error).__name__}: {error}"
         if why:
@@ -330,7 +288,17 @@ class JobRunner:
         elif isinstance(effect, KillSlotTask):
             log.warning("job %s: slot %d (attempt %d) has to be ended", self.spec.job, effect.slot, effect.task_attempt)
         elif self.outcome is None:
-            self._spawn(self._storage(effect))
+            self._spawn(self._in_store(effect))
+
+    async def _in_store(self, effect: StoreEffect) -> None:
+        try:
+            event = await self._store_effects.carry_out(effect)
+        except Exception as error:  # a bug: without an answer the job would wait for ever
+            log.exception("job %s: %s went wrong", self.spec.job, type(effect).__name__)
+            if self.outcome is None and not self._broken:
+                self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
+            return
+        self._post(event)
 
     def _close(self, number: Link) -> None:
         link = self._links.pop(number, None)
@@ -342,219 +310,15 @@ class JobRunner:
         if self.outcome is not None:
             return
         log.info("job %s: %s: %s", self.spec.job, effect.outcome, effect.reason)
-        self.outcome = JobOutcome(effect.outcome, effect.reason)
+        self.outcome = effect
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(self.outcome)
+
+    def _leads(self) -> bool:
+        return self.outcome is None and self.lead_position is not None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    # ------------------------------------------------------------ storage
-
-    async def _storage(
-        self, effect: ReadLog | Append | ReadRecord | ReadManifest | WriteManifest | ListForSweep | Delete | DeleteAll
-    ) -> None:
-        try:
-            event = await self._answer(effect)
-        except (BarrierRuntimeError, OSError) as error:
-            if isinstance(effect, WriteManifest):
-                event = ManifestFailed(effect.key, str(error))
-            elif isinstance(effect, Delete):
-                event = Deleted(str(error))
-            elif isinstance(effect, DeleteAll):
-                event = DeletedAll(str(error))
-            else:
-                event = StoreRefused(f"{self._store.url}: {error}")
-        except Exception as error:  # a bug: without an answer the job would wait for ever
-            log.exception("job %s: %s went wrong", self.spec.job, type(effect).__name__)
-            if self.outcome is None and not self._broken:
-                self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
-            return
-        if isinstance(event, Deleted) and event.error:
-            log.warning("job %s: not all that nobody needs could be deleted: %s", self.spec.job, event.error)
-        self._post(event)
-
-    async def _answer(self, effect: Effect) -> Event:
-        if isinstance(effect, Append):
-            return await self._append(effect)
-        if isinstance(effect, ReadLog):
-            view, history = await asyncio.gather(
-                self._retried(f"read the log {self._paths.log_prefix}", lambda: self._read_log(effect)),
-                self._read_history(),
-            )
-            return LogRead(view, *history)
-        if isinstance(effect, ReadRecord):
-            key = self._paths.log_record(effect.position)
-            data = await self._retried(f"read {key}", lambda: get_or_none(self._store, key))
-            return RecordRead(effect.position, key, data)
-        if isinstance(effect, ReadManifest):
-            data = await self._retried(f"read {effect.key}", lambda: get_or_none(self._store, effect.key))
-            return ManifestRead(effect.key, data)
-        if isinstance(effect, WriteManifest):
-            await self._retried(f"write {effect.key}", lambda: self._store.put(effect.key, effect.data))
-            return ManifestWritten(effect.key)
-        if isinstance(effect, ListForSweep):
-            return await self._retried(_SWEEP, lambda: self._list(effect))
-        if isinstance(effect, Delete):
-            return Deleted(await self._in_thread(lambda: self._delete(effect.permit, effect.keys)))
-        assert isinstance(effect, DeleteAll), effect
-        return DeletedAll(await self._in_thread(lambda: self._delete_all(effect.permit)))
-
-    async def _append(self, effect: Append) -> Event:
-        """Exactly one put per effect: what an unknown outcome means is the protocol's business."""
-        if effect.attempt > 1:
-            await asyncio.sleep(backoff_s(effect.attempt - 1))
-        key = self._paths.log_record(effect.position)
-        try:
-            outcome = await self._in_thread(lambda: self._put_record(key, effect.data))
-            why = "the outcome of the put is unknown"
-        except (Unavailable, OSError) as error:
-            outcome, why = PutOutcome.UNKNOWN, str(error)
-        if outcome is PutOutcome.UNKNOWN:
-            self._note(f"append {key}", why)
-        else:
-            self._answered(f"append {key}")
-        return AppendResult(effect.position, outcome)
-
-    async def _retried(self, what: str, call: Callable[[], Result]) -> Result:
-        attempt = 0
-        while True:
-            try:
-                result = await self._in_thread(call)
-            except (Unavailable, OSError) as error:
-                attempt += 1
-                self._note(what, str(error))
-                await asyncio.sleep(backoff_s(attempt))
-            else:
-                self._answered(what)
-                return result
-
-    async def _in_thread(self, call: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-
-    def _answered(self, what: str) -> None:
-        if what in self._retried_calls:
-            self._retried_calls.discard(what)
-            self._post(StoreAnswered(what))
-
-    def _note(self, what: str, why: str) -> None:
-        self._retried_calls.add(what)
-        self._post(StoreRetried(what, why, "sweeping" if what == _SWEEP else "progress"))
-        if self._clock() - self._logged_ms > _LOG_EVERY_MS:
-            self._logged_ms = self._clock()
-            log.warning("job %s: object store: %s: %s; retrying", self.spec.job, what, why)
-
-    # ------------------------------------------------------------ history
-
-    async def _read_history(self) -> tuple[bytes | None, str]:
-        """The stored history, and why it could not be read, if so."""
-        attempt = 0
-        while True:
-            try:
-                return await self._in_thread(lambda: get_or_none(self._store, self._paths.history)), ""
-            except (BarrierRuntimeError, OSError) as error:
-                attempt += 1
-                if attempt == _HISTORY_TRIES:
-                    return None, f"history {self._paths.history} could not be read: {error}"
-                await asyncio.sleep(backoff_s(attempt))
-
-    def _save_history(self) -> None:
-        """Written by who leads, beside everything else; what happens while a put is under way goes with the next."""
-        if self._saving is None and self._unsaved():
-            self._saving = self._spawn(self._write_history())
-
-    def _unsaved(self) -> bool:
-        changed = self._saved_revision != self._protocol.history_revision
-        return changed and self.outcome is None and self.lead_position is not None
-
-    async def _write_history(self) -> None:
-        try:
-            attempt = 0
-            while self._unsaved():
-                revision = self._protocol.history_revision
-                try:
-                    await self._put_history(None)
-                    self._saved_revision, attempt = revision, 0
-                except (Unavailable, OSError) as error:
-                    attempt += 1
-                    self._history_trouble(error, attempt)
-                    await asyncio.sleep(backoff_s(attempt))
-                except BarrierRuntimeError as error:  # what no retry can cure: the next change tries again
-                    self._saved_revision = revision
-                    self._history_trouble(error, 1)
-        finally:
-            self._saving = None
-
-    def _history_trouble(self, error: Exception, attempt: int) -> None:
-        if attempt == 1:
-            log.warning("job %s: its history could not be written: %s", self.spec.job, error)
-            self._post(HistoryTrouble(f"history could not be written ({type(error).__name__})"))
-
-    async def _close_history(self, end: JobOutcome) -> None:
-        """How the run ended, for whoever asks a daemon that did not see it."""
-        if not self._protocol.has_led or end.outcome in ("fenced", "replaced"):
-            return
-        if self._saving is not None:
-            await asyncio.wait([self._saving])
-        for attempt in range(1, _HISTORY_TRIES + 1):
-            try:
-                await self._put_history(end)
-                return
-            except (BarrierRuntimeError, OSError) as error:
-                log.warning("job %s: how it ended could not be written down: %s", self.spec.job, error)
-                await asyncio.sleep(backoff_s(attempt))
-
-    async def _put_history(self, end: JobOutcome | None) -> None:
-        """Not over a successor's: whoever wrote the log's next record has figures of its own."""
-        protocol = self._protocol
-        following = protocol.next_position
-        ours = protocol.undecided  # what may be found there
-        ended = None
-        if end is not None and end.outcome != "fenced" and end.outcome != "replaced":
-            head = following if ours else following - 1
-            ended = RunOutcome(self.spec.run_id, end.outcome, end.reason, self._clock(), head)
-        data = encode_history(protocol.history(ended))
-
-        def put() -> None:
-            if ours or get_or_none(self._store, self._paths.log_record(following)) is None:
-                self._store.put(self._paths.history, data)
-
-        await self._in_thread(put)
-
-    # ------------------------------------------------------------ on the pool's threads
-
-    @property
-    def _swept_prefixes(self) -> tuple[str, str]:
-        return self._paths.checkpoints_prefix, self._paths.data_prefix
-
-    def _read_log(self, effect: ReadLog) -> Any:
-        return self._log_reader.read(completes=effect.completes, restore=effect.restore, run_id=effect.run_id)
-
-    def _list(self, effect: ListForSweep) -> Listed:
-        objects = tuple(found for prefix in self._swept_prefixes for found in self._store.list(prefix))
-        return Listed(objects, tuple((key, get_or_none(self._store, key)) for key in effect.manifests))
-
-    def _put_record(self, key: str, data: bytes) -> PutOutcome:
-        self._undecided.add(key)
-        outcome = self._store.put_if_absent(key, data)
-        if outcome is not PutOutcome.UNKNOWN:
-            self._undecided.discard(key)
-        return outcome
-
-    def _delete(self, permit: Permit, keys: tuple[str, ...]) -> str:
-        def check() -> None:
-            check_permit(self._store, self._paths, permit)
-            if self._undecided:  # asked for before that put, but not begun (I9)
-                raise Unavailable(
-                    f"the outcome of the put of {', '.join(self._undecided)} is unknown: nothing is deleted meanwhile"
-                )
-
-        return delete_in_order(self._store, self._paths, keys, check, self._sleep)
-
-    def _delete_all(self, permit: Permit) -> str:
-        prefixes = (*self._swept_prefixes, self._paths.write_ahead_prefix)
-        objects = (found for prefix in prefixes for found in self._store.list(prefix))
-        return self._delete(permit, discarded(self._paths, objects, permit.token).keys)

@@ -5,6 +5,7 @@ canary: a patch that brings the bug back, the checkers that ought to notice, and
 canaries` plants them one by one.
 """
 
+import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from barrier_runtime.coordinator.job.effects import WriteManifest
 from barrier_runtime.coordinator.job.events import ManifestWritten
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.log import decision_log, restore_choice
-from barrier_runtime.coordinator.server import runner as job_runner
+from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.alignment import aligner as alignment
@@ -228,7 +229,7 @@ def _unknown_does_not_block() -> Iterator[None]:
         outcome: PutOutcome = self._store.put_if_absent(key, data)
         return outcome
 
-    with _replaced(Job, "delete", make), patch.object(job_runner.JobRunner, "_put_record", put_record):
+    with _replaced(Job, "delete", make), patch.object(store_effects.StoreEffects, "_put_record", put_record):
         yield
 
 
@@ -302,19 +303,20 @@ def _lot_committed_in_part() -> Iterator[None]:
 
 @canary("manifest-not-awaited", "the decision is put before the manifest is there")
 def _manifest_not_awaited() -> Iterator[None]:
+    under_way: set[Any] = set()
+
     def make(original: Any) -> Any:
         async def answer(self: Any, effect: Any) -> Any:
             if isinstance(effect, WriteManifest):
-                self._spawn(_write_later(self, effect, original))
+                writing = asyncio.get_running_loop().create_task(original(self, effect))
+                under_way.add(writing)
+                writing.add_done_callback(under_way.discard)
                 return ManifestWritten(effect.key)
             return await original(self, effect)
 
         return answer
 
-    async def _write_later(runner: Any, effect: Any, original: Any) -> None:
-        await original(runner, effect)
-
-    with _replaced(job_runner.JobRunner, "_answer", make):
+    with _replaced(store_effects.StoreEffects, "_answer", make):
         yield
 
 

@@ -13,7 +13,7 @@ from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
 from barrier_runtime.coordinator.checkpoints.retention import Retention, Verdict
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.protocol import JobProtocol
-from barrier_runtime.coordinator.server import runner as job_runner
+from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.wire.messages import Ack
 from barrier_runtime.operators.keyed_progress import Floors
 from barrier_runtime.operators.timers import Timers
@@ -171,7 +171,7 @@ def _timer_deleted(original: Any, note: Note) -> Any:
 
 
 _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
-    (job_runner, "check_permit", _permit),
+    (store_effects, "check_permit", _permit),
     (PendingCheckpoints, "ack", _ack),
     (JobProtocol, "_on_message", _message),
     (Job, "highest_checkpoint", _highest),

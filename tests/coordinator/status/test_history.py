@@ -137,7 +137,7 @@ def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_hist
         following = asyncio.create_task(successor.run())
         await until(lambda: successor.lead_position is not None, "the second to lead")
         await until(lambda: stored(store).run_id == "run-2", "the successor's history")
-        await zombie._put_history(None)
+        await zombie._history._put(None)
         assert stored(store).run_id == "run-2"
         for task in (running, following):
             task.cancel()

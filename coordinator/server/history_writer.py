@@ -1,0 +1,120 @@
+"""A job's figures in its store, beside everything else: no step of the job waits for them, or ends for them.
+
+Written by who leads, one put at a time; what happens while one is under way goes with the next. At the end of a run it
+is written down how that ended, for whoever asks a daemon that did not see it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from barrier_runtime.coordinator.backoff import backoff_s
+from barrier_runtime.coordinator.job.effects import JobEnded
+from barrier_runtime.coordinator.job.events import HistoryTrouble
+from barrier_runtime.coordinator.job.protocol import JobProtocol
+from barrier_runtime.coordinator.server.store_effects import StoreThreads
+from barrier_runtime.coordinator.status.history import RunOutcome, encode_history
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
+from barrier_runtime.state.store.paths import Paths
+
+log = logging.getLogger("coordinator.job")
+
+_TRIES = 3  # to read it, and to write it at the end: a job neither starts nor ends later for its figures
+
+
+class HistoryWriter:
+    """Reads the history at the start, and writes it whenever the job has a new revision of it."""
+
+    def __init__(
+        self,
+        protocol: JobProtocol,
+        store: ObjectStore,
+        threads: StoreThreads,
+        leads: Callable[[], bool],
+        tell: Callable[[HistoryTrouble], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+        clock: Callable[[], int],
+    ) -> None:
+        """`leads`: this process leads the job, which has not ended. `spawn` starts a task that ends with the job."""
+        self._protocol = protocol
+        self._store = store
+        self._paths = Paths(protocol.spec.job)
+        self._threads = threads
+        self._leads = leads
+        self._tell = tell
+        self._spawn = spawn
+        self._clock = clock
+        self._saving: asyncio.Task[None] | None = None
+        self._saved_revision = 0
+
+    async def read(self) -> tuple[bytes | None, str]:
+        """The stored history, and why it could not be read, if so."""
+        attempt = 0
+        while True:
+            try:
+                return await self._threads.run(lambda: get_or_none(self._store, self._paths.history)), ""
+            except (BarrierRuntimeError, OSError) as error:
+                attempt += 1
+                if attempt == _TRIES:
+                    return None, f"history {self._paths.history} could not be read: {error}"
+                await asyncio.sleep(backoff_s(attempt))
+
+    def save(self) -> None:
+        """Write what is new, if anything is."""
+        if self._saving is None and self._unsaved():
+            self._saving = self._spawn(self._write())
+
+    async def close(self, end: JobEnded) -> None:
+        """Write how the run ended: no more than a few attempts."""
+        if not self._protocol.has_led or end.outcome == "fenced" or end.outcome == "replaced":
+            return
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
+        for attempt in range(1, _TRIES + 1):
+            head = self._protocol.next_position - (0 if self._protocol.undecided else 1)
+            try:
+                await self._put(RunOutcome(self._protocol.spec.run_id, end.outcome, end.reason, self._clock(), head))
+                return
+            except (BarrierRuntimeError, OSError) as error:
+                log.warning("job %s: how it ended could not be written down: %s", self._protocol.spec.job, error)
+                await asyncio.sleep(backoff_s(attempt))
+
+    def _unsaved(self) -> bool:
+        return self._saved_revision != self._protocol.history_revision and self._leads()
+
+    async def _write(self) -> None:
+        try:
+            attempt = 0
+            while self._unsaved():
+                revision = self._protocol.history_revision
+                try:
+                    await self._put(None)
+                    self._saved_revision, attempt = revision, 0
+                except (Unavailable, OSError) as error:
+                    attempt += 1
+                    self._in_trouble(error, attempt)
+                    await asyncio.sleep(backoff_s(attempt))
+                except BarrierRuntimeError as error:  # what no retry can cure: the next change tries again
+                    self._saved_revision = revision
+                    self._in_trouble(error, 1)
+        finally:
+            self._saving = None
+
+    def _in_trouble(self, error: Exception, attempt: int) -> None:
+        if attempt == 1:
+            log.warning("job %s: its history could not be written: %s", self._protocol.spec.job, error)
+            self._tell(HistoryTrouble(f"history could not be written ({type(error).__name__})"))
+
+    async def _put(self, ended: RunOutcome | None) -> None:
+        """Not over a successor's: whoever wrote the log's next record has figures of its own."""
+        following = self._protocol.next_position
+        ours = self._protocol.undecided  # what may be found there
+        data = encode_history(self._protocol.history(ended))
+
+        def put() -> None:
+            if ours or get_or_none(self._store, self._paths.log_record(following)) is None:
+                self._store.put(self._paths.history, data)
+
+        await self._threads.run(put)

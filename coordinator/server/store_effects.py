@@ -1,0 +1,222 @@
+"""What a job wants done in its object store: each effect is carried out on a thread, and answered with one event.
+
+Reading and the writing of manifests is tried until the store answers, with back-off; who asked is told of each failure
+and of the answer that came then. A put into the log is made exactly once per effect: what an unknown outcome means is
+the protocol's business. Deleting looks at the permit again before each request.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias, TypeVar
+
+from barrier_runtime.coordinator.backoff import backoff_s
+from barrier_runtime.coordinator.checkpoints.retention import discarded
+from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
+from barrier_runtime.coordinator.job.effects import (
+    Append,
+    Delete,
+    DeleteAll,
+    ListForSweep,
+    ReadLog,
+    ReadManifest,
+    ReadRecord,
+    WriteManifest,
+)
+from barrier_runtime.coordinator.job.events import (
+    AppendResult,
+    Deleted,
+    DeletedAll,
+    Event,
+    Listed,
+    LogRead,
+    ManifestFailed,
+    ManifestRead,
+    ManifestWritten,
+    RecordRead,
+    StoreAnswered,
+    StoreRefused,
+    StoreRetried,
+)
+from barrier_runtime.coordinator.log.decision_log import Permit
+from barrier_runtime.coordinator.log.reader import LogReader
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
+from barrier_runtime.state.store.paths import Paths
+
+log = logging.getLogger("coordinator.job")
+
+StoreEffect: TypeAlias = (
+    ReadLog | Append | ReadRecord | ReadManifest | WriteManifest | ListForSweep | Delete | DeleteAll
+)
+_STORE_THREADS = 4
+_SWEEP = "list for the sweep"
+_LOG_EVERY_MS = 10_000
+
+Result = TypeVar("Result")
+
+
+class StoreThreads:
+    """The few threads on which one job calls its store."""
+
+    def __init__(self, job: str) -> None:
+        self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{job}")
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def close(self) -> None:
+        """Nothing new begins."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def quiet(self) -> None:
+        """Until no call is under way any more; after `close`."""
+        await asyncio.to_thread(self._pool.shutdown, wait=True)
+
+
+class StoreEffects:
+    """The one who carries out a job's store effects; see the module. All methods belong to the loop's thread."""
+
+    def __init__(
+        self,
+        job: str,
+        store: ObjectStore,
+        threads: StoreThreads,
+        read_history: Callable[[], Awaitable[tuple[bytes | None, str]]],
+        tell: Callable[[StoreRetried | StoreAnswered], None],
+        clock: Callable[[], int],
+        sleep: Callable[[float], None],
+    ) -> None:
+        """`read_history`: the stored history goes with the answer to `ReadLog`. `tell` hears of calls that are made
+        again. `clock` in ms; `sleep` is for the store's threads."""
+        self._job = job
+        self._store = store
+        self._paths = Paths(job)
+        self._log_reader = LogReader(store, self._paths.log_record)
+        self._threads = threads
+        self._read_history = read_history
+        self._tell = tell
+        self._clock = clock
+        self._sleep = sleep
+        self._retried_calls: set[str] = set()  # calls that failed and are being made again
+        self._logged_ms = 0
+        self._undecided: set[str] = set()  # keys of log records whose put has no answer, or an unknown one
+
+    async def carry_out(self, effect: StoreEffect) -> Event:
+        """The event that answers `effect`, also when the store refuses. Raises for a bug only."""
+        try:
+            event = await self._answer(effect)
+        except (BarrierRuntimeError, OSError) as error:
+            if isinstance(effect, WriteManifest):
+                event = ManifestFailed(effect.key, str(error))
+            elif isinstance(effect, Delete):
+                event = Deleted(str(error))
+            elif isinstance(effect, DeleteAll):
+                event = DeletedAll(str(error))
+            else:
+                event = StoreRefused(f"{self._store.url}: {error}")
+        if isinstance(event, Deleted) and event.error:
+            log.warning("job %s: not all that nobody needs could be deleted: %s", self._job, event.error)
+        return event
+
+    async def _answer(self, effect: StoreEffect) -> Event:
+        if isinstance(effect, Append):
+            return await self._append(effect)
+        if isinstance(effect, ReadLog):
+            view, history = await asyncio.gather(
+                self._retried(f"read the log {self._paths.log_prefix}", lambda: self._read_log(effect)),
+                self._read_history(),
+            )
+            return LogRead(view, *history)
+        if isinstance(effect, ReadRecord):
+            key = self._paths.log_record(effect.position)
+            data = await self._retried(f"read {key}", lambda: get_or_none(self._store, key))
+            return RecordRead(effect.position, key, data)
+        if isinstance(effect, ReadManifest):
+            data = await self._retried(f"read {effect.key}", lambda: get_or_none(self._store, effect.key))
+            return ManifestRead(effect.key, data)
+        if isinstance(effect, WriteManifest):
+            await self._retried(f"write {effect.key}", lambda: self._store.put(effect.key, effect.data))
+            return ManifestWritten(effect.key)
+        if isinstance(effect, ListForSweep):
+            return await self._retried(_SWEEP, lambda: self._list(effect))
+        if isinstance(effect, Delete):
+            return Deleted(await self._threads.run(lambda: self._delete(effect.permit, effect.keys)))
+        return DeletedAll(await self._threads.run(lambda: self._delete_all(effect.permit)))
+
+    async def _append(self, effect: Append) -> Event:
+        """Exactly one put per effect."""
+        if effect.attempt > 1:
+            await asyncio.sleep(backoff_s(effect.attempt - 1))
+        key = self._paths.log_record(effect.position)
+        try:
+            outcome = await self._threads.run(lambda: self._put_record(key, effect.data))
+            why = "the outcome of the put is unknown"
+        except (Unavailable, OSError) as error:
+            outcome, why = PutOutcome.UNKNOWN, str(error)
+        if outcome is PutOutcome.UNKNOWN:
+            self._note(f"append {key}", why)
+        else:
+            self._answered(f"append {key}")
+        return AppendResult(effect.position, outcome)
+
+    async def _retried(self, what: str, call: Callable[[], Result]) -> Result:
+        attempt = 0
+        while True:
+            try:
+                result = await self._threads.run(call)
+            except (Unavailable, OSError) as error:
+                attempt += 1
+                self._note(what, str(error))
+                await asyncio.sleep(backoff_s(attempt))
+            else:
+                self._answered(what)
+                return result
+
+    def _answered(self, what: str) -> None:
+        if what in self._retried_calls:
+            self._retried_calls.discard(what)
+            self._tell(StoreAnswered(what))
+
+    def _note(self, what: str, why: str) -> None:
+        self._retried_calls.add(what)
+        self._tell(StoreRetried(what, why, "sweeping" if what == _SWEEP else "progress"))
+        if self._clock() - self._logged_ms > _LOG_EVERY_MS:
+            self._logged_ms = self._clock()
+            log.warning("job %s: object store: %s: %s; retrying", self._job, what, why)
+
+    # ------------------------------------------------------------ on the store's threads
+
+    @property
+    def _swept_prefixes(self) -> tuple[str, str]:
+        return self._paths.checkpoints_prefix, self._paths.data_prefix
+
+    def _read_log(self, effect: ReadLog) -> Any:
+        return self._log_reader.read(completes=effect.completes, restore=effect.restore, run_id=effect.run_id)
+
+    def _list(self, effect: ListForSweep) -> Listed:
+        objects = tuple(found for prefix in self._swept_prefixes for found in self._store.list(prefix))
+        return Listed(objects, tuple((key, get_or_none(self._store, key)) for key in effect.manifests))
+
+    def _put_record(self, key: str, data: bytes) -> PutOutcome:
+        self._undecided.add(key)
+        outcome = self._store.put_if_absent(key, data)
+        if outcome is not PutOutcome.UNKNOWN:
+            self._undecided.discard(key)
+        return outcome
+
+    def _delete(self, permit: Permit, keys: tuple[str, ...]) -> str:
+        def check() -> None:
+            check_permit(self._store, self._paths, permit)
+            if self._undecided:  # asked for before that put, but not begun (I9)
+                raise Unavailable(
+                    f"the outcome of the put of {', '.join(self._undecided)} is unknown: nothing is deleted meanwhile"
+                )
+
+        return delete_in_order(self._store, self._paths, keys, check, self._sleep)
+
+    def _delete_all(self, permit: Permit) -> str:
+        prefixes = (*self._swept_prefixes, self._paths.write_ahead_prefix)
+        objects = (found for prefix in prefixes for found in self._store.list(prefix))
+        return self._delete(permit, discarded(self._paths, objects, permit.token).keys)
