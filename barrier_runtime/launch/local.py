@@ -24,14 +24,11 @@ from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, decode_to_slot, encode
 from barrier_runtime.coordinator.wire.messages import JobSpec, Peer, Register, Shutdown, ToCoordinator, ToSlot
 from barrier_runtime.data.elements import Element
-from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
-from barrier_runtime.launch.options import JobOptions, StorageOfRun, job_spec
-from barrier_runtime.launch.patient_listing import patient_listing
-from barrier_runtime.launch.removed_sinks import settle_removed_sinks
+from barrier_runtime.launch.options import JobOptions, StorageOfRun
+from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.result import JobResult, raise_unless_ended_well
-from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
@@ -43,7 +40,6 @@ from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state.store.probe import probe_conditional_put
 
 wire_by_default = False  # what `run_local` and `run_graph` do unless they are told; tests set it
 _LAST_CHECKPOINT_S = 8.0  # containers are killed ten seconds after they were asked to end
@@ -172,21 +168,16 @@ def _run(
     run: Callable[[JobGraph, JobSpec, ObjectStore, JobOptions], Coroutine[Any, Any, JobStatus]],
     troubles: Sequence[BaseException],
 ) -> JobResult:
-    listed = patient_listing(options)
-    graph = compile_plan(plan, options.parallelism, options.max_parallelism, mode=options.mode, list_splits=listed)
-    spec = job_spec(graph, options)
+    job = PreparedJob(plan, options)
     with StorageOfRun(options) as storage_url:
         store = open_store(storage_url)
         if options.checkpoints is not None:
-            probe_conditional_put(store, f"{spec.job}/probe")
-            settle_removed_sinks(graph, store, options)
-        if stage_sources(graph, storage_url, fresh=options.restore == "none"):
-            graph = compile_plan(
-                plan, options.parallelism, options.max_parallelism, mode=options.mode, list_splits=listed
-            )
-        status = _run_to_its_end(run(graph, spec, store, options))
+            job.prove(store)
+            job.settle(store)
+        job.stage(storage_url)
+        status = _run_to_its_end(run(job.graph, job.spec, store, options))
         if status.outcome == "finished":
-            unstage_sources(graph, storage_url)
+            job.unstage(storage_url)
     raise_unless_ended_well(status, troubles)
     return JobResult(status)
 

@@ -22,15 +22,11 @@ from barrier_runtime.coordinator.client.rest_types import SubmitReply
 from barrier_runtime.coordinator.status.health import TROUBLED, described
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.graph.compiler import compile_plan
-from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
-from barrier_runtime.launch.options import JobOptions, job_spec
-from barrier_runtime.launch.patient_listing import patient_listing
+from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.launch.removed_sinks import settle_removed_sinks
+from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.result import JobFailed, JobResult, raise_unless_ended_well
-from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
 from barrier_runtime.spark.closure import check_travels
 from barrier_runtime.spark.session import (
     check_session,
@@ -45,7 +41,6 @@ from barrier_runtime.spark.task import SlotSettings, local_root
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.probe import probe_conditional_put
 from barrier_runtime.state.store.urls import shown
 
 log = logging.getLogger("barrier_runtime.job")
@@ -65,27 +60,25 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
     """Start `plan` on Spark and return at once."""
     if options.checkpoints is None:
         raise InvalidJob("checkpoints= is required on Spark: the folder or URL (file://, s3://) where checkpoints go")
-    listed = patient_listing(options)
-    graph = compile_plan(plan, options.parallelism, options.max_parallelism, mode=options.mode, list_splits=listed)
-    check_travels(graph)
-    spec = job_spec(graph, options)
-    local_root(spec.run_id)  # a folder that cannot be trusted is refused now, not in the slots
-    probe_conditional_put(_shared_store(options.checkpoints), f"{spec.job}/probe")
+    job = PreparedJob(plan, options)
+    check_travels(job.graph)
+    local_root(options.run_id)  # a folder that cannot be trusted is refused now, not in the slots
+    store = _shared_store(options.checkpoints)
+    job.prove(store)
     own_session = options.spark is None
-    spark = options.spark if options.spark is not None else make_session(graph.name, options.master, options.spark_conf)
+    spark = options.spark
+    if spark is None:
+        spark = make_session(job.graph.name, options.master, options.spark_conf)
     try:
         check_session(spark, options.parallelism)
-        settle_removed_sinks(graph, _shared_store(options.checkpoints), options)
-        if stage_sources(graph, options.checkpoints, fresh=options.restore == "none"):
-            graph = compile_plan(
-                plan, options.parallelism, options.max_parallelism, mode=options.mode, list_splits=listed
-            )
-        coordinator = _Coordinator(spec, options)
+        job.settle(store)
+        job.stage(options.checkpoints)
+        coordinator = _Coordinator(job.spec, options)
     except BaseException:
         if own_session:
             spark.stop()
         raise
-    return JobHandle(graph, spec, options, spark, own_session, coordinator)
+    return JobHandle(job, options, spark, own_session, coordinator)
 
 
 def _shared_store(url: str) -> ObjectStore:
@@ -178,15 +171,14 @@ class JobHandle:
 
     def __init__(
         self,
-        graph: JobGraph,
-        spec: JobSpec,
+        job: PreparedJob,
         options: JobOptions,
         spark: Any,
         own_session: bool,
         coordinator: _Coordinator,
     ) -> None:
-        self._graph = graph
-        self._spec = spec
+        self._job = job
+        self._spec = job.spec
         self._options = options
         self._spark = spark
         self._own_session = own_session
@@ -201,9 +193,9 @@ class JobHandle:
         self._closed = False
         assert options.checkpoints is not None
         settings = SlotSettings(
-            graph=graph,
-            mode=spec.checkpoints.mode,
-            run_id=spec.run_id,
+            graph=job.graph,
+            mode=job.spec.checkpoints.mode,
+            run_id=job.spec.run_id,
             secret=bytes.fromhex(coordinator.submitted.secret),
             control_addresses=coordinator.control_addresses(),
             storage_url=_url_for_slots(options.checkpoints),
@@ -277,7 +269,7 @@ class JobHandle:
             stop_session(self._spark)
         if self._last is not None and self._last.outcome == "finished":
             assert self._options.checkpoints is not None
-            unstage_sources(self._graph, self._options.checkpoints)
+            self._job.unstage(self._options.checkpoints)
         shutil.rmtree(local_root(self._spec.run_id), ignore_errors=True)
 
     def __enter__(self) -> "JobHandle":

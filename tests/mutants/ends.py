@@ -143,9 +143,9 @@ MUTANTS = (
     Mutant(
         "removed-sinks-lose-what-was-decided",
         "what was decided of a removed sink is committed before it is forgotten",
-        "barrier_runtime/launch/local.py",
-        "            settle_removed_sinks(graph, store, options)\n",
-        "            pass\n",
+        "barrier_runtime/launch/prepare.py",
+        "        settle_removed_sinks(self.graph, store, self._options)\n",
+        "        pass\n",
         ("tests/barrier_runtime/launch/test_removed_sinks.py",),
     ),
     Mutant(

@@ -1,0 +1,56 @@
+"""What is done with a plan before it runs, and after it has finished, on Spark as in a local run.
+
+    PreparedJob(plan, options)     compile; describe the job to the coordinator
+    prove(store)                   refuse a store that cannot hold a decision log
+    settle(store)                  commit what was decided of sinks that the program no longer has
+    stage(storage_url)             put the rows of staged sources into storage, and compile again with their splits
+    (the job runs)
+    unstage(storage_url)           remove those rows, once the job has finished
+
+Blocking; for the driver.
+"""
+
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.graph.logical import Plan
+from barrier_runtime.launch.options import JobOptions, job_spec
+from barrier_runtime.launch.patient_listing import patient_listing
+from barrier_runtime.launch.removed_sinks import settle_removed_sinks
+from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.probe import probe_conditional_put
+
+
+class PreparedJob:
+    """A plan on its way to run: `graph` is what slots run, `spec` what is submitted to the coordinator."""
+
+    def __init__(self, plan: Plan, options: JobOptions) -> None:
+        self._plan = plan
+        self._options = options
+        self._list_splits = patient_listing(options)
+        self.graph: JobGraph = self._compiled()
+        self.spec: JobSpec = job_spec(self.graph, options)
+
+    def prove(self, store: ObjectStore) -> None:
+        probe_conditional_put(store, f"{self.spec.job}/probe")
+
+    def settle(self, store: ObjectStore) -> None:
+        settle_removed_sinks(self.graph, store, self._options)
+
+    def stage(self, storage_url: str) -> None:
+        if stage_sources(self.graph, storage_url, fresh=self._options.restore == "none"):
+            self.graph = self._compiled()  # their splits are known only now
+
+    def unstage(self, storage_url: str) -> None:
+        unstage_sources(self.graph, storage_url)
+
+    def _compiled(self) -> JobGraph:
+        options = self._options
+        return compile_plan(
+            self._plan,
+            options.parallelism,
+            options.max_parallelism,
+            mode=options.mode,
+            list_splits=self._list_splits,
+        )
