@@ -21,6 +21,13 @@ _HOME = {
     "max_": "barrier_runtime.operators.aggregation.functions",
     "ValueState": "barrier_runtime.operators.state",
     "ProcessContext": "barrier_runtime.operators.process",
+    "ParquetSource": "barrier_runtime.connectors.files.source.parquet",
+    "JsonlSource": "barrier_runtime.connectors.files.source.jsonl",
+    "CsvSource": "barrier_runtime.connectors.files.source.csv",
+    "KafkaSource": "barrier_runtime.connectors.kafka.source.source",
+    "RabbitMQSource": "barrier_runtime.connectors.rabbitmq.source",
+    "RateSource": "barrier_runtime.connectors.memory.rate",
+    "IteratorSource": "barrier_runtime.connectors.memory.iterator",
     "TwoPhaseCommitSink": "barrier_runtime.connectors.sink",
     "ParquetSink": "barrier_runtime.connectors.files.sink.sink",
     "JsonlSink": "barrier_runtime.connectors.files.sink.sink",
@@ -56,10 +63,17 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.files.sink.sink import CsvSink as CsvSink
     from barrier_runtime.connectors.files.sink.sink import JsonlSink as JsonlSink
     from barrier_runtime.connectors.files.sink.sink import ParquetSink as ParquetSink
+    from barrier_runtime.connectors.files.source.csv import CsvSource as CsvSource
+    from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
+    from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
     from barrier_runtime.connectors.kafka.sink.sink import KafkaSink as KafkaSink
+    from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
     from barrier_runtime.connectors.memory.callable import CallableSink as CallableSink
     from barrier_runtime.connectors.memory.collect import CollectSink as CollectSink
+    from barrier_runtime.connectors.memory.iterator import IteratorSource as IteratorSource
+    from barrier_runtime.connectors.memory.rate import RateSource as RateSource
     from barrier_runtime.connectors.postgres.sink import PostgresSink as PostgresSink
+    from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource as RabbitMQSource
     from barrier_runtime.connectors.redis.sink import RedisUpsertSink as RedisUpsertSink
     from barrier_runtime.connectors.sink import TwoPhaseCommitSink as TwoPhaseCommitSink
     from barrier_runtime.connectors.sink_bases.upsert import UpsertSink as UpsertSink

@@ -23,22 +23,18 @@ import pyarrow.compute as pc
 
 from barrier_runtime.api.signatures import takes_options
 from barrier_runtime.connectors.files.source.csv import CsvSource
+from barrier_runtime.connectors.files.source.files import OnChange
 from barrier_runtime.connectors.files.source.jsonl import JsonlSource
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
 from barrier_runtime.connectors.files.source.small_table import small_table
-from barrier_runtime.connectors.files.source.source import OnChange
-from barrier_runtime.connectors.files.source.watch import WatchedFiles
-from barrier_runtime.connectors.kafka.source.decoders import Spelling, format_of
-from barrier_runtime.connectors.kafka.source.records import ERROR as DEAD_LETTER_ERROR
-from barrier_runtime.connectors.kafka.source.records import LETTER, record_columns
+from barrier_runtime.connectors.kafka.source.decoders import Spelling
 from barrier_runtime.connectors.kafka.source.source import Config as KafkaConfig
-from barrier_runtime.connectors.kafka.source.source import KafkaSource, Start, chosen_topics
+from barrier_runtime.connectors.kafka.source.source import KafkaSource, Start
 from barrier_runtime.connectors.memory.iterator import IteratorSource
 from barrier_runtime.connectors.memory.rate import RateSource
-from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, columns_of
-from barrier_runtime.connectors.rabbitmq.source import RabbitSource
+from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
-from barrier_runtime.connectors.source import Source
+from barrier_runtime.connectors.source import DeadLetterSource, RedeliveringSource, Source, SourceDescription
 from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
@@ -92,15 +88,67 @@ class Dataflow:
     def source(
         self,
         name: str,
-        source: Source,
+        source: Source | SourceDescription,
         *,
         event_time: str | None = None,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream":
-        """Any `Source`. With `event_time` (a timestamp, date or int64-milliseconds column) watermarks are made per
-        split: the greatest time seen minus `max_out_of_orderness`. A split silent for `idle_timeout` is not waited
-        for."""
+        """`KafkaSource(…)`, `ParquetSource(…)` or another of ours, or any `Source`. With `event_time` (a timestamp,
+        date or int64-milliseconds column) watermarks are made per split: the greatest time seen minus
+        `max_out_of_orderness`. A split silent for `idle_timeout` is not waited for.
+
+        >>> flow.source("orders", ParquetSource("data/orders"), event_time="at")
+        """
+        where = f"source {name!r}"
+        made = source.named(name) if isinstance(source, SourceDescription) else source
+        if isinstance(made, DeadLetterSource) and made.dead_letters is not None:
+            raise InvalidJob(
+                f"{where}: its dead letters are a stream of their own: use source_with_dead_letters(…), which returns "
+                'both streams, or bad_records="fail"'
+            )
+        repeats = made.deduplicate_by if isinstance(made, RedeliveringSource) else None
+        if repeats is not None and repeats.within is not None and event_time is None:
+            raise InvalidJob(
+                f"{where}: deduplicate={repeats.within} is measured by the watermark, and there is none without "
+                'event_time: pass event_time= (such as "timestamp", if publishers set it), or deduplicate="forever"'
+            )
+        stream = self._rows_of(name, made, event_time, max_out_of_orderness, idle_timeout)
+        return (
+            stream
+            if repeats is None
+            else stream.deduplicate(f"{name}-deduplicate", repeats.column, within=repeats.within)
+        )
+
+    def source_with_dead_letters(
+        self,
+        name: str,
+        source: Source | SourceDescription,
+        *,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> "tuple[Stream, Stream]":
+        """Two streams of a source whose bad records are dead letters (`KafkaSource(…, bad_records="dead_letter")`):
+        good rows, and the others with key, value, metadata and `error`. Event time as in `source`."""
+        made = source.named(name) if isinstance(source, SourceDescription) else source
+        letters = made.dead_letters if isinstance(made, DeadLetterSource) else None
+        if letters is None:
+            raise InvalidJob(
+                f'source {name!r}: it has no dead letters: use source(…), or KafkaSource with bad_records="dead_letter"'
+            )
+        stream = self._rows_of(name, made, event_time, max_out_of_orderness, idle_timeout)
+        good = pc.field(letters.error).is_null()
+        return stream.filter(good).select(letters.good), stream.filter(~good).select(letters.letter)
+
+    def _rows_of(
+        self,
+        name: str,
+        source: Source,
+        event_time: str | None,
+        max_out_of_orderness: datetime.timedelta,
+        idle_timeout: datetime.timedelta | None,
+    ) -> "Stream":
         where = f"source {name!r}"
         schema = source.schema
         if event_time is not None:
@@ -128,19 +176,10 @@ class Dataflow:
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream":
-        """Parquet files: paths, folders (read recursively) or globs, local or `s3://`; one split per file.
-
-        `schema` names the columns to read (default: all of the first file). `pace`: rows per second over all files;
-        default: as fast as possible. `watch`: how often to look for new files, for ever; what is there is read first
-        (there may be nothing yet). Files must be complete when they appear, so rename them into place; names that begin
-        with `.` or `_` are not looked at. The name of each file stays in the job's checkpoints. A file that changed
-        after it was begun ends the job (see README, *Sources*).
-        """
-        wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
-        source = ParquetSource(name, paths, wanted, pace, watched=watch is not None, on_change=on_change)
+        """`source` with a `ParquetSource`, which says what the arguments mean."""
         return self.source(
             name,
-            source if watch is None else WatchedFiles(source, _period_s(watch, name)),
+            ParquetSource(paths, schema=schema, pace=pace, watch=watch, on_change=on_change),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
@@ -160,17 +199,10 @@ class Dataflow:
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream":
-        """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `read_parquet`. Without `schema` types are
-        guessed from the first file's beginning. A value may not contain a line break.
-
-        `on_change="append"`: a file that was read and is longer now is read on, whole lines only; it must not be
-        compressed. Each file costs some 250 bytes in every checkpoint then.
-        """
-        wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
-        source = CsvSource(name, paths, wanted, pace, delimiter, watched=watch is not None, on_change=on_change)
+        """`source` with a `CsvSource`, which says what the arguments mean."""
         return self.source(
             name,
-            source if watch is None else WatchedFiles(source, _period_s(watch, name)),
+            CsvSource(paths, schema=schema, pace=pace, watch=watch, on_change=on_change, delimiter=delimiter),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
@@ -189,14 +221,10 @@ class Dataflow:
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream":
-        """Files with one JSON object per line, also `.gz`, `.zst` or `.bz2`; see `read_parquet`. Fields not in `schema`
-        are left out, absent ones are null; without `schema` it is guessed from the first file's beginning. `on_change`
-        as in `read_csv`."""
-        wanted = as_schema(schema, f"source {name!r}") if schema is not None else None
-        source = JsonlSource(name, paths, wanted, pace, watched=watch is not None, on_change=on_change)
+        """`source` with a `JsonlSource`, which says what the arguments mean."""
         return self.source(
             name,
-            source if watch is None else WatchedFiles(source, _period_s(watch, name)),
+            JsonlSource(paths, schema=schema, pace=pace, watch=watch, on_change=on_change),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
@@ -214,19 +242,10 @@ class Dataflow:
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream":
-        """Rows (dicts) of `make_iterator(index, of)`, called for each of the splits (default: one per subtask).
-
-        After a failure the iterator is made anew and the rows already read are skipped, so it must give the same rows
-        each time; where it cannot, say `replayable=False` (and the job cannot be exactly-once).
-
-        It runs in a thread of its own, some thousand rows ahead at most, and may wait as long as it likes: for a
-        socket, an API, a clock. Rows go on as they are yielded. The thread is not interrupted: after a failure a new
-        iterator may be made while the old one still waits. What it raises fails the job, behind the rows before it.
-        """
-        source = IteratorSource(name, make_iterator, as_schema(schema, f"source {name!r}"), replayable, splits)
+        """`source` with an `IteratorSource`, which says what the arguments mean."""
         return self.source(
             name,
-            source,
+            IteratorSource(make_iterator, schema=schema, replayable=replayable, splits=splits),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
@@ -276,58 +295,35 @@ class Dataflow:
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream | tuple[Stream, Stream]":
-        """Kafka topics, by name or by a regular expression that matches the whole name; one split per partition. Only
-        committed records are read, and offsets are kept in checkpoints; those of decided ones are committed to `group`
-        for people to look at.
-
-        `start` counts where no checkpoint does: "earliest", "latest", a datetime (of the records' timestamps) or
-        "group": where that group's committed offsets are, and the earliest record of partitions without one.
-        Partitions made later are looked for every `discover` (None: only at a restart), and begin with their earliest
-        record. `until="latest"`: the end of each partition at the start is the end of the stream.
-
-        `key`, `value`: "bytes", "string", "json", or a function that makes one of the client's deserialisers, called in
-        each slot; the latter two with `key_schema=`, `schema=` of their columns. A record without value is a row of
-        nulls. `key=None`: no such column. JSON: fields beyond the schema are left out, absent ones are null, times are
-        RFC 3339 text. `metadata`: of topic, partition, offset, timestamp and headers, or a mapping of these to names.
-
-        A record that cannot be decoded ends the job with its place, or with `bad_records="dead_letter"` two streams are
-        returned: good rows, and the others with key, value, metadata and `error`. A schema registry that does not
-        answer is waited for.
-
-        Records that are deleted before they were read end the job; a warning comes ahead. `config`: further settings of
-        librdkafka, or a function that returns them, called in driver and slots: so that secrets need not travel.
+        """`source` with a `KafkaSource`, which says what the arguments mean. With `bad_records="dead_letter"` it is
+        `source_with_dead_letters`, and two streams are returned.
 
         >>> orders, bad = flow.read_kafka("orders", "broker:9092", "orders", group="billing", value="json",
         ...                               schema={"shop": str, "amount": float}, bad_records="dead_letter")
         """
-        where = f"source {name!r}"
-        wanted = as_schema(schema, where) if schema is not None else None
-        key_wanted = as_schema(key_schema, where) if key_schema is not None else None
-        key_format = format_of("key", key, key_wanted, where) if key is not None else None
-        columns = record_columns(key_format, format_of("value", value, wanted, where), metadata, bad_records, where)
-        source = KafkaSource(
+        read = self.source_with_dead_letters if bad_records == "dead_letter" else self.source
+        return read(
             name,
-            bootstrap_servers,
-            chosen_topics(topics, pattern, where),
-            columns,
-            group=group,
-            start=start,
-            until=until,
-            discover=discover,
-            config=config,
-        )
-        stream = self.source(
-            name,
-            source,
+            KafkaSource(
+                bootstrap_servers,
+                topics,
+                group=group,
+                pattern=pattern,
+                start=start,
+                until=until,
+                key=key,
+                value=value,
+                schema=schema,
+                key_schema=key_schema,
+                metadata=metadata,
+                bad_records=bad_records,
+                discover=discover,
+                config=config,
+            ),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
         )
-        if bad_records == "fail":
-            return stream
-        good = pc.field(DEAD_LETTER_ERROR).is_null()
-        letter = {**LETTER, "error": DEAD_LETTER_ERROR}
-        return stream.filter(good).select(columns.schema.names), stream.filter(~good).select(letter)
 
     def read_rabbitmq(
         self,
@@ -347,55 +343,25 @@ class Dataflow:
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> "Stream":
-        """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; one consumer per subtask.
-        RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots say who reads it.
-
-        A message is acknowledged when a checkpoint that covers it is completed; the broker gives it again after a
-        failure before that. `deduplicate` drops such redeliveries by message id (the property `message_id`, or
-        `"headers.<name>"`), and publishers must give each message an id of its own. An id is forgotten once the
-        watermark has advanced by that much since it was seen (this takes `event_time`), with "forever" never. Choose
-        it longer than a publisher or broker may take to send a message again. With None redelivered messages come
-        twice, so sinks can only be at-least-once.
-
-        Columns: `body` (bytes), or with `value="json"` those of `schema`; then those of `metadata`. `timestamp` is the
-        publisher's, in whole seconds, null if it gave none. `headers` is JSON text.
-
-        `prefetch`: messages a consumer may hold without acknowledgement (at most 65,535). The stream waits for the
-        next checkpoint when it has read so many, so it should cover what comes between two completed checkpoints;
-        `prefetch` messages should fit in a slot's memory. Between checkpoints must be less time than the broker's
-        consumer_timeout (30 minutes), or it takes the messages back and gives them again. A quorum queue gives up on
-        messages that came back too often: its delivery-limit must outlast the restarts of a job.
-
-        `bad_records`: "fail" stops the job at a message without id or whose body does not fit; "reject" hands it to
-        the queue's dead-letter exchange (a queue without one loses it). `until_idle`: end when the queue gave nothing
-        for so long. Messages keep the queue's order with parallelism 1 and before the first redelivery only.
-        """
-        where = f"source {name!r}"
-        within = _horizon(deduplicate, event_time, where)
-        if bad_records not in ("fail", "reject"):
-            raise InvalidJob(f'{where}: bad_records={bad_records!r}: use "fail" or "reject"')
-        json = as_schema(schema, where) if schema is not None else None
-        columns = columns_of(value, json, metadata, message_id, deduplicate is not None, where)
-        source = RabbitSource(
+        """`source` with a `RabbitMQSource`, which says what the arguments mean."""
+        return self.source(
             name,
-            url,
-            queue,
-            columns,
-            deduplicated=deduplicate is not None,
-            prefetch=prefetch,
-            reject_bad=bad_records == "reject",
-            until_idle=until_idle,
-        )
-        stream = self.source(
-            name,
-            source,
+            RabbitMQSource(
+                url,
+                queue,
+                deduplicate=deduplicate,
+                message_id=message_id,
+                value=value,
+                schema=schema,
+                metadata=metadata,
+                prefetch=prefetch,
+                bad_records=bad_records,
+                until_idle=until_idle,
+            ),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
         )
-        if deduplicate is None:
-            return stream
-        return stream.deduplicate(f"{name}-deduplicate", MESSAGE_ID, within=within)
 
     def from_spark(
         self,
@@ -434,9 +400,8 @@ class Dataflow:
         event_time: str | None = None,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
     ) -> "Stream":
-        """Generated rows on a schedule: `value` (0, 1, 2, …), `intended_at` (when the row was due) and, with `keys`,
-        `key` (`value % keys`). Totals over all splits; endless without `rows`."""
-        source = RateSource(name, rows_per_second, rows, keys, splits)
+        """`source` with a `RateSource`, which says what the arguments mean."""
+        source = RateSource(rows_per_second, rows, keys=keys, splits=splits)
         return self.source(name, source, event_time=event_time, max_out_of_orderness=max_out_of_orderness)
 
     # ------------------------------------------------------------ running
@@ -934,29 +899,6 @@ def _no_step(stream: object, name: str, hints: Mapping[str, str]) -> AttributeEr
     if name in hints:
         return NoSuchStep(f"{kind} has no method {name!r}: {hints[name]}")
     return AttributeError(f"{kind!r} object has no attribute {name!r}")
-
-
-def _period_s(watch: datetime.timedelta, name: str) -> float:
-    period_ms = milliseconds(watch, f"watch of source {name!r}")
-    if period_ms < 1:
-        raise InvalidJob(f"source {name!r}: watch={watch!r}: give the time between two looks, at least a millisecond")
-    return period_ms / 1000
-
-
-def _horizon(
-    deduplicate: "datetime.timedelta | Literal['forever'] | None", event_time: str | None, where: str
-) -> datetime.timedelta | None:
-    """How long ids are remembered; None: for ever (or there is no deduplication)."""
-    if deduplicate is None or deduplicate == "forever":
-        return None
-    if not isinstance(deduplicate, datetime.timedelta):
-        raise InvalidJob(f'{where}: deduplicate={deduplicate!r}: pass a timedelta, "forever", or None')
-    if event_time is None:
-        raise InvalidJob(
-            f"{where}: deduplicate={deduplicate} is measured by the watermark, and there is none without event_time: "
-            'pass event_time= (such as "timestamp", if publishers set it), or deduplicate="forever"'
-        )
-    return deduplicate
 
 
 def _check_callable(function: Any, where: str) -> None:

@@ -5,7 +5,8 @@ The subtask polls readers; nothing here may block. A reader's position after `po
 far: restoring it yields the very next row.
 """
 
-from collections.abc import Sequence
+import datetime
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -73,6 +74,16 @@ class Source(Protocol):
 
     def reader(self, split: Split) -> SplitReader:
         """Called in the slot, in `open` (may block)."""
+        ...
+
+
+@runtime_checkable
+class SourceDescription(Protocol):
+    """What users write, such as `KafkaSource(…)`: a source without a name. Nothing is checked, and nothing outside is
+    looked at, before a flow takes it; one description may be used under several names."""
+
+    def named(self, name: str) -> Source:
+        """The source under its name in a flow, which messages tell. Raises `InvalidJob`."""
         ...
 
 
@@ -180,6 +191,40 @@ class GrowingSource(Source, Protocol):
     a later run, or a discovery that returns the split once more, goes on there. A split that is gone is not missed."""
 
     grows: bool
+
+
+@dataclass(frozen=True)
+class DeduplicateBy:
+    """`column` tells rows that are given again. `within`: how long a value of it is kept; None: for ever."""
+
+    column: str
+    within: datetime.timedelta | None
+
+
+@runtime_checkable
+class RedeliveringSource(Source, Protocol):
+    """A source that may give rows again after a failure. The flow deduplicates right behind it; None: it does not."""
+
+    @property
+    def deduplicate_by(self) -> DeduplicateBy | None: ...
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """How good rows and bad records share the rows of one source. `error`: the column that is null in good rows.
+    `good`: columns of the stream of good rows; `letter`: of the other stream, new name to column."""
+
+    error: str
+    good: tuple[str, ...]
+    letter: Mapping[str, str]
+
+
+@runtime_checkable
+class DeadLetterSource(Source, Protocol):
+    """A source that can hand on the records that it cannot decode. None: such a record ends the job."""
+
+    @property
+    def dead_letters(self) -> DeadLetters | None: ...
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from barrier_runtime import Dataflow
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
-from barrier_runtime.connectors.kafka.source.source import KafkaSource
+from barrier_runtime.connectors.kafka.source.source import KafkaTopics
 from barrier_runtime.connectors.source import Split
 from examples.servers import KafkaServer
 
@@ -85,17 +85,17 @@ class Topic:
             consumer.close()
 
 
-def source_of(kafka: KafkaServer, topics: Any = None, **options: Any) -> KafkaSource:
+def source_of(kafka: KafkaServer, topics: Any = None, **options: Any) -> KafkaTopics:
     """Through the door that users take."""
     flow = Dataflow("reads-kafka")
     flow.read_kafka("src", kafka.bootstrap, topics, **{"group": "readers", **options})
     source = flow.plan.nodes[0].source  # type: ignore[union-attr]
-    assert isinstance(source, KafkaSource)
+    assert isinstance(source, KafkaTopics)
     return source
 
 
 def reading(
-    source: KafkaSource, split: Split, position: bytes | None = None
+    source: KafkaTopics, split: Split, position: bytes | None = None
 ) -> contextlib.AbstractContextManager[KafkaReader]:
     return prepared(source.reader(split), position)
 
@@ -126,7 +126,7 @@ def rows_from(reader: KafkaReader, count: int | None = None, max_rows: int = 65_
     return rows
 
 
-def all_rows(source: KafkaSource) -> list[dict[str, Any]]:
+def all_rows(source: KafkaTopics) -> list[dict[str, Any]]:
     """Of a source with an end, split after split."""
     rows = []
     for split in source.splits(1):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from barrier_runtime.connectors.kafka.source.client import Cluster
-from barrier_runtime.connectors.kafka.source.source import KafkaSource
+from barrier_runtime.connectors.kafka.source.source import KafkaTopics
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
 from examples.servers.base import free_port
@@ -173,7 +173,7 @@ class _Secured:
         self.bootstrap = guarded.secure  # type: ignore[attr-defined]
 
 
-def secured_source(guarded: KafkaServer, topic: str, *passwords: str) -> KafkaSource:
+def secured_source(guarded: KafkaServer, topic: str, *passwords: str) -> KafkaTopics:
     """Each client gets the next of the passwords, and the last one for ever."""
     left = list(passwords)
 

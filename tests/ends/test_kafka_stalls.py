@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
-from barrier_runtime.connectors.kafka.source.source import KafkaSource, _Listing
+from barrier_runtime.connectors.kafka.source.source import KafkaTopics, _Listing
 from barrier_runtime.state.errors import Unavailable
 from examples.run_topic import TopicReader
 from examples.servers import KafkaServer, kafka_server
@@ -43,7 +43,7 @@ class Copy(threading.Thread):
         self.replaced: list[str] = []
         self.error: BaseException | None = None
         self._stop_asked = threading.Event()
-        self._source: KafkaSource = source_of(kafka, source)
+        self._source: KafkaTopics = source_of(kafka, source)
         self._splits = list(self._source.splits(1))
         self._positions: list[bytes | None] = [None] * len(self._splits)
         self._readers: list[KafkaReader] = []

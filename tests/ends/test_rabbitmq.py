@@ -15,9 +15,8 @@ import pika
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, JsonlSink
-from barrier_runtime.connectors.rabbitmq.rows import METADATA, columns_of
-from barrier_runtime.connectors.rabbitmq.source import RabbitReader, RabbitSource
+from barrier_runtime import CollectSink, Dataflow, JsonlSink, RabbitMQSource
+from barrier_runtime.connectors.rabbitmq.source import RabbitMQQueue, RabbitReader
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -35,18 +34,9 @@ def queue(rabbitmq: RabbitServer) -> Iterator[Queue]:
         yield found
 
 
-def source_of(url: str, queue: str, **options: Any) -> RabbitSource:
-    json = options.pop("json", NUMBERS)
-    columns = columns_of(
-        "json" if json is not None else "bytes",
-        json,
-        options.pop("metadata", tuple(METADATA)),
-        options.pop("message_id", "message_id"),
-        options.pop("id_needed", True),
-        "source 'messages'",
-    )
-    settings = {"deduplicated": True, "prefetch": 1_000, "reject_bad": False, "until_idle": None, **options}
-    return RabbitSource("messages", url, queue, columns, **settings)
+def source_of(url: str, queue: str, **options: Any) -> RabbitMQQueue:
+    settings = {"deduplicate": "forever", "value": "json", "schema": NUMBERS, "prefetch": 1_000, **options}
+    return RabbitMQSource(url, queue, **settings).named("messages")
 
 
 @contextlib.contextmanager
@@ -227,7 +217,7 @@ def test_a_row_has_the_body_and_what_the_broker_says_of_the_message(rabbitmq: Ra
         timestamp=1_700_000_000,
         headers={"shop": "a", "tries": 3, "deep": {"x": [1, None]}, "raw": b"\xff"},
     )
-    with reading(address(rabbitmq), queue.name, json=None, id_needed=False) as reader:
+    with reading(address(rabbitmq), queue.name, value="bytes", schema=None, deduplicate=None) as reader:
         plain, full = rows_from(reader, 2)
     nothing = {"message_id": None, "timestamp": None, "headers": None}
     assert plain == {"body": b"\x00plain", "routing_key": queue.name, "redelivered": False, **nothing}
@@ -241,7 +231,7 @@ def test_a_json_body_becomes_typed_columns(rabbitmq: RabbitServer, queue: Queue)
     queue.publish(b'{\n "value": 1,\n "at": "2024-01-01T00:00:00Z", "more": [1]}', message_id="a")
     queue.publish(b'{"at": null}', message_id="b")
     shape = pa.schema([("value", pa.int64()), ("at", pa.timestamp("ms", "UTC"))])
-    with reading(address(rabbitmq), queue.name, json=shape, metadata=("message_id",)) as reader:
+    with reading(address(rabbitmq), queue.name, schema=shape, metadata=("message_id",)) as reader:
         rows = rows_from(reader, 2)
     first = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
     assert rows == [{"value": 1, "at": first, "message_id": "a"}, {"value": None, "at": None, "message_id": "b"}]
@@ -287,7 +277,7 @@ def test_bad_messages_are_handed_to_the_dead_letter_exchange_and_the_others_pass
         for body, properties in BAD.values():
             queue.publish(body, **properties)
         queue.publish_numbers(3, 5)
-        with reading(address(rabbitmq), queue.name, reject_bad=True) as reader:
+        with reading(address(rabbitmq), queue.name, bad_records="reject") as reader:
             assert values(rows_from(reader, 5)) == list(range(5))
             complete(reader, 1)
         assert queue.left() == 0
@@ -300,7 +290,7 @@ def test_a_checkpoint_right_after_a_rejected_message_acknowledges_those_before_i
         queue.publish_numbers(0, 3)
         body, properties = BAD["no JSON"]
         queue.publish(body, **properties)
-        with reading(address(rabbitmq), queue.name, reject_bad=True) as reader:
+        with reading(address(rabbitmq), queue.name, bad_records="reject") as reader:
             assert values(rows_from(reader, 3)) == [0, 1, 2]
 
             def rejected() -> bool:

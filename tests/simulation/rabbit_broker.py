@@ -13,7 +13,7 @@ from workload import LEGS, TRANSFERS, legs
 from barrier_runtime import Dataflow
 from barrier_runtime.connectors.rabbitmq.consumer import Delivery, Message
 from barrier_runtime.connectors.rabbitmq.rows import columns_of
-from barrier_runtime.connectors.rabbitmq.source import RabbitReader, RabbitSource
+from barrier_runtime.connectors.rabbitmq.source import RabbitMQQueue, RabbitReader
 from barrier_runtime.connectors.source import Split
 
 PREFETCH = 12
@@ -127,7 +127,7 @@ class _Reader(RabbitReader):
             self._consumer = SimConsumer(self._rabbit, _process(self._rabbit.simulation))  # type: ignore[assignment]
 
 
-class SimRabbitSource(RabbitSource):
+class SimRabbitSource(RabbitMQQueue):
     def __init__(self, rabbit: RabbitQueue) -> None:
         self._rabbit = rabbit
         self.schema = _COLUMNS.schema

@@ -10,6 +10,7 @@ iterator waits, the thread stays until the iterator goes on; its rows are droppe
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.memory.rows_ahead import IteratorRaised, RowsAhead
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
 from barrier_runtime.data.rows import Row, RowWriter
+from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.user_code import function_name, user_error
 
 MakeIterator = Callable[[int, int], Iterable[Row]]
@@ -40,7 +42,30 @@ class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _POSITION = msgspec.json.Decoder(_Position)
 
 
+@dataclass(frozen=True)
 class IteratorSource:
+    """Rows (dicts) of `make_iterator(index, of)`, called for each of the `splits` (default: one per subtask).
+
+    After a failure the iterator is made anew and the rows already read are skipped, so it must give the same rows each
+    time; where it cannot, say `replayable=False` (and the job cannot be exactly-once).
+
+    It runs in a thread of its own, some thousand rows ahead at most, and may wait as long as it likes: for a socket, an
+    API, a clock. Rows go on as they are yielded. The thread is not interrupted: after a failure a new iterator may be
+    made while the old one still waits. What it raises fails the job, behind the rows before it.
+    """
+
+    make_iterator: MakeIterator
+    _: KW_ONLY
+    schema: SchemaLike
+    replayable: bool = True
+    splits: int | None = None
+
+    def named(self, name: str) -> "IteratedRows":
+        schema = as_schema(self.schema, f"source {name!r}")
+        return IteratedRows(name, self.make_iterator, schema, self.replayable, self.splits)
+
+
+class IteratedRows:
     def __init__(
         self, name: str, make_iterator: MakeIterator, schema: pa.Schema, replayable: bool, splits: int | None
     ) -> None:

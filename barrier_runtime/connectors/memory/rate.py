@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 import numpy as np
@@ -30,9 +31,27 @@ class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _POSITION = msgspec.json.Decoder(_Position)
 
 
+@dataclass(frozen=True)
 class RateSource:
-    """Columns `value` (0, 1, 2, … over all splits; int64), `intended_at` (timestamp[ns, UTC]) and, with `keys`, `key`
-    (`value % keys`). `rows_per_second` and `rows` are totals; `rows=None` never ends."""
+    """Generated rows on a schedule: `value` (0, 1, 2, …; int64), `intended_at` (when the row was due; timestamp[ns,
+    UTC]) and, with `keys`, `key` (`value % keys`). `rows_per_second` and `rows` are totals over all `splits` (default:
+    one per subtask); endless without `rows`.
+
+    >>> flow.source("ticks", RateSource(1_000, keys=100), event_time="intended_at")
+    """
+
+    rows_per_second: float
+    rows: int | None = None
+    _: KW_ONLY
+    keys: int | None = None
+    splits: int | None = None
+
+    def named(self, name: str) -> "GeneratedRows":
+        return GeneratedRows(name, self.rows_per_second, self.rows, self.keys, self.splits)
+
+
+class GeneratedRows:
+    """A `RateSource` with its name. `rows=None` never ends."""
 
     exactly_once = True
 

@@ -13,13 +13,15 @@ import datetime
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, imported
 from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, Message
-from barrier_runtime.connectors.rabbitmq.rows import Columns, MessageRows
-from barrier_runtime.connectors.source import Discovery, Polled, Split
-from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, METADATA, Columns, MessageRows, Value, columns_of
+from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, Split
+from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 _LOOK_NS = 2_000_000  # how often an empty buffer is looked at
@@ -28,7 +30,74 @@ _MAX_PREFETCH = 65_535  # AMQP's field for it
 _PAYLOAD = b"consumer"  # a consumer of an earlier, larger parallelism is made again by it: one more does no harm
 
 
-class RabbitSource:
+@dataclass(frozen=True)
+class RabbitMQSource:
+    """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; one consumer per subtask.
+    RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots say who reads it.
+
+    A message is acknowledged when a checkpoint that covers it is completed; the broker gives it again after a failure
+    before that. `deduplicate` drops such redeliveries by message id (the property `message_id`, or
+    `"headers.<name>"`), and publishers must give each message an id of its own. An id is forgotten once the watermark
+    has advanced by that much since it was seen (this takes `event_time`), with "forever" never. Choose it longer than a
+    publisher or broker may take to send a message again. With None redelivered messages come twice, so sinks can only
+    be at-least-once.
+
+    Columns: `body` (bytes), or with `value="json"` those of `schema`; then those of `metadata`. `timestamp` is the
+    publisher's, in whole seconds, null if it gave none. `headers` is JSON text.
+
+    `prefetch`: messages a consumer may hold without acknowledgement (at most 65,535). The stream waits for the next
+    checkpoint when it has read so many, so it should cover what comes between two completed checkpoints; `prefetch`
+    messages should fit in a slot's memory. Between checkpoints must be less time than the broker's consumer_timeout (30
+    minutes), or it takes the messages back and gives them again. A quorum queue gives up on messages that came back too
+    often: its delivery-limit must outlast the restarts of a job.
+
+    `bad_records`: "fail" stops the job at a message without id or whose body does not fit; "reject" hands it to the
+    queue's dead-letter exchange (a queue without one loses it). `until_idle`: end when the queue gave nothing for so
+    long. Messages keep the queue's order with parallelism 1 and before the first redelivery only.
+    """
+
+    url: str
+    queue: str
+    _: KW_ONLY
+    deduplicate: datetime.timedelta | Literal["forever"] | None
+    message_id: str = MESSAGE_ID
+    value: Value = "bytes"
+    schema: SchemaLike | None = None
+    metadata: Sequence[str] = tuple(METADATA)
+    prefetch: int = 10_000
+    bad_records: Literal["fail", "reject"] = "fail"
+    until_idle: datetime.timedelta | None = None
+
+    def named(self, name: str) -> "RabbitMQQueue":
+        where = f"source {name!r}"
+        repeats = _repeats(self.deduplicate, where)
+        if self.bad_records not in ("fail", "reject"):
+            raise InvalidJob(f'{where}: bad_records={self.bad_records!r}: use "fail" or "reject"')
+        json = as_schema(self.schema, where) if self.schema is not None else None
+        columns = columns_of(self.value, json, self.metadata, self.message_id, repeats is not None, where)
+        return RabbitMQQueue(
+            name,
+            self.url,
+            self.queue,
+            columns,
+            deduplicate_by=repeats,
+            prefetch=self.prefetch,
+            reject_bad=self.bad_records == "reject",
+            until_idle=self.until_idle,
+        )
+
+
+def _repeats(deduplicate: datetime.timedelta | Literal["forever"] | None, where: str) -> DeduplicateBy | None:
+    if deduplicate is None:
+        return None
+    if deduplicate == "forever":
+        return DeduplicateBy(MESSAGE_ID, None)
+    if not isinstance(deduplicate, datetime.timedelta):
+        raise InvalidJob(f'{where}: deduplicate={deduplicate!r}: pass a timedelta, "forever", or None')
+    return DeduplicateBy(MESSAGE_ID, deduplicate)
+
+
+class RabbitMQQueue:
     def __init__(
         self,
         name: str,
@@ -36,12 +105,11 @@ class RabbitSource:
         queue: str,
         columns: Columns,
         *,
-        deduplicated: bool,
+        deduplicate_by: DeduplicateBy | None,
         prefetch: int,
         reject_bad: bool,
         until_idle: datetime.timedelta | None,
     ) -> None:
-        """`deduplicated`: every row goes through `deduplicate` on its message id before anything else."""
         self._where = f"source {name!r}, queue {queue!r}"
         if not queue or not isinstance(queue, str):
             raise InvalidJob(f"source {name!r}: its queue is {queue!r}: pass the queue's name")
@@ -56,7 +124,8 @@ class RabbitSource:
         self._prefetch = prefetch
         self._reject_bad = reject_bad
         self.schema = columns.schema
-        self.exactly_once = deduplicated
+        self.deduplicate_by = deduplicate_by
+        self.exactly_once = deduplicate_by is not None
 
     def __repr__(self) -> str:
         return f"RabbitMQ queue {self._queue!r} of {self._broker}, {self._prefetch} ahead"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import CollectSink, Dataflow
-from barrier_runtime.connectors.memory.iterator import IteratorSource
+from barrier_runtime.connectors.memory.iterator import IteratedRows
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.launch import patient_listing
 from barrier_runtime.state.errors import Unavailable
@@ -18,7 +18,7 @@ def three(index: int, of: int) -> Iterator[dict[str, Any]]:
     return ({"n": n} for n in range(3))
 
 
-class Away(IteratorSource):
+class Away(IteratedRows):
     """It answers from the fifth time on."""
 
     def __init__(self) -> None:

@@ -2,9 +2,11 @@
 
 import re
 from contextlib import closing
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.lines import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.source import FileSource
@@ -16,7 +18,17 @@ from barrier_runtime.state.errors import InvalidJob
 _CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")  # as Arrow says it
 
 
+@dataclass(frozen=True)
 class JsonlSource(FileSource):
+    """Files with one JSON object per line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`. Fields not in `schema`
+    are left out, absent ones are null; without `schema` it is guessed from the first file's beginning. `on_change` as
+    in `CsvSource`."""
+
+    def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:
+        return JsonlFiles(name, self.paths, schema, self.pace, watched=watched, on_change=self.on_change)
+
+
+class JsonlFiles(Files):
     kind = "JSONL"
     may_grow = True
     suffixes = or_compressed((".jsonl", ".ndjson", ".json"))

@@ -4,11 +4,13 @@ The position is a row number; row groups before it are skipped without being rea
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
@@ -19,7 +21,24 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 _CHECKED_IN_DRIVER = 200  # files whose footer is read before the job starts; the others when they are opened
 
 
+@dataclass(frozen=True)
 class ParquetSource(FileSource):
+    """Parquet files: paths, folders (read recursively) or globs, local or `s3://`; one split per file.
+
+    `schema` names the columns to read (default: all of the first file). `pace`: rows per second over all files;
+    default: as fast as possible. `watch`: how often to look for new files, for ever; what is there is read first (there
+    may be nothing yet). Files must be complete when they appear, so rename them into place; names that begin with `.`
+    or `_` are not looked at. The name of each file stays in the job's checkpoints. A file that changed after it was
+    begun ends the job (see README, *Sources*).
+
+    >>> flow.source("orders", ParquetSource("s3://lake/orders", watch=timedelta(seconds=10)), event_time="at")
+    """
+
+    def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:
+        return ParquetFiles(name, self.paths, schema, self.pace, watched=watched, on_change=self.on_change)
+
+
+class ParquetFiles(Files):
     kind = "Parquet"
     suffixes = (".parquet", ".pq")
 

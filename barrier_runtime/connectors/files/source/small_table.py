@@ -6,10 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.files.source.csv import CsvSource
-from barrier_runtime.connectors.files.source.jsonl import JsonlSource
+from barrier_runtime.connectors.files.source.csv import CsvFiles, CsvSource
+from barrier_runtime.connectors.files.source.jsonl import JsonlFiles, JsonlSource
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
-from barrier_runtime.connectors.source import Source
+from barrier_runtime.connectors.source import Source, SourceDescription
 from barrier_runtime.state.errors import InvalidJob
 
 _MAX_BYTES = 256 << 20  # it travels to every slot
@@ -19,13 +19,13 @@ def small_table(table: "pa.Table | Sequence[Mapping[str, Any]] | str", where: st
     """An Arrow table, a list of dicts, or the path of a Parquet, CSV or JSONL file (or folder of Parquet files)."""
     if isinstance(table, str | os.PathLike):
         path = str(table)
-        if path.endswith(CsvSource.suffixes):
-            source: Source = CsvSource(where, path, None, None, ",")
-        elif path.endswith(JsonlSource.suffixes):
-            source = JsonlSource(where, path, None, None)
+        if path.endswith(CsvFiles.suffixes):
+            description: SourceDescription = CsvSource(path)
+        elif path.endswith(JsonlFiles.suffixes):
+            description = JsonlSource(path)
         else:
-            source = ParquetSource(where, path, None, None)
-        table = _read_whole(source)
+            description = ParquetSource(path)
+        table = _read_whole(description.named(where))
     elif isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     elif not isinstance(table, pa.Table):

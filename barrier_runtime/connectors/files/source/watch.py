@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.files.source.comparing import COMPARED_AT_START, may_have_changed, renewed_mark
+from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals
-from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, NameSet
 from barrier_runtime.connectors.source import Discovery, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob
@@ -36,7 +36,7 @@ class WatchedFiles:
     exactly_once = True
     finds_again = True
 
-    def __init__(self, inner: FileSource, period_s: float) -> None:
+    def __init__(self, inner: Files, period_s: float) -> None:
         self._inner = inner
         self._period_s = period_s
 
@@ -68,7 +68,7 @@ class WatchedFiles:
 class _Arrivals:
     """Lists the files that are not in `seen`, and those that grew if they may; the thread that lists adds them."""
 
-    def __init__(self, source: FileSource, seen: NameSet) -> None:
+    def __init__(self, source: Files, seen: NameSet) -> None:
         self._source = source
         self._seen = seen
         self._looks = 0

@@ -10,8 +10,8 @@ committed records are read. What is gone before it was read stops the job (`kafk
 
 import datetime
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -19,13 +19,21 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
+from barrier_runtime.connectors.kafka.source.decoders import Spelling, format_of
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 from barrier_runtime.connectors.kafka.source.position import SPLIT, KafkaSplit, owner, split_id, where_of
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
-from barrier_runtime.connectors.kafka.source.records import RecordColumns, RecordConverter
+from barrier_runtime.connectors.kafka.source.records import (
+    ERROR,
+    LETTER,
+    BadRecords,
+    RecordColumns,
+    RecordConverter,
+    record_columns,
+)
 from barrier_runtime.connectors.name_set import NameSet
-from barrier_runtime.connectors.source import Discovery, Split
-from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.connectors.source import DeadLetters, Discovery, Split
+from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime.datetime
@@ -63,7 +71,69 @@ def chosen_topics(topics: str | Sequence[str] | None, pattern: str | None, where
     return Topics(pattern=pattern)
 
 
+@dataclass(frozen=True)
 class KafkaSource:
+    """Kafka topics, by name or by a regular expression that matches the whole name; one split per partition. Only
+    committed records are read, and offsets are kept in checkpoints; those of decided ones are committed to `group` for
+    people to look at.
+
+    `start` counts where no checkpoint does: "earliest", "latest", a datetime (of the records' timestamps) or "group":
+    where that group's committed offsets are, and the earliest record of partitions without one. Partitions made later
+    are looked for every `discover` (None: only at a restart), and begin with their earliest record. `until="latest"`:
+    the end of each partition at the start is the end of the stream.
+
+    `key`, `value`: "bytes", "string", "json", or a function that makes one of the client's deserialisers, called in
+    each slot; the latter two with `key_schema=`, `schema=` of their columns. A record without value is a row of nulls.
+    `key=None`: no such column. JSON: fields beyond the schema are left out, absent ones are null, times are RFC 3339
+    text. `metadata`: of topic, partition, offset, timestamp and headers, or a mapping of these to names.
+
+    A record that cannot be decoded ends the job with its place, or with `bad_records="dead_letter"` it goes to a stream
+    of its own: such a source is used with `source_with_dead_letters`. A schema registry that does not answer is waited
+    for.
+
+    Records that are deleted before they were read end the job; a warning comes ahead. `config`: further settings of
+    librdkafka, or a function that returns them, called in driver and slots: so that secrets need not travel.
+
+    >>> bids = KafkaSource("broker:9092", "bids", group="billing", value="json", schema={"item": str, "price": float})
+    >>> flow.source("bids", bids, event_time="timestamp")
+    """
+
+    bootstrap_servers: str
+    topics: str | Sequence[str] | None = None
+    _: KW_ONLY
+    group: str
+    pattern: str | None = None
+    start: Start = "earliest"
+    until: Literal["latest"] | None = None
+    key: Spelling | None = "bytes"
+    value: Spelling = "bytes"
+    schema: SchemaLike | None = None
+    key_schema: SchemaLike | None = None
+    metadata: Sequence[str] | Mapping[str, str] = ("topic", "partition", "offset", "timestamp")
+    bad_records: BadRecords = "fail"
+    discover: datetime.timedelta | None = datetime.timedelta(minutes=1)
+    config: Config | None = field(default=None, repr=False)  # it may hold secrets
+
+    def named(self, name: str) -> "KafkaTopics":
+        where = f"source {name!r}"
+        schema = as_schema(self.schema, where) if self.schema is not None else None
+        key_schema = as_schema(self.key_schema, where) if self.key_schema is not None else None
+        key = format_of("key", self.key, key_schema, where) if self.key is not None else None
+        value = format_of("value", self.value, schema, where)
+        return KafkaTopics(
+            name,
+            self.bootstrap_servers,
+            chosen_topics(self.topics, self.pattern, where),
+            record_columns(key, value, self.metadata, self.bad_records, where),
+            group=self.group,
+            start=self.start,
+            until=self.until,
+            discover=self.discover,
+            config=self.config,
+        )
+
+
+class KafkaTopics:
     exactly_once = True
 
     def __init__(
@@ -99,6 +169,12 @@ class KafkaSource:
         self.schema: pa.Schema = columns.whole_schema
         self._held_bytes = _HELD_BYTES
         self._pool = self._make_pool()
+
+    @property
+    def dead_letters(self) -> DeadLetters | None:
+        if self._columns.bad_records == "fail":
+            return None
+        return DeadLetters(ERROR, tuple(self._columns.schema.names), {**LETTER, "error": ERROR})
 
     def __repr__(self) -> str:
         start = f"{self._start:%Y-%m-%dT%H:%M:%S%z}" if isinstance(self._start, datetime.datetime) else self._start

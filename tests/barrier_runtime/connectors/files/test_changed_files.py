@@ -18,10 +18,10 @@ from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime import Dataflow, JsonlSink
 from barrier_runtime.connectors.files.source import comparing
-from barrier_runtime.connectors.files.source.csv import CsvSource
-from barrier_runtime.connectors.files.source.jsonl import JsonlSource
+from barrier_runtime.connectors.files.source.csv import CsvFiles
+from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
 from barrier_runtime.connectors.files.source.listing import FoundFile
-from barrier_runtime.connectors.files.source.parquet import ParquetSource
+from barrier_runtime.connectors.files.source.parquet import ParquetFiles
 from barrier_runtime.connectors.files.source.watch import WatchedFiles
 from barrier_runtime.connectors.source import Source
 from barrier_runtime.launch.result import JobFailed
@@ -44,16 +44,16 @@ def write(path: Path, numbers: range) -> None:
         path.write_text("n\n" + "".join(f"{n}\n" for n in numbers))
     elif path.name.endswith(".gz"):
         text = "".join(json.dumps({"n": n}) + "\n" for n in numbers).encode()
-        path.write_bytes(gzip.compress(text, compresslevel=0))
+        path.write_bytes(gzip.compress(text, compresslevel=0, mtime=0))
     else:
         path.write_text("".join(json.dumps({"n": n}) + "\n" for n in numbers))
 
 
 SOURCES: dict[str, Callable[[str], Source]] = {
-    "jsonl": lambda path: JsonlSource("src", path, SCHEMA, None),
-    "jsonl.gz": lambda path: JsonlSource("src", path, SCHEMA, None),
-    "csv": lambda path: CsvSource("src", path, SCHEMA, None, ","),
-    "parquet": lambda path: ParquetSource("src", path, SCHEMA, None),
+    "jsonl": lambda path: JsonlFiles("src", path, SCHEMA, None),
+    "jsonl.gz": lambda path: JsonlFiles("src", path, SCHEMA, None),
+    "csv": lambda path: CsvFiles("src", path, SCHEMA, None, ","),
+    "parquet": lambda path: ParquetFiles("src", path, SCHEMA, None),
 }
 
 
@@ -263,7 +263,7 @@ def test_a_watched_file_that_was_rewritten_after_it_was_read_is_named(tmp_path: 
     changed_at(path, 1)
 
     def watching(*restored: OperatorSnapshot) -> SourceDriver:
-        inner = JsonlSource("src", str(tmp_path), SCHEMA, None, watched=True)
+        inner = JsonlFiles("src", str(tmp_path), SCHEMA, None, watched=True)
         return opened(spec_of(WatchedFiles(inner, 0.001)), world, restored)
 
     def until(driver: SourceDriver, count: int) -> list[int]:
@@ -357,7 +357,7 @@ def test_a_file_that_was_not_read_to_its_end_is_read_on_when_it_grew(tmp_path: P
     write(path, range(10))
 
     def reopened(*restored: OperatorSnapshot) -> SourceDriver:
-        return opened(spec_of(JsonlSource("src", str(path), SCHEMA, None, on_change="append")), world, restored)
+        return opened(spec_of(JsonlFiles("src", str(path), SCHEMA, None, on_change="append")), world, restored)
 
     driver = reopened()
     driver.poll(0, 5)
@@ -468,7 +468,7 @@ def test_files_that_grow_while_a_folder_is_watched_are_read_on_over_runs(tmp_pat
 def test_a_file_that_grows_while_it_is_read_is_read_on_when_that_is_done(tmp_path: Path) -> None:
     path, world = tmp_path / "a.jsonl", World()
     write(path, range(500))
-    inner = JsonlSource("src", str(tmp_path), SCHEMA, None, watched=True, on_change="append")
+    inner = JsonlFiles("src", str(tmp_path), SCHEMA, None, watched=True, on_change="append")
     spec = spec_of(WatchedFiles(inner, 0.001))
     driver = opened(spec, world)
     rows = rows_of([batch for batch in [driver.poll(0, 5)] if batch is not None])

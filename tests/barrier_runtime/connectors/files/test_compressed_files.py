@@ -13,7 +13,7 @@ from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.connectors.files.source import text as text_files
-from barrier_runtime.connectors.files.source.jsonl import JsonlSource
+from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.connectors.files.source.text import open_text
@@ -43,8 +43,8 @@ def lines(first: int, count: int) -> bytes:
     return b"".join(b'{"n": %d}\n' % n for n in range(first, first + count))
 
 
-def source(path: Path) -> JsonlSource:
-    return JsonlSource("src", str(path), SCHEMA, None)
+def source(path: Path) -> JsonlFiles:
+    return JsonlFiles("src", str(path), SCHEMA, None)
 
 
 @pytest.mark.slow

@@ -17,10 +17,10 @@ from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.files.source import lines as line_blocks
-from barrier_runtime.connectors.files.source.csv import CsvSource
-from barrier_runtime.connectors.files.source.jsonl import JsonlSource
+from barrier_runtime.connectors.files.source.csv import CsvFiles
+from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
 from barrier_runtime.connectors.files.source.listing import find_files
-from barrier_runtime.connectors.files.source.parquet import ParquetSource
+from barrier_runtime.connectors.files.source.parquet import ParquetFiles
 from barrier_runtime.connectors.source import Source
 from barrier_runtime.state.errors import InvalidJob
 
@@ -64,9 +64,9 @@ def compressed(write: Callable[[Path, pa.Table], None], codec: str) -> Callable[
 
 
 FORMATS: dict[str, tuple[Callable[[Path, pa.Table], None], Callable[..., Source]]] = {
-    "parquet": (write_parquet, lambda paths, pace=None: ParquetSource("src", paths, SCHEMA, pace)),
-    "csv": (write_csv, lambda paths, pace=None: CsvSource("src", paths, SCHEMA, pace, ",")),
-    "jsonl": (write_jsonl, lambda paths, pace=None: JsonlSource("src", paths, SCHEMA, pace)),
+    "parquet": (write_parquet, lambda paths, pace=None: ParquetFiles("src", paths, SCHEMA, pace)),
+    "csv": (write_csv, lambda paths, pace=None: CsvFiles("src", paths, SCHEMA, pace, ",")),
+    "jsonl": (write_jsonl, lambda paths, pace=None: JsonlFiles("src", paths, SCHEMA, pace)),
 }
 for ending, codec in (("gz", "gzip"), ("zst", "zstd"), ("bz2", "bz2")):
     FORMATS[f"jsonl.{ending}"] = (compressed(write_jsonl, codec), FORMATS["jsonl"][1])
@@ -166,23 +166,23 @@ def test_only_wanted_columns_are_read_in_the_wanted_order_and_type(tmp_path: Pat
         tmp_path / "a.parquet",
     )
     wanted = pa.schema([("c", pa.string()), ("a", pa.int64())])
-    batches = drained(opened(spec_of(ParquetSource("src", str(tmp_path), wanted, None)), World()))
+    batches = drained(opened(spec_of(ParquetFiles("src", str(tmp_path), wanted, None)), World()))
     assert batches[0].rows.schema == wanted
     assert rows_of(batches) == [{"c": "x", "a": 1}]
-    assert ParquetSource("src", str(tmp_path), None, None).schema.field("c").type == pa.string()
+    assert ParquetFiles("src", str(tmp_path), None, None).schema.field("c").type == pa.string()
 
 
 def test_without_a_schema_types_are_guessed_from_the_first_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("n,at,s\n1,2020-01-01 00:00:00,x\n")
     (tmp_path / "a.jsonl").write_text('{"n": 1, "at": "2020-01-01T00:00:00Z", "s": "x"}\n')
-    assert CsvSource("src", str(tmp_path), None, None, ",").schema.types[0] == pa.int64()
-    assert JsonlSource("src", str(tmp_path), None, None).schema.names == ["n", "at", "s"]
+    assert CsvFiles("src", str(tmp_path), None, None, ",").schema.types[0] == pa.int64()
+    assert JsonlFiles("src", str(tmp_path), None, None).schema.names == ["n", "at", "s"]
 
 
 def test_csv_may_have_a_byte_order_mark_other_delimiters_quotes_and_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes('\ufeffn;s\r\n1;"a;b"\r\n\r\n2;""\r\n3;\r\n'.encode())
     schema = pa.schema([("s", pa.string()), ("n", pa.int8())])
-    source = CsvSource("src", str(tmp_path), schema, None, ";")
+    source = CsvFiles("src", str(tmp_path), schema, None, ";")
     assert rows_of(drained(opened(spec_of(source), World()))) == [
         {"s": "a;b", "n": 1},
         {"s": "", "n": 2},
@@ -201,13 +201,13 @@ def test_empty_files_are_finished_without_rows(tmp_path: Path, format: str) -> N
 def test_a_line_longer_than_a_block_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 100)
     (tmp_path / "a.jsonl").write_text(json.dumps({"s": "x" * 5_000}) + "\n" + json.dumps({"s": "y"}) + "\n")
-    source = JsonlSource("src", str(tmp_path), pa.schema([("s", pa.string())]), None)
+    source = JsonlFiles("src", str(tmp_path), pa.schema([("s", pa.string())]), None)
     assert [len(row["s"]) for row in rows_of(drained(opened(spec_of(source), World())))] == [5_000, 1]
 
 
 def test_rows_of_json_lack_fields_as_nulls(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"s": "x", "other": {}}\n')
-    source = JsonlSource("src", str(tmp_path), pa.schema([("n", pa.int64()), ("s", pa.string())]), None)
+    source = JsonlFiles("src", str(tmp_path), pa.schema([("n", pa.int64()), ("s", pa.string())]), None)
     assert rows_of(drained(opened(spec_of(source), World()))) == [{"n": 1, "s": None}, {"n": None, "s": "x"}]
 
 
@@ -222,7 +222,7 @@ def test_files_in_s3_are_listed_and_read(tmp_path: Path, s3_url: Callable[[str],
         client.upload_file(str(path), bucket, f"in/{path.name}")
         client.upload_file(str(path), bucket, f"in/_staging/{path.name}")
     for paths in (url, url.replace("/in?", "/in/part-*.parquet?"), url.replace("/in?", "/in/part-1.parquet?")):
-        rows = rows_of(drained(opened(spec_of(ParquetSource("src", paths, SCHEMA, None)), World())))
+        rows = rows_of(drained(opened(spec_of(ParquetFiles("src", paths, SCHEMA, None)), World())))
         assert len(rows) == (20 if "part-1" in paths else 30)
 
 
@@ -249,15 +249,15 @@ def test_a_missing_column_is_named_with_its_file_before_the_job_starts(tmp_path:
     folder(tmp_path, "parquet")
     pq.write_table(pa.table({"n": [1], "s": ["x"], "at": [EPOCH]}), tmp_path / "part-9.parquet")
     with pytest.raises(InvalidJob, match=r"part-9\.parquet: it has no column 'x' \(it has n, s, at\): correct schema="):
-        spec_of(ParquetSource("src", str(tmp_path), SCHEMA, None))
+        spec_of(ParquetFiles("src", str(tmp_path), SCHEMA, None))
     (tmp_path / "a.csv").write_text("n,s\n1,x\n")
     with pytest.raises(InvalidJob, match=r"a\.csv: it has no column 'at' \(its header has n, s\)"):
-        spec_of(CsvSource("src", str(tmp_path), SCHEMA, None, ","))
+        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None, ","))
 
 
 def test_a_column_of_another_type_is_named_with_both_types(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": ["1"]}), tmp_path / "a.parquet")
-    source = ParquetSource("src", str(tmp_path), pa.schema([("n", pa.int64())]), None)
+    source = ParquetFiles("src", str(tmp_path), pa.schema([("n", pa.int64())]), None)
     with pytest.raises(InvalidJob, match=r"a\.parquet: column 'n' is string, wanted is int64"):
         spec_of(source)
 
@@ -284,7 +284,7 @@ def test_a_line_that_does_not_fit_is_reported_with_file_and_place(
 def test_a_damaged_parquet_file_is_named_at_the_start_and_mid_way(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(table(0, 5_000), path, row_group_size=1_000, compression="zstd")
-    spec = spec_of(ParquetSource("src", str(path), SCHEMA, None))
+    spec = spec_of(ParquetFiles("src", str(path), SCHEMA, None))
     data = bytearray(path.read_bytes())
     middle = pq.ParquetFile(path).metadata.row_group(3).column(0)
     start = middle.dictionary_page_offset or middle.data_page_offset
@@ -295,7 +295,7 @@ def test_a_damaged_parquet_file_is_named_at_the_start_and_mid_way(tmp_path: Path
         drained(driver, 1_000)
     path.write_bytes(b"PAR1 nothing PAR1")
     with pytest.raises(InvalidJob, match=r"a\.parquet: it is not .* valid Parquet.* Replace or remove the file"):
-        ParquetSource("src", str(path), None, None)
+        ParquetFiles("src", str(path), None, None)
 
 
 def test_a_file_that_vanished_or_changed_since_the_start_is_refused(tmp_path: Path, format: str) -> None:
@@ -318,17 +318,17 @@ def test_a_file_that_vanished_or_changed_since_the_start_is_refused(tmp_path: Pa
 def test_a_csv_without_header_or_rows_and_impossible_options_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(InvalidJob, match="has no header line"):
-        spec_of(CsvSource("src", str(tmp_path), SCHEMA, None, ","))
+        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None, ","))
     (tmp_path / "a.csv").write_text("a,a\n1,2\n")
     with pytest.raises(InvalidJob, match="column 'a' is in its header twice"):
-        CsvSource("src", str(tmp_path), None, None, ",")
+        CsvFiles("src", str(tmp_path), None, None, ",")
     (tmp_path / "a.csv").write_text("a,b\n")
     with pytest.raises(InvalidJob, match="no rows to guess types from: pass schema="):
-        CsvSource("src", str(tmp_path), None, None, ",")
+        CsvFiles("src", str(tmp_path), None, None, ",")
     with pytest.raises(InvalidJob, match="pace=0"):
-        CsvSource("src", str(tmp_path), SCHEMA, 0, ",")
+        CsvFiles("src", str(tmp_path), SCHEMA, 0, ",")
     with pytest.raises(InvalidJob, match="use one ASCII character"):
-        CsvSource("src", str(tmp_path), SCHEMA, None, "::")
+        CsvFiles("src", str(tmp_path), SCHEMA, None, "::")
 
 
 def test_two_files_with_one_name_below_their_folders_are_refused(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_two_files_with_one_name_below_their_folders_are_refused(tmp_path: Path)
         (tmp_path / name).mkdir()
         write_parquet(tmp_path / name / "x.parquet", table(0, 1))
     with pytest.raises(InvalidJob, match="have the same name below their folders"):
-        ParquetSource("src", [str(tmp_path / "a"), str(tmp_path / "b")], SCHEMA, None)
+        ParquetFiles("src", [str(tmp_path / "a"), str(tmp_path / "b")], SCHEMA, None)
 
 
 def test_the_dataflow_language_reads_all_formats(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from operator_harness import World
 from source_harness import opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
-from barrier_runtime.connectors.memory.iterator import IteratorSource
+from barrier_runtime.connectors.memory.iterator import IteratedRows
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
@@ -25,8 +25,8 @@ SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 GIVE_UP_S = 30.0
 
 
-def source_of(make: Any, replayable: bool = True) -> IteratorSource:
-    return IteratorSource("src", lambda index, of: make(), SCHEMA, replayable, 1)
+def source_of(make: Any, replayable: bool = True) -> IteratedRows:
+    return IteratedRows("src", lambda index, of: make(), SCHEMA, replayable, 1)
 
 
 def read_until(driver: SourceDriver, rows: int) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from slot_bench import Bench, Totals
 
-from barrier_runtime.connectors.memory.rate import RateSource
+from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.runtime.host.timer import LoopAlarm
 
 HOUR_S = 3600
@@ -65,7 +65,7 @@ def test_a_rate_goes_on_as_before_when_the_wall_clock_is_set(tmp_path, jump_s):
     async def main():
         clock = HandClocks()
         bench = Bench(
-            tmp_path, make_operator=Watching, feed=RateSource("numbers", 1_000, None, None, None), clock=clock
+            tmp_path, make_operator=Watching, feed=GeneratedRows("numbers", 1_000, None, None, None), clock=clock
         )
         await bench.running(5)
         (target,) = bench.operators
@@ -105,7 +105,7 @@ def test_a_silent_split_becomes_idle_and_the_watermark_goes_on_when_the_wall_clo
 
 
 def test_a_rate_whose_clock_was_set_back_between_two_runs_goes_on_at_once_with_the_same_rows():
-    source = RateSource("numbers", 1_000, 500, None, None)
+    source = GeneratedRows("numbers", 1_000, 500, None, None)
     (split,) = source.splits(1)
     first = source.reader(split)
     start_ns = 10**18

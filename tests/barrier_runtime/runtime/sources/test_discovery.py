@@ -21,7 +21,7 @@ from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.memory import rows_ahead
 from barrier_runtime.connectors.memory.collect import CollectSink
-from barrier_runtime.connectors.memory.iterator import IteratorSource
+from barrier_runtime.connectors.memory.iterator import IteratedRows
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import DiscoveringSource, Discovery, Polled, Split
 from barrier_runtime.graph.compiler import compile_plan
@@ -329,7 +329,7 @@ def test_a_source_that_discovers_no_more_remembers_what_was_read() -> None:
 def test_a_split_that_neither_is_listed_nor_can_be_made_again_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_ahead, "_PATIENCE_S", 30.0)
     world = World()
-    driver = opened(spec_of(IteratorSource("src", lambda i, n: iter([{"n": 1}] * 5), SCHEMA, True, 1)), world)
+    driver = opened(spec_of(IteratedRows("src", lambda i, n: iter([{"n": 1}] * 5), SCHEMA, True, 1)), world)
     driver.poll(0, 2)
     with pytest.raises(InvalidJob, match=r"split '0-of-1' was read up to row 2 but is not there any more"):
         started(shelf_of(a=1), world, (snapshot_of(driver, world),))

@@ -11,8 +11,8 @@ from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.connectors.memory import rows_ahead
-from barrier_runtime.connectors.memory.iterator import IteratorSource
-from barrier_runtime.connectors.memory.rate import RateSource
+from barrier_runtime.connectors.memory.iterator import IteratedRows
+from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
@@ -28,14 +28,14 @@ SECOND_NS = 1_000_000_000
 SCHEMA = pa.schema([("split", pa.int64()), ("n", pa.int64()), ("t", pa.int64())])
 
 
-def numbers(rows: int, step_ms: tuple[int, ...] = (1,)) -> IteratorSource:
+def numbers(rows: int, step_ms: tuple[int, ...] = (1,)) -> IteratedRows:
     """`rows` rows per split; event time rises by `step_ms[split]` per row."""
 
     def make(index: int, of: int) -> Iterator[dict[str, Any]]:
         step = step_ms[index % len(step_ms)]
         return ({"split": index, "n": n, "t": n * step} for n in range(rows))
 
-    return IteratorSource("src", make, SCHEMA, True, None)
+    return IteratedRows("src", make, SCHEMA, True, None)
 
 
 # ---------------------------------------------------------------- splits and order
@@ -94,9 +94,7 @@ def test_a_finished_split_does_not_hold_the_watermark_back() -> None:
 
 
 def test_null_event_times_are_ignored_and_a_source_without_event_time_has_no_watermark() -> None:
-    source = IteratorSource(
-        "src", lambda i, n: iter([{"t": None}, {"t": 7}, {"t": None}, {"t": 9}]), SCHEMA, True, None
-    )
+    source = IteratedRows("src", lambda i, n: iter([{"t": None}, {"t": 7}, {"t": None}, {"t": 9}]), SCHEMA, True, None)
     driver = opened(spec_of(source, 1, event_time="t"), World())
     driver.poll(0, 1)
     assert driver.watermark() is None
@@ -108,7 +106,7 @@ def test_null_event_times_are_ignored_and_a_source_without_event_time_has_no_wat
 
 
 def test_a_split_that_is_silent_for_long_is_not_waited_for() -> None:
-    class Silent(RateSource):
+    class Silent(GeneratedRows):
         """Split 1's first row never comes."""
 
         def reader(self, split: Any) -> Any:
@@ -176,7 +174,7 @@ def test_the_watermark_goes_on_where_it_was_after_a_restore() -> None:
 
 def test_positions_are_found_when_the_splits_are_spread_over_other_subtasks() -> None:
     """R1, for sources: 2 subtasks become 3."""
-    source = IteratorSource("src", lambda i, n: ({"split": i, "n": k} for k in range(10)), SCHEMA, True, 6)
+    source = IteratedRows("src", lambda i, n: ({"split": i, "n": k} for k in range(10)), SCHEMA, True, 6)
     old = [World(subtask=subtask, parallelism=2) for subtask in range(2)]
     snapshots = []
     for world in old:
@@ -203,7 +201,7 @@ def test_a_split_that_is_gone_before_it_was_read_to_its_end_is_an_error() -> Non
 
 
 def test_a_finished_split_that_is_gone_is_remembered_so_that_it_is_not_read_again_when_it_comes_back() -> None:
-    world, source = World(), IteratorSource("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 2)
+    world, source = World(), IteratedRows("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 2)
     spec = spec_of(source)
     driver = opened(spec, world)
     drained(driver)
@@ -215,7 +213,7 @@ def test_a_finished_split_that_is_gone_is_remembered_so_that_it_is_not_read_agai
 
 def test_a_split_that_moved_to_another_subtask_with_a_changed_list_is_refused_rather_than_read_twice() -> None:
     world = World(subtask=0, parallelism=2)
-    source = IteratorSource("src", lambda i, n: iter([{"n": i}] * 3), SCHEMA, True, 4)
+    source = IteratedRows("src", lambda i, n: iter([{"n": i}] * 3), SCHEMA, True, 4)
     spec = spec_of(source)
     driver = opened(spec, world)
     driver.poll(0, 1)
@@ -232,14 +230,14 @@ def test_an_exception_in_an_iterator_is_the_users_error_with_the_row_number() ->
         yield {"n": 1}
         raise ZeroDivisionError("oops")
 
-    driver = opened(spec_of(IteratorSource("src", make, SCHEMA, True, None)), World())
+    driver = opened(spec_of(IteratedRows("src", make, SCHEMA, True, None)), World())
     assert rows_of([driver.poll(0)]) == [{"split": None, "n": 1, "t": None}]  # type: ignore[list-item]
     with pytest.raises(UserCodeError, match=r"row 1 of split 0.*of operator 'src'.*ZeroDivisionError: oops"):
         driver.poll(0)
 
 
 def test_a_row_that_does_not_fit_the_schema_is_named() -> None:
-    source = IteratorSource("src", lambda i, n: iter([{"n": "x"}]), SCHEMA, True, None)
+    source = IteratedRows("src", lambda i, n: iter([{"n": "x"}]), SCHEMA, True, None)
     with pytest.raises(InvalidJob, match="column 'n' is int64, but a row has 'x'"):
         opened(spec_of(source), World()).poll(0)
 
@@ -258,7 +256,7 @@ def test_exactly_the_rows_whose_time_has_come_are_due(rate: float, row: int, lat
 
 
 def test_the_rate_source_emits_each_value_once_when_it_is_due() -> None:
-    spec = spec_of(RateSource("src", 1_000, 250, 7, None), 2)
+    spec = spec_of(GeneratedRows("src", 1_000, 250, 7, None), 2)
     values, now_ns = [], 5 * SECOND_NS
     drivers = [opened(spec, World(subtask=subtask, parallelism=2)) for subtask in range(2)]
     for step in range(0, 260, 10):
@@ -275,7 +273,7 @@ def test_the_rate_source_emits_each_value_once_when_it_is_due() -> None:
 
 
 def test_next_due_says_when_to_come_back() -> None:
-    driver = opened(spec_of(RateSource("src", 100, None, None, None)), World())
+    driver = opened(spec_of(GeneratedRows("src", 100, None, None, None)), World())
     assert driver.next_due_ns() is None  # the schedule begins with the first poll
     driver.poll(SECOND_NS)
     assert driver.next_due_ns() == SECOND_NS + 10_000_000
@@ -284,7 +282,7 @@ def test_next_due_says_when_to_come_back() -> None:
 
 def test_rows_that_fall_due_within_a_moment_are_read_together() -> None:
     """A batch costs as much as hundreds of rows: at 100 rows per ms one batch per row would be all that is done."""
-    driver = opened(spec_of(RateSource("src", 100_000, None, None, None)), World())
+    driver = opened(spec_of(GeneratedRows("src", 100_000, None, None, None)), World())
     assert driver.poll(SECOND_NS) is not None
     assert driver.poll(SECOND_NS + 100_000) is None  # ten rows are due
     due_ns = driver.next_due_ns()
@@ -296,7 +294,7 @@ def test_rows_that_fall_due_within_a_moment_are_read_together() -> None:
 
 
 def test_a_backlog_is_read_without_a_rest() -> None:
-    driver = opened(spec_of(RateSource("src", 100_000, None, None, None)), World())
+    driver = opened(spec_of(GeneratedRows("src", 100_000, None, None, None)), World())
     assert driver.poll(SECOND_NS) is not None
     late_ns = 2 * SECOND_NS
     batches = [driver.poll(late_ns, 1_000) for _ in range(100)]
@@ -304,7 +302,7 @@ def test_a_backlog_is_read_without_a_rest() -> None:
 
 
 def test_after_an_outage_the_schedule_goes_on_and_the_backlog_keeps_its_intended_times() -> None:
-    spec, world = spec_of(RateSource("src", 1_000, None, None, None)), World()
+    spec, world = spec_of(GeneratedRows("src", 1_000, None, None, None)), World()
     driver = opened(spec, world)
     driver.poll(SECOND_NS)
     driver = opened(spec, world, (snapshot_of(driver, world),))
@@ -317,7 +315,7 @@ def test_after_an_outage_the_schedule_goes_on_and_the_backlog_keeps_its_intended
 @pytest.mark.parametrize("arguments", [(0, None, None), (-1, None, None), (5, 0, None), (5, 5, 0)])
 def test_a_rate_of_nothing_is_refused(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidJob, match="give a number above 0"):
-        RateSource("src", *arguments, None)
+        GeneratedRows("src", *arguments, None)
 
 
 class Backlog:

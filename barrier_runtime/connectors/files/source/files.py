@@ -1,0 +1,109 @@
+"""What sources of files share: the list of files, found once, each of them a split, and a pace over all of them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.files.source import comparing
+from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals, find_files
+from barrier_runtime.connectors.files.source.text import is_compressed
+from barrier_runtime.connectors.source import Split, SplitReader
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+OnChange = Literal["fail", "append"]  # of files that were read
+
+
+class Files:
+    """Base. Subclasses know a format: `kind`, `suffixes`, `guess`, `check`, `file_reader`.
+
+    `watched`: there may be no file yet, and more will come (see `WatchedFiles`). `on_change`: what becomes of a file
+    that was read and is longer now.
+    """
+
+    exactly_once = True
+    may_grow = False  # a file that became longer can be read on
+    kind: str
+    suffixes: tuple[str, ...]
+
+    def __init__(
+        self,
+        name: str,
+        paths: str | Sequence[str],
+        schema: pa.Schema | None,
+        pace: float | None,
+        *,
+        watched: bool = False,
+        on_change: OnChange = "fail",
+    ) -> None:
+        self.where = f"source {name!r}"
+        if on_change not in ("fail", "append"):
+            raise InvalidJob(f"{self.where}: on_change={on_change!r}: use 'fail' or 'append'")
+        self.grows = on_change == "append"
+        if pace is not None and not pace > 0:
+            raise InvalidJob(f"{self.where}: pace={pace!r}: give rows per second, above 0")
+        if pace is not None and watched:
+            raise InvalidJob(f"{self.where}: pace= goes with a fixed list of files, not with watch=: leave one out")
+        self.paths = paths
+        self._pace = pace
+        self.files = self._watched() if watched else find_files(paths, self.suffixes, self.where)
+        if self.grows:
+            self._check_growing()
+        if schema is None:
+            if not self.files:
+                raise InvalidJob(f"{self.where}: there is no file to guess types from yet: pass schema=")
+            schema = self.guess(self.files[0])
+        self.schema = schema
+
+    def __repr__(self) -> str:
+        pace = f", {self._pace:g} rows/s" if self._pace else ""
+        return f"{len(self.files)} {self.kind} files of {self.paths}{pace}"
+
+    # ------------------------------------------------------------ the format
+
+    def guess(self, file: FoundFile) -> pa.Schema:
+        """The schema that a file suggests."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise `InvalidJob` for files that cannot be read with this schema, as far as that is seen quickly."""
+
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ Source
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        self.check()
+        return [file.split() for file in self.files]
+
+    def reader(self, split: Split) -> SplitReader:
+        return self.file_reader(FoundFile.of(split), self._pace / len(self.files) if self._pace else None)
+
+    def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
+        changed = ((split, FoundFile.of(split), mark) for split, mark in finished)
+        looked_into = [each for each in changed if comparing.may_have_changed(each[2], each[1])]
+        looked_into = looked_into[: comparing.COMPARED_AT_START]
+        marks = comparing.renewed_marks([(file, mark) for _, file, mark in looked_into], self.where)
+        return [(split, now) for (split, _, mark), now in zip(looked_into, marks, strict=True) if now != mark]
+
+    def _check_growing(self) -> None:
+        if not self.may_grow:
+            raise InvalidJob(
+                f"{self.where}: on_change='append' needs text files: a {self.kind} file that is written anew with more "
+                "rows has none of its old places; put new rows into files of their own"
+            )
+        if self._pace is not None:
+            raise InvalidJob(f"{self.where}: pace= counts on files that do not grow: leave it or on_change= out")
+        packed = [file.id for file in self.files if is_compressed(file)]
+        if packed:
+            raise InvalidJob(
+                f"{self.where}: on_change='append' needs text that is not compressed, and {packed[0]} is: a compressed "
+                "file cannot be read on from the middle; write plain files, or leave on_change= out"
+            )
+
+    def _watched(self) -> list[FoundFile]:
+        try:
+            return find_arrivals(self.paths, self.suffixes, self.where)
+        except Unavailable as error:
+            raise InvalidJob(str(error)) from error
