@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Dataflow": "barrier_runtime.api.dataflow",
-    "Stream": "barrier_runtime.api.dataflow",
-    "KeyedStream": "barrier_runtime.api.dataflow",
+    "Stream": "barrier_runtime.api.stream",
+    "KeyedStream": "barrier_runtime.api.stream",
     "Tumbling": "barrier_runtime.operators.windows.assigners",
     "count": "barrier_runtime.operators.aggregation.functions",
     "sum_": "barrier_runtime.operators.aggregation.functions",
@@ -56,8 +56,8 @@ _HOME = {
 
 if TYPE_CHECKING:
     from barrier_runtime.api.dataflow import Dataflow as Dataflow
-    from barrier_runtime.api.dataflow import KeyedStream as KeyedStream
-    from barrier_runtime.api.dataflow import Stream as Stream
+    from barrier_runtime.api.stream import KeyedStream as KeyedStream
+    from barrier_runtime.api.stream import Stream as Stream
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink
     from barrier_runtime.connectors.files.sink.commit_log import committed_files as committed_files
     from barrier_runtime.connectors.files.sink.sink import CsvSink as CsvSink

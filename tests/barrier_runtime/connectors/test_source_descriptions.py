@@ -66,7 +66,7 @@ def test_a_method_that_reads_has_the_arguments_and_defaults_of_its_source(method
 
 
 def test_every_method_that_reads_has_a_public_source() -> None:
-    reading = {name for name in vars(Dataflow) if name.startswith("read_")}
+    reading = {name for name in dir(Dataflow) if name.startswith("read_")}
     assert reading <= METHODS.keys()
     assert {each.__name__ for each in METHODS.values()} <= set(br.__all__)
 

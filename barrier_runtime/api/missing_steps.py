@@ -1,0 +1,36 @@
+"""What is said when a stream has no method of a name: where the method is, if another kind of stream has it."""
+
+from collections.abc import Mapping
+
+from barrier_runtime.state.errors import InvalidJob
+
+
+class NoSuchStep(InvalidJob, AttributeError):
+    """A stream has no such method; another kind of stream may have it."""
+
+
+_NO_JOIN = (
+    "there is no join of two streams yet: use broadcast_join() for a small table, or union() of both with equal "
+    "columns, then key_by(…).process(…) with the one that waits in its state"
+)
+AFTER_KEY_BY = {
+    **dict.fromkeys(("window", "process", "aggregate"), "it comes after .key_by(…), which says what belongs together"),
+    "join": _NO_JOIN,
+}
+BEFORE_KEY_BY = {
+    **dict.fromkeys(
+        (
+            *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
+            *("rebalance", "deduplicate", "sink", "key_by"),
+        ),
+        "it comes before .key_by(…), or after .window(…), .aggregate(…) or .process(…)",
+    ),
+    "join": _NO_JOIN,
+}
+
+
+def no_step(stream: object, name: str, hints: Mapping[str, str]) -> AttributeError:
+    kind = type(stream).__name__
+    if name in hints:
+        return NoSuchStep(f"{kind} has no method {name!r}: {hints[name]}")
+    return AttributeError(f"{kind!r} object has no attribute {name!r}")

@@ -1,0 +1,482 @@
+"""Streams, as users write what happens to rows: `Stream`, then `KeyedStream` and `WindowedStream`, and streams again.
+
+Each gives the others, so they are one file. Names, columns and types are checked here, when the flow is written; each
+step is a node of the plan (`graph/logical`), with what makes its operator.
+"""
+
+import copy
+import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_KEY_BY, no_step
+from barrier_runtime.connectors.files.source.small_table import small_table
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
+from barrier_runtime.data.event_time import Detail, check_event_time_type
+from barrier_runtime.data.keys import check_key_type
+from barrier_runtime.data.plain_rows import plain_schema
+from barrier_runtime.data.rows import Row
+from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds, require_columns
+from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
+from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
+from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator
+from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
+from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
+from barrier_runtime.operators.process import ProcessOperator, declared_states
+from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
+from barrier_runtime.operators.state import ValueState
+from barrier_runtime.operators.union import UnionOperator
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.operators.watermarks import WatermarkOperator
+from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator, window_schema
+from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.runtime.sinks.operator import SinkOperator
+from barrier_runtime.state.errors import InvalidJob
+
+_NO_DELAY = datetime.timedelta()
+
+
+@plain_errors
+class Stream:
+    """Rows on their way. Immutable: each method gives a new stream and leaves this one usable (several consumers each
+    get all rows). `schema` is known or None (then fixed by the first batch); as rows are handed from one subtask to
+    another dictionary columns become columns of their values, so it names no dictionaries."""
+
+    def __init__(self, plan: Plan, node: int, schema: pa.Schema | None, rebalanced: bool = False) -> None:
+        self._plan = plan
+        self._node = node
+        self.schema = None if schema is None else plain_schema(schema)
+        self._rebalanced = rebalanced
+
+    if not TYPE_CHECKING:  # a type checker shall go on refusing every other name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_step(self, name, AFTER_KEY_BY)
+
+    # ------------------------------------------------------------ row-wise
+
+    def map(
+        self, function: Callable[[Row], Row], *, schema: SchemaLike | None = None, name: str | None = None
+    ) -> "Stream":
+        """One row (dict) in, one row out. Without `schema` the first rows returned decide it; what they leave open
+        (digits of decimals, columns of nulls) is as in the input's column of that name, if there is one."""
+        return self._rowwise("map", MapOperator, function, schema, name)
+
+    def flat_map(
+        self, function: Callable[[Row], Iterable[Row]], *, schema: SchemaLike | None = None, name: str | None = None
+    ) -> "Stream":
+        """One row in, any number of rows out."""
+        return self._rowwise("flat_map", FlatMapOperator, function, schema, name)
+
+    def filter(self, condition: pc.Expression | Callable[[Row], Any], *, name: str | None = None) -> "Stream":
+        """Keep rows for which the expression, or the function of a row, is true. Expressions are much faster."""
+        where = f"filter {name or ''}".strip()
+        if isinstance(condition, pc.Expression):
+            from barrier_runtime.data.expressions import evaluated_types
+            from barrier_runtime.operators.expressions import FilterExpressionOperator
+
+            if self.schema is not None:
+                kind = evaluated_types(self.schema, [condition], where)[0]
+                if not pa.types.is_boolean(kind):
+                    raise InvalidJob(
+                        f"{where}: the expression {condition} gives {kind}: use one that gives true or false"
+                    )
+            return self._step(
+                "filter", name, partial(FilterExpressionOperator, expression=condition), self.schema, str(condition)
+            )
+        _check_callable(condition, where)
+        make = partial(FilterOperator, function=condition)
+        return self._step("filter", name, make, self.schema, function_name(condition))
+
+    def _rowwise(
+        self, kind: str, operator: Any, function: Any, schema: SchemaLike | None, name: str | None
+    ) -> "Stream":
+        where = f"{kind} {name or ''}".strip()
+        _check_callable(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(operator, function=function, schema=output)
+        return self._step(kind, name, make, output, function_name(function))
+
+    # ------------------------------------------------------------ vectorised
+
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+    ) -> "Stream":
+        """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1
+        on."""
+        where = f"map_batches {name or ''}".strip()
+        _check_callable(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(MapBatchesOperator, function=function, schema=output)
+        return self._step("map_batches", name, make, output, function_name(function))
+
+    def select(
+        self, columns: Mapping[str, str | pc.Expression] | Sequence[str], *, name: str | None = None
+    ) -> "Stream":
+        """Columns in the given order: names, or a mapping of new name to column name or expression."""
+        where = f"select {name or ''}".strip()
+        chosen = dict(columns) if isinstance(columns, Mapping) else {column: column for column in _listed(columns)}
+        if not chosen:
+            raise InvalidJob(f"{where}: no columns: name at least one")
+        for column, value in chosen.items():
+            if not isinstance(value, str | pc.Expression):
+                raise InvalidJob(
+                    f"{where}: {column!r} is {value!r}: give a column name or a pyarrow.compute expression"
+                )
+        names = {column: value for column, value in chosen.items() if isinstance(value, str)}
+        expressions = [value for value in chosen.values() if not isinstance(value, str)]
+        types: Iterator[pa.DataType] = iter(())
+        make: Callable[..., Any] = partial(SelectColumnsOperator, columns=names)
+        require_columns(self.schema, tuple(names.values()), where)
+        if expressions:
+            from barrier_runtime.data.expressions import evaluated_types
+            from barrier_runtime.operators.expressions import SelectExpressionsOperator
+
+            make = partial(SelectExpressionsOperator, columns=chosen)
+            if self.schema is not None:
+                types = iter(evaluated_types(self.schema, expressions, where))
+        output = None
+        if self.schema is not None:
+            output = pa.schema(
+                [
+                    (column, self.schema.field(value).type if isinstance(value, str) else next(types))
+                    for column, value in chosen.items()
+                ]
+            )
+        return self._step("select", name, make, output, ", ".join(chosen))
+
+    def broadcast_join(
+        self,
+        name: str,
+        table: "pa.Table | Sequence[Mapping[str, Any]] | str",
+        *,
+        on: str | Sequence[str],
+        how: How = "left",
+    ) -> "Stream":
+        """Add the columns of a small table (Arrow table, list of dicts, or path to a file), matched by the columns
+        `on`, whose values are unique in it. `how`: "left" keeps rows without a match (nulls), "inner" drops them."""
+        where = f"broadcast_join {name!r}"
+        if how not in ("left", "inner"):
+            raise InvalidJob(f'{where}: how={how!r}: use "left" or "inner"')
+        keys = _listed(on)
+        small = small_table(table, where)
+        check_small_table(small, keys, where)
+        output = enriched_schema(self.schema, small.schema, keys, where) if self.schema is not None else None
+        make = partial(EnrichOperator, table=small, on=keys, how=how)
+        return self._step("broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {small.num_rows} rows")
+
+    # ------------------------------------------------------------ shape of the stream
+
+    def with_watermarks(self, column: str, max_out_of_orderness: datetime.timedelta = _NO_DELAY) -> "Stream":
+        """Event time follows `column`: the greatest value seen minus `max_out_of_orderness`. Directly after a source
+        the watermark is made per split there, which is more exact; elsewhere it replaces the input's."""
+        where = "with_watermarks"
+        bound_ms = milliseconds(max_out_of_orderness, f"max_out_of_orderness of {where}")
+        require_columns(self.schema, (column,), where)
+        if self.schema is not None:
+            check_event_time_type(self.schema.field(column).type, column, where)
+        if isinstance(self._plan.nodes[self._node], SourceNode) and not self._rebalanced:
+            self._plan.set_watermarks(self._node, column, bound_ms)
+            return self
+        make = partial(WatermarkOperator, column=column, max_out_of_orderness_ms=bound_ms)
+        node = StepNode(
+            None,
+            "with_watermarks",
+            (self._as_input(),),
+            make,
+            self.schema,
+            describe=f"{column}, {max_out_of_orderness}",
+            makes_watermarks=True,
+        )
+        return Stream(self._plan, self._plan.add(node), self.schema)
+
+    def union(self, *others: "Stream", name: str | None = None) -> "Stream":
+        """Rows of this and the other streams, which have the same columns."""
+        if not others:
+            raise InvalidJob("union() without other streams: pass at least one")
+        known = [stream.schema for stream in (self, *others) if stream.schema is not None]
+        for stream in others:
+            if not isinstance(stream, Stream) or stream._plan is not self._plan:
+                raise InvalidJob(f"union: {stream!r} is no stream of flow {self._plan.name!r}: pass its streams")
+        for schema in known[1:]:
+            if not schema.equals(known[0]):
+                raise InvalidJob(
+                    f"union: one input has ({_one_line(known[0])}), another ({_one_line(schema)}): "
+                    "select() the same columns and types in every input"
+                )
+        inputs = tuple(stream._as_input() for stream in (self, *others))
+        schema = known[0] if len(known) == 1 + len(others) else None
+        node = StepNode(name, "union", inputs, UnionOperator, schema)
+        return Stream(self._plan, self._plan.add(node), schema)
+
+    def rebalance(self) -> "Stream":
+        """Spread rows evenly over the subtasks of what follows."""
+        return Stream(self._plan, self._node, self.schema, rebalanced=True)
+
+    def key_by(self, *columns: str) -> "KeyedStream":
+        """Rows with equal values in `columns` go to the same subtask. Nulls are a value."""
+        if not columns:
+            raise InvalidJob("key_by() without columns: name at least one")
+        where = f"key_by({', '.join(map(repr, columns))})"
+        if len(set(columns)) != len(columns):
+            raise InvalidJob(f"{where}: a column is named twice: name each once")
+        require_columns(self.schema, columns, where)
+        if self.schema is not None:
+            for column in columns:
+                check_key_type(self.schema.field(column).type, column, where)
+        return KeyedStream(self, columns)
+
+    def deduplicate(self, name: str, *columns: str, within: datetime.timedelta | None) -> "Stream":
+        """Let the first row of each id (the values of `columns`; null is a value like others) pass, and drop the later
+        ones. An id is forgotten once the watermark has advanced by `within` since the id was seen; a row's own event
+        time plays no part, so a late row is never dropped for being late. With None, or on a stream without
+        watermarks, no id is ever forgotten, and the state grows with every one.
+
+        Bloom filters in memory (about 3 to 12 bytes per id) spare new ids the look-up in the state. Counted: `lookups`,
+        `lookups_saved`, `duplicates`.
+
+        >>> orders.deduplicate("once", "order_id", within=timedelta(hours=1))
+        """
+        where = f"deduplicate {name!r}"
+        within_ms = milliseconds(within, f"within of {where}") if within is not None else None
+        if within_ms == 0:
+            raise InvalidJob(f"{where}: within is 0, so every id would be forgotten at once: use a longer time")
+        keyed = self.key_by(*columns)
+        make = partial(DeduplicateOperator, keys=columns, within_ms=within_ms, schema=self.schema)
+        horizon = "for ever" if within is None else f"within {within}"
+        return keyed._stateful(name, "deduplicate", make, self.schema, f"{', '.join(columns)} {horizon}")
+
+    # ------------------------------------------------------------ the end
+
+    def sink(self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink]) -> None:
+        """Write the rows. Each subtask has its own copy of `sink` (or what the factory `sink` makes)."""
+        where = f"sink {name!r}"
+        if isinstance(sink, TwoPhaseCommitSink):
+            check_methods(sink, where)
+            make_sink: Callable[[], TwoPhaseCommitSink] = partial(copy.deepcopy, sink)
+        elif callable(sink) and hasattr(sink, "guarantee"):
+            if isinstance(sink, type):
+                check_methods(sink, where)
+            make_sink = sink
+        else:
+            what = "give CallableSink(…) around a function of a pyarrow.RecordBatch, " if callable(sink) else "pass "
+            raise InvalidJob(
+                f"{where}: {sink!r} is no sink: {what}a TwoPhaseCommitSink such as ParquetSink(url), or a factory "
+                "of one with an attribute `guarantee`"
+            )
+        node = StepNode(
+            name,
+            "sink",
+            (self._as_input(),),
+            partial(SinkOperator, make_sink=make_sink),
+            None,
+            stateful=True,
+            is_sink=True,
+            guarantee=getattr(sink, "guarantee"),  # noqa: B009 - a factory carries it as an attribute
+            global_committer=getattr(sink, "global_committer", False),
+            describe=repr(sink),
+        )
+        self._plan.add(node)
+
+    # ------------------------------------------------------------ inside
+
+    def _as_input(self) -> Input:
+        return Input(self._node, "rebalance" if self._rebalanced else "forward")
+
+    def _step(
+        self, kind: str, name: str | None, make: Callable[..., Any], schema: pa.Schema | None, describe: str
+    ) -> "Stream":
+        node = StepNode(name, kind, (self._as_input(),), make, schema, describe=describe)
+        return Stream(self._plan, self._plan.add(node), schema)
+
+
+@plain_errors
+class KeyedStream:
+    """A stream partitioned by key columns; what follows may keep state per key."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._keys = keys
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_step(self, name, BEFORE_KEY_BY)
+
+    def window(self, name: str, window: Tumbling, *, event_time: str) -> "WindowedStream":
+        """Group rows by event-time window as well. `event_time` is a timestamp, date or int64-milliseconds column."""
+        where = f"window {name!r}"
+        if not isinstance(window, Tumbling):
+            raise InvalidJob(f"{where}: {window!r} is no window: pass Tumbling(timedelta(…))")
+        schema = self._stream.schema
+        require_columns(schema, (event_time,), where)
+        if schema is not None:
+            check_event_time_type(schema.field(event_time).type, event_time, where)
+        self._need_watermarks(where, "a window is over when the watermark has passed its end")
+        return WindowedStream(self, name, window, event_time)
+
+    def aggregate(self, name: str, /, **aggregates: Aggregate) -> Stream:
+        """Running aggregates: every row goes out with its key's aggregates so far, itself included, as added columns.
+
+        >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
+        """
+        where = f"aggregate {name!r}"
+        _check_aggregates(aggregates, where)
+        schema = self._stream.schema
+        output = None
+        if schema is not None:
+            _check_free(aggregates, schema.names, where)
+            output = running_schema(schema, aggregates, where)
+        make = partial(RunningAggregateOperator, keys=self._keys, aggregates=aggregates, schema=schema)
+        return self._stateful(name, "running aggregate", make, output, _shown(aggregates))
+
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, ValueState[Any]] | None = None,
+        event_time: str | None = None,
+    ) -> Stream:
+        """A row-wise function with state and timers per key.
+
+        `function` is a class with `process(self, key, row, ctx)` and, for timers, `on_timer(self, key, timestamp_ms,
+        ctx)`, which yield rows (dicts), or return a row, a list or None; states are its attributes (see `ValueState`).
+        Or a plain function of (key, row, ctx), with its states in `state=`, found as `ctx.state.<name>`. `key` is the
+        column's value, or a tuple of several. See `ProcessContext` for `ctx`.
+
+        A timer fires when the watermark reaches it, which is the least of all splits that are read side by side: rows
+        of a later time may come before. A function must look at the rows' own times, too, not at timers alone.
+        """
+        where = f"process {name!r}"
+        if not callable(getattr(function, "process", function)):
+            raise InvalidJob(f"{where}: {function!r} is no function and has no process() method: pass one")
+        if isinstance(function, type) and not callable(getattr(function, "process", None)):
+            raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
+        declared_states(function, state)
+        known = self._stream.schema
+        if event_time is not None:
+            require_columns(known, (event_time,), where)
+            if known is not None:
+                check_event_time_type(known.field(event_time).type, event_time, where)
+        if callable(getattr(function, "on_timer", None)):
+            self._need_watermarks(where, f"{function_name(function)[:-2]} has timers, which the watermark makes fire")
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(
+            ProcessOperator,
+            keys=self._keys,
+            function=function,
+            states=dict(state or {}),
+            event_time=event_time,
+            output=output,
+            schema=known,
+        )
+        timers = callable(getattr(function, "on_timer", None))
+        return self._stateful(
+            name, "process", make, output, function_name(function), detail="every" if timers else "none"
+        )
+
+    def _need_watermarks(self, where: str, why: str) -> None:
+        missing = self._stream._plan.without_watermarks(self._stream._node)
+        if missing:
+            sources = "source" if len(missing) == 1 else "sources"
+            raise InvalidJob(
+                f"{where}: {why}, but {sources} {', '.join(map(repr, missing))} of its rows "
+                f"{'has' if len(missing) == 1 else 'have'} none: pass event_time= where the source is read, or call "
+                "with_watermarks(column) on the stream before"
+            )
+
+    def _stateful(
+        self,
+        name: str,
+        kind: str,
+        make: Callable[..., Any],
+        schema: pa.Schema | None,
+        describe: str,
+        detail: Detail = "none",
+        definition: str = "",
+    ) -> Stream:
+        if not isinstance(name, str):
+            raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
+        plan = self._stream._plan
+        inputs = (Input(self._stream._node, "hash", self._keys),)
+        node = StepNode(
+            name, kind, inputs, make, schema, stateful=True, describe=describe, definition=definition, detail=detail
+        )
+        return Stream(plan, plan.add(node), schema)
+
+
+@plain_errors
+class WindowedStream:
+    """A keyed stream whose rows are grouped by window, too."""
+
+    def __init__(self, keyed: KeyedStream, name: str, window: Tumbling, event_time: str) -> None:
+        self._keyed = keyed
+        self._name = name
+        self._window = window
+        self._event_time = event_time
+
+    def aggregate(self, **aggregates: Aggregate) -> Stream:
+        """One row per key and window once the watermark passed its end: the key columns, `window_start` and
+        `window_end` (timestamps in ms, UTC; the end is exclusive), then the aggregates. Rows that come later are
+        dropped and counted (`late_rows`)."""
+        where = f"window {self._name!r}"
+        _check_aggregates(aggregates, where)
+        keys = self._keyed._keys
+        _check_free(aggregates, [*keys, "window_start", "window_end"], where)
+        schema = self._keyed._stream.schema
+        output = window_schema(schema, keys, aggregates, where) if schema is not None else None
+        make = partial(
+            WindowAggregateOperator,
+            keys=keys,
+            window=self._window,
+            event_time=self._event_time,
+            aggregates=aggregates,
+            schema=schema,
+        )
+        describe = f"{self._window}: {_shown(aggregates)}"
+        return self._keyed._stateful(
+            self._name, "window", make, output, describe, detail="late", definition=self._window.definition
+        )
+
+
+def _check_callable(function: Any, where: str) -> None:
+    if not callable(function):
+        raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of a row")
+
+
+def _check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
+    if not aggregates:
+        raise InvalidJob(f"{where}: no aggregates: give at least one, such as n=count()")
+    for name, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise InvalidJob(f"{where}: {name}={aggregate!r} is no aggregate: use count, sum_, mean, min_ or max_")
+
+
+def _check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
+    for name in names:
+        if name in taken:
+            raise InvalidJob(f"{where}: the output column {name!r} exists already: choose another name")
+
+
+def _shown(aggregates: Mapping[str, Aggregate]) -> str:
+    return ", ".join(f"{name}={aggregate}" for name, aggregate in aggregates.items())
+
+
+def _listed(columns: str | Sequence[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
