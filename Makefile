@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 
-.PHONY: help run test check format behaviours options metrics bench sim sim-canaries mutants chaos java jdk servers clean
+.PHONY: help run test check format tables bench sim sim-canaries mutants chaos java jdk servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
@@ -19,9 +19,7 @@ help:
 	@echo "make test                   every test; all steps run also when one fails"
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (under 2 minutes, no Java)"
 	@echo "make format                 let ruff put the style right"
-	@echo "make behaviours             docs/behaviours.md anew from the tests"
-	@echo "make options                docs/options.md and the options' types anew from coordinator/option_table.py"
-	@echo "make metrics                docs/metrics.md anew from coordinator/metric_table.py"
+	@echo "make tables                 what is generated anew: docs/behaviours, options and metrics, README's connectors"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"
@@ -68,14 +66,11 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-behaviours: $(STAMP)
-	$(BIN)/python tests/behaviours_table.py
-
-options: $(STAMP)
+tables: $(STAMP)
+	$(BIN)/python -m tests.connectors_table
 	$(BIN)/python tests/options_table.py
-
-metrics: $(STAMP)
 	$(BIN)/python tests/metrics_table.py
+	$(BIN)/python tests/behaviours_table.py
 
 bench: $(STAMP) jdk servers
 	$(BIN)/python -m benchmarks $(if $(QUICK),all --quick,$(if $(ALL),all,table))

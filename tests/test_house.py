@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from barrier_runtime.connectors.registry import CONNECTORS
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("state", "coordinator", "barrier_runtime")
 MAY_IMPORT = {
@@ -21,11 +23,11 @@ DOORWAYS = {  # library -> the only places that may import it
     "botocore": ("state/store/s3.py",),
     "mypy_boto3_s3": ("state/store/s3.py",),
     "rocksdict": ("state/kv/rocksdb.py",),
-    "confluent_kafka": ("barrier_runtime/connectors/kafka/",),
-    "psycopg": ("barrier_runtime/connectors/postgres/session.py",),
-    "deltalake": ("barrier_runtime/connectors/delta/table.py",),
-    "pika": ("barrier_runtime/connectors/rabbitmq/broker.py",),
-    "redis": ("barrier_runtime/connectors/redis/sink.py",),
+    **{
+        row.library.module: (f"barrier_runtime/connectors/{row.name}/{row.library.doorway}",)
+        for row in CONNECTORS
+        if row.library is not None
+    },
     "pyspark": ("barrier_runtime/spark/",),
     "hdrh": ("barrier_runtime/data/latency.py", "coordinator/"),
     "starlette": ("coordinator/",),

@@ -1,73 +1,181 @@
-"""What a snapshot says of the sink that wrote it, and how an equal sink is made from that, without the flow.
+"""Every connector in one row: folder, public classes, the library behind them, and what README says of them.
 
-Only the kinds named here are ever imported, whatever a snapshot says: it is data. Secrets are in no snapshot; a sink
-takes them from the environment, or whoever makes one gives them.
+Made from it: README's tables (`make connectors`), the kinds of sinks that a snapshot may name (`sink_value`), the
+doorways that tests hold. Data only: nothing of a connector is imported here.
 """
 
-import importlib
-from collections.abc import Mapping
-from typing import Any
-
-import msgspec
-
-from barrier_runtime.connectors.sink import TwoPhaseCommitSink
-from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.snapshots.snapshot import value_format
-from barrier_runtime.state.versioned import VersionedDecoder
-
-SINK_VALUE = "sink"  # name of the value in OperatorSnapshot.values
-SINK_VALUE_VERSION = 1
-KINDS = {
-    "parquet": "barrier_runtime.connectors.files.sink.sink:ParquetSink",
-    "jsonl": "barrier_runtime.connectors.files.sink.sink:JsonlSink",
-    "csv": "barrier_runtime.connectors.files.sink.sink:CsvSink",
-    "kafka": "barrier_runtime.connectors.kafka.sink.sink:KafkaSink",
-    "postgres": "barrier_runtime.connectors.postgres.sink:PostgresSink",
-    "delta": "barrier_runtime.connectors.delta.sink:DeltaSink",
-    "redis": "barrier_runtime.connectors.redis.sink:RedisUpsertSink",
-}
+from dataclasses import dataclass
 
 
-class SinkValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: int
-    kind: str  # "" for a sink that is none of ours
-    class_name: str  # for people
-    global_committer: bool
-    settings: dict[str, Any] = {}
+@dataclass(frozen=True)
+class PublicClass:
+    """`module` is below `barrier_runtime.connectors`; the package exports the class. `kind`: of a sink that can be made
+    again from a snapshot, its name there."""
+
+    path: str
+    name: str
+    kind: str = ""
+
+    @property
+    def module(self) -> str:
+        return f"barrier_runtime.connectors.{self.path}"
 
 
-_SINK_VALUE = VersionedDecoder(
-    value_format("{}: the description of the sink in its snapshot", SINK_VALUE_VERSION), msgspec.json.Decoder(SinkValue)
+@dataclass(frozen=True)
+class ClientLibrary:
+    """A client library. `extra`: of pyproject, which installs it. `doorway`: the only file or folder of the connector
+    that may import it."""
+
+    module: str
+    extra: str
+    doorway: str
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A row of README's table of sources. `methods`: of `Dataflow`, with the classes' arguments."""
+
+    classes: tuple[PublicClass, ...]
+    methods: tuple[str, ...]
+    positions: str
+    notes: str
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """A row of README's table of targets. `also`: what else is described by it."""
+
+    classes: tuple[PublicClass, ...]
+    guarantee: str
+    how: str
+    also: str = ""
+
+
+@dataclass(frozen=True)
+class Connector:
+    """`name` is its folder."""
+
+    name: str
+    sources: tuple[Sources, ...] = ()
+    sinks: tuple[Sinks, ...] = ()
+    library: ClientLibrary | None = None
+
+
+CONNECTORS = (
+    Connector(
+        "files",
+        sources=(
+            Sources(
+                (
+                    PublicClass("files.source.parquet", "ParquetSource"),
+                    PublicClass("files.source.csv", "CsvSource"),
+                    PublicClass("files.source.jsonl", "JsonlSource"),
+                ),
+                ("read_parquet", "read_csv", "read_jsonl"),
+                "stable",
+                "see above; `from_spark` reads the files that a query has written",
+            ),
+        ),
+        sinks=(
+            Sinks(
+                (
+                    PublicClass("files.sink.sink", "ParquetSink", "parquet"),
+                    PublicClass("files.sink.sink", "JsonlSink", "jsonl"),
+                    PublicClass("files.sink.sink", "CsvSink", "csv"),
+                ),
+                "exactly once",
+                'hidden objects (or, with `staging="multipart"`, an open multipart upload on S3), then a name and a '
+                "line in the commit log",
+            ),
+        ),
+    ),
+    Connector(
+        "delta",
+        library=ClientLibrary("deltalake", "delta", "table.py"),
+        sinks=(
+            Sinks(
+                (PublicClass("delta.sink", "DeltaSink", "delta"),),
+                "exactly once",
+                "one table commit per checkpoint, with the format's own application transaction",
+            ),
+        ),
+    ),
+    Connector(
+        "postgres",
+        library=ClientLibrary("psycopg", "postgres", "session.py"),
+        sinks=(
+            Sinks(
+                (PublicClass("postgres.sink", "PostgresSink", "postgres"),),
+                "exactly once, insert or upsert",
+                'staged rows, moved by one SQL transaction per checkpoint; or `transactions="prepared"`',
+            ),
+        ),
+    ),
+    Connector(
+        "kafka",
+        library=ClientLibrary("confluent_kafka", "kafka", ""),
+        sources=(
+            Sources(
+                (PublicClass("kafka.source.source", "KafkaSource"),),
+                ("read_kafka",),
+                "offsets in the checkpoint; those of the group are for monitoring only",
+                "new partitions, JSON, Avro, Protobuf, dead letters; an offset that is not retained any more stops the "
+                "job, and so does a topic that was deleted and made again: nothing is skipped",
+            ),
+        ),
+        sinks=(
+            Sinks(
+                (PublicClass("kafka.sink.sink", "KafkaSink", "kafka"),),
+                'exactly once, or `guarantee="at_least_once"`',
+                "rows wait in the job's storage; after the decision a short transaction writes them and a marker. No "
+                "transaction is open across a checkpoint, so none can time out and lose what was decided",
+            ),
+        ),
+    ),
+    Connector(
+        "rabbitmq",
+        library=ClientLibrary("pika", "rabbitmq", "broker.py"),
+        sources=(
+            Sources(
+                (PublicClass("rabbitmq.source", "RabbitMQSource"),),
+                ("read_rabbitmq",),
+                "none: acknowledged when the covering checkpoint completes",
+                "redeliveries are dropped by message id; with `deduplicate=None` at least once",
+            ),
+        ),
+    ),
+    Connector(
+        "redis",
+        library=ClientLibrary("redis", "redis", "sink.py"),
+        sinks=(
+            Sinks(
+                (PublicClass("redis.sink", "RedisUpsertSink", "redis"),),
+                "exactly once with `deterministic=True`, else at least once",
+                "repeated writes of the same values; `docs/upserts.md` shows what happens when the declaration is a "
+                "lie",
+                also="your `UpsertSink`",
+            ),
+        ),
+    ),
+    Connector(
+        "memory",
+        sources=(
+            Sources(
+                (PublicClass("memory.rate", "RateSource"), PublicClass("memory.iterator", "IteratorSource")),
+                ("rate", "from_iterator"),
+                "stable",
+                "an iterator must give the same rows again, or say `replayable=False`",
+            ),
+        ),
+        sinks=(
+            Sinks(
+                (PublicClass("memory.collect", "CollectSink"),),
+                "exactly once",
+                "a list in the program's own process: for tests and `run_local`",
+            ),
+            Sinks((PublicClass("memory.callable", "CallableSink"),), "at least once", "a function of a batch"),
+        ),
+    ),
 )
 
-
-def describe_sink(sink: TwoPhaseCommitSink, where: str) -> bytes:
-    """The value for snapshots. Raises `InvalidJob` when the sink's `settings()` are no JSON."""
-    try:
-        return msgspec.json.encode(
-            SinkValue(SINK_VALUE_VERSION, sink.kind, type(sink).__name__, sink.global_committer, dict(sink.settings()))
-        )
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise InvalidJob(
-            f"{where}: settings() of {type(sink).__name__} must be a dict that is JSON ({error}): leave out what is not"
-        ) from error
-
-
-def decode_sink(data: bytes, where: str) -> SinkValue:
-    return _SINK_VALUE.decode(data, where)
-
-
-def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
-    """An unopened sink. Raises `InvalidJob` for an unknown kind, or settings that it does not take."""
-    if kind not in KINDS:
-        raise InvalidJob(f"{kind!r} is no kind of sink that this release has; it has: {', '.join(sorted(KINDS))}")
-    module, _, name = KINDS[kind].partition(":")
-    sink_class = getattr(importlib.import_module(module), name)
-    try:
-        sink = sink_class(**settings)
-    except TypeError as error:
-        raise InvalidJob(
-            f"a {kind} sink cannot be made of the settings {', '.join(sorted(settings))}: {error}"
-        ) from error
-    assert isinstance(sink, TwoPhaseCommitSink)
-    return sink
+SINKS = {each.kind: each for row in CONNECTORS for sinks in row.sinks for each in sinks.classes if each.kind}

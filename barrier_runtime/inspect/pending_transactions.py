@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.connectors.registry import SINK_VALUE, SinkValue, decode_sink, make_sink
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink_value import SINK_VALUE, SinkValue, decode_sink, make_sink
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView, complete_of
 from barrier_runtime.coordinator.log.lease_record import decode_lease
 from barrier_runtime.coordinator.log.manifest import check_files, verified_manifest

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from barrier_runtime.connectors.registry import SINK_VALUE, describe_sink
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, check_methods
+from barrier_runtime.connectors.sink_value import SINK_VALUE, describe_sink
 from barrier_runtime.coordinator.metric_table import EARLY_STAGING_FAILED, PROCESSED, VISIBLE
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.latency import EmitTimes

@@ -15,8 +15,9 @@ import pytest
 
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.connectors.files.sink.sink import ParquetSink
-from barrier_runtime.connectors.registry import KINDS, decode_sink, describe_sink, make_sink
+from barrier_runtime.connectors.registry import SINKS
 from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, encode_committable
+from barrier_runtime.connectors.sink_value import decode_sink, describe_sink, make_sink
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.coordinator.log.reader import LogReader
@@ -329,9 +330,8 @@ def test_pending_transactions_are_read_with_the_generation_and_lineage_of_the_jo
 def test_every_kind_is_a_sink_that_says_its_own_name() -> None:
     import importlib
 
-    for kind, target in KINDS.items():
-        module, _, name = target.partition(":")
-        assert getattr(importlib.import_module(module), name).kind == kind
+    for kind, sink in SINKS.items():
+        assert getattr(importlib.import_module(sink.module), sink.name).kind == kind
 
 
 def test_a_sink_is_made_again_from_what_a_snapshot_says() -> None:

@@ -1,0 +1,64 @@
+"""What a snapshot says of the sink that wrote it, and how an equal sink is made from that, without the flow.
+
+Only the kinds that the registry names are ever imported, whatever a snapshot says: it is data. Secrets are in no
+snapshot; a sink takes them from the environment, or whoever makes one gives them.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from barrier_runtime.connectors.registry import SINKS
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import value_format
+from barrier_runtime.state.versioned import VersionedDecoder
+
+SINK_VALUE = "sink"  # name of the value in OperatorSnapshot.values
+SINK_VALUE_VERSION = 1
+
+
+class SinkValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    kind: str  # "" for a sink that is none of ours
+    class_name: str  # for people
+    global_committer: bool
+    settings: dict[str, Any] = {}
+
+
+_SINK_VALUE = VersionedDecoder(
+    value_format("{}: the description of the sink in its snapshot", SINK_VALUE_VERSION), msgspec.json.Decoder(SinkValue)
+)
+
+
+def describe_sink(sink: TwoPhaseCommitSink, where: str) -> bytes:
+    """The value for snapshots. Raises `InvalidJob` when the sink's `settings()` are no JSON."""
+    try:
+        return msgspec.json.encode(
+            SinkValue(SINK_VALUE_VERSION, sink.kind, type(sink).__name__, sink.global_committer, dict(sink.settings()))
+        )
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise InvalidJob(
+            f"{where}: settings() of {type(sink).__name__} must be a dict that is JSON ({error}): leave out what is not"
+        ) from error
+
+
+def decode_sink(data: bytes, where: str) -> SinkValue:
+    return _SINK_VALUE.decode(data, where)
+
+
+def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
+    """An unopened sink. Raises `InvalidJob` for an unknown kind, or settings that it does not take."""
+    if kind not in SINKS:
+        raise InvalidJob(f"{kind!r} is no kind of sink that this release has; it has: {', '.join(sorted(SINKS))}")
+    sink_class = getattr(importlib.import_module(SINKS[kind].module), SINKS[kind].name)
+    try:
+        sink = sink_class(**settings)
+    except TypeError as error:
+        raise InvalidJob(
+            f"a {kind} sink cannot be made of the settings {', '.join(sorted(settings))}: {error}"
+        ) from error
+    assert isinstance(sink, TwoPhaseCommitSink)
+    return sink

@@ -1,0 +1,113 @@
+"""A connector is one row of the registry: what folder, exports, pyproject and README have is compared with it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import barrier_runtime
+from barrier_runtime.connectors.registry import CONNECTORS, Connector, PublicClass
+from tests.connectors_table import README, with_tables
+from tests.house.test_layers import SHARED
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "barrier_runtime" / "connectors"
+EXTRAS_OF_NO_CONNECTOR = {"spark", "s3", "bench", "dev"}
+SOURCES = [each for row in CONNECTORS for sources in row.sources for each in sources.classes]
+SINKS = [each for row in CONNECTORS for sinks in row.sinks for each in sinks.classes]
+
+every_class = pytest.mark.parametrize("public", [*SOURCES, *SINKS], ids=lambda public: str(public.name))
+with_library = pytest.mark.parametrize(
+    "row", [row for row in CONNECTORS if row.library is not None], ids=lambda row: str(row.name)
+)
+
+
+def extras() -> dict[str, list[str]]:
+    """Of pyproject: requirements by the extra's name."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\[project\.optional-dependencies\]\n(.*?)^\[", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^(\w+) = (\[.*?\])$", table, re.MULTILINE | re.DOTALL)
+    return {name: ast.literal_eval(value) for name, value in found}
+
+
+def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
+    folders = {path.parent.name for path in FOLDER.glob("*/__init__.py")} - set(SHARED)
+    assert sorted(row.name for row in CONNECTORS) == sorted(folders)
+
+
+def test_every_extra_is_of_one_row() -> None:
+    ours = [row.library.extra for row in CONNECTORS if row.library is not None]
+    assert sorted(ours) == sorted(extras().keys() - EXTRAS_OF_NO_CONNECTOR)
+
+
+@with_library
+def test_the_extra_installs_the_library_and_dev_has_it(row: Connector) -> None:
+    assert row.library is not None
+    names = [re.split(r"[\[<>=~!;]", each)[0].replace("-", "_") for each in extras()[row.library.extra]]
+    assert names == [row.library.module]
+    (own,) = [each for each in extras()["dev"] if each.startswith("barrier-runtime[")]
+    assert row.library.extra in own.removeprefix("barrier-runtime[").removesuffix("]").split(",")
+
+
+@with_library
+def test_readme_says_why_the_library_was_chosen(row: Connector) -> None:
+    assert row.library is not None
+    dependencies = README.read_text(encoding="utf-8").partition("## Dependencies")[2].partition("\n## ")[0]
+    assert f"(`[{row.library.extra}]`)" in dependencies
+
+
+@with_library
+def test_the_doorway_imports_the_library(row: Connector) -> None:
+    """That nothing else does is tested with all doorways."""
+    assert row.library is not None
+    doorway = FOLDER / row.name / row.library.doorway
+    imported = {
+        name.split(".")[0]
+        for path in (doorway.rglob("*.py") if doorway.is_dir() else [doorway])
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert row.library.module in imported
+
+
+@every_class
+def test_a_class_of_a_row_is_public_and_lies_in_the_rows_folder(public: PublicClass) -> None:
+    assert barrier_runtime._HOME.get(public.name) == public.module
+    (row,) = [row for row in CONNECTORS for each in (*row.sources, *row.sinks) if public in each.classes]
+    assert public.path.split(".")[0] == row.name
+    assert getattr(barrier_runtime, public.name).__module__ == public.module
+
+
+def test_every_public_source_and_sink_of_a_connector_is_in_a_row() -> None:
+    below = {
+        name
+        for name, home in barrier_runtime._HOME.items()
+        if home.startswith("barrier_runtime.connectors.") and name.endswith(("Source", "Sink"))
+        if len(home.split(".")) > 3 and home.split(".")[2] not in SHARED
+    }
+    assert below == {each.name for each in (*SOURCES, *SINKS)}
+
+
+def test_a_sink_has_the_kind_of_its_row() -> None:
+    assert {each.name: each.kind for each in SINKS} == {
+        each.name: getattr(barrier_runtime, each.name).kind for each in SINKS
+    }
+
+
+def test_every_method_that_reads_is_in_a_row() -> None:
+    methods = [name for row in CONNECTORS for sources in row.sources for name in sources.methods]
+    reading = {name for name in dir(barrier_runtime.Dataflow) if name.startswith("read_")}
+    assert reading <= set(methods)
+    assert [name for name in methods if not hasattr(barrier_runtime.Dataflow, name)] == []
+
+
+def test_the_tables_of_readme_are_current() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text == with_tables(text), "run: make connectors"
