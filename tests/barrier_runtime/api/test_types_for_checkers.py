@@ -10,16 +10,49 @@ import pytest
 import barrier_runtime
 
 ROOT = Path(__file__).resolve().parents[3]
-SINKS = """
+PROGRAM = """
 import barrier_runtime as br
 
 reveal_type(br.ParquetSink("out"))
 reveal_type(br.JsonlSink("out"))
 reveal_type(br.CsvSink("out"))
+reveal_type(br.DeltaSink("out"))
+reveal_type(br.PostgresSink("postgresql://h/d", "t"))
+reveal_type(br.KafkaSink("broker:9092", "t"))
+reveal_type(br.RedisUpsertSink("redis://h", key="k"))
 reveal_type(br.CollectSink())
 reveal_type(br.CallableSink(print))
-br.ParquetSink("out", nonsense=1)
+reveal_type(br.ParquetSource("in"))
+reveal_type(br.JsonlSource("in"))
+reveal_type(br.CsvSource("in", delimiter=";"))
+reveal_type(br.KafkaSource("broker:9092", "t", group="g"))
+reveal_type(br.RabbitMQSource("amqp://h", "q", deduplicate=None))
+reveal_type(br.RateSource(10))
+reveal_type(br.IteratorSource(lambda index, of: [], schema={"n": int}))
+
+flow = br.Dataflow("flow")
+kafka = br.KafkaSource("broker:9092", "t", group="g", bad_records="dead_letter")
+reveal_type(flow.source("rows", br.ParquetSource("in"), event_time="at"))
+reveal_type(flow.source_with_dead_letters("letters", kafka)[1])
 """
+REVEALED = [
+    *("ParquetSink", "JsonlSink", "CsvSink", "DeltaSink", "PostgresSink", "KafkaSink", "RedisUpsertSink"),
+    *("CollectSink", "CallableSink"),
+    *("ParquetSource", "JsonlSource", "CsvSource", "KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource"),
+    *("Stream", "Stream"),
+]
+WRONG = """
+br.ParquetSink("out", nonsense=1)
+br.KafkaSource("broker:9092", "t")
+br.CsvSource("in", on_change="ignore")
+flow.source("rows", "in")
+"""
+REFUSED = [
+    'Unexpected keyword argument "nonsense" for "ParquetSink"',
+    'Missing named argument "group" for "KafkaSource"',
+    'Argument "on_change" to "CsvSource" has incompatible type',
+    'Argument 2 to "source" of "Readers" has incompatible type "str"',
+]
 
 
 def test_a_checker_finds_every_public_name_where_it_is_found_when_the_program_runs() -> None:
@@ -38,10 +71,16 @@ def test_a_checker_finds_every_public_name_where_it_is_found_when_the_program_ru
     assert seen == {name: f"{home}.{name}" for name, home in barrier_runtime._HOME.items()}
 
 
+def test_the_program_has_every_source_and_sink() -> None:
+    assert {name for name in barrier_runtime.__all__ if name.endswith(("Source", "Sink"))} - set(REVEALED) == {
+        *("TwoPhaseCommitSink", "UpsertSink", "WriteAheadSink"),  # bases
+    }
+
+
 @pytest.mark.slow
-def test_mypy_knows_the_type_of_every_sink_and_sees_a_wrong_argument(tmp_path: Path) -> None:
+def test_mypy_knows_the_type_of_every_source_and_sink_and_sees_wrong_arguments(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(SINKS)
+    program.write_text(PROGRAM + WRONG)
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(program)],
         cwd=ROOT,
@@ -49,5 +88,7 @@ def test_mypy_knows_the_type_of_every_sink_and_sees_a_wrong_argument(tmp_path: P
         text=True,
     )
     revealed = [line.rpartition(".")[2].rstrip('"') for line in checked.stdout.splitlines() if "Revealed" in line]
-    assert revealed == ["ParquetSink", "JsonlSink", "CsvSink", "CollectSink", "CallableSink"], checked.stdout
-    assert 'Unexpected keyword argument "nonsense" for "ParquetSink"' in checked.stdout
+    errors = [line for line in checked.stdout.splitlines() if ": error: " in line]
+    assert revealed == REVEALED, checked.stdout
+    assert len(errors) == len(REFUSED), checked.stdout
+    assert [text for text, line in zip(REFUSED, errors, strict=True) if text not in line] == [], checked.stdout
