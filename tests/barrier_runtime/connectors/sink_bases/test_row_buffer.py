@@ -72,6 +72,10 @@ def texts(rows: int, characters: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"t": ["x" * characters] * rows, "n": list(range(rows))})
 
 
+def slices(whole: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
+    return [whole.slice(start, rows) for start in range(0, whole.num_rows, rows)]
+
+
 @pytest.mark.parametrize(
     "batches",
     [
@@ -79,8 +83,8 @@ def texts(rows: int, characters: int) -> pa.RecordBatch:
         [texts(1_000, 4_000), *[texts(1_000, 1)] * 62],
         [texts(1, 100)] * 500,
         [texts(1, 1), texts(1, 1_000_000)] * 100,
-        [texts(100_000, 10).slice(start, 256) for start in range(0, 100_000, 256)],  # buffers are those of the whole
-        [texts(2_000, 10).slice(start, 1) for start in range(2_000)],
+        slices(texts(100_000, 10), 256),  # buffers are those of the whole
+        slices(texts(2_000, 10), 1),
         [texts(0, 0)] * 10,
     ],
     ids=["small then large", "large then small", "rows of one", "in turns", "slices", "tiny slices", "empty"],
