@@ -7,6 +7,7 @@ defined, and when a behaviour of `MUST` has no test.
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,13 +189,16 @@ MUST = tuple(
 
 _ID = r"[A-Z][0-9]{1,2}"
 _LEADING = re.compile(rf"{_ID}(?:, {_ID})*(?=[:.,;]|\s|$)")
+_DOCSTRING = re.compile(rf'"""\s*{_ID}')  # what a file without it holds need not be parsed
 
 
+@cache
 def proofs() -> dict[str, list[str]]:
     """Behaviour id -> tests whose docstrings begin with it, as path::name."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if _DOCSTRING.search(text) else ():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 for identity in leading_ids(ast.get_docstring(node) or ""):
                     found.setdefault(identity, []).append(f"{path.relative_to(ROOT)}::{node.name}")

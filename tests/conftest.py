@@ -1,11 +1,25 @@
-"""Fixtures that several parts share. An S3 endpoint is one moto server per test session, on a free loopback port."""
+"""Fixtures that several parts share, and how tests are collected. An S3 endpoint is one moto server per test session,
+on a free loopback port."""
 
+import gc
 import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """What collecting makes (modules, items) stays to the end: looking through it for garbage takes a quarter of the
+    time while it is made, and a tenth of a second at each full collection later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

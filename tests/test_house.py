@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.connectors.registry import CONNECTORS
+from tests.parsed import outline, parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("state", "coordinator", "barrier_runtime")
@@ -55,25 +56,11 @@ def file_of(name: str) -> str | None:
     return next((found for found in (f"{path}.py", f"{path}/__init__.py") if (ROOT / found).exists()), None)
 
 
-def parsed(module: str) -> ast.Module:
-    return ast.parse((ROOT / module).read_text(encoding="utf-8"), module)
-
-
-def imports(module: str) -> Iterator[tuple[str, int]]:
-    """Dotted names imported anywhere in the file, also inside functions, with their lines."""
-    for node in ast.walk(parsed(module)):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno}: relative imports hide the direction: write the full name"
-            yield node.module or "", node.lineno
-
-
 def test_imports_run_one_way() -> None:
     wrong = [
         f"{module}:{line} imports {name}"
         for module in modules()
-        for name, line in imports(module)
+        for name, line in outline(module).imports
         if (top := package_of(name)) in PACKAGES and top not in MAY_IMPORT[module.split("/")[0]]
     ]
     assert wrong == []
@@ -89,7 +76,7 @@ def test_everything_of_ours_is_imported_from_one_package() -> None:
     wrong = [
         f"{module}:{line} imports {name}"
         for module in [*modules(), *others]
-        for name, line in imports(module)
+        for name, line in outline(module).imports
         if name.split(".")[0] in ("state", "coordinator")
     ]
     assert wrong == []
@@ -128,7 +115,7 @@ def test_every_library_has_one_doorway() -> None:
     wrong = [
         f"{module}:{line} imports {name}"
         for module in modules()
-        for name, line in imports(module)
+        for name, line in outline(module).imports
         if (top := name.split(".")[0]) in DOORWAYS and not module.startswith(DOORWAYS[top])
     ]
     assert wrong == []
@@ -137,7 +124,7 @@ def test_every_library_has_one_doorway() -> None:
 def test_every_module_says_what_it_owns() -> None:
     folders = ("examples", "benchmarks", "tests")
     others = [str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    silent = [module for module in [*modules(), *others] if not (ast.get_docstring(parsed(module)) or "").strip()]
+    silent = [module for module in [*modules(), *others] if not outline(module).docstring.strip()]
     empty = [module for module in silent if (ROOT / module).read_text(encoding="utf-8").strip() == ""]
     assert sorted(set(silent) - {module for module in empty if module.endswith("__init__.py")}) == []
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsed import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("state", "coordinator", "barrier_runtime")  # bottom to top; imported as barrier_runtime.state, …
 
@@ -129,7 +131,7 @@ def file_of(name: str) -> str | None:
 def imported(module: str) -> frozenset[str]:
     """Files of ours that a file imports anywhere: at the top, in functions, for type checkers."""
     found: set[str | None] = set()
-    for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"), module)):
+    for node in ast.walk(parsed(module)):
         if isinstance(node, ast.Import):
             found |= {file_of(alias.name) for alias in node.names if alias.name.startswith("barrier_runtime")}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("barrier_runtime"):
@@ -230,7 +232,7 @@ def test_what_decides_touches_nothing_outside() -> None:
     wrong = {
         (module, touched)
         for module in sorted({*pure, *PURE_FILES} - missing)
-        for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"), module))
+        for node in ast.walk(parsed(module))
         for touched in touches(node)
     }
     assert (missing, wrong) == (set(), set())
