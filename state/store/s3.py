@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -313,6 +314,7 @@ def _code_of(error: Exception) -> tuple[str, int]:
 def _make_client(endpoint: str | None, budget: RetryBudget) -> Any:
     try:
         import boto3
+        import botocore.session
         from botocore.config import Config
     except ImportError as error:
         raise InvalidJob("s3:// needs boto3: pip install 'barrier-runtime[s3]'") from error
@@ -328,9 +330,19 @@ def _make_client(endpoint: str | None, budget: RetryBudget) -> Any:
         s3={"addressing_style": "path"} if endpoint or _environment_endpoint() else {},
     )
     try:
-        return boto3.session.Session().client("s3", endpoint_url=endpoint, config=config)
+        session = botocore.session.get_session()
+        session.register_component("data_loader", _descriptions())
+        return boto3.session.Session(botocore_session=session).client("s3", endpoint_url=endpoint, config=config)
     except Exception as error:
         raise InvalidJob(f"the S3 client could not be set up: {error}; check region, profile and endpoint") from error
+
+
+@cache
+def _descriptions() -> Any:
+    """botocore's descriptions of services, read once per process: a session of its own reads a megabyte of JSON."""
+    import botocore.session
+
+    return botocore.session.get_session().get_component("data_loader")
 
 
 def _environment_endpoint() -> str | None:

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from botocore.loaders import JSONFileLoader
 
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, PutOutcome
@@ -223,6 +224,16 @@ def test_a_published_object_that_came_in_parts_is_compared_by_content(
     store.publish("staged", "final", sha256)
     store.publish("staged", "final", sha256)
     assert [info.key for info in store.list("")] == ["final"]
+
+
+def test_another_store_of_the_process_does_not_read_the_descriptions_of_services_again(
+    s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store(s3_url("one"))
+    load, loaded = JSONFileLoader.load_file, []
+    monkeypatch.setattr(JSONFileLoader, "load_file", lambda self, path: loaded.append(path) or load(self, path))
+    open_store(s3_url("other")).put("key", b"rows")
+    assert loaded == []
 
 
 def test_a_publish_that_another_process_finishes_first_is_success(
