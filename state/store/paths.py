@@ -187,7 +187,8 @@ class Paths:
         return f"{self.write_ahead_prefix}{parts}/"
 
     def delivery_note(self, sink: str, lineage: str, subtask: int, checkpoint: int, token: int) -> str:
-        """Says that all of `subtask` up to `checkpoint` was delivered. `token`: of the generation that says so."""
+        """Says that all of `subtask` up to `checkpoint` was delivered. `token`: of the generation that staged its last
+        rows; of the one that says so, where the target knows the rest and `checkpoint` is 0."""
         name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
         return check_key(self.delivery_notes_prefix(sink, lineage, subtask) + name)
 

@@ -22,9 +22,13 @@ Who may need the staged objects of a decided transaction, and what becomes of th
 
 The *note* is for targets that do not remember: an object that says "everything of this origin subtask up to checkpoint
 n was delivered in this lineage". It is written before anything is deleted, so a missing object without a note is
-damage. Notes are never overwritten, so a zombie's late one takes nothing back. The first object of a transaction goes
-first: while it is there, all are. A retained older checkpoint lists objects that are gone: going back to it needs
-`allow_replay`, and its transactions are known as delivered.
+damage. A note says nothing but its name, so a zombie's late one takes nothing back. The first object of a transaction
+goes first: while it is there, all are.
+
+A listing may lack a note for a while, so notes are named after their transactions, whoever delivers them, and are
+asked for by name. One is deleted when one of a later transaction is there, and the newest checkpoint lists that one,
+too, if it lists the older one. A retained older checkpoint may not, and lists objects that are gone: going back to it
+needs `allow_replay`, and that its transactions were delivered must be seen in a listing.
 """
 
 import hashlib
@@ -45,7 +49,7 @@ from barrier_runtime.connectors.sink_bases.write_ahead_committable import (
     encode_committable,
 )
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.store.object_store import ObjectNotFound
+from barrier_runtime.state.store.object_store import ObjectNotFound, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
 _COMPRESSION = "zstd"
@@ -96,6 +100,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._numbering = threading.Lock()
         self._schema_checked = False
         self._notes: dict[tuple[str, int], str] = {}  # newest note of each (lineage, origin subtask)
+        self._restored: list[str] = []  # the notes of what the restored checkpoint decided, written or not
 
     def begin_transaction(self) -> StagedTransaction:
         return RowBuffer()
@@ -157,6 +162,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._drop([self._decoded(committable)])
 
     def recover(self, decided: Sequence[bytes]) -> None:
+        self._restored = [self._note_of(self._decoded(each)) for each in decided]
         self.commit_together(decided)
         context = self._context
         store = context.job_store
@@ -199,14 +205,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     def _already_delivered(self, entry: WriteAheadCommittable, remembered: bool | None, error: ObjectNotFound) -> None:
         """Raise unless the missing objects were deleted because they had been delivered: by a successor, perhaps."""
-        context = self._context
         if remembered is None:
-            prefix = self._paths.delivery_notes_prefix(context.sink, entry.lineage, entry.subtask)
-            for info in context.job_store.list(prefix):
-                said = self._paths.delivery_of(info.key)
-                if said is not None and said[0] >= entry.checkpoint:
-                    self._drop([entry])
-                    return
+            if self._is_noted(entry):
+                self._drop([entry])
+                return
         else:
             self.look_again()
             if self.delivered(entry.delivery, entry.rows):
@@ -217,12 +219,30 @@ class WriteAheadSink(TwoPhaseCommitSink):
             "aborted, moved or deleted? Restore the object from a backup; the commit is tried again"
         ) from error
 
+    def _is_noted(self, entry: WriteAheadCommittable) -> bool:
+        """Is there a note of this transaction or a later one? Each is asked for by name, oldest first: when a zombie
+        deletes one meanwhile, a later one is there. What a listing shows is true as well, but it may lack the newest:
+        it is for older checkpoints, and for notes that earlier builds named after the generation that delivered."""
+        store, note = self._context.job_store, self._note_of(entry)
+        prefix = self._paths.delivery_notes_prefix(self._context.sink, entry.lineage, entry.subtask)
+        known = sorted({note, *self._restored, *self._notes.values()})
+        asked = [each for each in known if each.startswith(prefix) and each >= note]
+        if any(get_or_none(store, each) is not None for each in asked):
+            return True
+        listed = (self._paths.delivery_of(info.key) for info in store.list(prefix))
+        return any(said is not None and said[0] >= entry.checkpoint for said in listed)
+
     # ------------------------------------------------------------ cleaning up
+
+    def _note_of(self, entry: WriteAheadCommittable) -> str:
+        return self._paths.delivery_note(
+            self._context.sink, entry.lineage, entry.subtask, entry.checkpoint, entry.token
+        )
 
     def _note(self, entry: WriteAheadCommittable) -> None:
         context = self._context
         origin = entry.lineage, entry.subtask
-        note = self._paths.delivery_note(context.sink, *origin, entry.checkpoint, context.token)
+        note = self._note_of(entry)
         context.job_store.put(note, b"")
         before = self._notes.get(origin)
         if before is None:

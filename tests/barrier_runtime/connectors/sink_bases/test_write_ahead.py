@@ -14,8 +14,9 @@ from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken, decode_committable
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
-from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.testing import certify
+from barrier_runtime.testing.crash_points import STORIES
 
 
 @dataclass
@@ -98,6 +99,22 @@ def test_the_sink_is_exactly_once_wherever_it_crashes(kind: type[MailboxSink]) -
     )
 
 
+@pytest.mark.slow
+def test_the_sink_is_exactly_once_where_no_list_shows_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O10: but for a start from an older checkpoint, which cannot name the notes that were written since."""
+    mailbox, store = Mailbox(), MemoryStore()
+    store.inject(Fault.STALE_LIST, "list", times=None)
+    monkeypatch.delitem(STORIES, "older checkpoint")
+    certify(
+        lambda: MailboxSink(mailbox, max_bytes_in_memory=3_000),
+        mailbox.read,
+        scenarios=300,
+        ordered=True,
+        job_store=store,
+        reset=mailbox.letters.clear,
+    )
+
+
 def test_staged_objects_go_as_soon_as_they_are_delivered_and_a_note_stays() -> None:
     store, mailbox = MemoryStore(), Mailbox()
     sink = opened(MailboxSink(mailbox), store)
@@ -124,6 +141,45 @@ def test_a_commit_that_is_repeated_after_its_rows_were_deleted_is_known_by_the_n
     sink.commit(first)
     opened(MailboxSink(mailbox), store, token=2).recover([first, second])
     assert [token.checkpoint for token in mailbox.deliveries] == [1, 2]
+
+
+@pytest.mark.parametrize("by_a_successor", [False, True])
+def test_what_was_delivered_is_known_also_when_lists_do_not_show_it(by_a_successor: bool) -> None:
+    """O10: every list lacks the notes, of which only the newest is there, and whoever delivered wrote it."""
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    decided = [each for each in (sealed(sink, 1, [1]), sealed(sink, 2, [2])) if each is not None]
+    store.inject(Fault.STALE_LIST, "list", times=None)
+    if by_a_successor:
+        sink = opened(MailboxSink(mailbox), store, token=2)
+    sink.recover(decided)
+    opened(MailboxSink(mailbox), store, token=3).recover(decided)
+    assert [token.checkpoint for token in mailbox.deliveries] == [1, 2]
+    store.heal()
+    assert notes_in(store) == ["job/write-ahead/out/delivered/line/0/00000000000000000002-1"]
+
+
+def test_a_note_of_another_subtask_or_lineage_proves_nothing() -> None:
+    """Of what one restore lists, each origin has notes of its own."""
+    store, mailbox = MemoryStore(), Mailbox()
+    lost = sealed(opened(MailboxSink(mailbox), store), 1, [1])
+    assert lost is not None
+    store.delete(staged_in(store))
+    other = sealed(opened(MailboxSink(mailbox), store, subtask=1, parallelism=2), 2, [2])
+    assert other is not None
+    opened(MailboxSink(mailbox), store, subtask=1, parallelism=2).commit(other)
+    with pytest.raises(Corrupt, match="1 decided rows of checkpoint 1, written by subtask 0"):
+        opened(MailboxSink(mailbox), store, token=2).recover([lost, other])
+
+
+def test_a_note_that_an_earlier_build_named_after_who_delivered_is_known() -> None:
+    store, mailbox = MemoryStore(), Mailbox()
+    committable = sealed(opened(MailboxSink(mailbox), store), 1, [1])
+    assert committable is not None
+    store.delete(staged_in(store))
+    store.put("job/write-ahead/out/delivered/line/0/00000000000000000001-2", b"")
+    opened(MailboxSink(mailbox), store, token=3).recover([committable])
+    assert mailbox.deliveries == []
 
 
 def test_a_process_that_dies_between_delivery_and_note_delivers_again_under_the_same_token() -> None:
