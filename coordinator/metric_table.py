@@ -2,7 +2,7 @@
 
 What counts or measures names a row (`metrics.count(LATE_ROWS, n)`), so a metric that is not in the table is an error
 when the module is imported. `tests/metrics_table.py` writes `docs/metrics.md` from it. So a new metric is a new row and
-the line that counts, then `make metrics`. Names never change: people's alarms use them.
+the line that counts, then `make tables`. Names never change: people's alarms use them.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 From it come the checks of driver and coordinator, the flags of the command line, `explain` and the signatures that
 notebooks show; `tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md` from it. So a new
-option is a new row, then `make options`. Names, and the fields under which options are stored, never change.
+option is a new row, then `make tables`. Names, and the fields under which options are stored, never change.
 """
 
 from dataclasses import dataclass

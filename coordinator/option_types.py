@@ -1,6 +1,6 @@
 """The options as types: what is stored of them, the keywords of `run` and `run_local`, and their values.
 
-Written by `tests/options_table.py` from `coordinator/option_table.py`: change an option there, then `make options`.
+Written by `tests/options_table.py` from `coordinator/option_table.py`: change an option there, then `make tables`.
 """
 
 import os

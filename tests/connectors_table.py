@@ -1,6 +1,6 @@
 """Writes README's tables of sources and targets from the registry, `barrier_runtime/connectors/registry.py`.
 
-Run it after a change of the registry (`make connectors`); `tests/house/test_connectors.py` fails when README is stale.
+Run it after a change of the registry (`make tables`); `tests/house/test_connectors.py` fails when README is stale.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from pathlib import Path
 from barrier_runtime.connectors.registry import CONNECTORS, Sinks, Sources
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-_BEGIN, _END = "<!-- {}: written by `make connectors` -->\n", "<!-- end of {} -->"
+_BEGIN, _END = "<!-- {}: written by `make tables` -->\n", "<!-- end of {} -->"
 _YOURS = (
     "| your `WriteAheadSink` | exactly once | for any target that takes an idempotency token |",
     "| your `TwoPhaseCommitSink` | what it declares | `docs/writing-a-sink.md`; `barrier_runtime.testing.certify` "

@@ -1,6 +1,6 @@
 """Writes `docs/metrics.md` from the table of metrics, `coordinator/metric_table.py`.
 
-Run it after a change of the table (`make metrics`); `tests/test_metrics_table.py` fails when what it writes is stale.
+Run it after a change of the table (`make tables`); `tests/test_metrics_table.py` fails when what it writes is stale.
 """
 
 from pathlib import Path

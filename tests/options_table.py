@@ -1,6 +1,6 @@
 """Writes `coordinator/option_types.py` and `docs/options.md` from the table of options, `coordinator/option_table.py`.
 
-Run it after a change of the table (`make options`); `tests/test_options_table.py` fails when what it writes is stale.
+Run it after a change of the table (`make tables`); `tests/test_options_table.py` fails when what it writes is stale.
 """
 
 import textwrap
@@ -26,7 +26,7 @@ _WIDTH = 120
 
 _HEAD = '''"""The options as types: what is stored of them, the keywords of `run` and `run_local`, and their values.
 
-Written by `tests/options_table.py` from `coordinator/option_table.py`: change an option there, then `make options`.
+Written by `tests/options_table.py` from `coordinator/option_table.py`: change an option there, then `make tables`.
 """
 
 import os

@@ -39,7 +39,7 @@ def product() -> tuple[tuple[str, ast.Name | ast.Call], ...]:
 
 
 def test_what_is_written_from_the_table_is_current() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == document(), "run: make metrics"
+    assert DOCUMENT.read_text(encoding="utf-8") == document(), "run: make tables"
 
 
 def test_readme_leads_to_the_table() -> None:

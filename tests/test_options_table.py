@@ -52,7 +52,7 @@ every_bounded = pytest.mark.parametrize("option", BOUNDED, ids=lambda option: op
 
 @pytest.mark.parametrize(("file", "written"), [(TYPES, types), (DOCUMENT, document)], ids=["types", "document"])
 def test_what_is_written_from_the_table_is_current(file: Path, written: Any) -> None:
-    assert file.read_text(encoding="utf-8") == written(), "run: make options"
+    assert file.read_text(encoding="utf-8") == written(), "run: make tables"
 
 
 def test_readme_leads_to_the_table() -> None:

@@ -1,6 +1,6 @@
 """Every connector in one row: folder, public classes, the library behind them, and what README says of them.
 
-Made from it: README's tables (`make connectors`), the kinds of sinks that a snapshot may name (`sink_value`), the
+Made from it: README's tables (`make tables`), the kinds of sinks that a snapshot may name (`sink_value`), the
 doorways that tests hold. Data only: nothing of a connector is imported here.
 """
 

@@ -110,4 +110,4 @@ def test_every_method_that_reads_is_in_a_row() -> None:
 
 def test_the_tables_of_readme_are_current() -> None:
     text = README.read_text(encoding="utf-8")
-    assert text == with_tables(text), "run: make connectors"
+    assert text == with_tables(text), "run: make tables"
