@@ -15,6 +15,7 @@ from typing import Protocol, cast
 from barrier_runtime.coordinator.wire.codec import decode_to_slot, encode
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Framing, Initiator
 from barrier_runtime.coordinator.wire.messages import ToCoordinator, ToSlot, TryElsewhere
+from barrier_runtime.runtime.host.within import within
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 
 log = logging.getLogger("barrier_runtime.control")
@@ -92,16 +93,14 @@ class TcpControlLink:
 
     def _pause_s(self, failures: int) -> float:
         """Every address is tried before the pauses grow."""
-        rounds, within = divmod(failures, len(self._addresses))
-        return _RETRY_S[0 if within else min(rounds, len(_RETRY_S) - 1)]
+        rounds, position = divmod(failures, len(self._addresses))
+        return _RETRY_S[0 if position else min(rounds, len(_RETRY_S) - 1)]
 
     async def _serve(self, connection: "_ControlConnection") -> bool:
         """One connection, from beginning to end. True: it served, and its coordinator may be back at once."""
         loop = asyncio.get_running_loop()
-        await asyncio.wait_for(
-            loop.create_connection(lambda: connection, *self._addresses[self._at]), _CONNECT_TIMEOUT_S
-        )
-        await asyncio.wait_for(connection.proven, _CONNECT_TIMEOUT_S)
+        await within(_CONNECT_TIMEOUT_S, loop.create_connection(lambda: connection, *self._addresses[self._at]))
+        await within(_CONNECT_TIMEOUT_S, connection.proven)
         self._connection = connection
         self._on_connected()
         if len(self._addresses) == 1:

@@ -20,6 +20,7 @@ import msgspec
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.data.elements import Element, EndOfInput
+from barrier_runtime.runtime.host.within import within
 from barrier_runtime.runtime.network.channels import InputChannel, OutputChannel
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
@@ -120,10 +121,8 @@ class TcpDataPlane:
         outgoing = _Outgoing(self, channel, wake_writer)
         self._connecting[outgoing] = None
         try:
-            await asyncio.wait_for(
-                loop.create_connection(lambda: outgoing, peer.host, peer.port), timeout=HANDSHAKE_TIMEOUT_S
-            )
-            await asyncio.wait_for(outgoing.proven, timeout=HANDSHAKE_TIMEOUT_S)
+            await within(HANDSHAKE_TIMEOUT_S, loop.create_connection(lambda: outgoing, peer.host, peer.port))
+            await within(HANDSHAKE_TIMEOUT_S, outgoing.proven)
             await outgoing.ready  # as long as the peer restores; the coordinator sees a peer that is silent or gone
         except (OSError, asyncio.TimeoutError) as error:
             raise Unavailable(
