@@ -24,3 +24,5 @@ async def within(seconds: float, awaitable: Awaitable[T]) -> T:
         if not waited.done():
             waited.cancel()
             await asyncio.wait({waited})  # so that no task is left behind
+        if waited.done() and not waited.cancelled():
+            waited.exception()  # heard of, also when the caller was cancelled at the same time

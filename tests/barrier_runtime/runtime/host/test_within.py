@@ -1,6 +1,7 @@
 """A time limit that loses no cancellation."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -52,3 +53,21 @@ def test_whoever_is_cancelled_leaves_no_task_behind() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
+
+
+def test_an_error_that_comes_with_a_cancellation_is_not_reported_as_never_heard() -> None:
+    async def main() -> list[str]:
+        loop, reported = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+        coming: asyncio.Future[str] = loop.create_future()
+        task = asyncio.ensure_future(within(30, coming))
+        await asyncio.sleep(0)
+        coming.set_exception(OSError("refused"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del coming, task
+        gc.collect()
+        return reported
+
+    assert asyncio.run(main()) == []
