@@ -23,10 +23,6 @@ class LatencyRecorder:
         """`rows` rows took `latency_ns`, clipped to the histogram's range; a clock that went back counts as 1 µs."""
         self._histogram.record_value(min(max(latency_ns // 1000, LOWEST_US), HIGHEST_US), rows)
 
-    @property
-    def count(self) -> int:
-        return int(self._histogram.get_total_count())
-
     def encoded(self) -> str:
         """Everything so far, as text for a message (HdrHistogram V2, compressed, base64)."""
         return str(self._histogram.encode().decode("ascii"))

@@ -11,7 +11,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 
 Part: TypeAlias = tuple[str, Callable[[], None]]  # the name of an operator or source, and what closes it
 
-_LOOK_AGAIN_S = 0.05
+LOOK_AGAIN_S = 0.05  # whether what is to be closed has come to rest
 
 
 class Closing:
@@ -30,7 +30,7 @@ class Closing:
 
     def _when_quiet(self, lane: SerialLane | None, parts: list[Part]) -> None:
         if lane is not None and lane.busy:
-            self._res.loop.call_later(_LOOK_AGAIN_S, self._when_quiet, lane, parts)
+            self._res.loop.call_later(LOOK_AGAIN_S, self._when_quiet, lane, parts)
         else:
             self._res.workers.submit(partial(_close_all, parts), self._done)
 

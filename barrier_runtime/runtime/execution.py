@@ -31,7 +31,7 @@ from barrier_runtime.operators.user_code import add_position
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 from barrier_runtime.runtime.checkpointing import Checkpointing
-from barrier_runtime.runtime.closing import Closing
+from barrier_runtime.runtime.closing import LOOK_AGAIN_S, Closing
 from barrier_runtime.runtime.context import GenerationLanes, OperatorContexts
 from barrier_runtime.runtime.given import committables, restored_in
 from barrier_runtime.runtime.host.workers import SerialLane
@@ -47,7 +47,6 @@ from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _ADAPT_S = 0.2  # between two looks at how much the channels' windows should hold
-_LOOK_AGAIN_S = 0.05  # whether what is to be closed has come to rest
 
 
 class Execution:
@@ -284,7 +283,7 @@ class Execution:
 
     def _close_when_quiet(self, busy: list[SerialLane]) -> None:
         if any(lane.busy for lane in busy) or not self._chains.quiet:
-            self._res.loop.call_later(_LOOK_AGAIN_S, self._close_when_quiet, busy)
+            self._res.loop.call_later(LOOK_AGAIN_S, self._close_when_quiet, busy)
             return
         parts = self._chains.to_close()
         hanging = [(lane, part) for part in parts if (lane := self._lanes.hanging(part[0])) is not None]

@@ -152,10 +152,6 @@ class SinkDriver:
         return (*self._committed, *self._pending)
 
     @property
-    def decided_through(self) -> int:
-        return self._decided_through
-
-    @property
     def committed_through(self) -> int:
         """Every transaction of every checkpoint up to this one is committed (visible, without a global committer)."""
         return self._committed_through
