@@ -129,7 +129,7 @@ class Bench:
             self.stages.run("watermark", operator.on_watermark, min(self._watermarks), self._emitted)
 
     def _sent(self, subtask: int, batch: Batch) -> list[Batch]:
-        data = b"".join(bytes(memoryview(piece)) for piece in self._writers[subtask].encode(batch))
+        data = b"".join(bytes(memoryview(chunk)) for chunk in self._writers[subtask].encode(batch))
         received: list[Batch] = []
         for start in range(0, len(data), 262_144):
             elements = self._readers[subtask].feed(data[start : start + 262_144])

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.columns.column_table import DenseTable
+from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.keys.row_index import Ints
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 from barrier_runtime.state.values.table import StateTable
@@ -53,12 +53,12 @@ class Values:
 
 
 class Columns:
-    """Keys and their counts, in a dense table."""
+    """Keys and their counts, in a columnar table."""
 
     entry_bytes = 8 + 8
 
     def __init__(self, backend: KeyedBackend, keys: Ints) -> None:
-        self._table: DenseTable = backend.dense_table("count", {"count": ("i8", 0)}, 1, evictable=True)
+        self._table: ColumnTable = backend.column_table("count", {"count": ("i8", 0)}, 1, evictable=True)
         self.begin(keys)
         self.change(0, len(keys))
 
@@ -66,7 +66,7 @@ class Columns:
         self._keys = keys
 
     def change(self, first: int, end: int) -> None:
-        slots = self._table.slots_int64(self._keys[first:end])
+        slots = self._table.row_ids_int64(self._keys[first:end])
         self._table.columns["count"][slots] += 1
         self._table.mark_dirty(slots)
 

@@ -16,7 +16,7 @@ from barrier_runtime.state.store.paths import Paths
 _MAX_PARALLELISM = 128
 
 
-class _InlineLane:
+class _InlineExecutor:
     """Does the work at once."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
@@ -67,8 +67,8 @@ class Surroundings:
             max_parallelism=_MAX_PARALLELISM,
             restored=(),
             open_keyed=open_keyed,
-            lane=_InlineLane(),
-            snapshot_lane=_InlineLane(),
+            executor=_InlineExecutor(),
+            snapshot_executor=_InlineExecutor(),
             metrics=MetricGroup(),
             local_dir=directory,
             make_store=lambda url: self.store,

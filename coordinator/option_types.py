@@ -106,7 +106,7 @@ class LocalRunOptions(TypedDict, total=False):
     """time within which failures are counted. 0.001 s to 1 year. Default: 60 s."""
     slot_timeout: float
     """silence after which a slot is replaced. 0.1 s to 1 day. Default: 10 s."""
-    gang_timeout: float
+    resource_wait_timeout: float
     """how long to wait for all slots. 0.1 s to 1 day. Default: 60 s."""
     state_backend: Literal["rocksdb", "memory"]
     """where keyed state is kept while the job runs. rocksdb or memory. Default: rocksdb."""
@@ -172,7 +172,7 @@ class OptionValues:
     restart_failures: int = 1
     restart_interval: float = 60.0
     slot_timeout: float = 10.0
-    gang_timeout: float = 60.0
+    resource_wait_timeout: float = 60.0
     state_backend: Literal["rocksdb", "memory"] = "rocksdb"
     state_memory_mb: int = 256
     state_cache_mb: int = 64

@@ -11,7 +11,7 @@ from barrier_runtime.connectors.files.source.csv import CsvSource
 from barrier_runtime.connectors.files.source.files import OnChange
 from barrier_runtime.connectors.files.source.jsonl import JsonlSource
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
-from barrier_runtime.connectors.kafka.source.decoders import Spelling
+from barrier_runtime.connectors.kafka.source.decoders import FormatName
 from barrier_runtime.connectors.kafka.source.source import Config as KafkaConfig
 from barrier_runtime.connectors.kafka.source.source import KafkaSource, Start
 from barrier_runtime.connectors.memory.iterator import IteratorSource
@@ -233,8 +233,8 @@ class Readers:
         pattern: str | None = None,
         start: Start = "earliest",
         until: Literal["latest"] | None = None,
-        key: Spelling | None = "bytes",
-        value: Spelling = "bytes",
+        key: FormatName | None = "bytes",
+        value: FormatName = "bytes",
         schema: SchemaLike | None = None,
         key_schema: SchemaLike | None = None,
         metadata: Sequence[str] | Mapping[str, str] = ("topic", "partition", "offset", "timestamp"),

@@ -88,9 +88,9 @@ class Run:
         return Run(records[mine].tobytes()), Run(records[~mine].tobytes())
 
 
-def merged(pieces: Iterable[bytes]) -> Run:
-    """One run of the records of all `pieces`, which need not be sorted; of a hash that occurs twice the later."""
-    records = _records(b"".join(pieces))
+def merged(chunks: Iterable[bytes]) -> Run:
+    """One run of the records of all `chunks`, which need not be sorted; of a hash that occurs twice the later."""
+    records = _records(b"".join(chunks))
     high, low = _high(records), _low(records)
     order = np.lexsort((low, high))
     high, low = high[order], low[order]

@@ -66,7 +66,7 @@ class KeyCodec:
 
     @property
     def is_one_int64(self) -> bool:
-        """A single int64 column: the dense tables have a shortcut for it."""
+        """A single int64 column: the columnar tables have a shortcut for it."""
         return self._single and bool(pa.types.is_int64(self.types[0]))
 
     def arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:

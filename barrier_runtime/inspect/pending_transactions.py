@@ -172,7 +172,7 @@ def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], No
 
 
 @dataclass(frozen=True)
-class Settler:
+class InDoubtResolver:
     """Settles one job's pending transactions. `factories`: for sinks that are none of ours, by name; `overrides`:
     settings by sink, in place of or beside what the snapshot says."""
 
@@ -219,7 +219,7 @@ class Settler:
         finally:
             made.close()
 
-    def tidy(self, sink: PendingSink, token: int) -> None:
+    def clean_up(self, sink: PendingSink, token: int) -> None:
         """Commit all that is decided and drop what was left undecided, as the job's next generation would. `token`: of
         a generation that fenced the last one."""
         made = self.opened(sink, token)
@@ -230,7 +230,7 @@ class Settler:
             made.close()
 
     def drop(self, sink: PendingSink, token: int, told: Callable[[PendingEntry], None]) -> None:
-        """Abort what is decided: its rows are lost, unless they are visible already. `token`: as for `tidy`."""
+        """Abort what is decided: its rows are lost, unless they are visible already. `token`: as for `clean_up`."""
         made = self.opened(sink, token)
         try:
             for entry in sink.entries:

@@ -173,7 +173,7 @@ def _run(
         store = open_store(storage_url)
         if options.checkpoints is not None:
             job.prove(store)
-            job.settle(store)
+            job.resolve_in_doubt(store)
         job.stage(storage_url)
         status = _run_to_its_end(run(job.graph, job.spec, store, options))
         if status.outcome == "finished":

@@ -1,7 +1,7 @@
 """Runs a flow on Spark: coordinator, Spark session, stage of slots, and a thread that keeps an eye on all three.
 
 Whatever dies is started again from here as long as the coordinator wants the job: the coordinator child by its
-supervisor, a single slot by Spark, the whole Spark job by `SparkGang`. When the program ends, nothing stays behind.
+supervisor, a single slot by Spark, the whole Spark job by `SlotTasks`. When the program ends, nothing stays behind.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from barrier_runtime.spark.session import (
     stop_session,
     total_cores,
 )
-from barrier_runtime.spark.stage import SparkGang
+from barrier_runtime.spark.stage import SlotTasks
 from barrier_runtime.spark.task import SlotSettings, local_root
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -71,7 +71,7 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
         spark = make_session(job.graph.name, options.master, options.spark_conf)
     try:
         check_session(spark, options.parallelism)
-        job.settle(store)
+        job.resolve_in_doubt(store)
         job.stage(options.checkpoints)
         coordinator = _Coordinator(job.spec, options)
     except BaseException:
@@ -203,8 +203,8 @@ class JobHandle:
             lease_s=options.coordinator_lease,
             environment=forwarded_environment(),
         )
-        self._gang = SparkGang(spark, settings, options.parallelism, lambda: not self._ended.is_set())
-        self._gang.start()
+        self._slot_tasks = SlotTasks(spark, settings, options.parallelism, lambda: not self._ended.is_set())
+        self._slot_tasks.start()
         self._watching = threading.Thread(target=self._watch, name="barrier-job-watch", daemon=True)
         self._watching.start()
 
@@ -260,8 +260,8 @@ class JobHandle:
                 self.stop("now")
         self._ended.set()
         try:
-            if not self._gang.join(_LEAVE_S):
-                self._gang.cancel()
+            if not self._slot_tasks.join(_LEAVE_S):
+                self._slot_tasks.cancel()
             self._watching.join(5)
         finally:
             self._coordinator.close()
@@ -303,7 +303,9 @@ class JobHandle:
                 for order in status.kill:
                     if order.task_attempt not in killed:
                         killed.add(order.task_attempt)
-                        self._gang.kill_task(order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up")
+                        self._slot_tasks.kill_task(
+                            order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up"
+                        )
                 if status.outcome is not None:
                     return
                 self._repeat_stop(status)
@@ -331,8 +333,9 @@ class JobHandle:
             f"Spark has {total_cores(self._spark)} cores for {self._options.parallelism} slots; every slot occupies "
             "spark.task.cpus of them for the whole job: free some, add executors or use a smaller parallelism"
         ]
-        if self._gang.last_failure:
+        if self._slot_tasks.last_failure:
             lines.append(
-                f"the Spark job failed {self._gang.submissions} time(s), last with:\n{self._gang.last_failure}"
+                f"the Spark job failed {self._slot_tasks.submissions} time(s), last with:\n"
+                f"{self._slot_tasks.last_failure}"
             )
         return "\n".join(lines)

@@ -179,7 +179,7 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         allow_replay=options.allow_replay,
         allow_non_restored=options.allow_non_restored,
         slot_timeout_ms=round(options.slot_timeout * 1000),
-        gang_timeout_ms=round(options.gang_timeout * 1000),
+        resource_wait_timeout_ms=round(options.resource_wait_timeout * 1000),
         restart=restart_options(options),
         progress_timeout_ms=options.progress_timeout_ms(),
     )

@@ -16,7 +16,7 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.launch.patient_listing import patient_listing
-from barrier_runtime.launch.removed_sinks import settle_removed_sinks
+from barrier_runtime.launch.removed_sinks import commit_removed_sinks
 from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.probe import probe_conditional_put
@@ -35,8 +35,8 @@ class PreparedJob:
     def prove(self, store: ObjectStore) -> None:
         probe_conditional_put(store, f"{self.spec.job}/probe")
 
-    def settle(self, store: ObjectStore) -> None:
-        settle_removed_sinks(self.graph, store, self._options)
+    def resolve_in_doubt(self, store: ObjectStore) -> None:
+        commit_removed_sinks(self.graph, store, self._options)
 
     def stage(self, storage_url: str) -> None:
         if stage_sources(self.graph, storage_url, fresh=self._options.restore == "none"):

@@ -9,14 +9,14 @@ from collections.abc import Collection
 
 from barrier_runtime.coordinator.log.records import FIRST_POSITION
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.inspect.pending_transactions import PendingJob, PendingSink, Settler, read_pending
+from barrier_runtime.inspect.pending_transactions import InDoubtResolver, PendingJob, PendingSink, read_pending
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
 
-def settle_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOptions) -> None:
+def commit_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOptions) -> None:
     """Commit what the newest checkpoint lists of sinks that `graph` lacks. To commit is idempotent, also beside a run
     that still lives. Raises `InvalidJob`, with the sink and how much it is, when that cannot be done."""
     if not options.allow_non_restored or options.restore == "none":
@@ -32,7 +32,7 @@ def settle_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOption
 
 def _settle(store: ObjectStore, pending: PendingJob, sink: PendingSink, present: Collection[str]) -> None:
     try:
-        Settler(store, pending, {}, {}).commit(sink, lambda entry: None)
+        InDoubtResolver(store, pending, {}, {}).commit(sink, lambda entry: None)
     except Exception as error:  # whatever the target's library raises
         raise InvalidJob(
             f"job {pending.job} no longer has sink {sink.name!r} (it has: {', '.join(sorted(present))}). Checkpoint "

@@ -21,11 +21,11 @@ from barrier_runtime.state.store.object_store import ObjectStore
 Emit: TypeAlias = Callable[[Batch], None]
 
 
-class Lane(Protocol):
-    """A first-in first-out line of blocking work, off the loop. One lane never waits for another."""
+class SequentialExecutor(Protocol):
+    """A first-in first-out line of blocking work, off the loop. One executor never waits for another."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` after all earlier work of this lane; then call `done(result, error)` on the loop."""
+        """Run `work` after all earlier work of this executor; then call `done(result, error)` on the loop."""
         ...
 
 
@@ -60,8 +60,10 @@ class OperatorContext:
     open_keyed: Callable[
         [], KeyedBackend
     ]  # opens (and restores) this subtask's keyed state; call at most once, in open()
-    lane: Lane  # for what may take as long as it likes, as a commit
-    snapshot_lane: Lane  # shared with the blocking parts of this operator's snapshots: what they would wait for
+    executor: SequentialExecutor  # for what may take as long as it likes, as a commit
+    snapshot_executor: (
+        SequentialExecutor  # shared with the blocking parts of this operator's snapshots: what they would wait for
+    )
     metrics: MetricGroup
     local_dir: Path  # private to this incarnation of the subtask
     make_store: Callable[[str], ObjectStore]  # URL -> object store, for sinks and sources
@@ -165,6 +167,6 @@ class Operator:
         """Release local resources. Must not touch anything remote."""
 
     def closing(self) -> Callable[[], None]:
-        """What is called instead of `close` once the last work on `lane` has ended, which may be never: it should hold
-        no more of the operator than it needs."""
+        """What is called instead of `close` once the last work on `executor` has ended, which may be never: it
+        should hold no more of the operator than it needs."""
         return self.close

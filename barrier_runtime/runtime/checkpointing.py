@@ -1,7 +1,7 @@
 """The snapshots that one generation takes in one slot: from the captured state to the ack, or to what became of it.
 
 Between two passes of the subtasks, frozen state is drained in slices (`runtime/snapshots`); the rest is written on
-lanes. What a snapshot stored is told to its operator once the checkpoint is decided, so that it may be reused.
+executors. What a snapshot stored is told to its operator once the checkpoint is decided, so that it may be reused.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import Barrier
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.runtime.context import GenerationLanes
-from barrier_runtime.runtime.in_flight.recorder import InFlightData
+from barrier_runtime.runtime.context import GenerationExecutors
 from barrier_runtime.runtime.in_flight.storage import write_in_flight
+from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.runtime.reporting import ExecutionEvents
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.snapshots import SnapshotRun
@@ -29,7 +29,7 @@ class Checkpointing:
         token: int,
         parallelism: int,
         resources: SlotResources,
-        lanes: GenerationLanes,
+        executors: GenerationExecutors,
         events: ExecutionEvents,
         fail: Callable[[SubtaskId, str, Exception], None],
         now_ms: Callable[[], float],
@@ -39,12 +39,12 @@ class Checkpointing:
         self._token = token
         self._parallelism = parallelism
         self._res = resources
-        self._lanes = lanes
+        self._executors = executors
         self._events = events
         self._fail = fail
         self._now_ms = now_ms
         self._wake = wake
-        self._halted = False
+        self._cancelled = False
         self.runs: list[SnapshotRun] = []
         self._to_tell: dict[int, list[Callable[[], None]]] = {}  # checkpoint -> operators that hear of their objects
 
@@ -52,16 +52,16 @@ class Checkpointing:
         self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
         """See `SubtaskHost.captured`."""
-        lanes = {name: self._lanes.of_snapshots(subtask.id.chain, name) for name in captures}
+        executors = {name: self._executors.of_snapshots(subtask.id.chain, name) for name in captures}
         ended = subtask.ended
 
         def done(run: SnapshotRun, operators: tuple[OperatorSnapshot, ...], times: SnapshotTimes) -> None:
-            if not self._halted and not run.cancelled:
+            if not self._cancelled and not run.cancelled:
                 self._to_tell.setdefault(barrier.id, []).extend(run.to_tell())
                 self._events.acknowledged(barrier.id, subtask.id, operators, times, ended)
 
         def failed(run: SnapshotRun, error: BaseException) -> None:
-            if self._halted or run.cancelled:
+            if self._cancelled or run.cancelled:
                 return
             if isinstance(error, PERMANENT):
                 self._fail(subtask.id, getattr(error, "operator", ""), error)
@@ -74,7 +74,7 @@ class Checkpointing:
             self._parallelism,
             barrier,
             captures,
-            lanes,
+            executors,
             times,
             self._now_ms,
             recording,
@@ -96,7 +96,7 @@ class Checkpointing:
             return write_in_flight(data, self._res.store, self._new_key, inline_bytes, check)
 
         for run in self._runs_of(subtask, checkpoint):
-            run.recorded(in_flight, write, self._lanes.of_rows_in_flight(subtask.chain))
+            run.recorded(in_flight, write, self._executors.of_rows_in_flight(subtask.chain))
 
     def drain_slice(self) -> bool:
         """One slice of one snapshot's frozen state. True when more is left."""
@@ -125,9 +125,9 @@ class Checkpointing:
         finally:
             self._to_tell = {checkpoint: told for checkpoint, told in self._to_tell.items() if checkpoint > completed}
 
-    def halt(self) -> None:
+    def cancel(self) -> None:
         """Nobody is told anything any more."""
-        self._halted = True
+        self._cancelled = True
 
     def _runs_of(self, subtask: SubtaskId, checkpoint: int) -> list[SnapshotRun]:
         return [run for run in self.runs if (run.subtask, run.barrier.id) == (subtask, checkpoint)]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-from barrier_runtime.runtime.host.workers import SerialLane
+from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.errors import BarrierRuntimeError
 
@@ -23,14 +23,14 @@ class Closing:
         self._closed = closed
         self._left = 0
 
-    def close(self, lane: SerialLane | None, parts: list[Part]) -> None:
-        """Once `lane` is quiet."""
+    def close(self, executor: WorkerExecutor | None, parts: list[Part]) -> None:
+        """Once `executor` is quiet."""
         self._left += 1
-        self._when_quiet(lane, parts)
+        self._when_quiet(executor, parts)
 
-    def _when_quiet(self, lane: SerialLane | None, parts: list[Part]) -> None:
-        if lane is not None and lane.busy:
-            self._res.loop.call_later(LOOK_AGAIN_S, self._when_quiet, lane, parts)
+    def _when_quiet(self, executor: WorkerExecutor | None, parts: list[Part]) -> None:
+        if executor is not None and executor.busy:
+            self._res.loop.call_later(LOOK_AGAIN_S, self._when_quiet, executor, parts)
         else:
             self._res.workers.submit(partial(_close_all, parts), self._done)
 

@@ -1,4 +1,4 @@
-"""What an operator is given of the slot around it: its lanes, a folder of its own, its snapshots and keyed state.
+"""What an operator is given of the slot around it: its executors, a folder of its own, its snapshots and keyed state.
 
 Contexts are made on worker threads, where operators are opened: the large values of a snapshot are read here.
 """
@@ -12,27 +12,27 @@ from barrier_runtime.coordinator.wire.messages import Deploy
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.base import CommitReport, OperatorContext
 from barrier_runtime.operators.metrics import MetricRegistry
-from barrier_runtime.runtime.host.workers import SerialLane, WorkerPool
+from barrier_runtime.runtime.host.workers import WorkerExecutor, WorkerPool
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.snapshots.stored_values import with_values
 
 
-class GenerationLanes:
-    """The lanes of one generation: two per operator or source (for what may take for ever, as commits, and for its
+class GenerationExecutors:
+    """The executors of one generation: two per operator or source (for what may take for ever, as commits, and for its
     snapshots), and one per chain for its rows in flight. Whoever is opened again gets new ones."""
 
     def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
         self._workers = workers
         self._on_error = on_error
-        self._all: list[SerialLane] = []
-        self._unhurried: dict[str, SerialLane] = {}
-        self._snapshots: dict[tuple[int, str], SerialLane] = {}
-        self._in_flight: dict[int, SerialLane] = {}
+        self._all: list[WorkerExecutor] = []
+        self._unhurried: dict[str, WorkerExecutor] = {}
+        self._snapshots: dict[tuple[int, str], WorkerExecutor] = {}
+        self._in_flight: dict[int, WorkerExecutor] = {}
 
-    def add_operator(self, chain: int, operator: str) -> tuple[SerialLane, SerialLane]:
-        """(the unhurried lane, the lane of snapshots)"""
+    def add_operator(self, chain: int, operator: str) -> tuple[WorkerExecutor, WorkerExecutor]:
+        """(the unhurried executor, the executor of snapshots)"""
         snapshots = self._snapshots[(chain, operator)] = self._new()
         unhurried = self._unhurried[operator] = self._new(unhurried=True)
         return unhurried, snapshots
@@ -40,29 +40,29 @@ class GenerationLanes:
     def add_in_flight(self, chain: int) -> None:
         self._in_flight[chain] = self._new()
 
-    def of_snapshots(self, chain: int, operator: str) -> SerialLane:
+    def of_snapshots(self, chain: int, operator: str) -> WorkerExecutor:
         return self._snapshots[(chain, operator)]
 
-    def of_rows_in_flight(self, chain: int) -> SerialLane:
+    def of_rows_in_flight(self, chain: int) -> WorkerExecutor:
         return self._in_flight[chain]
 
-    def hanging(self, operator: str) -> SerialLane | None:
-        """The operator's unhurried lane, if something runs on it still."""
-        lane = self._unhurried.get(operator)
-        return lane if lane is not None and lane.busy else None
+    def hanging(self, operator: str) -> WorkerExecutor | None:
+        """The operator's unhurried executor, if something runs on it still."""
+        executor = self._unhurried.get(operator)
+        return executor if executor is not None and executor.busy else None
 
-    def retire(self) -> list[SerialLane]:
+    def retire(self) -> list[WorkerExecutor]:
         """Nothing new begins, nobody is told any more. Returns those that are to be waited for: busy, and soon not."""
         unhurried = list(self._unhurried.values())
-        busy = [lane for lane in self._all if lane.busy and lane not in unhurried]
-        for lane in self._all:
-            lane.retire()
+        busy = [executor for executor in self._all if executor.busy and executor not in unhurried]
+        for executor in self._all:
+            executor.retire()
         return busy
 
-    def _new(self, unhurried: bool = False) -> SerialLane:
-        lane = self._workers.lane(self._on_error, unhurried)
-        self._all.append(lane)
-        return lane
+    def _new(self, unhurried: bool = False) -> WorkerExecutor:
+        executor = self._workers.executor(self._on_error, unhurried)
+        self._all.append(executor)
+        return executor
 
 
 class OperatorContexts:
@@ -73,7 +73,7 @@ class OperatorContexts:
         graph: JobGraph,
         deploy: Deploy,
         resources: SlotResources,
-        lanes: GenerationLanes,
+        executors: GenerationExecutors,
         metrics: MetricRegistry,
         report_commit: Callable[[str, CommitReport], None],
         call_later: Callable[[float, Callable[[], None]], None],
@@ -84,7 +84,7 @@ class OperatorContexts:
         self._lineage = deploy.lineage
         self._settled = deploy.settled
         self._res = resources
-        self._lanes = lanes
+        self._executors = executors
         self._metrics = metrics
         self._report_commit = report_commit
         self._call_later = call_later
@@ -120,7 +120,7 @@ class OperatorContexts:
                 watched=settings.watched,
             )
 
-        lane, snapshot_lane = self._lanes.add_operator(chain, operator)
+        executor, snapshot_executor = self._executors.add_operator(chain, operator)
         return OperatorContext(
             job=self._graph.name,
             token=self._token,
@@ -130,8 +130,8 @@ class OperatorContexts:
             max_parallelism=self._graph.max_parallelism,
             restored=own,
             open_keyed=open_keyed,
-            lane=lane,
-            snapshot_lane=snapshot_lane,
+            executor=executor,
+            snapshot_executor=snapshot_executor,
             metrics=self._metrics.group(operator),
             local_dir=directory,
             make_store=res.make_store,

@@ -1,19 +1,19 @@
 """One generation of the dataflow in one slot: the life of its parts, and the orders they get. Thrown away as a whole.
 
-    NEW → restore() → connect() → start() → … → halt()          halt is legal at any point and idempotent
+    NEW → restore() → connect() → start() → … → cancel()          cancel is legal at any point and idempotent
 
 | part                          | owns                                                         |
 |-------------------------------|--------------------------------------------------------------|
 | `opening.OpenChains`          | operators and sources: opened with their state, off the loop |
-| `context.OperatorContexts`    | what each of them is given: lanes, a folder, keyed state     |
+| `context.OperatorContexts`    | what each of them is given: executors, a folder, keyed state     |
 | `network.wiring.Wiring`       | the channels                                                 |
 | `subtask.Subtask`             | rows, event time and barriers of one chain                   |
 | `scheduler.Scheduler`         | whose turn it is                                             |
 | `checkpointing.Checkpointing` | snapshots, from the captured state to the ack                |
 | `closing.Closing`             | letting go of what was open                                  |
 
-It reports through `ExecutionEvents` and never talks to the coordinator itself. After `halt` it is silent: lanes are
-retired, timers ignored, operators closed when their last blocking work has ended.
+It reports through `ExecutionEvents` and never talks to the coordinator itself. After `cancel` it is silent: executors
+are retired, timers ignored, operators closed when their last blocking work has ended.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 from barrier_runtime.runtime.checkpointing import Checkpointing
 from barrier_runtime.runtime.closing import LOOK_AGAIN_S, Closing
-from barrier_runtime.runtime.context import GenerationLanes, OperatorContexts
+from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
 from barrier_runtime.runtime.given import committables, restored_in
-from barrier_runtime.runtime.host.workers import SerialLane
-from barrier_runtime.runtime.in_flight.recorder import InFlightData
+from barrier_runtime.runtime.host.workers import WorkerExecutor
+from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.runtime.network.tcp import ChannelId, DataPlane
 from barrier_runtime.runtime.network.wiring import Wiring
 from barrier_runtime.runtime.opening import OpenChains
@@ -68,18 +68,20 @@ class Execution:
         self._mode = mode
         self._res = resources
         self._events = events
-        self._halted = False
-        self.closed: asyncio.Future[None] = resources.loop.create_future()  # halted, and every operator let go
+        self._cancelled = False
+        self.closed: asyncio.Future[None] = resources.loop.create_future()  # cancelled, and every operator let go
         self._wall_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(resources.loop, self._between_passes, self._step_failed, resources.clock)
         wake, slot = self.scheduler.wake, resources.slot
-        commits = CommitReporter(slot, events, lambda: self._halted)
-        self._lanes = lanes = GenerationLanes(resources.workers, self._broken)
-        contexts = OperatorContexts(graph, deploy, resources, lanes, metrics, commits.report, self._call_later, wake)
-        self._chains = OpenChains(graph, resources, contexts, lanes, events.waiting)
+        commits = CommitReporter(slot, events, lambda: self._cancelled)
+        self._executors = executors = GenerationExecutors(resources.workers, self._broken)
+        contexts = OperatorContexts(
+            graph, deploy, resources, executors, metrics, commits.report, self._call_later, wake
+        )
+        self._chains = OpenChains(graph, resources, contexts, executors, events.waiting)
         self._wiring = Wiring(graph, deploy.token, slot, plane, wake, resources.window_bytes, resources.local_output)
         self._checkpointing = Checkpointing(
-            deploy.token, graph.parallelism, resources, lanes, events, self._fail, self.now_ms, wake
+            deploy.token, graph.parallelism, resources, executors, events, self._fail, self.now_ms, wake
         )
         self.subtasks: list[Subtask] = []
         self._adapted_s = 0.0
@@ -109,7 +111,7 @@ class Execution:
 
     async def connect(self) -> None:
         """Build the subtasks and connect every channel of this slot, both directions."""
-        if self._halted:
+        if self._cancelled:
             return
         self._wiring.expect(self._channel_broken)
         peers = {peer.slot: peer for peer in self._deploy.peers}
@@ -137,7 +139,7 @@ class Execution:
         return Aligner(inputs, self.token, self._wiring.aligned_only(chain))
 
     def start(self) -> None:
-        if not self._halted:
+        if not self._cancelled:
             self.scheduler.start(self.subtasks)
             self._adapted_s = self._res.clock.monotonic_s()
             self._adapting = self._timer(_ADAPT_S, self._adapt_windows)
@@ -184,7 +186,7 @@ class Execution:
 
     def _guarded(self, order: Callable[[Subtask], None]) -> None:
         for subtask in self.subtasks:
-            if self._halted:
+            if self._cancelled:
                 return
             try:
                 order(subtask)
@@ -193,7 +195,7 @@ class Execution:
 
     def _between_passes(self) -> bool:
         """Barriers that came in, then one slice of one snapshot's frozen state. True when more is left."""
-        self._guarded(Subtask.notice)
+        self._guarded(Subtask.take_announcements)
         checkpointing = self._checkpointing
         return bool(checkpointing.runs) and checkpointing.drain_slice()
 
@@ -249,16 +251,16 @@ class Execution:
 
     def _fail(self, subtask: SubtaskId | None, operator: str, error: Exception) -> None:
         """Said before the channels close: what the peers then say of them must not come first."""
-        if not self._halted:
+        if not self._cancelled:
             self._events.failed(subtask, operator, error)
-            self.halt()
+            self.cancel()
 
     def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._timer(delay_s, callback)
 
     def _timer(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         def run() -> None:
-            if self._halted:
+            if self._cancelled:
                 return
             try:
                 callback()
@@ -267,31 +269,31 @@ class Execution:
 
         return self._res.loop.call_later(delay_s, run)
 
-    def halt(self) -> None:
+    def cancel(self) -> None:
         """Stop now and be silent. Operators are closed once their blocking work has ended, off the loop."""
-        if self._halted:
+        if self._cancelled:
             return
-        self._halted = True
-        self._chains.halt()
-        self._checkpointing.halt()
+        self._cancelled = True
+        self._chains.cancel()
+        self._checkpointing.cancel()
         self.scheduler.stop()
         for timer in (self._adapting, *self._timers.values()):
             if timer is not None:  # it would keep this generation in memory
                 timer.cancel()
         self._wiring.disconnect()
-        self._close_when_quiet(self._lanes.retire())
+        self._close_when_quiet(self._executors.retire())
 
-    def _close_when_quiet(self, busy: list[SerialLane]) -> None:
-        if any(lane.busy for lane in busy) or not self._chains.quiet:
+    def _close_when_quiet(self, busy: list[WorkerExecutor]) -> None:
+        if any(executor.busy for executor in busy) or not self._chains.quiet:
             self._res.loop.call_later(LOOK_AGAIN_S, self._close_when_quiet, busy)
             return
         parts = self._chains.to_close()
-        hanging = [(lane, part) for part in parts if (lane := self._lanes.hanging(part[0])) is not None]
+        hanging = [(executor, part) for part in parts if (executor := self._executors.hanging(part[0])) is not None]
         hung = [part for _, part in hanging]
         closing = Closing(self._res, self.closed)
         closing.close(None, [part for part in parts if part not in hung])
-        for lane, part in hanging:
-            closing.close(lane, [part])
+        for executor, part in hanging:
+            closing.close(executor, [part])
 
     # ------------------------------------------------------------ figures
 
@@ -320,5 +322,5 @@ class Execution:
         return self._chains.records
 
     @property
-    def halted(self) -> bool:
-        return self._halted
+    def cancelled(self) -> bool:
+        return self._cancelled

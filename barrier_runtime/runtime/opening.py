@@ -11,7 +11,7 @@ from functools import partial
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import Chain, JobGraph
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.runtime.context import GenerationLanes, OperatorContexts
+from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
 from barrier_runtime.runtime.in_flight.storage import read_in_flight
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.sources.driver import SourceDriver
@@ -30,14 +30,14 @@ class OpenChains:
         graph: JobGraph,
         resources: SlotResources,
         contexts: OperatorContexts,
-        lanes: GenerationLanes,
+        executors: GenerationExecutors,
         waiting: Callable[[str, int, str], None],
     ) -> None:
         """`waiting(operator, attempts, error)` is told of each attempt that found no server."""
         self._graph = graph
         self._res = resources
         self._contexts = contexts
-        self._lanes = lanes
+        self._executors = executors
         self._waiting = waiting
         self.operators: dict[int, list[tuple[str, Operator]]] = {}
         self.sources: dict[int, tuple[str, SourceDriver]] = {}
@@ -46,8 +46,8 @@ class OpenChains:
         self._opening: list[asyncio.Future[None]] = []
         self._opened_now: dict[int, tuple[str, float]] = {}  # by chain: what its thread is in, since when
         self._at: dict[int, str] = {}  # chain -> the operator that is being opened, or was last
-        self._halted = False
-        self._stopped: asyncio.Future[None] = resources.loop.create_future()  # by `halt`
+        self._cancelled = False
+        self._stopped: asyncio.Future[None] = resources.loop.create_future()  # by `cancel`
 
     async def open(self, restored: tuple[OperatorSnapshot, ...]) -> None:
         """All chains, side by side. Raises what an operator raises."""
@@ -75,9 +75,9 @@ class OpenChains:
         drivers = list(self.sources.values())  # at once: while restoring, worker threads still add to it
         return sum(driver.records for _, driver in drivers)
 
-    def halt(self) -> None:
+    def cancel(self) -> None:
         """Open nothing more; once."""
-        self._halted = True
+        self._cancelled = True
         self._stopped.set_result(None)
 
     @property
@@ -97,16 +97,16 @@ class OpenChains:
 
     async def _open_patiently(self, chain: Chain) -> None:
         attempts = 0
-        while not self._halted:
+        while not self._cancelled:
             try:
                 await self._res.workers.run(partial(self._open_chain, chain))
                 return
             except Unavailable as error:
                 attempts += 1
-                if not self._halted:
+                if not self._cancelled:
                     self._waiting(self._at[chain.id], attempts, str(error))
             await self._res.workers.run(partial(self._close_chain, chain))
-            if not self._halted:
+            if not self._cancelled:
                 pause_s = min(_OPEN_AGAIN_MOST_S, _OPEN_AGAIN_S * 2 ** min(attempts - 1, 30))
                 await asyncio.wait({self._stopped}, timeout=pause_s)
 
@@ -119,7 +119,7 @@ class OpenChains:
             self._opened_now.pop(chain.id, None)
 
     def _open_in_turn(self, chain: Chain) -> None:
-        if self._halted:
+        if self._cancelled:
             return
         if chain.source is not None:
             driver = SourceDriver()
@@ -132,7 +132,7 @@ class OpenChains:
         operators: list[tuple[str, Operator]] = []
         self.operators[chain.id] = operators
         for spec in chain.operators:
-            if self._halted:
+            if self._cancelled:
                 return
             operator = spec.make()
             self._at[chain.id] = spec.name
@@ -142,7 +142,7 @@ class OpenChains:
             operator.open(context)
             context.opened()
         if chain.source is None:
-            self._lanes.add_in_flight(chain.id)
+            self._executors.add_in_flight(chain.id)
             self._begins(chain, f"rows in flight to {chain.operators[0].name}")
             self._in_flight[chain.id] = read_in_flight(
                 self._restored,

@@ -1,4 +1,4 @@
-"""What a generation tells its slot, and how its sinks report commits. Silent once the generation was halted."""
+"""What a generation tells its slot, and how its sinks report commits. Silent once the generation was cancelled."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -30,13 +30,13 @@ class ExecutionEvents(Protocol):
 class CommitReporter:
     """Passes on what the sinks of one slot report of their commits."""
 
-    def __init__(self, slot: int, events: ExecutionEvents, halted: Callable[[], bool]) -> None:
+    def __init__(self, slot: int, events: ExecutionEvents, cancelled: Callable[[], bool]) -> None:
         self._slot = slot
         self._events = events
-        self._halted = halted
+        self._cancelled = cancelled
 
     def report(self, operator: str, report: CommitReport) -> None:
-        if self._halted():
+        if self._cancelled():
             return
         subtask = GLOBAL_COMMITTER if report.globally else self._slot
         if report.error is None:

@@ -31,7 +31,7 @@ class StateSettings:
     watched: bool = False  # refuse values that were changed in place and not stored
 
 
-def tidy_memory(dropped: bool) -> None:
+def trim_memory(dropped: bool) -> None:
     """What start-up allocated is not walked again by every collection. `dropped`: a generation was, and it was frozen
     with the rest: circles of objects, caches and all."""
     if dropped:
@@ -57,6 +57,6 @@ class SlotResources:
     settings: StateSettings
     new_uuid: Callable[[], str]
     clock: Clock = SYSTEM_CLOCK
-    tidy_memory: Callable[[bool], None] = tidy_memory  # called once per deployment; True: another one was dropped
+    trim_memory: Callable[[bool], None] = trim_memory  # called once per deployment; True: another one was dropped
     window_bytes: int = MAX_WINDOW_BYTES  # most that is in flight on one channel
     local_output: type[LocalOutput] = LocalOutput  # of channels that stay inside the slot

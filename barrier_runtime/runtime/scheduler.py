@@ -36,7 +36,7 @@ class Scheduler:
         self._stepping: Subtask | None = None
         self._scheduled = False
         self._stopped = False
-        self._alarm = clock.alarm(loop, self.wake)
+        self._timer = clock.timer(loop, self.wake)
         self._last_pass_s = 0.0
         self.busy_s = 0.0
         self.backpressured_s = 0.0
@@ -55,7 +55,7 @@ class Scheduler:
 
     def stop(self) -> None:
         self._stopped = True
-        self._alarm.close()
+        self._timer.close()
 
     def _pass(self) -> None:
         self._scheduled = False
@@ -128,4 +128,4 @@ class Scheduler:
             wait = _ASK_AGAIN_S if due_ns is None else (due_ns - now_ns) / 1e9
             delay = wait if delay is None else min(delay, wait)
         if delay is not None:
-            self._alarm.set(delay)
+            self._timer.set(delay)

@@ -3,7 +3,7 @@
     phase      order                         move
     idle       Deploy                        restoring: open operators, connect, then report Restored
     restoring  Start                         running
-    any        Halt, Deploy (higher token)   drop the current generation; restore local copies later
+    any        CancelGeneration, Deploy (higher token)   drop the current generation; restore local copies later
     any        Shutdown                      leave; `outcome` says how the job ended for this slot
 
 Orders of a lower token are ignored; every order may be repeated. Answers that matter are kept until the coordinator
@@ -28,13 +28,13 @@ from barrier_runtime.coordinator.wire.carried import too_large_ack
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     Ack,
+    CancelGeneration,
     CommitFailing,
     CommitGlobally,
     Committed,
     Complete,
     Decline,
     Deploy,
-    Halt,
     Heard,
     Heartbeat,
     Register,
@@ -142,7 +142,7 @@ class Slot:
         except Exception as error:
             self.failed(None, "", error)
             if self._execution is not None:
-                self._execution.halt()
+                self._execution.cancel()
 
     async def closed(self) -> None:
         """Once every dropped generation has let go of its files."""
@@ -170,7 +170,7 @@ class Slot:
         if self._failure is not None:
             self._send(self._failure)
 
-    def _on_halt(self, message: Halt) -> None:
+    def _on_cancel_generation(self, message: CancelGeneration) -> None:
         if message.token <= self.token:
             return
         self._drop_generation(message.token)
@@ -194,16 +194,16 @@ class Slot:
             await execution.restore()
             await execution.connect()
         except asyncio.CancelledError:
-            execution.halt()
+            execution.cancel()
             raise
         except Exception as error:
-            execution.halt()
+            execution.cancel()
             if execution is self._execution:
                 self.failed(None, getattr(error, "operator", ""), error)
             return
-        if execution is not self._execution or execution.halted:
+        if execution is not self._execution or execution.cancelled:
             return
-        self._res.tidy_memory(bool(self._closing))
+        self._res.trim_memory(bool(self._closing))
         self._restored = Restored(self.token, (now_s() - began) * 1000)
         self._send(self._restored)
 
@@ -264,7 +264,7 @@ class Slot:
             self._deploying.cancel()
         if self._execution is not None:
             self._highest_seen()
-            self._execution.halt()
+            self._execution.cancel()
             self._closing = [closed for closed in self._closing if not closed.done()] + [self._execution.closed]
         self._execution = None
         self.token = token
@@ -384,7 +384,7 @@ def _rss_bytes() -> int:
 
 _HANDLERS: dict[type, Callable[..., None]] = {
     Registered: Slot._on_registered,
-    Halt: Slot._on_halt,
+    CancelGeneration: Slot._on_cancel_generation,
     Deploy: Slot._on_deploy,
     Start: Slot._on_start,
     Trigger: Slot._on_trigger,

@@ -1,12 +1,12 @@
 """One subtask's snapshot after its synchronous part: drain frozen state in slices, finish off the loop, report.
 
-    DRAINING → (every keyed backend drained) → WRITING on lanes → DONE (ack) | FAILED (decline)
+    DRAINING → (every keyed backend drained) → WRITING on executors → DONE (ack) | FAILED (decline)
     cancelled in DRAINING: drained to the end all the same (it is the newest state), nothing is written remotely
     values too large for the manifest are uploaded with the rest of WRITING
     in-flight rows, where the snapshot has some, are written when they have been recorded, beside all that; it is DONE
     when they are written, too
 
-Lanes are per operator, so the blocking parts of one operator run in the order of their checkpoints.
+Executors are per operator, so the blocking parts of one operator run in the order of their checkpoints.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ import msgspec
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import Barrier
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.runtime.host.workers import SerialLane
-from barrier_runtime.runtime.in_flight.recorder import InFlightData
+from barrier_runtime.runtime.host.workers import WorkerExecutor
+from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, SnapshotDropped
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
 
@@ -39,7 +39,7 @@ class SnapshotRun:
         parallelism: int,
         barrier: Barrier,
         captures: dict[str, Capture],
-        lanes: dict[str, SerialLane],
+        executors: dict[str, WorkerExecutor],
         times: SnapshotTimes,
         now_ms: Callable[[], float],
         recording: bool,
@@ -53,7 +53,7 @@ class SnapshotRun:
         self.over = False
         self._parallelism = parallelism
         self._captures = captures
-        self._lanes = lanes
+        self._executors = executors
         self._undrained: list[KeyedBackend] = [c.keyed for c in captures.values() if c.keyed is not None]
         self._finished: dict[str, OperatorSnapshot] = {}
         self._recording = recording
@@ -82,12 +82,12 @@ class SnapshotRun:
         self.cancelled = True
         self.over = not self._undrained
 
-    def recorded(self, data: InFlightData, write: WriteInFlight, lane: SerialLane) -> None:
+    def recorded(self, data: InFlightData, write: WriteInFlight, executor: WorkerExecutor) -> None:
         """All in-flight rows are there: write them down."""
         if self.cancelled or self.over:
             return
         if data:
-            lane.submit(partial(write, data, self._check_wanted), self._in_flight_written)
+            executor.submit(partial(write, data, self._check_wanted), self._in_flight_written)
         else:
             self._in_flight_written((), None)
 
@@ -100,7 +100,7 @@ class SnapshotRun:
             self.over = True
             return
         for name, capture in self._captures.items():
-            self._lanes[name].submit(
+            self._executors[name].submit(
                 partial(self._finish_operator, name, capture), partial(self._operator_finished, name)
             )
 

@@ -32,16 +32,16 @@ from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.effects import (
     Aborted,
     AlignmentEffect,
+    Announced,
     Block,
-    Noticed,
-    RecordingDone,
+    InFlightComplete,
     StartTimer,
     TakeSnapshot,
     Unblock,
 )
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
-from barrier_runtime.runtime.in_flight.recorder import InFlightData, Recorder
-from barrier_runtime.runtime.network.channels import EdgeOutput, InputChannel
+from barrier_runtime.runtime.in_flight.writer import InFlightData, InFlightWriter
+from barrier_runtime.runtime.network.channels import InputChannel, ResultPartition
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
@@ -84,7 +84,7 @@ class Subtask:
         token: int,
         operators: list[tuple[str, Operator]],
         inputs: list[InputChannel],
-        outputs: list[EdgeOutput],
+        outputs: list[ResultPartition],
         aligner: Aligner | BarrierTracker,
         host: SubtaskHost,
         source: tuple[str, SourceDriver] | None = None,
@@ -99,7 +99,7 @@ class Subtask:
         self.ended = False
         self.rows_in = 0
         self.watermark = WATERMARK_MIN
-        self.last_checkpoint = 0  # highest id captured or given up
+        self.last_checkpoint = 0  # highest id captured or aborted
         self._wanted: Barrier | None = None  # last trigger heard of, for when the input ends first
         self._aligner = aligner
         self._merger = WatermarkMerger(len(inputs), [channel.index for channel in inputs if channel.empty])
@@ -109,10 +109,10 @@ class Subtask:
         self._host = host
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
         self._replay = deque(replay)
-        self._recorder = Recorder(inputs)
-        self._arrivals: deque[tuple[int, Noticed]] = deque()
+        self._in_flight = InFlightWriter(inputs)
+        self._announcements: deque[tuple[int, Announced]] = deque()
         for channel in inputs:
-            channel.arrivals = self._arrivals
+            channel.announcements = self._announcements
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         self._assigned = dict.fromkeys(self._assigners, WATERMARK_MIN)
@@ -128,13 +128,13 @@ class Subtask:
         return all(operator.has_room for operator in self._bounded)
 
     def step(self) -> bool:
-        """Do a bounded piece of work. True when something was done."""
+        """Do a bounded chunk of work. True when something was done."""
         if self.ended:
             return False
         if self.source is not None:
             return self._step_source(self.source[1])
-        if self._arrivals:
-            self.notice()
+        if self._announcements:
+            self.take_announcements()
         worked = False
         now_ns = self._host.now_ns()
         until_ns = now_ns + _STEP_NS
@@ -150,7 +150,7 @@ class Subtask:
                 self._take(channel)
             before_ns, now_ns = now_ns, self._host.now_ns()
             if channel is not None:
-                channel.piece.worked(now_ns - before_ns)
+                channel.chunk.worked(now_ns - before_ns)
             if self.ended or now_ns >= until_ns:
                 return True
         return worked
@@ -286,10 +286,10 @@ class Subtask:
             self._wanted = barrier
             self._apply(self._aligner.on_trigger(barrier, self._host.now_ms()))
 
-    def notice(self) -> None:
+    def take_announcements(self) -> None:
         """Hear of the barriers that came in, wherever they stand in the queues and also while nothing may be sent."""
-        while self._arrivals:
-            index, element = self._arrivals.popleft()
+        while self._announcements:
+            index, element = self._announcements.popleft()
             self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
 
     def _on_timeout(self, checkpoint: int) -> None:
@@ -302,14 +302,14 @@ class Subtask:
             operator.on_complete(checkpoint)
 
     def on_abort(self, checkpoint: int) -> None:
-        """The coordinator gave up `checkpoint`."""
+        """The coordinator aborted `checkpoint`."""
         if self._wanted is not None and self._wanted.id <= checkpoint:
             self._wanted = None
         for effect in self._aligner.on_order_to_abort(checkpoint):
             if isinstance(effect, Unblock):
                 self._unblock(effect)
             elif isinstance(effect, Aborted):
-                self._given_up(effect)
+                self._aborted(effect)
         for _, operator in self.operators:
             operator.on_abort(checkpoint)
 
@@ -321,17 +321,17 @@ class Subtask:
                 self.inputs[effect.channel].blocked = True
             elif isinstance(effect, Unblock):
                 self._unblock(effect)
-            elif isinstance(effect, RecordingDone):
-                self._host.recorded(self, effect.id, self._recorder.finish(effect.id))
+            elif isinstance(effect, InFlightComplete):
+                self._host.recorded(self, effect.id, self._in_flight.finish(effect.id))
             elif isinstance(effect, StartTimer):
                 self._host.start_timer(self, effect.delay_ms, partial(self._on_timeout, effect.id))
             else:
                 self.last_checkpoint = max(self.last_checkpoint, effect.id)
-                self._given_up(effect)
+                self._aborted(effect)
                 self._host.snapshot_aborted(self, effect.id, effect.reason)
 
-    def _given_up(self, aborted: Aborted) -> None:
-        self._recorder.drop(aborted.id)
+    def _aborted(self, aborted: Aborted) -> None:
+        self._in_flight.drop(aborted.id)
         self._control(CancelBarrier(aborted.id, self.token))
 
     def _unblock(self, effect: Unblock) -> None:
@@ -345,7 +345,7 @@ class Subtask:
         began_ns = self._host.now_ns()
         self.last_checkpoint = barrier.id
         if snapshot.recorded:
-            self._recorder.begin(barrier.id, self._replay, snapshot.recorded)
+            self._in_flight.begin(barrier.id, self._replay, snapshot.recorded)
         if not self.ended:
             self._control(barrier)  # first: downstream aligns while we capture
         captures: dict[str, Capture] = {}

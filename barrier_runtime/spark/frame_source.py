@@ -162,7 +162,7 @@ class StagedFrame:
             store.put(key, data)
             return staging
         outcome = store.put_if_absent(key, data)
-        if outcome is PutOutcome.LANDED:
+        if outcome is PutOutcome.CREATED:
             return staging
         found = self._found(store, paths)
         if found is None:

@@ -18,7 +18,7 @@ _MAX_DELAY_S = 30.0
 _QUIET_S = 60.0  # a job that lived this long resets the back-off
 
 
-class SparkGang:
+class SlotTasks:
     """`wanted()`: does the coordinator still run the job? Asked before a failed Spark job is submitted again."""
 
     def __init__(self, spark: Any, settings: SlotSettings, parallelism: int, wanted: Callable[[], bool]) -> None:

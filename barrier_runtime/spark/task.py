@@ -81,10 +81,10 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     directory.mkdir(mode=0o700, parents=True)
     with lent_environment(settings.environment), living_in(directory):
         try:
-            farewell = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
+            shutdown = _run_on_new_loop(_run(slot, task_attempt, slot_uuid, directory, sockets, settings))
         finally:
             remove_local(directory)
-    return result_of(slot, farewell)
+    return result_of(slot, shutdown)
 
 
 @functools.cache
@@ -94,12 +94,12 @@ def _sockets_of_spark(pid: int) -> list[int]:
     return inherited_sockets()
 
 
-def result_of(slot: int, farewell: Shutdown) -> tuple[int, str, str]:
+def result_of(slot: int, shutdown: Shutdown) -> tuple[int, str, str]:
     """What the Spark task gives back. A slot that must leave although its job goes on raises: Spark would take a task
     that returns for done, and never start the slot again."""
-    if farewell.outcome == "replaced":
-        raise Unavailable(f"slot {slot} leaves its job to another process: {farewell.reason}")
-    return slot, farewell.outcome, farewell.reason
+    if shutdown.outcome == "replaced":
+        raise Unavailable(f"slot {slot} leaves its job to another process: {shutdown.reason}")
+    return slot, shutdown.outcome, shutdown.reason
 
 
 def local_root(run_id: str) -> Path:
@@ -195,10 +195,10 @@ async def _run(
     linking = loop.create_task(link.run())
     try:
         linking.add_done_callback(partial(_link_broke, this.left))
-        farewell = await this.left
+        shutdown = await this.left
         # Spark uses the process again: what operators hold, as connections of sinks, is let go first.
         await asyncio.wait([loop.create_task(this.closed())], timeout=_LEAVE_S)
-        return farewell
+        return shutdown
     finally:
         watchdog.stop()
         link.close()

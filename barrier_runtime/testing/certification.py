@@ -38,8 +38,8 @@ from barrier_runtime.testing.scenarios import (
     inside_recovery,
     inside_write,
     inside_write_of_recovery,
+    single_scenarios,
     stalls,
-    stories,
     straight,
     walk,
 )
@@ -124,8 +124,8 @@ def certify(
     ids that no other scenario uses, and every scenario is a job of its own, so the target need not be emptied. A `read`
     that takes an argument is given the scenario's lowest id: it may leave out lower ones, which is faster.
     `make_row`, `schema`, `id_column`, `key_column`: rows to write; `make_row(n)[id_column]` must be n.
-    `scenarios`: how many of the enumerated crashes and stalls, evenly drawn; None: all (some thousand). Single stories
-    are always run, as is one random walk for each of `seeds`.
+    `scenarios`: how many of the enumerated crashes and stalls, evenly drawn; None: all (some thousand). Single ones are
+    always run, as is one random walk for each of `seeds`.
     `inside`: how many times a process dies inside a call, between two lines of the sink's own files (and its
     package's); None: at every line. An in-memory stand-in of a target must be in a file of its own then.
     Files that the sink opens and writes are always broken off, after `open` and in the middle of a write.
@@ -169,13 +169,13 @@ def certify(
         lived = {plan: run.play(straight(plan)) for plan in PLANS}
         between = [
             each
-            for plan, (moments, _, _) in lived.items()
-            for each in (*crashes(plan, moments), *stalls(plan, moments))
+            for plan, (crash_points, _, _) in lived.items()
+            for each in (*crashes(plan, crash_points), *stalls(plan, crash_points))
         ]
         within = [line_of(number) for number in range(lived["plain"][1]) for line_of in _INSIDE]
         writes = [writing(number) for number in range(lived["plain"][2]) for writing in _WRITING]
         drawn = _drawn(between, scenarios) + _drawn(within, inside) + _drawn(writes, _MOST_WRITES)
-        for each in (*stories(), *drawn, *(walk(seed) for seed in seeds)):
+        for each in (*single_scenarios(), *drawn, *(walk(seed) for seed in seeds)):
             run.play(each)
     return Certificate(
         run.sink,
@@ -218,7 +218,7 @@ class _Run:
         self._next_id = 1 + max((int(row[column]) for row in target.read(0)), default=0)
 
     def play(self, scenario: Scenario) -> tuple[int, int, int]:
-        """How many moments, lines inside calls and writes of files its first generation had. Raises `NotCertified`."""
+        """How many crash points, lines in calls and writes of files its first generation had. Raises `NotCertified`."""
         if self._reset is not None:
             self._reset()
         self.scenarios += 1

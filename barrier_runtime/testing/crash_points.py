@@ -119,9 +119,9 @@ def _fresh_start(world: World, *, token: int | None) -> None:
     world.run(world.live(first, 2))
     world.crash(first)
     world.begin_lineage(token=token)
-    assert world.run_to_crash(0, 12), "a generation has more moments than that"
+    assert world.run_to_crash(0, 12), "a generation has more crash_points than that"
     world.run_to_crash(0, None)
-    world.recover_once_more(tidy=False)
+    world.recover_once_more(clean_up=False)
 
 
 def _older_checkpoint(world: World) -> None:
@@ -184,7 +184,7 @@ def _commit_beside_pre_commit(world: World) -> None:
     world.recover_once_more()
 
 
-STORIES: dict[str, tuple[tuple[Round, ...], Callable[[World], None]]] = {
+SINGLE_SCENARIOS: dict[str, tuple[tuple[Round, ...], Callable[[World], None]]] = {
     "repeated commits": (("late", "late"), _repeated_commits),
     "abort": (("commit", "commit"), lambda world: _abort(world, by_another=False)),
     "abort by another": (("commit", "commit"), lambda world: _abort(world, by_another=True)),

@@ -15,7 +15,7 @@ import pyarrow as pa
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.testing.judge import Broken, Judge, Rule, Written
 from barrier_runtime.testing.kill_lines import Crash, Lines
-from barrier_runtime.testing.sink_process import Moments, Place, Process
+from barrier_runtime.testing.sink_process import CrashPoints, Place, Process
 from barrier_runtime.testing.target import Decision, Round, Target
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class World:
     def start(
         self,
         parallelism: int = 0,
-        moments: Moments | None = None,
+        crash_points: CrashPoints | None = None,
         inside: int | None = None,
         writing: int | None = None,
     ) -> Process:
@@ -71,7 +71,9 @@ class World:
             self._committed,
         )
         lines = Lines(self.target.files, inside, every_line=self.target.every_line, write_at=writing)
-        process = Process(place, self._token, parallelism or self.target.parallelism, moments or Moments(), lines)
+        process = Process(
+            place, self._token, parallelism or self.target.parallelism, crash_points or CrashPoints(), lines
+        )
         self.first = self.first or process
         return process
 
@@ -107,10 +109,10 @@ class World:
 
     @property
     def lived(self) -> tuple[int, int, int]:
-        """Moments, lines and writes that the first generation lived through."""
+        """CrashPoints, lines and writes that the first generation lived through."""
         if self.first is None:
             return 0, 0, 0
-        return self.first.moments.passed, self.first.lines.passed, self.first.lines.writes
+        return self.first.crash_points.passed, self.first.lines.passed, self.first.lines.writes
 
     # ------------------------------------------------------------ a generation's life, step by step
 
@@ -279,7 +281,7 @@ class World:
         def die() -> None:
             raise Crash
 
-        process = self.start(parallelism, Moments(at, die), inside, writing)
+        process = self.start(parallelism, CrashPoints(at, die), inside, writing)
         try:
             self.run(self.live(process))
         except Crash as crash:
@@ -306,12 +308,12 @@ class World:
         assert self._rounds_done == len(self.plan), "a generation ended before the plan was done"
         self.look()
 
-    def recover_once_more(self, parallelism: int = 0, *, tidy: bool = True) -> None:
-        """A generation that finds all done: nothing may change, and (`tidy`) nothing staged may be left."""
+    def recover_once_more(self, parallelism: int = 0, *, clean_up: bool = True) -> None:
+        """A generation that finds all done: nothing may change, and (`clean_up`) nothing staged may be left."""
         process = self.start(parallelism)
         self.run(self.live(process))
         self.end(process)
-        if tidy and self.target.leftovers is not None:
+        if clean_up and self.target.leftovers is not None:
             left = list(self.target.leftovers())
             if left:
                 raise Broken("left over", f"{len(left)} staged things that nobody needs", left[:10])

@@ -91,7 +91,7 @@ class Lines:
 
     @contextmanager
     def _watched_files(self) -> Iterator[None]:
-        """`open`, under both its names; what copies inside the kernel does it in pieces of bytes instead."""
+        """`open`, under both its names; what copies inside the kernel does it in chunks of bytes instead."""
         real, in_kernel = builtins.open, shutil._USE_CP_SENDFILE  # type: ignore[attr-defined]
 
         def opened(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:

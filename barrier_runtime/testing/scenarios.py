@@ -4,16 +4,16 @@
 `stall <plan> i j`: the first generation is held up at moment i; its successor does j steps; then the first, a zombie
 now, does all it still can; then the successor ends the plan. `inside <plan> k`: the first generation dies inside a
 call, before the k-th line of the sink's own files; `inside recovery k`: the second one does. `walk s`: crashes and
-stalls at random, with rescaling. The others are single stories.
+stalls at random, with rescaling. The others are single single scenarios.
 """
 
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from barrier_runtime.testing.crash_points import STORIES, written_and_sealed
+from barrier_runtime.testing.crash_points import SINGLE_SCENARIOS, written_and_sealed
 from barrier_runtime.testing.environment import World
-from barrier_runtime.testing.sink_process import Moments, Process
+from barrier_runtime.testing.sink_process import CrashPoints, Process
 from barrier_runtime.testing.target import Round
 
 PLANS: dict[str, tuple[Round, ...]] = {
@@ -23,7 +23,7 @@ PLANS: dict[str, tuple[Round, ...]] = {
     "empty": ("half", "empty", "commit"),
 }
 MOST_ROUNDS = 8
-_SECOND_CRASHES = 14  # moments of the second generation, which are its recovery and a little more
+_SECOND_CRASHES = 14  # crash points of the second generation, which are its recovery and a little more
 _SUCCESSOR_STEPS = 16
 
 
@@ -35,30 +35,30 @@ class Scenario:
     seed: int = 0
 
 
-def story(name: str) -> Scenario:
-    """The single story of this name."""
-    plan, play = STORIES[name]
+def single_scenario(name: str) -> Scenario:
+    """The single single scenario of this name."""
+    plan, play = SINGLE_SCENARIOS[name]
     return Scenario(name, plan, play)
 
 
-def stories() -> list[Scenario]:
-    return [story(name) for name in STORIES]
+def single_scenarios() -> list[Scenario]:
+    return [single_scenario(name) for name in SINGLE_SCENARIOS]
 
 
 def straight(plan: str) -> Scenario:
     return Scenario(f"straight {plan}", PLANS[plan], _straight)
 
 
-def crashes(plan: str, moments: int) -> Iterator[Scenario]:
-    for first in range(moments):
+def crashes(plan: str, crash_points: int) -> Iterator[Scenario]:
+    for first in range(crash_points):
         yield crash(plan, first, None)
-    for first in range(moments):
+    for first in range(crash_points):
         for second in range(_SECOND_CRASHES):
             yield crash(plan, first, second)
 
 
-def stalls(plan: str, moments: int) -> Iterator[Scenario]:
-    for first in range(moments):
+def stalls(plan: str, crash_points: int) -> Iterator[Scenario]:
+    for first in range(crash_points):
         for steps in range(_SUCCESSOR_STEPS):
             yield stall(plan, first, steps)
 
@@ -129,8 +129,8 @@ def walk(seed: int) -> Scenario:
 
 def by_name(name: str) -> Scenario:
     """Raises `ValueError` for a name of none."""
-    if name in STORIES:
-        return story(name)
+    if name in SINGLE_SCENARIOS:
+        return single_scenario(name)
     kind, *rest = name.split() or [""]
     if kind == "walk" and len(rest) == 1:
         return walk(int(rest[0]))
@@ -171,9 +171,9 @@ def _stall(world: World, at: int, steps: int, parallelism: int = 0, successor_pa
         world.run(life, steps)
         world.steps.append(f"generation {first.token} goes on as a zombie")
 
-    first = world.start(parallelism, Moments(at, held_up))
+    first = world.start(parallelism, CrashPoints(at, held_up))
     world.run_as_zombie(world.live(first))
-    if not successor:  # it had fewer moments
+    if not successor:  # it had fewer crash points
         world.end(first)
         return
     second, life = successor[0]
@@ -212,7 +212,7 @@ def _stall_once(world: World, at: int, steps: int, parallelism: int, successor_p
         world.run(successor[0][1], steps)
         world.steps.append(f"generation {first.token} goes on as a zombie")
 
-    first = world.start(parallelism, Moments(at, held_up))
+    first = world.start(parallelism, CrashPoints(at, held_up))
     world.run_as_zombie(world.live(first))
     for second, life in successor:
         world.look()

@@ -28,8 +28,8 @@ _ATTEMPTS = 6  # of a call that raises, before it counts as failed for ever
 _LONGEST_WAIT_S = 0.5
 
 
-class Moments:
-    """Counts the moments of one process and does `act` at one of them (None: at none)."""
+class CrashPoints:
+    """Counts the crash points of one process and does `act` at one of them (None: at none)."""
 
     def __init__(self, at: int | None = None, act: Callable[[], None] | None = None) -> None:
         self.passed = 0
@@ -56,7 +56,7 @@ class Place:
     committed: Callable[[Sequence[bytes]], None]  # from now on these must be seen
 
 
-class _Lane:
+class _Executor:
     """Does one piece of blocking work at a time, when told."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _Lane:
         self.work_of_one()()
 
     def work_of_one(self) -> Callable[[], None]:
-        """Do the oldest piece of work, if there is one; what is returned tells the operator of the outcome."""
+        """Do the oldest chunk of work, if there is one; what is returned tells the operator of the outcome."""
         if not self.waiting:
             return lambda: None
         work, done = self.waiting.popleft()
@@ -101,10 +101,10 @@ class _Reports:
 class _Hand:
     """One opened subtask."""
 
-    def __init__(self, operator: SinkOperator, sink: WatchedSink, lane: _Lane) -> None:
+    def __init__(self, operator: SinkOperator, sink: WatchedSink, executor: _Executor) -> None:
         self.operator = operator
         self.sink = sink
-        self.lane = lane
+        self.executor = executor
         self.reports = _Reports()
         self.later: deque[tuple[float, Callable[[], None]]] = deque()
 
@@ -116,11 +116,11 @@ def _no_keyed_state() -> Any:
 class Process:
     """All subtasks of one generation. Every method may raise `Crash` (at the chosen moment) or `Broken`."""
 
-    def __init__(self, place: Place, token: int, parallelism: int, moments: Moments, lines: Lines) -> None:
+    def __init__(self, place: Place, token: int, parallelism: int, crash_points: CrashPoints, lines: Lines) -> None:
         self.place = place
         self.token = token
         self.parallelism = parallelism
-        self.moments = moments
+        self.crash_points = crash_points
         self.lines = lines
         self.hands: list[_Hand] = []
         self.sinks: list[WatchedSink] = []  # also such as could not be opened
@@ -130,7 +130,7 @@ class Process:
         self.names: dict[bytes, str] = {}
 
     def moment(self, what: str) -> None:
-        self.moments.next()
+        self.crash_points.next()
         self.place.note(f"generation {self.token}, {what}")
 
     def named(self, committable: bytes) -> str:
@@ -141,7 +141,7 @@ class Process:
         subtask = len(self.hands)
         sink = WatchedSink(self.place.make_sink(), self, subtask)
         self.sinks.append(sink)
-        hand = _Hand(SinkOperator(SINK, lambda: sink), sink, _Lane())
+        hand = _Hand(SinkOperator(SINK, lambda: sink), sink, _Executor())
         hand.operator.open(
             OperatorContext(
                 job=self.place.job,
@@ -152,8 +152,8 @@ class Process:
                 max_parallelism=128,
                 restored=restored,
                 open_keyed=_no_keyed_state,
-                lane=hand.lane,
-                snapshot_lane=hand.lane,
+                executor=hand.executor,
+                snapshot_executor=hand.executor,
                 metrics=MetricGroup(),
                 local_dir=Path("/nowhere"),
                 make_store=self.place.make_store,
@@ -177,8 +177,8 @@ class Process:
         hand = self.hands[subtask]
         self.open_transaction(subtask).ids.extend(ids)  # before the call: it may be the last one
         hand.operator.process(Batch(rows, 0), lambda batch: None)
-        while hand.lane.waiting:
-            hand.lane.run_one()
+        while hand.executor.waiting:
+            hand.executor.run_one()
 
     def open_transaction(self, subtask: int) -> Written:
         return [each for each in self.written if each.subtask == subtask][-1]
@@ -192,14 +192,14 @@ class Process:
         return snapshot
 
     def work_of_one_each(self) -> list[Callable[[], None]]:
-        return [hand.lane.work_of_one() for hand in self.hands]
+        return [hand.executor.work_of_one() for hand in self.hands]
 
     def settle(self, subtask: int, through: int, *, globally: bool = False) -> Iterator[None]:
         """Do the subtask's waiting work, a step each, until it is through with checkpoint `through`."""
         hand = self.hands[subtask]
         for attempt in range(_ATTEMPTS):
-            while hand.lane.waiting:
-                hand.lane.run_one()
+            while hand.executor.waiting:
+                hand.executor.run_one()
                 yield
             reached = hand.reports.globally_through if globally else hand.reports.committed_through
             if reached >= through or self.is_zombie:
@@ -224,7 +224,7 @@ class Process:
             sink.__dict__.clear()
         for hand in self.hands:
             hand.operator.__dict__.clear()
-            hand.lane.waiting.clear()
+            hand.executor.waiting.clear()
             hand.later.clear()
         self.hands.clear()
         self.sinks.clear()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from barrier_runtime.coordinator.maintenance.fsck import FsckReport, JobReport, Leftover
+from barrier_runtime.coordinator.maintenance.fsck import FsckReport, JobReport, Orphan
 from barrier_runtime.coordinator.maintenance.fsck_store import Progress as Told
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans, no_progress, report_of
 from barrier_runtime.state.errors import InvalidJob
@@ -67,7 +67,7 @@ def _job_lines(job: JobReport) -> Iterator[str]:
         yield f"  note     {note}"
 
 
-def _sized(objects: list[Leftover]) -> str:
+def _sized(objects: list[Orphan]) -> str:
     return f"{len(objects)} objects ({decimal(sum(each.size for each in objects))})"
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
-from barrier_runtime.coordinator.maintenance.in_doubt import Settlement
+from barrier_runtime.coordinator.maintenance.in_doubt import InDoubtResolution
 from barrier_runtime.inspect.pending_transactions import (
+    InDoubtResolver,
     PendingJob,
     PendingSink,
-    Settler,
     read_pending,
     rows_told,
     running,
@@ -68,13 +68,13 @@ def transactions(
                 f"job {job} runs, led by {leader}: it settles its transactions itself. Stop it first, or use --force "
                 "if it is known to be gone"
             )
-    settlement = _settlement(store, pending) if action == "abort" and pending.sinks else None
-    token = pending.token if settlement is None else settlement.begin()
-    settler = Settler(store, pending, factories, overrides)
-    outcomes = [_settled(settler, sink, token, action, accept_loss) for sink in pending.sinks]
+    resolution = _resolution(store, pending) if action == "abort" and pending.sinks else None
+    token = pending.token if resolution is None else resolution.begin()
+    resolver = InDoubtResolver(store, pending, factories, overrides)
+    outcomes = [_settled(resolver, sink, token, action, accept_loss) for sink in pending.sinks]
     _print_outcomes(pending, action, accept_loss, outcomes, form)
-    if settlement is not None:
-        settlement.finish("its transactions were settled by barrier-runtime transactions abort")
+    if resolution is not None:
+        resolution.finish("its transactions were settled by barrier-runtime transactions abort")
     return 0 if all(outcome.error == "" for outcome in outcomes) else 1
 
 
@@ -84,9 +84,9 @@ class Outcome(msgspec.Struct):
     error: str = ""
 
 
-def _settlement(store: ObjectStore, pending: PendingJob) -> Settlement:
+def _resolution(store: ObjectStore, pending: PendingJob) -> InDoubtResolution:
     host = socket.gethostname()
-    return Settlement(
+    return InDoubtResolution(
         store,
         pending.log,
         leader=f"settled-{uuid.uuid4().hex}",
@@ -95,17 +95,17 @@ def _settlement(store: ObjectStore, pending: PendingJob) -> Settlement:
     )
 
 
-def _settled(settler: Settler, sink: PendingSink, token: int, action: str, accept_loss: bool) -> Outcome:
+def _settled(resolver: InDoubtResolver, sink: PendingSink, token: int, action: str, accept_loss: bool) -> Outcome:
     """One sink; what it raises does not keep the others waiting."""
     outcome = Outcome(sink.name, [])
     try:
         if action == "commit":
             if sink.entries:
-                settler.commit(sink, outcome.done.append)
+                resolver.commit(sink, outcome.done.append)
         elif accept_loss:
-            settler.drop(sink, token, outcome.done.append)
+            resolver.drop(sink, token, outcome.done.append)
         else:
-            settler.tidy(sink, token)
+            resolver.clean_up(sink, token)
             outcome.done.extend(sink.entries)
     except Exception as error:  # also whatever the target's library raises
         outcome.error = str(error) if isinstance(error, BarrierRuntimeError) else f"{type(error).__name__}: {error}"

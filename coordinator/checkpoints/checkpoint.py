@@ -1,6 +1,6 @@
 """One checkpoint's life, as a table of legal moves. Anything else is a `ProtocolViolation` with the recent history.
 
-TRIGGERED ─all acks─► PERSISTING ─manifest written─► DECIDING ─record landed─► COMPLETE
+TRIGGERED ─all acks─► PERSISTING ─manifest written─► DECIDING ─record appended─► COMPLETE
     │                     │
     └──────┬──────────────┘   before DECIDING it may still end otherwise; from DECIDING only the log says.
            ▼

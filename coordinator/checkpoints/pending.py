@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint, Phase
 from barrier_runtime.coordinator.wire.messages import Ack, CheckpointOptions, SubtaskId
 
-_GIVEN_UP_KNOWN = 256
+_ABORTED_KNOWN = 256
 
 
 class Triggering(enum.Enum):
@@ -39,7 +39,7 @@ class PendingCheckpoints:
         self._requested = False
         self.triggering = Triggering.PERIODIC
         self.ignored: Counter[str] = Counter()  # why acks and declines had no effect
-        self._given_up: deque[int] = deque(maxlen=_GIVEN_UP_KNOWN)  # ended undecided, for acks that come late
+        self._aborted: deque[int] = deque(maxlen=_ABORTED_KNOWN)  # ended undecided, for acks that come late
 
     # ------------------------------------------------------------ triggering
 
@@ -108,9 +108,9 @@ class PendingCheckpoints:
             self.ignored[f"{effect.value} ack"] += 1
         return Acked(effect, checkpoint)
 
-    def is_given_up(self, checkpoint: int) -> bool:
+    def is_aborted(self, checkpoint: int) -> bool:
         """Whether it ended undecided, in this generation and process; not for ever known."""
-        return checkpoint in self._given_up
+        return checkpoint in self._aborted
 
     def decline(self, checkpoint_id: int, subtask: SubtaskId, now_ms: int) -> Checkpoint | None:
         """The checkpoint that this refusal ended, if it did."""
@@ -151,7 +151,7 @@ class PendingCheckpoints:
         return ended
 
     def complete(self, checkpoint: Checkpoint, now_ms: int) -> list[Checkpoint]:
-        """The decision landed. Returns the older ones it subsumes."""
+        """The decision appended. Returns the older ones it subsumes."""
         self._end(checkpoint, Phase.COMPLETE, now_ms)
         older = [other for other in self._expirable() if other.id < checkpoint.id]
         for other in older:
@@ -162,7 +162,7 @@ class PendingCheckpoints:
         checkpoint.move(phase, now_ms)
         del self._open[checkpoint.id]
         if phase is not Phase.COMPLETE:
-            self._given_up.append(checkpoint.id)
+            self._aborted.append(checkpoint.id)
         self._last_ended_ms = now_ms
 
     def _expirable(self) -> list[Checkpoint]:

@@ -13,23 +13,23 @@ from barrier_runtime.state.snapshots.snapshot import FileRef
 _UNSORTED_BOUND = 1_000  # decided while deleting is off; what is forgotten is left to the sweep of a later generation
 
 
-def checkpoint_landed(job: Job, record: Complete, now_ms: int) -> None:
+def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
     """Book-keeping of a decision: subsume, remember, let go of what nobody needs any more."""
-    generation, given_up = job.generation, list[Ack]()
+    generation, aborted = job.generation, list[Ack]()
     pending = generation.pending
     checkpoint = None if pending is None else pending.get(record.checkpoint)
     if pending is not None and checkpoint is not None:
         subsumed = pending.complete(checkpoint, now_ms)
         for older in subsumed:
             job.record.checkpoint_ended(older, f"checkpoint {record.checkpoint} completed first", now_ms)
-            given_up.extend(older.acks.values())
+            aborted.extend(older.acks.values())
         job.record.checkpoint_ended(checkpoint, "", now_ms)
         if checkpoint.all_ended or checkpoint.final:
             generation.final = checkpoint.id
     generation.failures.completed(record.checkpoint)
     job.commits.completed(record.checkpoint)
     if pending is not None:
-        generation.landed.append((record.manifest, pending.next_id - 1))
+        generation.appended.append((record.manifest, pending.next_id - 1))
     job.restarts.checkpoint_completed()
     job.decided, generation.written = generation.written, None
     if job.decided is not None:
@@ -43,7 +43,7 @@ def checkpoint_landed(job: Job, record: Complete, now_ms: int) -> None:
         else:
             open_ids = [other.id for other in pending.open]
             job.delete(job.retention.completed(kept, open_ids, pending.next_id - 1, job.commits.held).keys)
-    abandon(job, given_up)
+    abandon(job, aborted)
 
 
 def under_way(generation: Generation) -> UnderWay:
@@ -53,7 +53,7 @@ def under_way(generation: Generation) -> UnderWay:
     if generation.written is not None:
         named.add(generation.written.key)
     first = min((each.id for each in checkpoints), default=None)
-    behind = (manifest for manifest, triggered in generation.landed if first is None or triggered < first)
+    behind = (manifest for manifest, triggered in generation.appended if first is None or triggered < first)
     return UnderWay(frozenset(key for key in named if key is not None), frozenset(behind))
 
 

@@ -17,8 +17,8 @@ from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.job.slots import Slot, SlotState, SlotTable
 from barrier_runtime.coordinator.log.decision_log import (
+    Appended,
     DecisionLog,
-    Landed,
     LogView,
     Permit,
     ReadBack,
@@ -32,9 +32,9 @@ from barrier_runtime.coordinator.status.statistics import JobRecord
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
     AbortCheckpoint,
+    CancelGeneration,
     CommitGlobally,
     Committed,
-    Halt,
     JobSpec,
     ManifestRef,
     Registered,
@@ -108,16 +108,16 @@ class Job:
             raise ProtocolViolation(f"job {self.spec.job}: done without leading: file a bug")
         return self.leadership
 
-    def lead(self, landed: Landed) -> None:
-        """A record of ours landed: this process leads generation `landed.permit.token`."""
+    def lead(self, appended: Appended) -> None:
+        """A record of ours appended: this process leads generation `appended.permit.token`."""
         fence = self.log.fence
         assert fence is not None
-        self.leadership = Leadership(landed.permit, fence.lineage)
+        self.leadership = Leadership(appended.permit, fence.lineage)
         self.has_led = True
 
-    def begin_generation(self, landed: Landed, restored: DecidedManifest | None) -> None:
-        """A FENCE of ours landed."""
-        self.lead(landed)
+    def begin_generation(self, appended: Appended, restored: DecidedManifest | None) -> None:
+        """A FENCE of ours appended."""
+        self.lead(appended)
         self.decided = restored
         self.generation = Generation(FailureCounter(self.spec.checkpoints.tolerable_failures), restored)
 
@@ -164,9 +164,9 @@ class Job:
             self._greeted[slot.index] = mark
             self.outbox.send(slot, Registered(token, self.last_completed, self.heartbeat_ms))
 
-    def halt(self, slot: Slot) -> None:
+    def cancel_generation_of(self, slot: Slot) -> None:
         if slot.deployed_token or slot.register.phase != "idle":
-            self.outbox.send(slot, Halt(self.led.token, self.last_completed))
+            self.outbox.send(slot, CancelGeneration(self.led.token, self.last_completed))
         if slot.connected:
             slot.state = SlotState.REGISTERED
 

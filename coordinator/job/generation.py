@@ -8,7 +8,7 @@ from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.wire.messages import SubtaskId, Waiting
 
-_LANDED_KNOWN = 64
+_APPENDED_KNOWN = 64
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Generation:
     restored: DecidedManifest | None = None
     pending: PendingCheckpoints | None = None  # None: its slots do not run yet
     written: DecidedManifest | None = None  # its decision is under way
-    landed: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_LANDED_KNOWN))
+    appended: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_APPENDED_KNOWN))
     # manifest decided by this process, and the highest checkpoint that had been triggered then; newest last
     ended: set[SubtaskId] = field(default_factory=set)
     final: int | None = None  # a completed checkpoint taken after all input ended

@@ -56,7 +56,7 @@ def _activity(job: Job, phase: str, reason: str) -> str:
         return "takes over the running slots" if job.log.in_flight else f"waits for slots {missing} {of} to come back"
     if phase == "fencing":
         return f"begins a generation{because}"
-    if phase == "ganging":
+    if phase == "waiting":
         return (f"waits for slots {missing} {of} to register" if missing else "pauses before the restart") + because
     if phase == "restoring":
         restoring = [slot for slot in job.slots if slot.state is SlotState.RESTORING]

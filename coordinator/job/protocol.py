@@ -42,7 +42,7 @@ from barrier_runtime.coordinator.job.phases.start import Loading
 from barrier_runtime.coordinator.job.slots import Reconnected, Refused
 from barrier_runtime.coordinator.job.status_view import job_status
 from barrier_runtime.coordinator.job.transitions import next_phase
-from barrier_runtime.coordinator.log.decision_log import Foreign, Landed, ReadBack, Repeat
+from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, ReadBack, Repeat
 from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
@@ -62,7 +62,7 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.errors import Corrupt
 
 STALL_MS = 1_000
-GLANCE_MS = 5_000  # a leader that appends nothing for this long looks whether somebody else did
+POLL_MS = 5_000  # a leader that appends nothing for this long looks whether somebody else did
 _MAY_CHANGE_PROGRESS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered)
 
 
@@ -73,8 +73,8 @@ class JobProtocol:
         self._phase: Phase = Loading(Attempts())
         self._stood_still = False  # the last tick only forgave
         self._watch = ProgressWatch()
-        self._glance_ms = 0  # when to look at the log's next position, while leading
-        self._glancing = False  # the store has not answered yet
+        self._poll_ms = 0  # when to look at the log's next position, while leading
+        self._polling = False  # the store has not answered yet
 
     # ------------------------------------------------------------ what the edge asks
 
@@ -143,8 +143,8 @@ class JobProtocol:
             return None
         judged = self._job.slots.connected if self._phase.judges_silence else ()
         silences = [slot.last_seen_ms + self._job.spec.slot_timeout_ms for slot in judged]
-        glance = self._glance_ms if self._may_glance else None
-        others = (self._phase.deadline(self._job), self._watch.next_ms, glance)
+        poll = self._poll_ms if self._may_poll else None
+        others = (self._phase.deadline(self._job), self._watch.next_ms, poll)
         return min([*silences, *(moment for moment in others if moment is not None)], default=None)
 
     # ------------------------------------------------------------ events
@@ -192,7 +192,7 @@ class JobProtocol:
         if isinstance(event, AppendResult):
             return self._on_log_step(job.log.on_put(event.position, event.outcome), now_ms)
         if isinstance(event, RecordRead):
-            self._glancing, self._glance_ms = False, now_ms + GLANCE_MS
+            self._polling, self._poll_ms = False, now_ms + POLL_MS
             return self._on_log_step(job.log.on_read_back(event.position, event.name, event.data), now_ms)
         if isinstance(event, StoreRetried):
             job.record.store_retried(event.what, event.error, event.keeps_from)
@@ -214,15 +214,15 @@ class JobProtocol:
             self._job.slots.forgive(now_ms)
             return None
         self._stood_still = False
-        if self._may_glance and now_ms >= self._glance_ms:
-            self._glancing = True
+        if self._may_poll and now_ms >= self._poll_ms:
+            self._polling = True
             self._job.outbox.put(ReadRecord(self._job.log.next_position))
         return self._phase.on_tick(self._job, now_ms)
 
     @property
-    def _may_glance(self) -> bool:
+    def _may_poll(self) -> bool:
         """A coordinator that stood still, and waits for slots that its successor has, would never find out."""
-        return self._job.leads and not self._job.log.in_flight and not self._glancing
+        return self._job.leads and not self._job.log.in_flight and not self._polling
 
     def _on_answer(self, event: Event, now_ms: int) -> Decision | None:
         job, phase = self._job, self._phase
@@ -309,11 +309,11 @@ class JobProtocol:
 
     # ------------------------------------------------------------ the log
 
-    def _on_log_step(self, step: Landed | Foreign | Repeat | ReadBack | None, now_ms: int) -> Decision | None:
+    def _on_log_step(self, step: Appended | Foreign | Repeat | ReadBack | None, now_ms: int) -> Decision | None:
         job = self._job
-        if isinstance(step, Landed):
-            self._glance_ms = now_ms + GLANCE_MS
-            after = self._phase.on_landed(job, step, now_ms)
+        if isinstance(step, Appended):
+            self._poll_ms = now_ms + POLL_MS
+            after = self._phase.on_appended(job, step, now_ms)
             if job.leads and after is None:
                 job.delete(())  # what had to wait for this answer
             return after

@@ -1,10 +1,10 @@
 """Every legal move of a job: what a phase may want, and which phase follows. Anything else is a `ProtocolViolation`.
 
-    wanted in →      Loading   Resuming  Fencing          Ganging          Running          Finishing  Failing  Ended
+    wanted in →      Loading   Resuming  Fencing          WaitingForSlots  Running          Finishing  Failing  Ended
     LoadLog          -         Loading   Loading          -                -                -          -        -
     TakeOver         Resuming  -         -                -                -                -          -        -
     BeginGeneration  Fencing   Fencing   -                -                -                -          -        -
-    Gather           -         -         Ganging          -                -                -          -        -
+    Gather           -         -         WaitingForSlots  -                -                -          -        -
     Run              -         Running   -                Running          -                -          -        -
     Restart          -         -         -                Fencing/Failing  Fencing/Failing  -          -        -
     FinishJob        -         -         -                -                Finishing        -          -        -
@@ -40,7 +40,7 @@ from barrier_runtime.coordinator.job.phases.ending import Ended, Failing, Finish
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.running import Running
 from barrier_runtime.coordinator.job.phases.start import Fencing, Loading, Resuming
-from barrier_runtime.coordinator.job.phases.waiting import Ganging
+from barrier_runtime.coordinator.job.phases.waiting import WaitingForSlots
 from barrier_runtime.coordinator.log.records import Fence, Lead, Record
 from barrier_runtime.state.errors import ProtocolViolation
 
@@ -59,8 +59,8 @@ MOVES: dict[type[Phase], _Moves] = {
         Cancel: {Ended},
         **_ENDS,
     },
-    Fencing: {LoadLog: {Loading}, Gather: {Ganging}, **_MAY_LEAD},
-    Ganging: {Run: {Running}, Restart: {Fencing, Failing}, **_MAY_LEAD},
+    Fencing: {LoadLog: {Loading}, Gather: {WaitingForSlots}, **_MAY_LEAD},
+    WaitingForSlots: {Run: {Running}, Restart: {Fencing, Failing}, **_MAY_LEAD},
     Running: {Restart: {Fencing, Failing}, FinishJob: {Finishing}, **_MAY_LEAD},
     Finishing: _ENDS,
     Failing: _ENDS,
@@ -88,7 +88,7 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
         case BeginGeneration():
             return Fencing(wanted)
         case Gather(reason, deploy_from_ms):
-            return Ganging(reason, deploy_from_ms)
+            return WaitingForSlots(reason, deploy_from_ms)
         case Run(reason):
             return Running(reason)
         case Restart():

@@ -2,9 +2,9 @@
 
 An append is a small state machine, because a put has three outcomes:
 
-    propose → put → LANDED              → Landed
+    propose → put → CREATED              → Appended
                   → UNKNOWN             → Repeat the same bytes at the same position (nothing else may happen meanwhile)
-                  → EXISTS → read it: own put_id → Landed · other put_id → Foreign · gone → Repeat
+                  → EXISTS → read it: own put_id → Appended · other put_id → Foreign · gone → Repeat
 
 A leader that has nothing to append for a while looks at the next position (`ReadBack` without a proposal), so that it
 learns of its successor all the same. `Foreign` means that another writer owns the position. Whoever holds a generation
@@ -50,7 +50,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class Permit:
-    """Proof that a record of generation `token` landed at `position`: needed to tell slots what is complete, and to
+    """Proof that a record of generation `token` appended at `position`: needed to tell slots what is complete, and to
     delete. `completed`: the checkpoint that the generation's state is, or grew into; 0 for none.
 
     Only `DecisionLog` makes one.
@@ -62,7 +62,7 @@ class Permit:
 
 
 @dataclass(frozen=True)
-class Landed:
+class Appended:
     entry: LogEntry
     permit: Permit
 
@@ -186,19 +186,19 @@ class DecisionLog:
         self._in_flight = _InFlight(position, record, data)
         return Repeat(position, data)
 
-    def on_put(self, position: int, outcome: PutOutcome) -> Landed | Repeat | ReadBack | None:
+    def on_put(self, position: int, outcome: PutOutcome) -> Appended | Repeat | ReadBack | None:
         """What follows from a put's outcome. None: the answer is to a put that was settled before."""
         flight = self._in_flight
         if flight is None or flight.position != position:
             return None
-        if outcome is PutOutcome.LANDED:
-            return self._landed(flight)
+        if outcome is PutOutcome.CREATED:
+            return self._appended(flight)
         if outcome is PutOutcome.EXISTS:
             self._asked_back = True
             return ReadBack(position)
         return Repeat(flight.position, flight.data)
 
-    def on_read_back(self, position: int, name: str, data: bytes | None) -> Landed | Foreign | Repeat | None:
+    def on_read_back(self, position: int, name: str, data: bytes | None) -> Appended | Foreign | Repeat | None:
         """What the record found at our position means. Also the answer to a look at the next position while nothing is
         under way: a record there is somebody else's."""
         flight = self._in_flight
@@ -222,7 +222,7 @@ class DecisionLog:
                     f"log record {name} carries our put_id but other bytes: expected sha256 {sha256_hex(flight.data)}, "
                     f"found {sha256_hex(data)}: restore it from a backup of the store"
                 )
-            return self._landed(flight)
+            return self._appended(flight)
         self._in_flight = None
         self._check_foreign(position, record)
         return Foreign(LogEntry(position, record, sha256_hex(data)))
@@ -237,7 +237,7 @@ class DecisionLog:
         if isinstance(foreign.entry.record, Complete):
             self._last_complete = foreign.entry
 
-    def _landed(self, flight: _InFlight) -> Landed:
+    def _appended(self, flight: _InFlight) -> Appended:
         entry = LogEntry(flight.position, flight.record, sha256_hex(flight.data))
         if isinstance(flight.record, Fence):
             # The new generation grows from what it restored, or from nothing.
@@ -249,8 +249,8 @@ class DecisionLog:
         self._head = entry
         self._in_flight = None
         token = self.token
-        assert token is not None, "a record landed in a log without a FENCE"
-        return Landed(entry, Permit(token, entry.position, self.completed))
+        assert token is not None, "a record was appended to a log without a FENCE"
+        return Appended(entry, Permit(token, entry.position, self.completed))
 
     def choose_restore(self, entry: LogEntry | None) -> None:
         """Make known an older decision that the next FENCE will name (a replay the user asked for)."""

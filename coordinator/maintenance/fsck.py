@@ -50,7 +50,7 @@ class Damage(msgspec.Struct, frozen=True):
     remedy: str
 
 
-class Leftover(msgspec.Struct, frozen=True):
+class Orphan(msgspec.Struct, frozen=True):
     """An object that no retained checkpoint needs. `orphan`: the job's sweep would delete it; `kept`: not now;
     `unknown`: it is not ours and never deleted."""
 
@@ -69,7 +69,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     files: int = 0  # ranges of objects, and files inside manifests, that were read and hashed
     bytes: int = 0
     damage: tuple[Damage, ...] = ()
-    leftovers: tuple[Leftover, ...] = ()
+    leftovers: tuple[Orphan, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -411,12 +411,12 @@ def recognised(paths: Paths, key: str) -> str:
 
 def explained(
     paths: Paths, found: ObjectInfo, verdict: Verdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
-) -> Leftover | None:
+) -> Orphan | None:
     """Why an object is left over. None: it is not. `decided`: it is a manifest that the log decided once."""
     if verdict is Verdict.NEEDED:
         return None
     if verdict is Verdict.NOT_OURS:
-        return Leftover(found.key, found.size, "unknown", "not a name that a job gives to its objects: never deleted")
+        return Orphan(found.key, found.size, "unknown", "not a name that a job gives to its objects: never deleted")
     checkpoint = paths.checkpoint_of(found.key)
     if checkpoint is not None:
         what = f"manifest of checkpoint {checkpoint[0]} of generation {checkpoint[1]}, "
@@ -428,10 +428,10 @@ def explained(
     else:
         what = f"upload for checkpoint {named_by.checkpoint} of generation {named_by.token}, which was never decided"
     if verdict is Verdict.ORPHAN:
-        return Leftover(found.key, found.size, "orphan", what)
+        return Orphan(found.key, found.size, "orphan", what)
     if verdict is Verdict.YOUNG:
-        return Leftover(found.key, found.size, "kept", f"{what}; younger than the minimum age")
-    return Leftover(
+        return Orphan(found.key, found.size, "kept", f"{what}; younger than the minimum age")
+    return Orphan(
         found.key,
         found.size,
         "kept",
@@ -439,7 +439,7 @@ def explained(
     )
 
 
-def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> Leftover | None:
+def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> Orphan | None:
     """Rows that a write-ahead sink staged in an earlier generation. None: it is something else. Never an orphan: only
     the sink knows what it still has to deliver."""
     origin = paths.staged_rows_origin(found.key)
@@ -448,7 +448,7 @@ def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> Leftover
     what = (
         f"rows staged by generation {origin[0]}, subtask {origin[1]}, of a write-ahead sink: decided and not delivered "
     )
-    return Leftover(found.key, found.size, "kept", what + "yet, or never decided; the sink settles them when it starts")
+    return Orphan(found.key, found.size, "kept", what + "yet, or never decided; the sink settles them when it starts")
 
 
 def _dropped(walk: LogWalk) -> str:

@@ -1,6 +1,6 @@
 """Reads a store for `fsck`, and deletes orphans when asked. The edge around `fsck`, which judges.
 
-Nothing is ever written. Files are read in pieces and hashed, never held whole. A job may run meanwhile: the log is read
+Nothing is ever written. Files are read in chunks and hashed, never held whole. A job may run meanwhile: the log is read
 again after each round, and what a checkpoint dropped since then lacks is no damage. Only a stopped log lets delete.
 """
 
@@ -26,9 +26,9 @@ from barrier_runtime.coordinator.maintenance.fsck import (
     FileRange,
     FsckReport,
     JobReport,
-    Leftover,
     LogWalk,
     NamedBy,
+    Orphan,
     explained,
     file_refs,
     inline_damage,
@@ -42,7 +42,7 @@ from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths, check_key
 
-_PIECE = 4 << 20
+_CHUNK = 4 << 20
 _PARALLEL = 8
 _WINDOW = 512  # log records under way at a time
 _ROUNDS = 5
@@ -187,7 +187,7 @@ class _Check:
         self._read_log()
         settled = self._verify()
         damage = [*self.walk.damage, *self._still_damaged(), *self._others_damaged()]
-        plan, leftovers = SweepPlan(), self._strangers()
+        plan, leftovers = SweepPlan(), self._unknown_objects()
         if not settled:
             self.notes.append(
                 f"job {self.job} runs, and drops checkpoints faster than they can be verified: check it with a larger "
@@ -199,7 +199,7 @@ class _Check:
             plan, leftovers = self._leftovers(min_age_ms, wall_ms)
         return CheckedJob(self._report(damage, leftovers), plan, self.walk.head)
 
-    def _report(self, damage: list[Damage], leftovers: list[Leftover]) -> JobReport:
+    def _report(self, damage: list[Damage], leftovers: list[Orphan]) -> JobReport:
         walk = self.walk
         verified = sorted(each.checkpoint for each in walk.in_reach if each.position in self.manifests)
         return JobReport(
@@ -298,13 +298,13 @@ class _Check:
         digest, read = hashlib.sha256(), 0
         while read < wanted.size:
             try:
-                piece = self.store.get(wanted.key, wanted.offset + read, min(_PIECE, wanted.size - read))
+                chunk = self.store.get(wanted.key, wanted.offset + read, min(_CHUNK, wanted.size - read))
             except ObjectNotFound:
                 return wanted.missing()
-            if not piece:
+            if not chunk:
                 break
-            digest.update(piece)
-            read += len(piece)
+            digest.update(chunk)
+            read += len(chunk)
         return wanted.damage(read, digest.hexdigest())
 
     def _still_damaged(self) -> Iterator[Damage]:
@@ -357,13 +357,13 @@ class _Check:
     def _unrecognised(self) -> list[ObjectInfo]:
         return [found for found in self.objects if not recognised(self.paths, found.key)]
 
-    def _strangers(self) -> list[Leftover]:
+    def _unknown_objects(self) -> list[Orphan]:
         verdicts = Retention(1).classify(self.paths, self._unrecognised(), self.walk.token, 0)
         found = [each for each, verdict in verdicts if verdict is Verdict.NOT_OURS]
         explanations = (explained(self.paths, each, Verdict.NOT_OURS, self.walk, False, None) for each in found)
         return [each for each in explanations if each is not None]
 
-    def _leftovers(self, min_age_ms: int, wall_ms: int) -> tuple[SweepPlan, list[Leftover]]:
+    def _leftovers(self, min_age_ms: int, wall_ms: int) -> tuple[SweepPlan, list[Orphan]]:
         """What the sweep of the newest generation would delete now, and why the rest stays."""
         walk, paths = self.walk, self.paths
         kept = [

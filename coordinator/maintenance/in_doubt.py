@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from barrier_runtime.coordinator.backoff import backoff_s
-from barrier_runtime.coordinator.log.decision_log import DecisionLog, Foreign, Landed, LogView, ReadBack, Repeat
+from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, ReadBack, Repeat
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Fence, Record
 from barrier_runtime.coordinator.log.restore_choice import continue_run
@@ -26,7 +26,7 @@ from barrier_runtime.state.store.paths import Paths
 _ATTEMPTS = 12  # to put one record while the store does not answer: some six seconds
 
 
-class Settlement:
+class InDoubtResolution:
     """`view`: the log as it was read, not empty. `leader`: unique to this process; `host`, `submitter`: for people."""
 
     def __init__(
@@ -54,15 +54,15 @@ class Settlement:
         the log's next record, `Unavailable` when nobody knows who has."""
         log = self._log
         fence = self._records.fence(log, continue_run(log), "its transactions are settled by hand", 0, _now_ms())
-        landed = self._append(fence)
-        if isinstance(landed, Foreign):
-            found = landed.entry.record
+        appended = self._append(fence)
+        if isinstance(appended, Foreign):
+            found = appended.entry.record
             raise InvalidJob(
-                f"job {self._name} runs, or was started just now: log record {landed.entry.position} is a "
+                f"job {self._name} runs, or was started just now: log record {appended.entry.position} is a "
                 f"{type(found).__name__.upper()} of {found.writer}. Nothing was settled: it settles its transactions "
                 "itself; stop it first"
             )
-        return landed.permit.token
+        return appended.permit.token
 
     def finish(self, how: str) -> None:
         """Say that nobody leads any more, and `how` the transactions were settled, unless the job had ended before. No
@@ -73,20 +73,20 @@ class Settlement:
             outcome, reason = "cancelled", how
         self._append(self._records.finish(self._log, outcome, _now_ms(), reason=reason))
 
-    def _append(self, record: Record) -> Landed | Foreign:
+    def _append(self, record: Record) -> Appended | Foreign:
         log = self._log
         step = log.propose(record)
         key = Paths(self._name).log_record(step.position)
         for attempt in range(1, _ATTEMPTS + 1):
-            answer: Landed | Foreign | Repeat | ReadBack | None
+            answer: Appended | Foreign | Repeat | ReadBack | None
             answer = log.on_put(step.position, self._put(key, step.data))
             if isinstance(answer, ReadBack):
                 answer = log.on_read_back(step.position, key, get_or_none(self._store, key))
-            if isinstance(answer, Landed | Foreign):
+            if isinstance(answer, Appended | Foreign):
                 return answer
             self._sleep(backoff_s(attempt))
         raise Unavailable(
-            f"job {self._name}: nobody knows whether {type(record).__name__.upper()} landed at log position "
+            f"job {self._name}: nobody knows whether {type(record).__name__.upper()} was appended at log position "
             f"{step.position} of {self._store.url}, which does not answer: do the same again when it does"
         )
 

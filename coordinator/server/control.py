@@ -123,7 +123,7 @@ class ControlServer:
         while acceptor.session is None:
             writer.write(acceptor.feed(await _some(reader)))
         framing = acceptor.session.framing()
-        payloads = framing.feed(acceptor.leftover())
+        payloads = framing.feed(acceptor.unread())
         while not payloads:
             payloads = framing.feed(await _some(reader))
         return acceptor.session, framing, payloads

@@ -32,7 +32,7 @@ from barrier_runtime.state.store.paths import Paths
 log = logging.getLogger("coordinator.jobs")
 
 _ENDED_KEPT = 100
-_FAREWELL_S = 3.0  # for what is written when a daemon is told to end
+_SHUTDOWN_S = 3.0  # for what is written when a daemon is told to end
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class JobDirectory:
                 task.cancel()
         tasks = [*self._tasks.values(), *self._keeping]
         if tasks:
-            await asyncio.wait(tasks, timeout=_FAREWELL_S)
+            await asyncio.wait(tasks, timeout=_SHUTDOWN_S)
         for task in tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -70,7 +70,7 @@ def _attempt(store: ObjectStore, spec: JobSpec, identity: Identity, led_at: int,
     records = RecordBuilder(spec, Identity(f"{identity.leader}-end", identity.host))
     step = log.propose(records.finish(log, "failed", wall_ms, reason=reason[-_MAX_REASON:]))
     outcome = store.put_if_absent(paths.log_record(step.position), step.data)
-    return "" if outcome is PutOutcome.LANDED else _AGAIN
+    return "" if outcome is PutOutcome.CREATED else _AGAIN
 
 
 def _other_leader(store: ObjectStore, paths: Paths, view: LogView, identity: Identity, led_at: int) -> str:

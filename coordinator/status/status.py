@@ -93,7 +93,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     run_id: str
     submitter: str
-    phase: str  # loading, resuming, fencing, ganging, restoring, running, finishing, or how it ended
+    phase: str  # loading, resuming, fencing, waiting (for all slots), restoring, running, finishing, or how it ended
     outcome: str | None  # finished, failed, cancelled, fenced, replaced; None while it lives
     condition: str = ""  # a value of `progress.State`: does it get on, and if not, what does it wait for?
     condition_reason: str = ""  # names the object, sink or subtasks
@@ -108,7 +108,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
-    absent_slots: tuple[int, ...] = ()  # did not come within the gang timeout, and the job failed for that
+    absent_slots: tuple[int, ...] = ()  # did not come within the resource wait timeout, and the job failed for that
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]
     watermark_ms: int | None  # the slots' minimum

@@ -105,7 +105,7 @@ class Initiator:
         return _small_frame(self._hello)
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes to send back (maybe none). `session` is set when done; `leftover()` belongs to the framing then."""
+        """Bytes to send back (maybe none). `session` is set when done; `unread()` belongs to the framing then."""
         self._buffer += data
         if self.session is not None:
             return b""
@@ -123,7 +123,7 @@ class Initiator:
         )
         return _small_frame(_Proof(_mac(self._secret, b"initiator", transcript)))
 
-    def leftover(self) -> bytes:
+    def unread(self) -> bytes:
         return _drain(self._buffer)
 
 
@@ -157,7 +157,7 @@ class Acceptor:
             self._prove(self._hello, proof)
         return b""
 
-    def leftover(self) -> bytes:
+    def unread(self) -> bytes:
         return _drain(self._buffer)
 
     def _challenge(self, hello: Hello) -> bytes:

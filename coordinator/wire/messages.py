@@ -50,7 +50,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_replay: bool = False  # restore something older than the last completed checkpoint
     allow_non_restored: bool = False  # state whose operator is gone may be dropped
     slot_timeout_ms: int = 10_000  # a slot silent for this long is lost
-    gang_timeout_ms: int = 60_000  # all slots must have registered within this time
+    resource_wait_timeout_ms: int = msgspec.field(default=60_000, name="gang_timeout_ms")  # for all slots to register
     resume_timeout_ms: int = 3_000  # a restarted coordinator waits this long for all slots to come back as they were
     reconnect_grace_ms: int = 500  # a slot whose connection broke may come back within this time without a restart
     restart: RestartOptions = RestartOptions()
@@ -192,7 +192,7 @@ class Registered(Message, frozen=True):
     heartbeat_ms: int
 
 
-class Halt(Message, frozen=True):
+class CancelGeneration(Message, frozen=True, tag="Halt"):  # the name that is on the wire
     """A new generation begins: stop every subtask now, keep the process, keep local copies of `keep_checkpoint`."""
 
     token: int
@@ -296,7 +296,7 @@ ToCoordinator = (
 )
 ToSlot = (
     Registered
-    | Halt
+    | CancelGeneration
     | Deploy
     | Start
     | Trigger

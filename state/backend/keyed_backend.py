@@ -7,8 +7,8 @@ Life of the snapshot of checkpoint n
     completed(n) or aborted(n)   on the loop
 The key-value store thus holds exactly the state at barrier n when its files are linked. Until then nothing else may be
 written to it: caches spill later, and `drain` does nothing while a worker is `linking`. Gets are always fine.
-Segments of dense tables (`columns/segment_set`) are not in that store: whoever links takes them from the tables, writes
-them, and links their files beside its files.
+Segments of columnar tables (`columns/segment_set`) are not in that store: whoever links takes them from the tables,
+writes them, and links their files beside its files.
 
 When barrier m comes while n is still frozen, n is finished on the loop first: drained, flushed and linked; its
 `write_snapshot` then only uploads. If n was aborted, its leftovers just join m. `write_snapshot` of a checkpoint that
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from barrier_runtime.state.backend.restore import DATABASE, SEGMENTS, RestoreFrom, restore
-from barrier_runtime.state.columns.column_table import DenseTable
+from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.segment_set import SegmentLog
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
@@ -86,7 +86,7 @@ class KeyedBackend:
         self._directory = directory
         self._copies = copies
         self._cache_bytes = cache_bytes
-        self._tables: dict[str, StateTable | DenseTable] = {}
+        self._tables: dict[str, StateTable | ColumnTable] = {}
         # Where snapshots are. `_linking_lock` is held while a checkpoint's files are being linked.
         self._linking_lock = threading.Lock()
         self._state_lock = threading.Lock()  # guards the five below; held for moments only
@@ -125,23 +125,23 @@ class KeyedBackend:
         self._add(name, table)
         return table
 
-    def dense_table(
+    def column_table(
         self,
         name: str,
         columns: Mapping[str, tuple[str, Any]],
         key_width: int,
         evictable: bool = False,
         added: Collection[str] = (),
-    ) -> DenseTable:
+    ) -> ColumnTable:
         """The state `name` as columns: name → (numpy dtype, initial value). `evictable`: only a bounded part of the
         entries is held in memory; without it all are. `added`: the last of the columns, which state of older releases
         may lack; they are 0 there."""
         if not columns:
-            raise InvalidJob(f"dense state {name!r} of {self._shard.operator} has no columns: give it one or more")
+            raise InvalidJob(f"columnar state {name!r} of {self._shard.operator} has no columns: give it one or more")
         state_id = self._state_id(name, key_width)
         stored = name in self._restored_states and any(True for _ in self._shard.scan_state(state_id))
         segments = self._segments.of(name)
-        table = DenseTable(
+        table = ColumnTable(
             name, state_id, self._shard, columns, key_width, evictable, self._cache_bytes, segments, stored, added
         )
         self._add(name, table)
@@ -273,7 +273,7 @@ class KeyedBackend:
             self._states[name] = max(self._states.values(), default=-1) + 1
         return self._states[name]
 
-    def _add(self, name: str, table: StateTable | DenseTable) -> None:
+    def _add(self, name: str, table: StateTable | ColumnTable) -> None:
         self._tables[name] = table
         for each in self._tables.values():
             each.limit_cache(self._cache_bytes // len(self._tables))
@@ -334,7 +334,7 @@ class KeyedBackend:
     def _take_segments(self) -> list[FrozenSegment]:
         taken = []
         for table in list(self._tables.values()):
-            if isinstance(table, DenseTable):
+            if isinstance(table, ColumnTable):
                 taken += table.take_segments()
         return taken
 

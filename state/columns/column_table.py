@@ -1,8 +1,8 @@
-"""Keyed state as columns: every key has a slot number, and a value is one row over a few numpy arrays.
+"""Keyed state as columns: every key has a row id, and a value is one row over a few numpy arrays.
 
-For vectorised operators: `slots(keys)` once per batch, then plain numpy on `columns`, then `mark_dirty`. Keys of plain
-ints, of any number of fields, are held without Python objects (see `keys/row_index`) until a key comes that is no such
-thing. A freeze copies the dirty rows. Where they go:
+For vectorised operators: `row_ids(keys)` once per batch, then plain numpy on `columns`, then `mark_dirty`. Keys of
+plain ints, of any number of fields, are held without Python objects (see `keys/row_index`) until a key comes that is no
+such thing. A freeze copies the dirty rows. Where they go:
 
     in segments    as long as all entries are in memory: a freeze gives one segment (see `segment`), which a worker
                    writes; nothing runs once per entry
@@ -24,7 +24,7 @@ from barrier_runtime.state.columns.entry_writes import IntRun, TupleRun, decoded
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment, tuples_of
 from barrier_runtime.state.columns.segment import Keys, Segment, count
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, Slots, TupleKeys, int_bag, tuple_keys
+from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, int_key_batch, tuple_keys
 from barrier_runtime.state.kv.shard import Shard, entry_key
 from barrier_runtime.state.kv.store import Entry
 from barrier_runtime.state.versioned import Format
@@ -37,14 +37,14 @@ _LOAD_ROWS = 8_192
 _FEW_ROWS = 256  # below, remembering single keys is faster than the index
 _REMEMBERED = 65_536
 _SPILL_SLICE = 512
-_NO_SLOTS: Slots = np.empty(0, np.int64)
+_NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
-class DenseTable:
-    """Made by `KeyedBackend.dense_table`; used by one thread."""
+class ColumnTable:
+    """Made by `KeyedBackend.column_table`; used by one thread."""
 
-    columns: dict[str, npt.NDArray[Any]]  # sized to the capacity; read it again after each call of `slots`
-    made: Slots  # slots that the last call of `slots` or `slots_int64` gave to keys that had none
+    columns: dict[str, npt.NDArray[Any]]  # sized to the capacity; read it again after each call of `row_ids`
+    made: RowIds  # row ids that the last call of `row_ids` or `row_ids_int64` gave to keys that had none
 
     def __init__(
         self,
@@ -72,17 +72,17 @@ class DenseTable:
         self._added_bytes = sum(self._row[column].itemsize for column in added)
         self._added = frozenset(added)
         self._names = tuple(columns)
-        self._complete = not stored  # every entry there is has a slot
+        self._complete = not stored  # every entry there is has a row id
         self._keys: IntKeys | TupleKeys = IntKeys(key_width)
         self._removed: IntKeys | TupleKeys = IntKeys(key_width)  # keys to delete from the store
-        self._recent: dict[int, int] = {}  # key of a single int -> slot, of those asked for in small batches
+        self._recent: dict[int, int] = {}  # key of a single int -> row id, of those asked for in small batches
         self._in_segments = True
         self._segments: list[FrozenSegment] = []  # frozen, not yet written
         self._segments_end = False  # there are none in the next snapshot
         self._frozen: deque[IntRun | TupleRun] = deque()
         self._capacity = 0
         self.columns = {column: np.empty(0, kind) for column, (kind, _) in columns.items()}
-        self.made = _NO_SLOTS
+        self.made = _NO_ROWS
         self._dirty = np.empty(0, np.bool_)
         self._stored = np.empty(0, np.bool_)  # the store may have this key
         self._used = np.empty(0, np.int64)  # when last asked for, in calls; only kept if evictable
@@ -98,44 +98,44 @@ class DenseTable:
 
     @property
     def entries(self) -> int:
-        """How many keys have a slot now."""
+        """How many keys have a row id now."""
         return len(self._keys)
 
-    def slots(self, keys: Sequence[Key]) -> Slots:
-        """The slots of `keys`, loaded or made with initial values as needed. They stay valid as long as the entry
+    def row_ids(self, keys: Sequence[Key]) -> RowIds:
+        """The row ids of `keys`, loaded or made with initial values as needed. They stay valid as long as the entry
         exists; in an evictable table only until the next call."""
         self._begin_call()
-        return self._placed(self._bag(keys))
+        return self._placed(self._key_batch(keys))
 
-    def slots_int64(self, *fields: Ints) -> Slots:
-        """The slot of each key, given as one int64 array per field; keys may repeat."""
+    def row_ids_int64(self, *fields: Ints) -> RowIds:
+        """The row id of each key, given as one int64 array per field; keys may repeat."""
         self._begin_call()
         if isinstance(self._keys, TupleKeys) or not self._fits(len(fields)):
-            return self._placed(self._bag(list(zip(*(field.tolist() for field in fields), strict=True))))
+            return self._placed(self._key_batch(list(zip(*(field.tolist() for field in fields), strict=True))))
         if len(fields) == 1 and len(fields[0]) < _FEW_ROWS:
             return self._remembered(fields[0])
         return self._placed(np.array(fields, np.int64))
 
-    def mark_dirty(self, slots: Slots) -> None:
-        """The rows of `slots` were changed and belong to the next snapshot."""
-        self._dirty[slots] = True
+    def mark_dirty(self, row_ids: RowIds) -> None:
+        """The rows of `row_ids` were changed and belong to the next snapshot."""
+        self._dirty[row_ids] = True
 
-    def remove(self, slots: Slots) -> None:
-        """Delete the entries of `slots` (each once). The slots may be used for other keys from now on."""
-        stored = slots[self._stored[slots]]
+    def remove(self, row_ids: RowIds) -> None:
+        """Delete the entries of `row_ids` (each once). The row ids may be used for other keys from now on."""
+        stored = row_ids[self._stored[row_ids]]
         if len(stored):
-            self._removed.place(self._keys.bag(stored))  # type: ignore[arg-type]
-        self._forget(slots)
+            self._removed.place(self._keys.key_batch(stored))  # type: ignore[arg-type]
+        self._forget(row_ids)
 
-    def keys_of(self, slots: Slots) -> list[Key]:
-        return self._keys.tuples(slots)
+    def keys_of(self, row_ids: RowIds) -> list[Key]:
+        return self._keys.tuples(row_ids)
 
-    def int_keys_of(self, slots: Slots) -> Ints | None:
+    def int_keys_of(self, row_ids: RowIds) -> Ints | None:
         """`keys_of` as an array of shape (fields, keys); None if there are, or were, keys that are not all ints."""
-        return self._keys.bag(slots) if isinstance(self._keys, IntKeys) else None
+        return self._keys.key_batch(row_ids) if isinstance(self._keys, IntKeys) else None
 
-    def load_all(self) -> Slots:
-        """Give every entry a slot, and return all slots. After a restore, for those who must see everything."""
+    def load_all(self) -> RowIds:
+        """Give every entry a row id, and return all row ids. After a restore, for those who must see everything."""
         if not self._complete:
             self._load_stored()
         return self._keys.all()
@@ -147,7 +147,7 @@ class DenseTable:
             self._freeze_segment()
             return
         if self._segments_end:
-            self._segments = [self._segment(_NO_SLOTS, self._emptied(), base=True)]
+            self._segments = [self._segment(_NO_ROWS, self._emptied(), base=True)]
             self._segments_end = False
         if len(self._removed):
             self._frozen.append(self._run(self._removed, self._removed.all(), None))
@@ -202,12 +202,12 @@ class DenseTable:
             if len(self._keys) > self._entry_limit:
                 self._make_room()
 
-    def _bag(self, keys: Sequence[Key]) -> Any:
+    def _key_batch(self, keys: Sequence[Key]) -> Any:
         """`keys` as the index takes them; from the first one on that is not of ints alone, it takes tuples."""
         if isinstance(self._keys, IntKeys):
-            bag = int_bag(keys, len(keys[0])) if keys and self._fits(len(keys[0])) else None
-            if bag is not None or not keys:
-                return bag if bag is not None else np.empty((self._keys.fields, 0), np.int64)
+            key_batch = int_key_batch(keys, len(keys[0])) if keys and self._fits(len(keys[0])) else None
+            if key_batch is not None or not keys:
+                return key_batch if key_batch is not None else np.empty((self._keys.fields, 0), np.int64)
             self._use_tuples()
         return keys
 
@@ -218,61 +218,61 @@ class DenseTable:
             self._keys, self._removed = IntKeys(fields), IntKeys(fields)
         return isinstance(self._keys, IntKeys) and self._keys.fields == fields
 
-    def _placed(self, bag: Any) -> Slots:
-        slots, self.made = self._keys.place(bag)
+    def _placed(self, key_batch: Any) -> RowIds:
+        row_ids, self.made = self._keys.place(key_batch)
         if len(self.made):
             self._begin_entries(self.made)
         if self._evictable:
-            self._used[slots] = self._calls
-        return slots
+            self._used[row_ids] = self._calls
+        return row_ids
 
-    def _remembered(self, values: Ints) -> Slots:
+    def _remembered(self, values: Ints) -> RowIds:
         """A few single ints: looking them up in a dict beats a dozen passes of numpy."""
         recent, keys = self._recent, values.tolist()
-        self.made = _NO_SLOTS
+        self.made = _NO_ROWS
         try:
-            slots = np.fromiter(map(recent.__getitem__, keys), np.int64, len(keys))
+            row_ids = np.fromiter(map(recent.__getitem__, keys), np.int64, len(keys))
         except KeyError:
-            slots = self._placed(values[np.newaxis])
+            row_ids = self._placed(values[np.newaxis])
             if len(recent) > _REMEMBERED:
                 recent.clear()
-            recent.update(zip(keys, slots.tolist(), strict=True))
-            return slots
+            recent.update(zip(keys, row_ids.tolist(), strict=True))
+            return row_ids
         if self._evictable:
-            self._used[slots] = self._calls
-        return slots
+            self._used[row_ids] = self._calls
+        return row_ids
 
-    def _begin_entries(self, slots: Slots) -> None:
+    def _begin_entries(self, row_ids: RowIds) -> None:
         """Stored values if the store has them, initial values otherwise."""
         self._grow(self._keys.numbers.limit)
         for column, initial in self._initial.items():
-            self.columns[column][slots] = initial
-        self._dirty[slots] = False
-        self._stored[slots] = False
-        fresh = slots
+            self.columns[column][row_ids] = initial
+        self._dirty[row_ids] = False
+        self._stored[row_ids] = False
+        fresh = row_ids
         if len(self._removed):
-            bag = self._keys.bag(slots)
-            waiting = self._removed.find(bag)  # type: ignore[arg-type]
+            key_batch = self._keys.key_batch(row_ids)
+            waiting = self._removed.find(key_batch)  # type: ignore[arg-type]
             known = waiting >= 0
             self._removed.remove(waiting[known])
-            self._stored[slots[known]] = True
-            self._dirty[slots[known]] = True  # the store has what was removed
-            fresh = slots[~known]
+            self._stored[row_ids[known]] = True
+            self._dirty[row_ids[known]] = True  # the store has what was removed
+            fresh = row_ids[~known]
         if not self._complete:
             self._load_each(fresh)
 
-    def _load_each(self, slots: Slots) -> None:
+    def _load_each(self, row_ids: RowIds) -> None:
         gone = self._gone_of_frozen()
         kv, shard = self._shard.kv, self._shard
-        found_slots, found = [], []
-        for slot, key in zip(slots.tolist(), self._keys.tuples(slots), strict=True):
+        found_ids, found = [], []
+        for row_id, key in zip(row_ids.tolist(), self._keys.tuples(row_ids), strict=True):
             if key not in gone:
                 data = kv.get(shard.kv_key(self._state_id, self.key_width, key))
                 if data is not None:
-                    found_slots.append(slot)
+                    found_ids.append(row_id)
                     found.append(data)
         if found:
-            self._set_rows(np.array(found_slots, np.int64), found)
+            self._set_rows(np.array(found_ids, np.int64), found)
 
     def _gone_of_frozen(self) -> set[Key]:
         """Keys whose removal is frozen: what the store has of them does not count any more."""
@@ -285,23 +285,25 @@ class DenseTable:
         self._complete = True
 
     def _load_chunk(self, data_keys: list[bytes], data: list[bytes]) -> None:
-        bag: Any = decoded_ints(data_keys, fields) if self._fits(fields := int_fields(data_keys[0])) else None
-        if bag is None:
-            bag = self._bag([entry_key(data_key) for data_key in data_keys])
-        unknown = self._keys.find(bag) < 0
+        key_batch: Any = decoded_ints(data_keys, fields) if self._fits(fields := int_fields(data_keys[0])) else None
+        if key_batch is None:
+            key_batch = self._key_batch([entry_key(data_key) for data_key in data_keys])
+        unknown = self._keys.find(key_batch) < 0
         if len(self._removed):
-            unknown &= self._removed.find(bag) < 0
+            unknown &= self._removed.find(key_batch) < 0
         gone = self._gone_of_frozen()
         if gone:
             unknown &= np.array([entry_key(data_key) not in gone for data_key in data_keys])
         wanted = np.flatnonzero(unknown)
         if len(wanted):
-            chosen: Any = bag[:, wanted] if isinstance(bag, np.ndarray) else [bag[at] for at in wanted.tolist()]
-            slots, _ = self._keys.place(chosen)
+            chosen: Any = (
+                key_batch[:, wanted] if isinstance(key_batch, np.ndarray) else [key_batch[at] for at in wanted.tolist()]
+            )
+            row_ids, _ = self._keys.place(chosen)
             self._grow(self._keys.numbers.limit)
-            self._set_rows(slots, [data[at] for at in wanted.tolist()])
+            self._set_rows(row_ids, [data[at] for at in wanted.tolist()])
 
-    def _set_rows(self, slots: Slots, data: Sequence[bytes]) -> None:
+    def _set_rows(self, row_ids: RowIds, data: Sequence[bytes]) -> None:
         width = self._row.itemsize
         for value in data:
             if len(value) != width or value[0] != self._version:
@@ -309,9 +311,9 @@ class DenseTable:
                 break
         rows = np.frombuffer(b"".join(data), self._row)
         for column in self._names:
-            self.columns[column][slots] = rows[column]
-        self._stored[slots] = True
-        self._dirty[slots] = False
+            self.columns[column][row_ids] = rows[column]
+        self._stored[row_ids] = True
+        self._dirty[row_ids] = False
 
     def _as_written_now(self, value: bytes) -> bytes:
         width = self._row.itemsize
@@ -342,7 +344,7 @@ class DenseTable:
         self._capacity = capacity
 
     def _use_tuples(self) -> None:
-        """From now on the index holds tuples. Slots stay what they are."""
+        """From now on the index holds tuples. RowIds stay what they are."""
         self._keys, self._removed = tuple_keys(self._keys), tuple_keys(self._removed)
         self._recent.clear()
 
@@ -362,19 +364,19 @@ class DenseTable:
             removed = self._own(segment.removed)
             found = self._keys.find(removed)
             self._forget(found[found >= 0])
-        bag = self._own(segment.keys)
-        slots, _ = self._keys.place(bag)
+        key_batch = self._own(segment.keys)
+        row_ids, _ = self._keys.place(key_batch)
         self._grow(self._keys.numbers.limit)
         for name, column in self.columns.items():
-            column[slots] = segment.columns.get(name, 0)
-        self._stored[slots] = True
-        self._dirty[slots] = False
+            column[row_ids] = segment.columns.get(name, 0)
+        self._stored[row_ids] = True
+        self._dirty[row_ids] = False
 
     def _own(self, keys: Keys) -> Any:
         """As the index takes them."""
         if isinstance(keys, np.ndarray) and self._fits(len(keys)):
             return keys
-        return self._bag(tuples_of(keys))
+        return self._key_batch(tuples_of(keys))
 
     def _freeze_segment(self) -> None:
         dirty = np.flatnonzero(self._dirty)
@@ -390,10 +392,10 @@ class DenseTable:
         self._dirty[dirty] = False
         self._stored[dirty] = True
 
-    def _segment(self, slots: Slots, removed: IntKeys | TupleKeys, base: bool) -> FrozenSegment:
-        columns = {name: column[slots] for name, column in self.columns.items()}
+    def _segment(self, row_ids: RowIds, removed: IntKeys | TupleKeys, base: bool) -> FrozenSegment:
+        columns = {name: column[row_ids] for name, column in self.columns.items()}
         return FrozenSegment(
-            self._shard, self.name, self._state_id, self.key_width, base, self._keys, slots, columns, removed
+            self._shard, self.name, self._state_id, self.key_width, base, self._keys, row_ids, columns, removed
         )
 
     def _leave_segments(self) -> None:
@@ -406,22 +408,22 @@ class DenseTable:
 
     # ---- freezing and writing
 
-    def _pack(self, slots: Slots) -> None:
-        """Freeze the rows of `slots`."""
-        if not len(slots):
+    def _pack(self, row_ids: RowIds) -> None:
+        """Freeze the rows of `row_ids`."""
+        if not len(row_ids):
             return
-        rows = np.empty(len(slots), self._row)
+        rows = np.empty(len(row_ids), self._row)
         rows[self._row.names[0]] = self._version  # type: ignore[index]
         for column in self._names:
-            rows[column] = self.columns[column][slots]
-        self._dirty[slots] = False
-        self._stored[slots] = True
-        self._frozen.append(self._run(self._keys, slots, rows))
+            rows[column] = self.columns[column][row_ids]
+        self._dirty[row_ids] = False
+        self._stored[row_ids] = True
+        self._frozen.append(self._run(self._keys, row_ids, rows))
 
-    def _run(self, keys: IntKeys | TupleKeys, slots: Slots, rows: npt.NDArray[np.void] | None) -> IntRun | TupleRun:
+    def _run(self, keys: IntKeys | TupleKeys, row_ids: RowIds, rows: npt.NDArray[np.void] | None) -> IntRun | TupleRun:
         if isinstance(keys, IntKeys):
-            return IntRun(self._shard, self._state_id, self.key_width, keys.bag(slots), rows)
-        return TupleRun(self._shard, self._state_id, self.key_width, keys, slots, rows)
+            return IntRun(self._shard, self._state_id, self.key_width, keys.key_batch(row_ids), rows)
+        return TupleRun(self._shard, self._state_id, self.key_width, keys, row_ids, rows)
 
     # ---- eviction
 
@@ -447,10 +449,10 @@ class DenseTable:
         self._complete = self._complete and not bool(self._stored[victims].any())
         self._forget(victims)
 
-    def _forget(self, slots: Slots) -> None:
-        self._keys.remove(slots)
-        self._dirty[slots] = False
-        self._stored[slots] = False
+    def _forget(self, row_ids: RowIds) -> None:
+        self._keys.remove(row_ids)
+        self._dirty[row_ids] = False
+        self._stored[row_ids] = False
         self._recent.clear()
 
 
@@ -468,7 +470,7 @@ def _extended(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
     return extended
 
 
-def _oldest(slots: Slots, used: npt.NDArray[np.int64], count: int) -> Slots:
-    if count >= len(slots):
-        return slots
-    return slots[np.argpartition(used[slots], count)[:count]]
+def _oldest(row_ids: RowIds, used: npt.NDArray[np.int64], count: int) -> RowIds:
+    if count >= len(row_ids):
+        return row_ids
+    return row_ids[np.argpartition(used[row_ids], count)[:count]]

@@ -1,5 +1,5 @@
-"""Frozen rows of a dense table on their way into the key-value store, some at a time, in the order of their keys there:
-RocksDB takes neighbours ten times faster than keys at random.
+"""Frozen rows of a columnar table on their way into the key-value store, some at a time, in the order of their keys
+there: RocksDB takes neighbours ten times faster than keys at random.
 
 A run is what one freeze found dirty (`rows` packed as they were then), or removed (`rows` is None). Nothing is sorted
 or encoded at the freeze: that happens step by step as entries are taken.
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from barrier_runtime.state.keys.key_codec import INT_TAG, encode_key
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64
-from barrier_runtime.state.keys.row_index import Ints, Key, Slots, TupleKeys
+from barrier_runtime.state.keys.row_index import Ints, Key, RowIds, TupleKeys
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
 from barrier_runtime.state.kv.store import Entry
 
@@ -27,14 +27,14 @@ _INT_SIGN = np.uint64(1 << 63)
 class IntRun:
     """Keys of int64 fields (an array of shape (fields, keys))."""
 
-    def __init__(self, shard: Shard, state_id: int, key_width: int, bag: Ints, rows: Rows | None) -> None:
+    def __init__(self, shard: Shard, state_id: int, key_width: int, key_batch: Ints, rows: Rows | None) -> None:
         self.removes = rows is None
         self._shard = shard
         self._state_id = state_id
         self._key_width = key_width
-        self._bag = bag
+        self._key_batch = key_batch
         self._rows = rows
-        self._left = int(bag.shape[1])
+        self._left = int(key_batch.shape[1])
         self._entries = self._encoded()
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class IntRun:
         return taken
 
     def tuples(self) -> list[Key]:
-        return list(zip(*self._bag.tolist(), strict=True))
+        return list(zip(*self._key_batch.tolist(), strict=True))
 
     def _encoded(self) -> Iterator[Entry]:
         groups = self._groups()
@@ -56,23 +56,23 @@ class IntRun:
         for end in ends.tolist():
             if end - start >= _CHUNK or end == len(order):
                 chunk = order[start:end]
-                yield from self._encode(chunk[np.lexsort((self._bag[0, chunk], groups[chunk]))], groups)
+                yield from self._encode(chunk[np.lexsort((self._key_batch[0, chunk], groups[chunk]))], groups)
                 start = end
 
     def _groups(self) -> npt.NDArray[np.uint16]:
         shard = self._shard
-        groups = key_groups_of_int64(self._bag[0], shard.max_parallelism, *self._bag[1 : self._key_width])
+        groups = key_groups_of_int64(self._key_batch[0], shard.max_parallelism, *self._key_batch[1 : self._key_width])
         foreign = (groups < shard.key_group_first) | (groups > shard.key_group_last)
         if foreign.any():
             at = int(np.argmax(foreign))
-            raise shard.foreign(tuple(self._bag[:, at].tolist()), int(groups[at]))
+            raise shard.foreign(tuple(self._key_batch[:, at].tolist()), int(groups[at]))
         return groups
 
     def _encode(self, chosen: npt.NDArray[np.intp], groups: npt.NDArray[np.uint16]) -> Iterator[Entry]:
-        encoded = np.empty(len(chosen), int_key(len(self._bag)))
+        encoded = np.empty(len(chosen), int_key(len(self._key_batch)))
         encoded["group"] = groups[chosen]
         encoded["state"] = self._state_id
-        put_ints(encoded, self._bag[:, chosen])
+        put_ints(encoded, self._key_batch[:, chosen])
         width = encoded.itemsize
         if self._rows is None:
             return ((key, None) for (key,) in struct.iter_unpack(f"{width}s", encoded.tobytes()))
@@ -84,23 +84,23 @@ class IntRun:
 
 
 class TupleRun:
-    """Keys of any kind: those of `slots`, which also keep what a key is in the store."""
+    """Keys of any kind: those of `row_ids`, which also keep what a key is in the store."""
 
     def __init__(
-        self, shard: Shard, state_id: int, key_width: int, keys: TupleKeys, slots: Slots, rows: Rows | None
+        self, shard: Shard, state_id: int, key_width: int, keys: TupleKeys, row_ids: RowIds, rows: Rows | None
     ) -> None:
         self.removes = rows is None
         self._shard = shard
         self._state_id = state_id
         self._key_width = key_width
-        self._bag = keys.bag(slots)
+        self._key_batch = keys.key_batch(row_ids)
         self._rows = rows
         self._keys = keys
-        self._slots = slots
+        self._row_ids = row_ids
         self._taken = 0
 
     def __len__(self) -> int:
-        return len(self._bag) - self._taken
+        return len(self._key_batch) - self._taken
 
     def take(self, count: int) -> list[Entry]:
         start = self._taken
@@ -112,23 +112,23 @@ class TupleRun:
         return sorted(zip(data_keys, [data for (data,) in packed], strict=True))
 
     def take_keys(self, count: int) -> list[bytes]:
-        """The next `count` keys as they are in the store, in the order of `slots`."""
-        start, end = self._taken, min(self._taken + count, len(self._bag))
+        """The next `count` keys as they are in the store, in the order of `row_ids`."""
+        start, end = self._taken, min(self._taken + count, len(self._key_batch))
         self._taken = end
         return self._data_keys(start, end)
 
     def tuples(self) -> list[Key]:
-        return self._bag
+        return self._key_batch
 
     def _data_keys(self, start: int, end: int) -> list[bytes]:
-        bag, slots = self._bag[start:end], self._slots[start:end].tolist()
-        known = [self._keys.known_data_key(slot, key) for slot, key in zip(slots, bag, strict=True)]
+        key_batch, row_ids = self._key_batch[start:end], self._row_ids[start:end].tolist()
+        known = [self._keys.known_data_key(row_id, key) for row_id, key in zip(row_ids, key_batch, strict=True)]
         missing = [at for at, data_key in enumerate(known) if data_key is None]
         if missing:
-            encoded = self._shard.kv_keys(self._state_id, self._key_width, [bag[at] for at in missing])
+            encoded = self._shard.kv_keys(self._state_id, self._key_width, [key_batch[at] for at in missing])
             for at, data_key in zip(missing, encoded, strict=True):
                 known[at] = data_key
-                self._keys.remember_data_key(slots[at], bag[at], data_key)
+                self._keys.remember_data_key(row_ids[at], key_batch[at], data_key)
         return known  # type: ignore[return-value]
 
 
@@ -140,9 +140,9 @@ def int_key(fields: int, prefix: Sequence[str] = ("group", "state")) -> np.dtype
     return np.dtype(parts)
 
 
-def put_ints(encoded: npt.NDArray[np.void], bag: Ints) -> None:
+def put_ints(encoded: npt.NDArray[np.void], key_batch: Ints) -> None:
     """The keys into an array of `int_key`."""
-    for number, field in enumerate(bag):
+    for number, field in enumerate(key_batch):
         encoded[f"tag{number}"] = INT_TAG
         encoded[f"field{number}"] = field.view(np.uint64) ^ _INT_SIGN
 

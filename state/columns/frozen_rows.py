@@ -1,4 +1,4 @@
-"""What a freeze of a dense table copied, on its way to a segment.
+"""What a freeze of a columnar table copied, on its way to a segment.
 
 Columns and int keys are arrays already. Other keys are encoded step by step on the loop, as a table remembers how a key
 is stored only there. `segment` is for the worker that writes it.
@@ -14,7 +14,7 @@ import pyarrow as pa
 from barrier_runtime.state.columns.entry_writes import TupleRun
 from barrier_runtime.state.columns.segment import GROUP_BYTES, Keys, Segment, groups_of, part
 from barrier_runtime.state.keys.key_codec import decode_key
-from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, Slots, TupleKeys
+from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
 
 _KEY_BYTES = 50  # of a key that is no int, encoded or waiting for it
@@ -29,11 +29,11 @@ class FrozenSegment:
         key_width: int,
         base: bool,
         keys: IntKeys | TupleKeys,
-        slots: Slots,
+        row_ids: RowIds,
         columns: Mapping[str, npt.NDArray[Any]],
         removed: IntKeys | TupleKeys,
     ) -> None:
-        """`columns`: of `slots`. All entries of `removed` are to be removed."""
+        """`columns`: of `row_ids`. All entries of `removed` are to be removed."""
         self.state = state
         self.base = base
         self._shard = shard
@@ -42,11 +42,11 @@ class FrozenSegment:
         self._keys: Ints | _Encoded
         self._removed: Ints | _Encoded
         if isinstance(keys, IntKeys) and isinstance(removed, IntKeys):
-            self._keys, self._removed = keys.bag(slots), removed.bag(removed.all())
+            self._keys, self._removed = keys.key_batch(row_ids), removed.key_batch(removed.all())
         else:
             assert isinstance(keys, TupleKeys), "both are"
             assert isinstance(removed, TupleKeys), "both are"
-            self._keys = _Encoded(TupleRun(shard, state_id, key_width, keys, slots, None))
+            self._keys = _Encoded(TupleRun(shard, state_id, key_width, keys, row_ids, None))
             self._removed = _Encoded(TupleRun(shard, state_id, key_width, removed, removed.all(), None))
 
     def __len__(self) -> int:

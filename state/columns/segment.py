@@ -1,4 +1,4 @@
-"""Rows of a dense table as bytes: a *segment*, the unit in which such a table is written at a checkpoint. Pure.
+"""Rows of a columnar table as bytes: a *segment*, the unit in which such a table is written at a checkpoint. Pure.
 
 A segment is a *delta* (the rows that changed since the one before, and the keys that were removed) or a *base* (all
 rows: nothing before it counts). Read in order from the last base on, segments give the table. Everything is columns, so
@@ -248,7 +248,7 @@ def within(segment: Segment, first: int, last: int, max_parallelism: int) -> Seg
     return Segment(segment.state, segment.key_width, segment.base, keys, columns, removed)
 
 
-def pieces(segment: Segment, entries: int) -> list[Segment]:
+def chunks(segment: Segment, entries: int) -> list[Segment]:
     """The same in segments of at most `entries` rows each. Only the first is a base, and has the removed keys."""
     rows = count(segment.keys)
     cut = []

@@ -1,4 +1,4 @@
-"""The segments of all dense tables of one backend: files that are written once, linked into snapshots, and merged.
+"""The segments of all columnar tables of one backend: files that are written once, linked into snapshots, and merged.
 
 `write` and `link` are for whoever links a checkpoint's files, one at a time. `merge` takes longer, and may run beside
 them: it works on files that do not change, and what it made takes their place only if they are all still wanted. A file
@@ -18,18 +18,18 @@ from barrier_runtime.state.columns.segment import (
     FIXED_BYTES,
     Header,
     Segment,
+    chunks,
     decode,
     decode_header,
     encode,
     header_bytes,
     merged,
-    pieces,
     within,
 )
 from barrier_runtime.state.columns.segment_plan import BOTTOM, Size, merge_from
 from barrier_runtime.state.file_links import link_or_copy, segment_file, segment_number
 
-_PIECE_ENTRIES = 1 << 20
+_CHUNK_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class SegmentLog:
 
 def _numbers(entries: int) -> int:
     """How many files that many entries may take."""
-    return 1 + entries // _PIECE_ENTRIES
+    return 1 + entries // _CHUNK_ENTRIES
 
 
 def _since_the_last_bases(frozen: Sequence[FrozenSegment]) -> list[FrozenSegment]:
@@ -209,9 +209,9 @@ def _written(directory: Path, number: int, segment: Segment, level: int) -> list
     """In files with numbers from `number` on; all of them or, when one cannot be written, none."""
     written: list[SegmentFile] = []
     try:
-        for piece in pieces(segment, _PIECE_ENTRIES):
-            if piece.entries:
-                written.append(_write(directory, number + len(written), piece, level))
+        for chunk in chunks(segment, _CHUNK_ENTRIES):
+            if chunk.entries:
+                written.append(_write(directory, number + len(written), chunk, level))
     except BaseException:
         _remove(written)
         raise

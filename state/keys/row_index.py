@@ -1,8 +1,8 @@
-"""The distinct keys of a dense table, each with a slot number: as int64 columns, or as tuples of anything.
+"""The distinct keys of a columnar table, each with a row id: as int64 columns, or as tuples of anything.
 
 `IntKeys` is for keys whose fields are all ints of 64 bits, the usual case: an open-addressing hash table in numpy that
 takes whole arrays at once and holds no Python object per key (about 10 ns a row, some 30 bytes a key). `TupleKeys` is a
-dict. A *bag* is several keys together: an int64 array of shape (fields, keys), or a list of tuples.
+dict. A *key batch* is several keys together: an int64 array of shape (fields, keys), or a list of tuples.
 """
 
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ import numpy as np
 import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-Slots: TypeAlias = npt.NDArray[np.int64]
+RowIds: TypeAlias = npt.NDArray[np.int64]
 Key: TypeAlias = tuple[Any, ...]
 
 _FIRST_BITS = 11
 _FEW = 16  # keys looked for one by one, when that is faster
-_FREE, _GONE = -1, -2  # places that hold no slot; a search goes on behind one that is gone
+_FREE, _GONE = -1, -2  # places that hold no row id; a search goes on behind one that is gone
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: multiplying by it spreads neighbours evenly
 _32 = np.uint64(32)
-_NO_SLOTS: Slots = np.empty(0, np.int64)
+_NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
-class SlotNumbers:
-    """Which slots are taken. Freed ones are used again first."""
+class RowNumbers:
+    """Which row ids are taken. Freed ones are used again first."""
 
     def __init__(self) -> None:
         self._free = np.empty(0, np.int64)
-        self.limit = 0  # all slots are below it
+        self.limit = 0  # all row ids are below it
         self.count = 0
 
-    def take(self, count: int) -> Slots:
+    def take(self, count: int) -> RowIds:
         kept = max(0, len(self._free) - count)
         reused, self._free = self._free[kept:], self._free[:kept]
         first = self.limit
@@ -39,81 +39,81 @@ class SlotNumbers:
         self.count += count
         return np.concatenate([reused, np.arange(first, self.limit)])
 
-    def give_back(self, slots: Slots) -> None:
-        self.count -= len(slots)
+    def give_back(self, row_ids: RowIds) -> None:
+        self.count -= len(row_ids)
         if not self.count:
-            self._free, self.limit = _NO_SLOTS, 0
+            self._free, self.limit = _NO_ROWS, 0
         else:
-            self._free = np.concatenate([self._free, slots])
+            self._free = np.concatenate([self._free, row_ids])
 
 
 class IntKeys:
     """Keys of `fields` int64 fields."""
 
-    bytes_per_key = 48  # with the table's own few bytes per slot
+    bytes_per_key = 48  # with the table's own few bytes per row id
 
     def __init__(self, fields: int) -> None:
         self.fields = fields
-        self.numbers = SlotNumbers()
-        self._keys: Ints = np.zeros((fields, 1 << _FIRST_BITS - 1), np.int64)  # by slot
+        self.numbers = RowNumbers()
+        self._keys: Ints = np.zeros((fields, 1 << _FIRST_BITS - 1), np.int64)  # by row id
         self._active = np.zeros(1 << _FIRST_BITS - 1, np.bool_)
         self._clear(_FIRST_BITS)
 
     def __len__(self) -> int:
         return self.numbers.count
 
-    def find(self, bag: Ints) -> Slots:
-        """The slot of each key; negative where there is none."""
-        places = self._home(bag)
+    def find(self, key_batch: Ints) -> RowIds:
+        """The row id of each key; negative where there is none."""
+        places = self._home(key_batch)
         there = self._places.take(places)
         found = there.astype(np.int64)
-        wrong = (~self._equal(bag, there) & (there != _FREE)).nonzero()[0]
+        wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
         rows = wrong
         while len(wrong) > _FEW:  # somebody else lives there, or did: look one further
-            places, bag = places[wrong] + 1 & self._mask, bag[:, wrong]
+            places, key_batch = places[wrong] + 1 & self._mask, key_batch[:, wrong]
             there = self._places.take(places)
             found[rows] = there
-            wrong = (~self._equal(bag, there) & (there != _FREE)).nonzero()[0]
+            wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
             rows = rows[wrong]
         for row, at in zip(rows.tolist(), wrong.tolist(), strict=True):
-            found[row] = self._search(places.item(at), bag[:, at].tolist())
+            found[row] = self._search(places.item(at), key_batch[:, at].tolist())
         return found
 
-    def place(self, bag: Ints) -> tuple[Slots, Slots]:
-        """The slot of each key, which may repeat; and the slots that were made for those that had none."""
-        slots = self.find(bag)
-        missing = np.flatnonzero(slots < 0)
+    def place(self, key_batch: Ints) -> tuple[RowIds, RowIds]:
+        """The row id of each key, which may repeat; and the row ids that were made for those that had none."""
+        row_ids = self.find(key_batch)
+        missing = np.flatnonzero(row_ids < 0)
         if not len(missing):
-            return slots, _NO_SLOTS
+            return row_ids, _NO_ROWS
         self._make_room(len(missing))
-        slots[missing], made = self._insert(bag[:, missing])
-        return slots, made
+        row_ids[missing], made = self._insert(key_batch[:, missing])
+        return row_ids, made
 
-    def remove(self, slots: Slots) -> None:
-        """The slots (each once) are free."""
-        self._active[slots] = False
-        self.numbers.give_back(slots)
-        if len(slots) >= len(self):
+    def remove(self, row_ids: RowIds) -> None:
+        """The row ids (each once) are free."""
+        self._active[row_ids] = False
+        self.numbers.give_back(row_ids)
+        if len(row_ids) >= len(self):
             self._clear(self._bits)
             left = self.all()
             self._settle(left, self._home(self._keys[:, left]))
             return
-        places = self._home(self._keys[:, slots])
-        wanted = slots
+        places = self._home(self._keys[:, row_ids])
+        wanted = row_ids
         while len(wanted):
             there = self._places[places] == wanted
             self._places[places[there]] = _GONE
             wanted, places = wanted[~there], places[~there] + 1 & self._mask
-        self._gone += len(slots)
+        self._gone += len(row_ids)
 
-    def bag(self, slots: Slots) -> Ints:
-        bag: Ints = self._keys.take(slots, axis=1)
-        return bag
+    def key_batch(self, row_ids: RowIds) -> Ints:
+        key_batch: Ints = self._keys.take(row_ids, axis=1)
+        return key_batch
 
-    def tuples(self, slots: Slots) -> list[Key]:
-        return list(zip(*self.bag(slots).tolist(), strict=True))
+    def tuples(self, row_ids: RowIds) -> list[Key]:
+        return list(zip(*self.key_batch(row_ids).tolist(), strict=True))
 
-    def all(self) -> Slots:
+    def all(self) -> RowIds:
         return np.flatnonzero(self._active[: self.numbers.limit])
 
     # ---- inside
@@ -125,9 +125,9 @@ class IntKeys:
         self._places = np.full(1 << bits, _FREE, np.int32)
         self._gone = 0
 
-    def _home(self, bag: Ints) -> Ints:
-        mixed = bag[0].view(np.uint64) * _MIX
-        for field in bag[1:]:
+    def _home(self, key_batch: Ints) -> Ints:
+        mixed = key_batch[0].view(np.uint64) * _MIX
+        for field in key_batch[1:]:
             mixed ^= mixed >> _32
             mixed += field.view(np.uint64)
             mixed *= _MIX
@@ -140,14 +140,14 @@ class IntKeys:
         mask, slot_at, field_of = len(self._places) - 1, self._places.item, self._keys.item
         while True:
             place = place + 1 & mask
-            slot = slot_at(place)
-            if slot == _FREE or (slot >= 0 and all(field_of(f, slot) == value for f, value in enumerate(key))):
-                return slot
+            row_id = slot_at(place)
+            if row_id == _FREE or (row_id >= 0 and all(field_of(f, row_id) == value for f, value in enumerate(key))):
+                return row_id
 
-    def _equal(self, bag: Ints, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        equal: npt.NDArray[np.bool_] = slots >= 0
-        for own, wanted in zip(self._keys, bag, strict=True):
-            equal &= own.take(slots) == wanted
+    def _equal(self, key_batch: Ints, row_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        equal: npt.NDArray[np.bool_] = row_ids >= 0
+        for own, wanted in zip(self._keys, key_batch, strict=True):
+            equal &= own.take(row_ids) == wanted
         return equal
 
     def _make_room(self, count: int) -> None:
@@ -168,21 +168,21 @@ class IntKeys:
             known = self.all()
             self._settle(known, self._home(self._keys[:, known]))
 
-    def _settle(self, slots: Slots, places: Ints) -> None:
-        """Slots of distinct keys into the hash table."""
-        while len(slots):
+    def _settle(self, row_ids: RowIds, places: Ints) -> None:
+        """RowIds of distinct keys into the hash table."""
+        while len(row_ids):
             free = self._places[places] == _FREE
-            self._places[places[free]] = slots[free]  # of several that want a place, the last one gets it
-            left = self._places[places] != slots
-            slots, places = slots[left], places[left] + 1 & self._mask
+            self._places[places[free]] = row_ids[free]  # of several that want a place, the last one gets it
+            left = self._places[places] != row_ids
+            row_ids, places = row_ids[left], places[left] + 1 & self._mask
 
-    def _insert(self, bag: Ints) -> tuple[Slots, Slots]:
-        """Keys that have no slot, and may repeat: for each free place one of those that want it wins; those with the
+    def _insert(self, key_batch: Ints) -> tuple[RowIds, RowIds]:
+        """Keys that have no row id, and may repeat: for each free place one of those that want it wins; those with the
         same key find it there, others look one further."""
-        found = np.empty(bag.shape[1], np.int64)
+        found = np.empty(key_batch.shape[1], np.int64)
         made = []
-        rows = np.arange(bag.shape[1])
-        places = self._home(bag)
+        rows = np.arange(key_batch.shape[1])
+        places = self._home(key_batch)
         while len(rows):
             free = np.flatnonzero(self._places.take(places) == _FREE)
             if len(free):
@@ -190,15 +190,15 @@ class IntKeys:
                 self._places[places[free]] = claims
                 winners = free[self._places[places[free]] == claims]
                 fresh = self.numbers.take(len(winners))
-                self._keys[:, fresh] = bag[:, winners]
+                self._keys[:, fresh] = key_batch[:, winners]
                 self._active[fresh] = True
                 self._places[places[winners]] = fresh
                 made.append(fresh)
             there = self._places.take(places)
-            same = self._equal(bag, there)
+            same = self._equal(key_batch, there)
             found[rows[same]] = there[same]
             left = np.flatnonzero(~same)
-            rows, places, bag = rows[left], places[left] + 1 & self._mask, bag[:, left]
+            rows, places, key_batch = rows[left], places[left] + 1 & self._mask, key_batch[:, left]
         return found, np.concatenate(made)
 
 
@@ -207,75 +207,75 @@ class TupleKeys:
 
     bytes_per_key = 250
 
-    def __init__(self, numbers: SlotNumbers | None = None, index: dict[Key, int] | None = None) -> None:
-        self.numbers = numbers or SlotNumbers()
+    def __init__(self, numbers: RowNumbers | None = None, index: dict[Key, int] | None = None) -> None:
+        self.numbers = numbers or RowNumbers()
         self._index = index or {}
-        self._keys: list[Any] = [None] * self.numbers.limit  # by slot
+        self._keys: list[Any] = [None] * self.numbers.limit  # by row id
         self._data_keys: list[bytes | None] = [None] * self.numbers.limit  # the key in the store, once it was encoded
-        for key, slot in self._index.items():
-            self._keys[slot] = key
+        for key, row_id in self._index.items():
+            self._keys[row_id] = key
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def find(self, bag: Sequence[Key]) -> Slots:
-        """The slot of each key; negative where there is none."""
+    def find(self, key_batch: Sequence[Key]) -> RowIds:
+        """The row id of each key; negative where there is none."""
         get = self._index.get
-        return np.fromiter((get(key, _FREE) for key in bag), np.int64, len(bag))
+        return np.fromiter((get(key, _FREE) for key in key_batch), np.int64, len(key_batch))
 
-    def place(self, bag: Sequence[Key]) -> tuple[Slots, Slots]:
-        """The slot of each key, which may repeat; and the slots that were made for those that had none."""
+    def place(self, key_batch: Sequence[Key]) -> tuple[RowIds, RowIds]:
+        """The row id of each key, which may repeat; and the row ids that were made for those that had none."""
         index = self._index
         try:
-            return np.fromiter(map(index.__getitem__, bag), np.int64, len(bag)), _NO_SLOTS
+            return np.fromiter(map(index.__getitem__, key_batch), np.int64, len(key_batch)), _NO_ROWS
         except KeyError:
             pass
-        keys = list(dict.fromkeys(key for key in bag if key not in index))
+        keys = list(dict.fromkeys(key for key in key_batch if key not in index))
         made = self.numbers.take(len(keys))
         more = self.numbers.limit - len(self._keys)
         self._keys.extend([None] * more)
         self._data_keys.extend([None] * more)
-        for key, slot in zip(keys, made.tolist(), strict=True):
-            index[key] = slot
-            self._keys[slot] = key
-        return np.fromiter(map(index.__getitem__, bag), np.int64, len(bag)), made
+        for key, row_id in zip(keys, made.tolist(), strict=True):
+            index[key] = row_id
+            self._keys[row_id] = key
+        return np.fromiter(map(index.__getitem__, key_batch), np.int64, len(key_batch)), made
 
-    def remove(self, slots: Slots) -> None:
-        """The slots (each once) are free."""
-        for slot in slots.tolist():
-            del self._index[self._keys[slot]]
-            self._keys[slot] = None
-            self._data_keys[slot] = None
-        self.numbers.give_back(slots)
+    def remove(self, row_ids: RowIds) -> None:
+        """The row ids (each once) are free."""
+        for row_id in row_ids.tolist():
+            del self._index[self._keys[row_id]]
+            self._keys[row_id] = None
+            self._data_keys[row_id] = None
+        self.numbers.give_back(row_ids)
 
-    def bag(self, slots: Slots) -> list[Key]:
+    def key_batch(self, row_ids: RowIds) -> list[Key]:
         keys = self._keys
-        return [keys[slot] for slot in slots.tolist()]
+        return [keys[row_id] for row_id in row_ids.tolist()]
 
-    def tuples(self, slots: Slots) -> list[Key]:
-        return self.bag(slots)
+    def tuples(self, row_ids: RowIds) -> list[Key]:
+        return self.key_batch(row_ids)
 
-    def all(self) -> Slots:
+    def all(self) -> RowIds:
         return np.sort(np.fromiter(self._index.values(), np.int64, len(self._index)))
 
-    def known_data_key(self, slot: int, key: Key) -> bytes | None:
-        """What `remember_data_key` was told of this key in this slot."""
-        return self._data_keys[slot] if self._keys[slot] is key else None
+    def known_data_key(self, row_id: int, key: Key) -> bytes | None:
+        """What `remember_data_key` was told of this key in this row_id."""
+        return self._data_keys[row_id] if self._keys[row_id] is key else None
 
-    def remember_data_key(self, slot: int, key: Key, data_key: bytes) -> None:
-        if self._keys[slot] is key:
-            self._data_keys[slot] = data_key
+    def remember_data_key(self, row_id: int, key: Key, data_key: bytes) -> None:
+        if self._keys[row_id] is key:
+            self._data_keys[row_id] = data_key
 
 
 def tuple_keys(keys: "IntKeys | TupleKeys") -> TupleKeys:
-    """The same keys in the same slots."""
+    """The same keys in the same row_ids."""
     if isinstance(keys, TupleKeys):
         return keys
-    slots = keys.all()
-    return TupleKeys(keys.numbers, dict(zip(keys.tuples(slots), slots.tolist(), strict=True)))
+    row_ids = keys.all()
+    return TupleKeys(keys.numbers, dict(zip(keys.tuples(row_ids), row_ids.tolist(), strict=True)))
 
 
-def int_bag(keys: Sequence[Key], fields: int) -> Ints | None:
+def int_key_batch(keys: Sequence[Key], fields: int) -> Ints | None:
     """The keys as int64 columns, if all of them have that many fields and are ints of 64 bits; None otherwise."""
     if set(map(len, keys)) != {fields}:
         return None

@@ -86,7 +86,7 @@ class LocalStore:
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         target = self._target(key)
-        linked, outcome = False, PutOutcome.LANDED
+        linked, outcome = False, PutOutcome.CREATED
         try:
             with self._temporary_file() as temporary:
                 _write_durably(temporary, data)

@@ -24,7 +24,7 @@ class Fault(enum.Enum):
     TRUNCATED_READ = "half of the bytes come"
     FLIPPED_BYTE = "one bit of the first byte is wrong"
     STALE_LIST = "the list is that of the moment of injection"
-    IGNORE_CONDITIONS = "put_if_absent overwrites and says LANDED, as some S3-compatibles do"
+    IGNORE_CONDITIONS = "put_if_absent overwrites and says CREATED, as some S3-compatibles do"
 
 
 # A fault that makes sense for one operation only strikes that one, also when injected for any.
@@ -121,12 +121,12 @@ class MemoryStore:
                 return PutOutcome.UNKNOWN
             if fault is Fault.IGNORE_CONDITIONS:
                 self._set(key, data)
-                return PutOutcome.LANDED
-            landed = key not in self._objects
+                return PutOutcome.CREATED
+            created = key not in self._objects
             self._create(key, data)
             if fault is Fault.APPLY_THEN_FAIL:
                 return PutOutcome.UNKNOWN
-            return PutOutcome.LANDED if landed else PutOutcome.EXISTS
+            return PutOutcome.CREATED if created else PutOutcome.EXISTS
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
         check_key(key)

@@ -3,7 +3,7 @@
 Contract, for every implementation
 - Keys are relative, `/`-separated, of safe segments (no empty, `.` or `..` segment, no backslash, at most 1,024 bytes).
 - Read-after-write: a `put` that returned is seen by every later `get` from anywhere.
-- `put_if_absent` is a linearizable create: of any number of callers at most one is ever told LANDED for a key, and a
+- `put_if_absent` is a linearizable create: of any number of callers at most one is ever told CREATED for a key, and a
   stale call can never replace what is there. It tells three outcomes apart and never retries by itself; UNKNOWN means
   the bytes may be there now, later or never.
 - No correctness may rest on `list` (it may be stale or partial); no HEAD before PUT.
@@ -25,7 +25,7 @@ class ObjectNotFound(BarrierRuntimeError):
 
 
 class PutOutcome(enum.Enum):
-    LANDED = "landed"
+    CREATED = "created"
     EXISTS = "exists"
     UNKNOWN = "unknown"
 

@@ -49,7 +49,7 @@ def _create_twice(store: ObjectStore, run: str, used: list[str]) -> None:
         second = store.put_if_absent(key, b"second")
         if second is PutOutcome.UNKNOWN:
             continue
-        if second is PutOutcome.LANDED or store.get(key) != b"first":
+        if second is PutOutcome.CREATED or store.get(key) != b"first":
             raise InvalidJob(
                 "it overwrote an object that was to be created only if absent (it ignores If-None-Match), so two "
                 "coordinators could both decide a checkpoint: use AWS S3, a recent MinIO, Ceph or R2, or a local folder"
@@ -68,12 +68,12 @@ def _create_in_parallel(store: ObjectStore, run: str, used: list[str], writers: 
         else:
             with ThreadPoolExecutor(writers) as pool:
                 outcomes = list(pool.map(lambda body, key=key: store.put_if_absent(key, body), bodies))
-        landed = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is PutOutcome.LANDED]
-        if len(landed) > 1 or (landed and store.get(key) != landed[0]):
+        created = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is PutOutcome.CREATED]
+        if len(created) > 1 or (created and store.get(key) != created[0]):
             raise InvalidJob(
-                f"{len(landed)} of {writers} parallel writers were told that they created the same object: use a "
+                f"{len(created)} of {writers} parallel writers were told that they created the same object: use a "
                 "store whose conditional puts are atomic (AWS S3, a recent MinIO, Ceph or R2, or a local folder)"
             )
-        if landed:
+        if created:
             return
     raise Unavailable(f"{store.url} did not answer {_ATTEMPTS} rounds of parallel puts: check the network")

@@ -94,7 +94,7 @@ class S3Store:
             if isinstance(trouble, InvalidJob):
                 raise trouble from error
             return PutOutcome.UNKNOWN  # 409, 5xx, throttled, timeout, connection lost: it may be there, or come later
-        return PutOutcome.LANDED
+        return PutOutcome.CREATED
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
         name = self._name(key)

@@ -23,7 +23,7 @@ from barrier_runtime.state.store.paths import Paths
 Kind = Literal["memory", "rocksdb"]
 
 
-class InlineLane:
+class InlineExecutor:
     """Does the work at once."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
@@ -83,8 +83,8 @@ class World:
             max_parallelism=128,
             restored=restored,
             open_keyed=open_keyed,
-            lane=InlineLane(),
-            snapshot_lane=InlineLane(),
+            executor=InlineExecutor(),
+            snapshot_executor=InlineExecutor(),
             metrics=self.metrics,
             local_dir=directory,
             make_store=lambda url: self.store,

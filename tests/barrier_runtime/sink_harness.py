@@ -87,7 +87,7 @@ class CrashingStore:
         return self._store.list(prefix)
 
 
-class HandLane:
+class HandExecutor:
     """Runs what is submitted when the test says so: commits can be late."""
 
     def __init__(self) -> None:
@@ -142,8 +142,8 @@ class Subtask:
         subtask: int = 0,
         parallelism: int = 1,
     ) -> None:
-        self.lane = HandLane()
-        self.snapshot_lane = HandLane()
+        self.executor = HandExecutor()
+        self.snapshot_executor = HandExecutor()
         self.woken = 0
         self.reports = Reports()
         self.metrics = MetricGroup(lambda: NOW_NS)
@@ -162,8 +162,8 @@ class Subtask:
                 max_parallelism=128,
                 restored=restored,
                 open_keyed=no_keyed_state,
-                lane=self.lane,
-                snapshot_lane=self.snapshot_lane,
+                executor=self.executor,
+                snapshot_executor=self.snapshot_executor,
                 metrics=self.metrics,
                 local_dir=Path("/nowhere"),
                 make_store=lambda url: store,
@@ -186,7 +186,7 @@ class Subtask:
 
         def finish() -> OperatorSnapshot:
             assert capture.blocking is not None
-            self.snapshot_lane.run()
+            self.snapshot_executor.run()
             values = {**capture.values, **capture.blocking()}
             self.manifests[checkpoint] = OperatorSnapshot("out", self.subtask, self.parallelism, values)
             return self.manifests[checkpoint]
@@ -197,12 +197,12 @@ class Subtask:
         return (self.manifests[checkpoint],)
 
     def settle(self) -> None:
-        """Run the lane, and play the coordinator of a job with this one sink subtask."""
-        self.lane.run()
+        """Run the executor, and play the coordinator of a job with this one sink subtask."""
+        self.executor.run()
         while self.operator.has_global_committer and self.parallelism == 1 and self._committed() > self._visible():
             through = self._committed()
             self.operator.on_commit_globally(through, partial(self._manifest, through))
-            self.lane.run()
+            self.executor.run()
             if self._visible() < through:
                 return  # it failed, and is tried again when time has passed
             self.operator.on_visible(through)

@@ -7,7 +7,7 @@ from barrier_runtime.data.elements import Barrier, Batch
 from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.operators.base import Capture, Operator
 from barrier_runtime.runtime.alignment.aligner import Aligner
-from barrier_runtime.runtime.network.channels import EdgeOutput, InputChannel, LocalOutput
+from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.runtime.subtask import Subtask
 
 TOKEN = 4
@@ -79,7 +79,7 @@ class Bench:
             TOKEN,
             [("sum", self.operator)],
             self.inputs,
-            [EdgeOutput(edge, [LocalOutput(self.out, lambda: None)], 0, 128)],
+            [ResultPartition(edge, [LocalOutput(self.out, lambda: None)], 0, 128)],
             aligner(inputs, TOKEN, aligned_only) if aligned_only else aligner(inputs, TOKEN),
             self,
             replay=replay,
@@ -113,7 +113,7 @@ class Bench:
         """Elements come in; nothing is taken, barriers are noticed."""
         for channel, element in pairs:
             self.inputs[channel].push(element, 10)
-            self.subtask.notice()
+            self.subtask.take_announcements()
 
     def pass_time(self, ms):
         self.clock_ms += ms

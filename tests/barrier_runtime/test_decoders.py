@@ -1,4 +1,4 @@
-"""Decoders in a fresh process whose threads all begin with the same type at once, as the lanes of a restore do.
+"""Decoders in a fresh process whose threads all begin with the same type at once, as the executors of a restore do.
 
 msgspec describes a type at its first use and shows the description to other threads before it is whole.
 """
@@ -89,5 +89,5 @@ def test_decoders_of_ours_are_used_for_the_first_time_by_four_threads_at_once() 
 
 
 @pytest.mark.slow
-def test_types_of_state_that_several_lanes_declare_at_once_are_learnt_by_one_of_them() -> None:
+def test_types_of_state_that_several_executors_declare_at_once_are_learnt_by_one_of_them() -> None:
     assert in_a_fresh_process(_OF_USERS) == b"all\n"

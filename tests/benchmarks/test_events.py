@@ -1,4 +1,4 @@
-"""The generators: every row a function of its number, whoever asks for it, in whatever pieces."""
+"""The generators: every row a function of its number, whoever asks for it, in whatever chunks."""
 
 import json
 import subprocess

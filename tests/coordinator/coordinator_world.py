@@ -56,13 +56,13 @@ from barrier_runtime.coordinator.log.records import FIRST_POSITION, Record, deco
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
     Ack,
+    CancelGeneration,
     ChainSpec,
     CheckpointOptions,
     Committed,
     Complete,
     Decline,
     Deploy,
-    Halt,
     JobSpec,
     Register,
     Restored,
@@ -157,7 +157,7 @@ class FakeSlot:
             self.token, self.phase = message.token, "restoring"
         elif isinstance(message, Start):
             self.phase = "running"
-        elif isinstance(message, Halt):
+        elif isinstance(message, CancelGeneration):
             self.phase = "idle"
         elif isinstance(message, Trigger):
             self.highest = max(self.highest, message.checkpoint)

@@ -12,9 +12,9 @@ from barrier_runtime.coordinator.wire.codec import decode_to_slot, encode
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Initiator
 from barrier_runtime.coordinator.wire.messages import (
     Ack,
+    CancelGeneration,
     Committed,
     Deploy,
-    Halt,
     Heartbeat,
     Register,
     Restored,
@@ -85,7 +85,7 @@ class TcpSlot:
             connection.sendall(initiator.feed(data))
         self._framing = initiator.session.framing()
         self._socket = connection
-        self._pending = self._framing.feed(initiator.leftover())
+        self._pending = self._framing.feed(initiator.unread())
         self.say(
             Register(
                 slot=self.index,
@@ -143,7 +143,7 @@ class TcpSlot:
             self.say(Restored(self.token))
         elif isinstance(message, Start):
             self.phase = "running"
-        elif isinstance(message, Halt):
+        elif isinstance(message, CancelGeneration):
             self.phase = "idle"
         elif isinstance(message, Trigger):
             self.highest = max(self.highest, message.checkpoint)

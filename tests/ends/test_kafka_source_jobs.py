@@ -15,7 +15,7 @@ from barrier_runtime import Dataflow, JsonlSink, ParquetSink, Tumbling, count
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
-from barrier_runtime.connectors.kafka.source.stall_detector import Patience
+from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 from examples.servers import KafkaServer
 from tests.ends.kafka_world import Topic
 
@@ -89,7 +89,7 @@ def test_a_job_whose_client_goes_silent_goes_on_by_itself_and_writes_every_row_o
             consumer.pause([TopicPartition(*partition) for partition in self._feeds])
 
     monkeypatch.setattr(Fetcher, "_hand_out", hand_out_and_fall_silent)
-    patience = Patience(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
+    patience = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
     monkeypatch.setattr(
         "barrier_runtime.connectors.kafka.source.source.FetcherPool", partial(FetcherPool, patience=patience)
     )

@@ -14,7 +14,7 @@ from examples.servers import KafkaServer
 from tests.ends.kafka_world import Topic, fetching_threads, source_of, wait_until
 
 
-class Lane:
+class SequentialExecutor:
     """Does the work at once."""
 
     def submit(self, work: Any, done: Any) -> None:
@@ -78,8 +78,8 @@ class Subtasks:
             max_parallelism=128,
             restored=restored,
             open_keyed=nothing,
-            lane=Lane(),
-            snapshot_lane=Lane(),
+            executor=SequentialExecutor(),
+            snapshot_executor=SequentialExecutor(),
             metrics=MetricGroup(),
             local_dir=folder,
             make_store=nothing,

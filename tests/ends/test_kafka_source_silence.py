@@ -16,25 +16,25 @@ from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.records import RecordConverter
-from barrier_runtime.connectors.kafka.source.stall_detector import Patience, SilenceWatch
+from barrier_runtime.connectors.kafka.source.stall_detector import SilenceWatch, StallTimeouts
 from barrier_runtime.state.errors import Unavailable
 from examples.servers import KafkaServer
 from tests.ends.kafka_world import Topic, prepared, rows_from, source_of, wait_until
 
-SHORT = Patience(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
+SHORT = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
 
 
 class World:
     """A topic, and the readers of one pool."""
 
-    def __init__(self, kafka: KafkaServer, patience: Patience = SHORT, partitions: int = 1) -> None:
+    def __init__(self, kafka: KafkaServer, timeouts: StallTimeouts = SHORT, partitions: int = 1) -> None:
         self.topic = Topic(kafka, partitions)
         source = source_of(kafka, self.topic.name)
         self._splits = [msgspec.json.decode(split.payload, type=KafkaSplit) for split in source.splits(1)]
         self.config: dict[str, Any] = {}
         client = KafkaClient("source 'src'", kafka.bootstrap, "readers", lambda: self.config)
         converter = partial(RecordConverter, source._columns, "source 'src'")
-        self.pool = FetcherPool("source 'src'", client, converter, 1 << 20, patience)
+        self.pool = FetcherPool("source 'src'", client, converter, 1 << 20, timeouts)
 
     def reading(
         self, partition: int = 0, position: bytes | None = None
@@ -156,7 +156,7 @@ def test_where_another_client_reads_nothing_either_the_source_waits_and_says_so(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Here since the other client finds no broker."""
-    world = World(kafka, Patience(quiet=0.4, still=0.5, answer=1.0, trial=1.0, tried=60.0))
+    world = World(kafka, StallTimeouts(quiet=0.4, still=0.5, answer=1.0, trial=1.0, tried=60.0))
     world.topic.write(numbers(0, 10))
     with world.reading() as reader, caplog.at_level(logging.WARNING, "barrier_runtime.kafka"):
         assert values(rows_from(reader, 10)) == numbers(0, 10)

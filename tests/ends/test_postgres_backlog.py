@@ -42,8 +42,8 @@ def decide(job: str, *checkpoints: int) -> None:
         put_id = f"put-{log.next_position}"
         common = {"put_id": put_id, "parent_sha256": log.head_sha256, "token": token, "writer": "test", "wall_ms": 0}
         step = log.propose(kind(**common, prior_complete=log.prior_complete, lineage="lineage", **facts))
-        assert STORE.put_if_absent(Paths(job).log_record(step.position), step.data) is PutOutcome.LANDED
-        log.on_put(step.position, PutOutcome.LANDED)
+        assert STORE.put_if_absent(Paths(job).log_record(step.position), step.data) is PutOutcome.CREATED
+        log.on_put(step.position, PutOutcome.CREATED)
 
     spec = JobSpec(
         job=job,

@@ -561,7 +561,7 @@ def test_too_few_free_cores_end_in_an_error_that_counts_them(spark, tmp_path):
         until(lambda: len(list(held.iterdir())) == 3, "three cores are held")
         with pytest.raises(JobFailed) as error:
             job(ten_rows, JsonlSink(str(tmp_path / "out")), name="crowded").run(
-                spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"), gang_timeout=2.0
+                spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"), resource_wait_timeout=2.0
             )
     finally:
         release.touch()

@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "leftovers-behind-newer-rows",
         "rows that are left of a restore come before newer ones in the next snapshot",
-        "barrier_runtime/runtime/in_flight/recorder.py",
+        "barrier_runtime/runtime/in_flight/writer.py",
         "for each in chain(self._left, chain.from_iterable(in_turns)):",
         "for each in chain(chain.from_iterable(in_turns), self._left):",
         ("tests/barrier_runtime/runtime/alignment/test_unaligned.py",),
@@ -55,8 +55,8 @@ MUTANTS = (
         "leftovers-are-not-recorded",
         "rows that are left of a restore are in flight again in the next snapshot",
         "barrier_runtime/runtime/subtask.py",
-        "self._recorder.begin(barrier.id, self._replay, snapshot.recorded)",
-        "self._recorder.begin(barrier.id, (), snapshot.recorded)",
+        "self._in_flight.begin(barrier.id, self._replay, snapshot.recorded)",
+        "self._in_flight.begin(barrier.id, (), snapshot.recorded)",
         ("tests/barrier_runtime/runtime/alignment/test_unaligned.py",),
     ),
     Mutant(
@@ -103,7 +103,7 @@ MUTANTS = (
         "sums-wrap",
         "an integer sum that leaves 64 bits ends the job",
         "barrier_runtime/operators/aggregation/accumulators.py",
-        "return self._bounds[register.name] >= _TOO_FAR and _most(column[slots]) + most >= _TOO_FAR",
+        "return self._bounds[accumulator.name] >= _TOO_FAR and _most(column[row_ids]) + most >= _TOO_FAR",
         "return False",
         ("tests/barrier_runtime/operators/aggregation/test_large_sums.py",),
     ),

@@ -144,7 +144,7 @@ MUTANTS = (
         "removed-sinks-lose-what-was-decided",
         "what was decided of a removed sink is committed before it is forgotten",
         "barrier_runtime/launch/prepare.py",
-        "        settle_removed_sinks(self.graph, store, self._options)\n",
+        "        commit_removed_sinks(self.graph, store, self._options)\n",
         "        pass\n",
         ("tests/barrier_runtime/launch/test_removed_sinks.py",),
     ),

@@ -55,7 +55,7 @@ MUTANTS = (
         "unknown-put-is-landed",
         "a put with an unknown outcome is repeated until it is known",
         "coordinator/log/decision_log.py",
-        "        if outcome is PutOutcome.LANDED:\n",
+        "        if outcome is PutOutcome.CREATED:\n",
         "        if outcome is not PutOutcome.EXISTS:\n",
         ("tests/coordinator/log/test_decision_log.py",),
     ),

@@ -112,8 +112,8 @@ MUTANTS = (
         ("tests/barrier_runtime/runtime/test_slot.py",),
     ),
     Mutant(
-        "retired-lanes-hold-their-owner",
-        "a lane that is retired holds nobody who used it",
+        "retired-executors-hold-their-owner",
+        "an executor that is retired holds nobody who used it",
         "barrier_runtime/runtime/host/workers.py",
         "        self._done = None\n        self._on_error = _ignored\n",
         "        self._done = None\n",

@@ -50,11 +50,11 @@ CANARIES: dict[str, Canary] = {}
 def canary(
     name: str, what: str, story: str | None = None
 ) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
-    def register(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    def accumulator(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
         CANARIES[name] = Canary(name, what, contextlib.contextmanager(plant), story)
         return plant
 
-    return register
+    return accumulator
 
 
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
@@ -190,7 +190,7 @@ def _own_as_foreign() -> Iterator[None]:
     def make(original: Any) -> Any:
         def on_read_back(self: Any, position: int, name: str, data: bytes | None) -> Any:
             step = original(self, position, name, data)
-            if isinstance(step, decision_log.Landed):
+            if isinstance(step, decision_log.Appended):
                 return decision_log.Foreign(step.entry)
             return step
 
@@ -204,7 +204,7 @@ def _own_as_foreign() -> Iterator[None]:
 def _unknown_as_landed() -> Iterator[None]:
     def make(original: Any) -> Any:
         def on_put(self: Any, position: int, outcome: PutOutcome) -> Any:
-            return original(self, position, PutOutcome.LANDED if outcome is PutOutcome.UNKNOWN else outcome)
+            return original(self, position, PutOutcome.CREATED if outcome is PutOutcome.UNKNOWN else outcome)
 
         return on_put
 
@@ -480,7 +480,7 @@ def _in_flight_channel_forgotten() -> Iterator[None]:
 
         return begin
 
-    with _replaced(recording.Recorder, "begin", make):
+    with _replaced(recording.InFlightWriter, "begin", make):
         yield
 
 

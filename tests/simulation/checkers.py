@@ -455,7 +455,7 @@ class UnknownBlocks(Checker):
     def on_log_put_answered(self, actor: str, position: int, outcome: PutOutcome) -> None:
         if outcome is PutOutcome.UNKNOWN:
             self._unknown[actor] = position
-        elif outcome is PutOutcome.LANDED or outcome is PutOutcome.EXISTS:
+        elif outcome is PutOutcome.CREATED or outcome is PutOutcome.EXISTS:
             self._unknown.pop(actor, None)
 
     def on_request(self, actor: str, operation: str, key: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from barrier_runtime.runtime.host.workers import Done, SerialLane
+from barrier_runtime.runtime.host.workers import Done, WorkerExecutor
 
 if TYPE_CHECKING:
     from loop import SimProcess, Simulation
@@ -153,13 +153,13 @@ class Pool:
             simulation = self._process.simulation
             simulation.after(simulation.between_us(*_START_US), self._begin, self._waiting.popleft())
 
-    def _begin(self, piece: tuple[Callable[[], Any], Done, Callable[[], bool]]) -> None:
+    def _begin(self, chunk: tuple[Callable[[], Any], Done, Callable[[], bool]]) -> None:
         process = self._process
         if not process.running:
             if process.stalled:
-                process.held.append((self._begin, piece))
+                process.held.append((self._begin, chunk))
             return
-        work, deliver, wanted = piece
+        work, deliver, wanted = chunk
         if not wanted():
             self._ended()
             return
@@ -176,7 +176,7 @@ class Pool:
 
 
 class SimWorkers:
-    """`slot.workers.Workers` on simulated threads, with its lanes."""
+    """`slot.workers.Workers` on simulated threads, with its executors."""
 
     def __init__(self, process: "SimProcess", threads: int = 16) -> None:
         self._process = process
@@ -204,8 +204,8 @@ class SimWorkers:
         self._opening.submit(work, deliver, lambda: not self._closed and not future.cancelled())
         return await future
 
-    def lane(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> SerialLane:
-        return SerialLane(self._submit_unhurried if unhurried else self.submit, on_error)
+    def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> WorkerExecutor:
+        return WorkerExecutor(self._submit_unhurried if unhurried else self.submit, on_error)
 
     def _submit_unhurried(self, work: Callable[[], Any], done: Done) -> None:
         if not self._closed:

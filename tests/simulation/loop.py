@@ -26,7 +26,7 @@ from typing import Any
 from jobs import Jobs, Pool, SimWorkers
 from network import SimListening, SimNetwork, SimServer
 
-from barrier_runtime.runtime.host.timer import LoopAlarm
+from barrier_runtime.runtime.host.timer import LoopTimer
 
 WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
 SECOND = 1_000_000  # the unit of virtual time is a microsecond
@@ -242,8 +242,8 @@ class SimProcess:
             self._steady_from_ns = self.wall_ns() - self.simulation.now_us * 1000
         return (self._steady_from_ns + self.simulation.now_us * 1000) // 1_000_000
 
-    def alarm(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> LoopAlarm:
-        return LoopAlarm(loop, ring)
+    def timer(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> LoopTimer:
+        return LoopTimer(loop, ring)
 
     # ------------------------------------------------------------ life
 

@@ -285,7 +285,7 @@ _STATEMENTS: dict[str, Callable[..., list[tuple[Any, ...]] | None]] = {
 
 
 class _Session:
-    """`postgres/session.Session`: of one thread at a time, as two lanes of a sink use two of them."""
+    """`postgres/session.Session`: of one thread at a time, as two executors of a sink use two of them."""
 
     def __init__(self, server: PostgresServer, where: str) -> None:
         self._server = server

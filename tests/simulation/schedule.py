@@ -94,7 +94,7 @@ class Schedule:
     burst_ms: int = 1  # records come together, at multiples of it
     batch_rows: int = 8  # at most, of one poll
     elements_per_step: int = 16  # of a subtask: few of them leave rows in queues, which barriers then overtake
-    small_pieces: bool = False  # frames, and pieces of rows in flight, hold a few rows: as large batches are cut
+    small_chunks: bool = False  # frames, and chunks of rows in flight, hold a few rows: as large batches are cut
     clocks_jump: bool = False  # wall clocks of processes are set now and then
     target: str = "files"  # of the bank's sink "out": files, topic (Kafka), tokens (write-ahead with notes), upserts
     # (Redis), staged (PostgreSQL)
@@ -143,7 +143,7 @@ def _draw_kind(seed: int) -> Schedule:
         schedule = _draw_queues(schedule)
     if random.Random(f"clocks {seed}").random() < 0.2:
         schedule = replace(schedule, clocks_jump=True)
-    schedule = replace(schedule, small_pieces=random.Random(f"pieces {seed}").random() < 0.4)
+    schedule = replace(schedule, small_chunks=random.Random(f"chunks {seed}").random() < 0.4)
     kind = random.Random(f"kind {seed}").random()
     if kind < 0.3:
         return _draw_events(schedule)

@@ -100,7 +100,7 @@ class SimStore:
         def create() -> PutOutcome:
             if self._faults.ignore_conditions:
                 self._memory.put(key, data)
-                return PutOutcome.LANDED
+                return PutOutcome.CREATED
             return self._memory.put_if_absent(key, data)
 
         outcome = PutOutcome.UNKNOWN

@@ -306,7 +306,7 @@ LOG: Table = {
             f"{COORDINATOR} deletes {MANIFEST} while log record 2 is undecided",
             once=True,
         ),
-        Case("it landed", lambda: undecided(PutOutcome.LANDED)),
+        Case("it landed", lambda: undecided(PutOutcome.CREATED)),
         Case("another one is there", lambda: undecided(PutOutcome.EXISTS)),
     ),
     "ZombiesDeleteNothing": (

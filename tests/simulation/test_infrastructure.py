@@ -40,16 +40,16 @@ class Two:
         self.sim.network.faults.late = 0.0
         self.client = SimProcess(self.sim, "client")
         self.server = SimProcess(self.sim, "server")
-        self.accepted: list[Recorder] = []
+        self.accepted: list[InFlightWriter] = []
         self.server.spawn(self.server.loop.create_server(self._accept, "server", 7))
         self.sim.run_for(0.001)
 
-    def _accept(self) -> "Recorder":
-        self.accepted.append(Recorder())
+    def _accept(self) -> "InFlightWriter":
+        self.accepted.append(InFlightWriter())
         return self.accepted[-1]
 
-    def connected(self) -> "Recorder":
-        client = Recorder()
+    def connected(self) -> "InFlightWriter":
+        client = InFlightWriter()
         connecting = self.client.spawn(self.client.loop.create_connection(lambda: client, "server", 7))
         assert self.sim.run_until(lambda: connecting.done() and bool(self.accepted), 5)
         assert self.sim.run_until(lambda: self.accepted[-1].made, 5)
@@ -64,7 +64,7 @@ class Two:
         self.sim.__exit__()
 
 
-class Recorder(asyncio.Protocol):
+class InFlightWriter(asyncio.Protocol):
     def __init__(self) -> None:
         self.made = False
         self.data = b""
@@ -198,7 +198,7 @@ def test_a_stalled_process_catches_up_in_order() -> None:
         loop.call_later(1.0, seen.append, 1)
         loop.call_later(2.0, seen.append, 2)
         client.transport.write(b"x" * 10)
-        second = Recorder()
+        second = InFlightWriter()
         connecting = two.client.spawn(two.client.loop.create_connection(lambda: second, "server", 7))
         two.sim.run_for(30)
         assert connecting.done()  # the kernel accepts for it
@@ -272,9 +272,9 @@ def test_bytes_keep_their_order_however_they_are_split_and_delayed() -> None:
         client = two.connected()
         sent = b""
         for number in range(300):
-            piece = b"%d," % number
-            client.transport.write(piece)
-            sent += piece
+            chunk = b"%d," % number
+            client.transport.write(chunk)
+            sent += chunk
             two.sim.run_for(0.001)
         assert two.sim.run_until(lambda: two.accepted[0].data == sent, 20)
         assert 20 < two.accepted[0].chunks != 300
@@ -328,7 +328,7 @@ def test_close_flushes_and_abort_does_not() -> None:
 
 def test_a_connect_to_nobody_is_refused() -> None:
     with Two() as two:
-        connecting = two.client.spawn(two.client.loop.create_connection(Recorder, "server", 8))
+        connecting = two.client.spawn(two.client.loop.create_connection(InFlightWriter, "server", 8))
         assert two.sim.run_until(connecting.done, 5)
         assert isinstance(connecting.exception(), ConnectionRefusedError)
 
@@ -379,7 +379,7 @@ def test_clogged_ways_are_freed_one_by_one() -> None:
         network.partition([two.client], [two.server])
         client.transport.write(b"there")
         accepted.transport.write(b"back")
-        connecting = two.client.spawn(two.client.loop.create_connection(Recorder, "server", 7))
+        connecting = two.client.spawn(two.client.loop.create_connection(InFlightWriter, "server", 7))
         two.sim.run_for(60)
         assert (client.data, accepted.data, connecting.done()) == (b"", b"", False)
         network.unclog("client", "server")
@@ -421,17 +421,17 @@ def test_connects_wait_in_the_backlog_of_an_inherited_socket() -> None:
     with Two() as two:
         listening = two.sim.network.listen("driver", 9, place="driver")
         first = SimProcess(two.sim, "first", "driver")
-        first.spawn(first.loop.create_server(Recorder, sock=listening))
+        first.spawn(first.loop.create_server(InFlightWriter, sock=listening))
         two.sim.run_for(0.01)
         first.crash()
-        waiting = Recorder()
+        waiting = InFlightWriter()
         connecting = two.client.spawn(two.client.loop.create_connection(lambda: waiting, "driver", 9))
         two.sim.run_for(5)
         assert connecting.done()
         waiting.transport.write(b"hello")
         two.sim.run_for(5)
         second = SimProcess(two.sim, "second", "driver")
-        served = Recorder()
+        served = InFlightWriter()
         second.spawn(second.loop.create_server(lambda: served, sock=listening))
         two.sim.run_for(5)
         assert served.data == b"hello"
@@ -519,15 +519,17 @@ def test_jobs_of_one_process_interleave_and_hand_back_on_its_loop() -> None:
         ]
 
 
-def test_a_lane_runs_one_piece_at_a_time() -> None:
+def test_an_executor_runs_one_piece_at_a_time() -> None:
     with Simulation(1) as sim:
         process = SimProcess(sim, "p")
         seen: list[str] = []
-        lane = process.workers().lane(lambda error: seen.append(str(error)))
+        executor = process.workers().executor(lambda error: seen.append(str(error)))
         for name, seconds in (("a", 3), ("b", 1)):
-            lane.submit(lambda name=name, seconds=seconds: (process.sleep(seconds), seen.append(name)), lambda *_: None)
+            executor.submit(
+                lambda name=name, seconds=seconds: (process.sleep(seconds), seen.append(name)), lambda *_: None
+            )
         sim.run_for(2)
-        assert lane.busy
+        assert executor.busy
         sim.run_for(5)
         assert seen == ["a", "b"]
 
@@ -641,7 +643,7 @@ def test_a_healthy_store_keeps_the_contract_and_takes_milliseconds() -> None:
         assert storage.call("put", "a", b"1") is None
         assert 0.0005 < storage.took_s < 0.02
         assert storage.call("put_if_absent", "a", b"2") is PutOutcome.EXISTS
-        assert storage.call("put_if_absent", "b", b"2") is PutOutcome.LANDED
+        assert storage.call("put_if_absent", "b", b"2") is PutOutcome.CREATED
         assert storage.call("get", "b") == b"2"
         assert [info.key for info in storage.call("list", "")] == ["a", "b"]
         assert storage.call("publish", "b", "c", hashlib.sha256(b"2").hexdigest()) is None
@@ -728,8 +730,8 @@ def test_a_stale_list_lacks_the_new_and_shows_the_deleted() -> None:
 def test_a_store_that_ignores_conditions_overwrites() -> None:
     with Storage() as storage:
         storage.faults.ignore_conditions = True
-        assert storage.call("put_if_absent", "a", b"1") is PutOutcome.LANDED
-        assert storage.call("put_if_absent", "a", b"2") is PutOutcome.LANDED
+        assert storage.call("put_if_absent", "a", b"1") is PutOutcome.CREATED
+        assert storage.call("put_if_absent", "a", b"2") is PutOutcome.CREATED
         assert storage.memory.get("a") == b"2"
 
 

@@ -282,8 +282,8 @@ class World:
         tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
         size = patch.object(slot_module, "_rss_bytes", lambda: 1 << 26)  # the real one's would differ from run to run
         one_by_one = _no_threads_of_their_own()
-        pieces, sweeps = self._small_pieces(), self._sweeps()
-        with self.sim, tuned, size, one_by_one, pieces, sweeps, counted(self.near_misses), self._servers():
+        chunks, sweeps = self._small_chunks(), self._sweeps()
+        with self.sim, tuned, size, one_by_one, chunks, sweeps, counted(self.near_misses), self._servers():
             for world in self._both:
                 world._start_program(self.schedule.parallelism)
             for action in self.schedule.actions:
@@ -315,9 +315,9 @@ class World:
             yield
 
     @contextlib.contextmanager
-    def _small_pieces(self) -> Iterator[None]:
+    def _small_chunks(self) -> Iterator[None]:
         """What cuts large batches cuts those of a few rows."""
-        if not self.schedule.small_pieces:
+        if not self.schedule.small_chunks:
             yield
             return
         with patch.object(in_flight, "_ROWS_AT_ONCE", 3), patch.object(frames, "MAX_PAYLOAD", 1_500):
@@ -459,7 +459,7 @@ class World:
                 aligned_timeout_ms=s.aligned_timeout_ms,
             ),
             slot_timeout_ms=s.slot_timeout_ms,
-            gang_timeout_ms=3_600_000,
+            resource_wait_timeout_ms=3_600_000,
             restart=RestartOptions(initial_ms=100, max_ms=2_000),
             progress_timeout_ms=0 if self.hanging is None else PROGRESS_TIMEOUT_MS,
         )
@@ -650,7 +650,7 @@ class World:
             ),
             new_uuid=self.sim.new_id,
             clock=process,
-            tidy_memory=lambda again: None,
+            trim_memory=lambda again: None,
             window_bytes=self.schedule.window_bytes,
         )
         identity = SlotIdentity(task.index, uuid, process.pid, process.place, task.attempt, host, port)

@@ -89,7 +89,7 @@ class DeltaSink(TwoPhaseCommitSink):
             store.put(self._names.probe(), b"")
             again = store.put_if_absent(self._names.probe(), b"")
             store.delete([self._names.probe()])
-            if again is PutOutcome.LANDED:
+            if again is PutOutcome.CREATED:
                 raise InvalidJob(
                     "it overwrote an object that was to be created only if absent (it ignores If-None-Match), so two "
                     "writers of the table could both commit: use AWS S3, a recent MinIO, Ceph or R2, or a local folder"

@@ -1,7 +1,7 @@
 """Rows of a user's iterator, pulled and put into batches in a thread of its own: whoever asks for rows never waits for
 long, however long the iterator does.
 
-The thread makes pieces, small enough for their rows to be in the processor's cache when they become columns, until they
+The thread makes chunks, small enough for their rows to be in the processor's cache when they become columns, until they
 are a batch, bounded by rows and bytes. It goes on when that was taken: two threads that take turns at the interpreter
 should do so seldom. When the iterator waits, what is there can be taken as it is.
 """
@@ -16,8 +16,8 @@ import pyarrow as pa
 from barrier_runtime.data.rows import Row, RowWriter
 
 _PATIENCE_S = 0.005  # with an iterator that was quick until now
-_PIECE_ROWS = 1_024
-_BATCH_PIECES = 4
+_CHUNK_ROWS = 1_024
+_BATCH_CHUNKS = 4
 _BATCH_BYTES = 8 << 20
 _WEIGH_EVERY = 64  # one row in so many is weighed; of large rows each
 # Nothing runs in these that could change a row that was given.
@@ -46,8 +46,8 @@ class RowsAhead:
         self._wide = [field.name for field in schema if not _is_narrow(field.type)]
         self._changed = threading.Condition()
         self._rest: pa.RecordBatch | None = None  # the oldest rows, of who takes; then …
-        self._pieces: list[pa.RecordBatch] = []
-        self._pieces_bytes = 0
+        self._chunks: list[pa.RecordBatch] = []
+        self._chunks_bytes = 0
         self._filling: list[Row] = []  # those after them; the thread appends while another one looks
         self._taken = 0  # of these
         self._ended = False
@@ -65,10 +65,10 @@ class RowsAhead:
             if self.quick:
                 self._changed.wait_for(self._is_enough, _PATIENCE_S)
             self.quick = self._is_enough()
-            if self._pieces:
-                pieces, self._pieces, self._pieces_bytes = self._pieces, [], 0
+            if self._chunks:
+                chunks, self._chunks, self._chunks_bytes = self._chunks, [], 0
                 self._changed.notify()
-                return self._first(_joined(pieces), limit)
+                return self._first(_joined(chunks), limit)
             if self._error is not None:
                 raise self._error
             rows = self._filling[self._taken : self._taken + limit]
@@ -78,14 +78,14 @@ class RowsAhead:
     @property
     def over(self) -> bool:
         """Every row was taken, and there will be no more."""
-        return self._ended and not self._pieces and self._rest is None and self._error is None
+        return self._ended and not self._chunks and self._rest is None and self._error is None
 
     def _first(self, rows: pa.RecordBatch, limit: int) -> pa.RecordBatch:
         self._rest = rows.slice(limit) if rows.num_rows > limit else None
         return rows.slice(0, limit) if self._rest is not None else rows
 
     def _is_enough(self) -> bool:
-        return len(self._pieces) >= _BATCH_PIECES or self._pieces_bytes >= _BATCH_BYTES or self._ended
+        return len(self._chunks) >= _BATCH_CHUNKS or self._chunks_bytes >= _BATCH_BYTES or self._ended
 
     def close(self) -> None:
         """Does not wait for an iterator that waits: the thread ends when it goes on."""
@@ -129,15 +129,15 @@ class RowsAhead:
     def _fill(self, iterator: Iterator[Row]) -> bool:
         """False at the end."""
         rows = self._filling
-        weight, wanted, size = self._pieces_bytes, 0, 1 if self._wide else _PIECE_ROWS
-        while wanted < _PIECE_ROWS and weight < _BATCH_BYTES and not self._closed:
-            size = min(size, _PIECE_ROWS - wanted)
+        weight, wanted, size = self._chunks_bytes, 0, 1 if self._wide else _CHUNK_ROWS
+        while wanted < _CHUNK_ROWS and weight < _BATCH_BYTES and not self._closed:
+            size = min(size, _CHUNK_ROWS - wanted)
             wanted += size
-            piece = itertools.islice(iterator, size)
+            chunk = itertools.islice(iterator, size)
             if type(iterator) in _NO_CODE:
-                rows.extend(piece)
+                rows.extend(chunk)
             else:
-                self._writer.take(piece, rows)
+                self._writer.take(chunk, rows)
             if len(rows) < wanted:
                 return False
             each = self._weight(rows[-1])
@@ -157,8 +157,8 @@ class RowsAhead:
         if rows:
             batch = self._writer.batch(rows)
             with self._changed:
-                self._pieces.append(batch)
-                self._pieces_bytes += batch.nbytes
+                self._chunks.append(batch)
+                self._chunks_bytes += batch.nbytes
                 if self._is_enough():
                     self._changed.notify()
 
@@ -177,8 +177,8 @@ def _weight(value: Any) -> int:
     return 8
 
 
-def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(pieces) == 1:
-        return pieces[0]
-    joined: pa.RecordBatch = pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
+def _joined(chunks: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(chunks) == 1:
+        return chunks[0]
+    joined: pa.RecordBatch = pa.Table.from_batches(chunks).combine_chunks().to_batches()[0]
     return joined

@@ -194,11 +194,11 @@ def _in_microseconds(kind: pa.DataType) -> Convert:
 
 
 def _by_value(values: pa.Array, spelled: Callable[[Any], str]) -> pa.Array:
-    """Text made by Python, in small pieces: holding the GIL for long delays every record that comes meanwhile."""
+    """Text made by Python, in small chunks: holding the GIL for long delays every record that comes meanwhile."""
     texts: list[str | None] = []
     for start in range(0, len(values), _PYTHON_ROWS):
-        piece = values.slice(start, _PYTHON_ROWS).to_pylist()
-        texts += [None if each is None else spelled(each) for each in piece]
+        chunk = values.slice(start, _PYTHON_ROWS).to_pylist()
+        texts += [None if each is None else spelled(each) for each in chunk]
         sleep(0)
     return pa.array(texts, pa.string())
 

@@ -78,7 +78,7 @@ class Names:
         """Of every prepared transaction of this job and sink."""
         return f"barrier_runtime:{digest(self.job, self.sink)}:"
 
-    def is_leftover(self, gid: str, parallelism: int) -> bool:
+    def is_orphan(self, gid: str, parallelism: int) -> bool:
         """Was it prepared under an older token, by a subtask whose committables are ours to finish?"""
         match = _GID.fullmatch(gid)
         return (

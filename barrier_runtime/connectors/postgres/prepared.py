@@ -125,7 +125,7 @@ class PreparedTransactions:
                 (self._names.gid_prefix,),
             ).fetchall()
             for (gid,) in prepared:
-                if gid not in kept and self._names.is_leftover(gid, self._context.parallelism):
+                if gid not in kept and self._names.is_orphan(gid, self._context.parallelism):
                     _roll_back(connection, gid)
 
         self._deciding.run("rolling undecided transactions back", work, autocommit=True)

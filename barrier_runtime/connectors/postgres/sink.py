@@ -204,8 +204,8 @@ class PostgresSink(TwoPhaseCommitSink):
             for column in self.key:
                 if column not in self._columns:
                     raise InvalidJob(f"{self._where}: the rows have no key column {column!r}: select() it")
-        for piece in _cut(rows, self.max_bytes_in_memory):
-            transaction.rows.write(piece)
+        for chunk in _cut(rows, self.max_bytes_in_memory):
+            transaction.rows.write(chunk)
             if transaction.rows.bytes_in_current >= self.max_bytes_in_memory:
                 transaction.rows.fill_up()
                 transaction.has_full_parts = True

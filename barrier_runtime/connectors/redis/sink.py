@@ -132,8 +132,8 @@ class RedisUpsertSink(UpsertSink):
 
     def upsert(self, rows: pa.RecordBatch) -> None:
         for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
-            piece = rows.slice(start, _ROWS_AT_ONCE)
-            keyed = zip(keys_of(piece, self.key), each_row(piece), strict=True)
+            chunk = rows.slice(start, _ROWS_AT_ONCE)
+            keyed = zip(keys_of(chunk, self.key), each_row(chunk), strict=True)
             flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
             self._lot += 1
             last = self._run(_WRITE, self._lot, *flat)

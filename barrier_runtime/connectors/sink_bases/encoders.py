@@ -1,6 +1,6 @@
 """Rows → bytes of one file, per format. Run off the loop, so they give the interpreter back often.
 
-Arrow's Parquet and CSV writers release the GIL. JSON lines are made of Python objects: in small pieces, with the GIL
+Arrow's Parquet and CSV writers release the GIL. JSON lines are made of Python objects: in small chunks, with the GIL
 offered to the loop after each, because holding it is a latency spike for every record that comes meanwhile.
 """
 

@@ -167,11 +167,11 @@ class WriteAheadSink(TwoPhaseCommitSink):
         context = self._context
         store = context.job_store
         leftovers = [
-            info.key for info in store.list(self._paths.staged_rows_prefix(context.sink)) if self._is_leftover(info.key)
+            info.key for info in store.list(self._paths.staged_rows_prefix(context.sink)) if self._is_orphan(info.key)
         ]
         store.delete(leftovers)
 
-    def _is_leftover(self, key: str) -> bool:
+    def _is_orphan(self, key: str) -> bool:
         """Only asked after all decided transactions of ours were delivered: then nothing decided is left to be hit."""
         origin = self._paths.staged_rows_origin(key)
         if origin is None:

@@ -1,5 +1,5 @@
-"""Updating registers for a whole batch: into groups at once (windows), or row by row with every running value (running
-aggregates). Pure numpy; the arrays belong to a dense state table.
+"""Updating accumulators for a whole batch: into groups at once (windows), or row by row with every running value
+(running aggregates). Pure numpy; the arrays belong to a columnar state table.
 
 An integer sum may leave 64 bits. The extremes of a batch show nearly always that it cannot; where it might, `_carries`
 counts exactly, in two halves of 32 bits, how often it does at which row.
@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.grouping import extremes, stable_order
-from barrier_runtime.operators.aggregation.functions import Columns, Plan, Register, to_register
+from barrier_runtime.operators.aggregation.functions import Accumulator, Columns, Plan, to_accumulator
 from barrier_runtime.state.errors import InvalidJob
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[Any]
-Left: TypeAlias = Callable[[str, int], Exception]  # column and slot of a sum that has left 64 bits -> what to raise
+Left: TypeAlias = Callable[[str, int], Exception]  # column and row id of a sum that has left 64 bits -> what to raise
 
 _HALF = np.int64(0xFFFFFFFF)
 _TOO_FAR = 1 << 63
@@ -27,7 +27,7 @@ _ROUNDS = 32  # groups longer than this are accumulated one by one, shorter ones
 
 
 class BatchValues:
-    """The columns of one batch as registers take them. Converted once per column and batch."""
+    """The columns of one batch as accumulators take them. Converted once per column and batch."""
 
     def __init__(self, batch: pa.RecordBatch, where: str) -> None:
         self._batch = batch
@@ -42,25 +42,25 @@ class BatchValues:
             self._valid[column] = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
         return self._valid[column]
 
-    def values(self, register: Register) -> Values:
+    def values(self, accumulator: Accumulator) -> Values:
         """One value per row; where the column is null, the one that changes nothing."""
-        assert register.column is not None
-        key = (register.column, register.name)
+        assert accumulator.column is not None
+        key = (accumulator.column, accumulator.name)
         found = self._dense.get(key)
         if found is None:
-            array = self._as_register(self._batch.column(register.column), register)
+            array = self._as_accumulator(self._batch.column(accumulator.column), accumulator)
             if array.null_count:
-                array = array.fill_null(pa.scalar(register.initial, array.type))
+                array = array.fill_null(pa.scalar(accumulator.initial, array.type))
             found = array.to_numpy(zero_copy_only=False)
             self._dense[key] = found
         return found
 
-    def _as_register(self, column: pa.Array, register: Register) -> pa.Array:
+    def _as_accumulator(self, column: pa.Array, accumulator: Accumulator) -> pa.Array:
         try:
-            return to_register(column, register.dtype)
+            return to_accumulator(column, accumulator.dtype)
         except pa.ArrowInvalid as error:
             raise InvalidJob(
-                f"{self._where}: column {register.column!r} ({column.type}) has a value beyond 64 bits with a sign "
+                f"{self._where}: column {accumulator.column!r} ({column.type}) has a value beyond 64 bits with a sign "
                 f"({error}): cast it to float64 in a select() before, or use process()"
             ) from error
 
@@ -69,18 +69,18 @@ class SumBounds:
     """What the integer sums of a table that holds all its entries can be at most, in absolute value."""
 
     def __init__(self) -> None:
-        self._bounds: dict[str, int] = {}  # by register
+        self._bounds: dict[str, int] = {}  # by accumulator
         self._rows: dict[str, int] = {}  # looked at since the bound was measured
 
-    def may_leave(self, register: Register, column: Values, slots: Ints, values: Values) -> bool:
-        """Whether adding `values` to the entries `slots` of `column` may leave 64 bits."""
+    def may_leave(self, accumulator: Accumulator, column: Values, row_ids: Ints, values: Values) -> bool:
+        """Whether adding `values` to the entries `row_ids` of `column` may leave 64 bits."""
         most = _most(values) * len(values)
-        bound = self._bounds.get(register.name, _TOO_FAR) + most
+        bound = self._bounds.get(accumulator.name, _TOO_FAR) + most
         if bound < _TOO_FAR:
-            self._bounds[register.name] = bound
+            self._bounds[accumulator.name] = bound
             return False
-        self._measure(register.name, column, len(values), most)
-        return self._bounds[register.name] >= _TOO_FAR and _most(column[slots]) + most >= _TOO_FAR
+        self._measure(accumulator.name, column, len(values), most)
+        return self._bounds[accumulator.name] >= _TOO_FAR and _most(column[row_ids]) + most >= _TOO_FAR
 
     def _measure(self, name: str, column: Values, rows: int, most: int) -> None:
         """That takes as long as the column has entries, so it waits for as many rows."""
@@ -96,41 +96,45 @@ def _most(values: Values) -> int:
     return max(highest, -lowest)
 
 
-def add_to_groups(plan: Plan, columns: Columns, slots: Ints, batch: BatchValues, bounds: SumBounds, left: Left) -> None:
-    """Add every row to the entry `slots[row]`. Slots may repeat."""
-    for register in plan.registers:
-        target = columns[register.name]
-        if register.kind == "rows":
-            np.add.at(target, slots, 1)
-        elif register.kind == "values":
-            assert register.column is not None
-            valid = batch.valid(register.column)
-            np.add.at(target, slots if valid is None else slots[valid], 1)
-        elif register.kind != "carry":
-            values = batch.values(register)
-            if register.sums_integers and bounds.may_leave(register, target, slots, values):
-                _carry_groups(plan, register, columns, slots, values, left)
+def add_to_groups(
+    plan: Plan, columns: Columns, row_ids: Ints, batch: BatchValues, bounds: SumBounds, left: Left
+) -> None:
+    """Add every row to the entry `row_ids[row]`. RowIds may repeat."""
+    for accumulator in plan.accumulators:
+        target = columns[accumulator.name]
+        if accumulator.kind == "rows":
+            np.add.at(target, row_ids, 1)
+        elif accumulator.kind == "values":
+            assert accumulator.column is not None
+            valid = batch.valid(accumulator.column)
+            np.add.at(target, row_ids if valid is None else row_ids[valid], 1)
+        elif accumulator.kind != "carry":
+            values = batch.values(accumulator)
+            if accumulator.sums_integers and bounds.may_leave(accumulator, target, row_ids, values):
+                _carry_groups(plan, accumulator, columns, row_ids, values, left)
             with np.errstate(invalid="ignore"):  # NaN is a value here
-                register.ufunc.at(target, slots, values)
+                accumulator.ufunc.at(target, row_ids, values)
 
 
-def _carry_groups(plan: Plan, register: Register, columns: Columns, slots: Ints, values: Values, left: Left) -> None:
-    """Before `values` are added to the entries `slots`: how often that leaves 64 bits."""
-    rows = RunningOrder.of(slots)
-    before = columns[register.name][rows.slots]
+def _carry_groups(
+    plan: Plan, accumulator: Accumulator, columns: Columns, row_ids: Ints, values: Values, left: Left
+) -> None:
+    """Before `values` are added to the entries `row_ids`: how often that leaves 64 bits."""
+    rows = RunningOrder.of(row_ids)
+    before = columns[accumulator.name][rows.row_ids]
     carries = _carries(values[rows.order], before, rows)
-    _refuse(plan, register, carries, rows, left)
-    carry = columns.get(f"carry:{register.column}")
+    _refuse(plan, accumulator, carries, rows, left)
+    carry = columns.get(f"carry:{accumulator.column}")
     if carry is not None:
-        carry[rows.slots] += carries[rows.starts + rows.lengths - 1]
+        carry[rows.row_ids] += carries[rows.starts + rows.lengths - 1]
 
 
-def _refuse(plan: Plan, register: Register, carries: Values, rows: "RunningOrder", left: Left) -> None:
+def _refuse(plan: Plan, accumulator: Accumulator, carries: Values, rows: "RunningOrder", left: Left) -> None:
     """A sum that is given as int64 must not leave 64 bits, not even for one row: then it would depend on batches
     whether that is seen."""
-    if register.column in plan.within_64_bits and carries.any():
+    if accumulator.column in plan.within_64_bits and carries.any():
         group = np.searchsorted(rows.starts, np.argmax(carries != 0), side="right") - 1
-        raise left(register.column, int(rows.slots[group]))
+        raise left(accumulator.column, int(rows.row_ids[group]))
 
 
 def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
@@ -147,13 +151,13 @@ class RunningOrder:
     """Rows of a batch ordered by key, arrival order kept within a key."""
 
     order: npt.NDArray[np.intp]  # row numbers, sorted
-    slots: Ints  # of the groups, in that order
+    row_ids: Ints  # of the groups, in that order
     starts: npt.NDArray[np.intp]  # where each group's rows begin in `order`
     lengths: npt.NDArray[np.intp]
 
     @staticmethod
-    def of(groups: npt.NDArray[Any], slots: Ints | None = None) -> "RunningOrder":
-        """`groups`: a number per row; `slots` by that number (None: the number is the slot)."""
+    def of(groups: npt.NDArray[Any], row_ids: Ints | None = None) -> "RunningOrder":
+        """`groups`: a number per row; `row_ids` by that number (None: the number is the row id)."""
         order = stable_order(groups)
         ordered = groups[order]
         changes = np.empty(len(groups), np.bool_)
@@ -164,53 +168,55 @@ class RunningOrder:
         np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
         lengths[-1] = len(groups) - starts[-1]
         unique = ordered[starts]
-        return RunningOrder(order, unique if slots is None else slots[unique], starts, lengths)
+        return RunningOrder(order, unique if row_ids is None else row_ids[unique], starts, lengths)
 
 
 def running(plan: Plan, columns: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
-    """Per register the value after each row, in the batch's order; `columns` end at the last values."""
+    """Per accumulator the value after each row, in the batch's order; `columns` end at the last values."""
     results: dict[str, Values] = {}
-    single = len(rows.slots) == len(rows.order)  # each key has one row
-    for register in plan.registers:
-        if register.kind == "carry":
+    single = len(rows.row_ids) == len(rows.order)  # each key has one row
+    for accumulator in plan.accumulators:
+        if accumulator.kind == "carry":
             continue  # with its sum
-        target = columns[register.name]
-        before = target[rows.slots]
-        valid = batch.valid(register.column) if register.kind == "values" and register.column is not None else None
-        if register.kind in ("rows", "values") and valid is None:
+        target = columns[accumulator.name]
+        before = target[rows.row_ids]
+        valid = (
+            batch.valid(accumulator.column) if accumulator.kind == "values" and accumulator.column is not None else None
+        )
+        if accumulator.kind in ("rows", "values") and valid is None:
             after: Values = before + rows.lengths
             if single:
                 ordered = after
             else:
                 ordered = np.arange(1, len(rows.order) + 1) + np.repeat(before - rows.starts, rows.lengths)
         else:
-            values: Values = batch.values(register) if valid is None else valid.astype(np.int64)
+            values: Values = batch.values(accumulator) if valid is None else valid.astype(np.int64)
             values = values[rows.order]
-            if register.kind == "values" or register.sums_integers:
+            if accumulator.kind == "values" or accumulator.sums_integers:
                 ordered = _running_integers(values, before, rows)
-                if register.kind == "sum":
-                    carry = columns.get(f"carry:{register.column}")
+                if accumulator.kind == "sum":
+                    carry = columns.get(f"carry:{accumulator.column}")
                     leaves = _most(before) + _most(values) * len(values) >= _TOO_FAR
                     if leaves:
                         carries = _carries(values, before, rows)
-                        _refuse(plan, register, carries, rows, left)
+                        _refuse(plan, accumulator, carries, rows, left)
                         if carry is not None:
-                            _carry_running(register, carry, carries, rows, results)
-                    elif carry is not None and np.count_nonzero(carry[rows.slots]):
-                        _carry_running(register, carry, 0, rows, results)
+                            _carry_running(accumulator, carry, carries, rows, results)
+                    elif carry is not None and np.count_nonzero(carry[rows.row_ids]):
+                        _carry_running(accumulator, carry, 0, rows, results)
             else:
                 with np.errstate(invalid="ignore"):  # NaN is a value here
-                    ordered = _running_rounds(register.ufunc, values, before, rows)
+                    ordered = _running_rounds(accumulator.ufunc, values, before, rows)
             after = ordered if single else ordered[rows.starts + rows.lengths - 1]
-        target[rows.slots] = after
+        target[rows.row_ids] = after
         result = np.empty_like(ordered)
         result[rows.order] = ordered
-        results[register.name] = result
+        results[accumulator.name] = result
     return results
 
 
 def _carry_running(
-    register: Register,
+    accumulator: Accumulator,
     carry: Ints,
     carries: Values | int,
     rows: RunningOrder,
@@ -218,11 +224,11 @@ def _carry_running(
 ) -> None:
     """How often a sum left 64 bits, per row ordered by group in this batch (`carries`) and in `carry` before, into both
     `carry` and `results`. A carry of which all rows are 0 has no results."""
-    every = np.repeat(carry[rows.slots], rows.lengths) + carries
-    carry[rows.slots] = every[rows.starts + rows.lengths - 1]
+    every = np.repeat(carry[rows.row_ids], rows.lengths) + carries
+    carry[rows.row_ids] = every[rows.starts + rows.lengths - 1]
     result = np.empty_like(every)
     result[rows.order] = every
-    results[f"carry:{register.column}"] = result
+    results[f"carry:{accumulator.column}"] = result
 
 
 def _running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:

@@ -1,10 +1,10 @@
-"""Built-in aggregates, as SQL means them, and the registers (numpy columns of a dense state table) they are made of.
+"""Built-in aggregates, as SQL means them, and the accumulators they are made of: numpy columns of a state table.
 
-An aggregate is a function of a few registers; aggregates over the same column share them (`mean` and `sum_` use one
-sum). Registers are updated for a whole batch at once. Nulls are ignored; an aggregate over no value is null, `count`
-is 0. NaN is the greatest number, as in Spark. Float sums add in row order. Integer sums are exact: a sum's register has
-64 bits, and a *carry* beside it counts how often they were left, so that the sum is `sum + carry * 2**64`. Means and
-widened sums have one; a plain `sum_` must stay within 64 bits (see `registers`).
+An aggregate is a function of a few accumulators; aggregates over the same column share them (`mean` and `sum_` use one
+sum). Accumulators are updated for a whole batch at once. Nulls are ignored; an aggregate over no value is null, `count`
+is 0. NaN is the greatest number, as in Spark. Float sums add in row order. Integer sums are exact: a sum's accumulator
+has 64 bits, and a *carry* beside it counts how often they were left, so that the sum is `sum + carry * 2**64`. Means
+and widened sums have one; a plain `sum_` must stay within 64 bits (see `accumulators`).
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ import pyarrow as pa
 from barrier_runtime.state.errors import InvalidJob
 
 Kind = Literal["count", "sum", "mean", "min", "max"]
-RegisterKind = Literal["rows", "values", "sum", "min", "max", "carry"]
+AccumulatorKind = Literal["rows", "values", "sum", "min", "max", "carry"]
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 _INT64, _FLOAT64 = pa.int64(), pa.float64()
 WIDE = pa.decimal128(38, 0)  # type of a widened sum
 
-ROWS = "rows"  # name of the register that counts rows; every table has it
+ROWS = "rows"  # name of the accumulator that counts rows; every table has it
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ def max_(column: str) -> Aggregate:
 
 
 @dataclass(frozen=True)
-class Register:
+class Accumulator:
     """One numpy column of state. `name` is its name in the state table and never changes."""
 
     name: str
-    kind: RegisterKind
+    kind: AccumulatorKind
     column: str | None
     dtype: str  # "int64" or "float64"
 
@@ -95,59 +95,59 @@ class Register:
 
 @dataclass(frozen=True)
 class Output:
-    """One output column and the registers it is computed from."""
+    """One output column and the accumulators it is computed from."""
 
     name: str
     aggregate: Aggregate
     type: pa.DataType
-    value: Register
-    values: Register | None  # how many values are not null; None where null cannot be
-    carry: Register | None = None  # how often `value` left 64 bits; None where it cannot
+    value: Accumulator
+    values: Accumulator | None  # how many values are not null; None where null cannot be
+    carry: Accumulator | None = None  # how often `value` left 64 bits; None where it cannot
 
-    def column(self, registers: Columns) -> pa.Array:
-        """Result per entry of `registers` (arrays of equal length, by register name)."""
-        found = registers[self.value.name]
+    def column(self, accumulators: Columns) -> pa.Array:
+        """Result per entry of `accumulators` (arrays of equal length, by accumulator name)."""
+        found = accumulators[self.value.name]
         if self.values is None:
             return pa.array(found, self.type)
-        counted = registers[self.values.name]
+        counted = accumulators[self.values.name]
         absent = counted == 0
         mask = absent if absent.any() else None
         if self.aggregate.kind == "mean":
-            carry = self._carry(registers)
+            carry = self._carry(accumulators)
             if carry is not None:
                 found = found + carry * 2.0**64
             return pa.array(found / np.maximum(counted, 1), self.type, mask=mask)
         if self.carry is not None:
-            return _decimals(found, self._carry(registers), mask)
+            return _decimals(found, self._carry(accumulators), mask)
         if self.value.dtype == "float64":
             result = pa.array(found, mask=mask)
             return result if self.type == _FLOAT64 else result.cast(self.type)
         if mask is not None:
             found = np.where(absent, 0, found)
-        return from_register(pa.array(found, mask=mask), self.type)
+        return from_accumulator(pa.array(found, mask=mask), self.type)
 
-    def _carry(self, registers: Columns) -> npt.NDArray[np.int64] | None:
+    def _carry(self, accumulators: Columns) -> npt.NDArray[np.int64] | None:
         """None when it is 0 in all entries, or given for none."""
-        carry = None if self.carry is None else registers.get(self.carry.name)
+        carry = None if self.carry is None else accumulators.get(self.carry.name)
         return carry if carry is not None and np.count_nonzero(carry) else None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Aggregates bound to a schema: the registers to keep and the columns to give. `within_64_bits`: columns whose sum
-    some output gives as int64."""
+    """Aggregates bound to a schema: the accumulators to keep and the columns to give. `within_64_bits`: columns whose
+    sum some output gives as int64."""
 
-    registers: tuple[Register, ...]
+    accumulators: tuple[Accumulator, ...]
     outputs: tuple[Output, ...]
     within_64_bits: frozenset[str]
 
     def storage(self) -> dict[str, tuple[str, int | float]]:
-        """Columns of the dense table."""
-        return {register.name: (register.dtype, register.initial) for register in self.registers}
+        """Columns of the columnar table."""
+        return {accumulator.name: (accumulator.dtype, accumulator.initial) for accumulator in self.accumulators}
 
     def added(self) -> frozenset[str]:
         """Columns that state of older releases lacks."""
-        return frozenset(register.name for register in self.registers if register.kind == "carry")
+        return frozenset(accumulator.name for accumulator in self.accumulators if accumulator.kind == "carry")
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(output.name, output.type) for output in self.outputs]
@@ -155,47 +155,47 @@ class Plan:
 
 def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, where: str) -> Plan:
     """Bind; raises `InvalidJob` for unknown columns and types that cannot be aggregated."""
-    registers: dict[str, Register] = {ROWS: Register(ROWS, "rows", None, "int64")}
-    carries: dict[str, Register] = {}
+    accumulators: dict[str, Accumulator] = {ROWS: Accumulator(ROWS, "rows", None, "int64")}
+    carries: dict[str, Accumulator] = {}
     within_64_bits = set()
 
-    def carry(column: str, dtype: str) -> Register | None:
+    def carry(column: str, dtype: str) -> Accumulator | None:
         return None if dtype == "float64" else carries.setdefault(column, _carry(column))
 
-    def register(kind: RegisterKind, column: str, dtype: str) -> Register:
-        made = Register(f"{kind}:{column}", kind, column, dtype)
-        return registers.setdefault(made.name, made)
+    def accumulator(kind: AccumulatorKind, column: str, dtype: str) -> Accumulator:
+        made = Accumulator(f"{kind}:{column}", kind, column, dtype)
+        return accumulators.setdefault(made.name, made)
 
     outputs = []
     for name, aggregate in aggregates.items():
         column = aggregate.column
         if column is None:
-            outputs.append(Output(name, aggregate, pa.int64(), registers[ROWS], None))
+            outputs.append(Output(name, aggregate, pa.int64(), accumulators[ROWS], None))
             continue
         if column not in schema.names:
             raise InvalidJob(
                 f"{where}: {name}={aggregate} needs a column {column!r}: the rows have {', '.join(schema.names)}"
             )
         if aggregate.kind == "count":
-            outputs.append(Output(name, aggregate, pa.int64(), register("values", column, "int64"), None))
+            outputs.append(Output(name, aggregate, pa.int64(), accumulator("values", column, "int64"), None))
             continue
         kind = schema.field(column).type
-        dtype = _register_dtype(kind, aggregate, name, where)
-        values = register("values", column, "int64")
+        dtype = _accumulator_dtype(kind, aggregate, name, where)
+        values = accumulator("values", column, "int64")
         if aggregate.kind == "mean":
-            total = register("sum", column, dtype)
+            total = accumulator("sum", column, dtype)
             outputs.append(Output(name, aggregate, pa.float64(), total, values, carry(column, dtype)))
         elif aggregate.widen:
-            total = register("sum", column, dtype)
+            total = accumulator("sum", column, dtype)
             outputs.append(Output(name, aggregate, WIDE, total, values, carry(column, dtype)))
         elif aggregate.kind == "sum":
             if dtype == "int64":
                 within_64_bits.add(column)
-            total = register("sum", column, dtype)
+            total = accumulator("sum", column, dtype)
             outputs.append(Output(name, aggregate, _INT64 if dtype == "int64" else _FLOAT64, total, values))
         else:
-            outputs.append(Output(name, aggregate, kind, register(aggregate.kind, column, dtype), values))
-    return Plan((*registers.values(), *carries.values()), tuple(outputs), frozenset(within_64_bits))
+            outputs.append(Output(name, aggregate, kind, accumulator(aggregate.kind, column, dtype), values))
+    return Plan((*accumulators.values(), *carries.values()), tuple(outputs), frozenset(within_64_bits))
 
 
 def sum_left(where: str, column: str, key: tuple[Any, ...]) -> InvalidJob:
@@ -206,11 +206,11 @@ def sum_left(where: str, column: str, key: tuple[Any, ...]) -> InvalidJob:
     )
 
 
-def _carry(column: str) -> Register:
-    return Register(f"carry:{column}", "carry", column, "int64")
+def _carry(column: str) -> Accumulator:
+    return Accumulator(f"carry:{column}", "carry", column, "int64")
 
 
-def _register_dtype(kind: pa.DataType, aggregate: Aggregate, name: str, where: str) -> str:
+def _accumulator_dtype(kind: pa.DataType, aggregate: Aggregate, name: str, where: str) -> str:
     if aggregate.widen and pa.types.is_floating(kind):
         raise InvalidJob(
             f"{where}: {name}={aggregate} is for integers, but {aggregate.column!r} is {kind}: leave widen out"
@@ -228,7 +228,7 @@ def _register_dtype(kind: pa.DataType, aggregate: Aggregate, name: str, where: s
     )
 
 
-def to_register(array: pa.Array, dtype: str) -> pa.Array:
+def to_accumulator(array: pa.Array, dtype: str) -> pa.Array:
     """A column as int64 or float64, nulls kept."""
     kind = array.type
     if kind in (_INT64, _FLOAT64):
@@ -240,7 +240,7 @@ def to_register(array: pa.Array, dtype: str) -> pa.Array:
     return array.cast(pa.int64())
 
 
-def from_register(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def from_accumulator(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """The way back: int64 to the column's own type."""
     if kind == _INT64:
         return array

@@ -29,7 +29,7 @@ class RunningAggregateOperator(KeyedOperator):
 
     def bind(self, columns: pa.Schema) -> None:
         self._plan = plan_aggregates(self._aggregates, columns, self.where)
-        self._table = self.backend.dense_table(
+        self._table = self.backend.column_table(
             "running", self._plan.storage(), len(self._key_columns), evictable=True, added=self._plan.added()
         )
 
@@ -43,7 +43,7 @@ class RunningAggregateOperator(KeyedOperator):
             return
         order = self._order(rows)
         results = running(self._plan, self._table.columns, order, BatchValues(rows, self.where), self._sum_left)
-        self._table.mark_dirty(order.slots)
+        self._table.mark_dirty(order.row_ids)
         outputs = self._plan.outputs
         if len(outputs) == 1:  # appending one column is cheaper than putting all together anew
             emit(batch.having(rows.append_column(outputs[0].name, outputs[0].column(results))))
@@ -51,22 +51,22 @@ class RunningAggregateOperator(KeyedOperator):
         arrays = [*rows.columns, *[output.column(results) for output in outputs]]
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, schema=self._output)))
 
-    def _sum_left(self, column: str, slot: int) -> InvalidJob:
-        return sum_left(self.where, column, self._table.keys_of(np.array([slot]))[0])
+    def _sum_left(self, column: str, row_id: int) -> InvalidJob:
+        return sum_left(self.where, column, self._table.keys_of(np.array([row_id]))[0])
 
     def _order(self, rows: pa.RecordBatch) -> RunningOrder:
         if not self.codec.is_one_int64:
             groups = group_rows(self.codec.arrays(rows))
-            return RunningOrder.of(groups.of_row, self._table.slots(groups.keys))
+            return RunningOrder.of(groups.of_row, self._table.row_ids(groups.keys))
         key = rows.column(self._key_columns[0])
         if key.null_count:
             groups = group_rows([key])
-            return RunningOrder.of(groups.of_row, self._table.slots(groups.keys))
+            return RunningOrder.of(groups.of_row, self._table.row_ids(groups.keys))
         if len(key) < _MANY:
-            return RunningOrder.of(self._table.slots_int64(key.to_numpy()))
+            return RunningOrder.of(self._table.row_ids_int64(key.to_numpy()))
         encoded = key.dictionary_encode()  # the index is asked once per key, not once per row
-        slots = self._table.slots_int64(encoded.dictionary.to_numpy())
-        return RunningOrder.of(encoded.indices.to_numpy(), slots)
+        row_ids = self._table.row_ids_int64(encoded.dictionary.to_numpy())
+        return RunningOrder.of(encoded.indices.to_numpy(), row_ids)
 
 
 def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate], where: str) -> pa.Schema:

@@ -10,7 +10,7 @@ looked up when a filter says "perhaps" or when its batch has the id (its hash) t
 looked up one after the other then, so that the first one is found by the others.
 
 Whether an id is forgotten is decided by its own entry. Entries of forgotten ids stay in the state until the next sweep,
-which goes through all of it once per `within`, in small pieces between batches.
+which goes through all of it once per `within`, in small chunks between batches.
 """
 
 import itertools

@@ -49,7 +49,7 @@ class WindowAggregateOperator(KeyedOperator):
         self._window = window
         self._event_time = event_time
         self._aggregates = dict(aggregates)
-        self._open_windows: dict[int, list[Ints]] = {}  # window start -> slots
+        self._open_windows: dict[int, list[Ints]] = {}  # window start -> row ids
         self._starts: list[int] = []  # heap of the keys of _open_windows
         self._by_row = False  # event time is told row by row, to those who read the results, too
 
@@ -57,7 +57,7 @@ class WindowAggregateOperator(KeyedOperator):
         check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
         self._plan = plan_aggregates(self._aggregates, columns, self.where)
         self._output = window_schema(columns, self._key_columns, self._aggregates, self.where)
-        self._table = self.backend.dense_table(
+        self._table = self.backend.column_table(
             "windows", self._plan.storage(), key_width=len(self._key_columns), added=self._plan.added()
         )
         self._bounds = SumBounds()
@@ -93,11 +93,11 @@ class WindowAggregateOperator(KeyedOperator):
             rows, starts = self._without_late(rows, starts, self._window.first_open_start(self._watermark_ms))
         if not rows.num_rows:
             return
-        slots = self._slots(rows, starts)
+        row_ids = self._row_ids(rows, starts)
         self._note_windows(self._table.made)
         values = BatchValues(rows, self.where)
-        add_to_groups(self._plan, self._table.columns, slots, values, self._bounds, self._sum_left)
-        self._table.mark_dirty(slots)
+        add_to_groups(self._plan, self._table.columns, row_ids, values, self._bounds, self._sum_left)
+        self._table.mark_dirty(row_ids)
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if watermark_ms <= self._watermark_ms:
@@ -109,17 +109,17 @@ class WindowAggregateOperator(KeyedOperator):
         if due:
             self._fire(np.concatenate(due), emit)
 
-    def _sum_left(self, column: str, slot: int) -> InvalidJob:
-        return sum_left(self.where, column, self._table.keys_of(np.array([slot]))[0][:-1])
+    def _sum_left(self, column: str, row_id: int) -> InvalidJob:
+        return sum_left(self.where, column, self._table.keys_of(np.array([row_id]))[0][:-1])
 
-    def _slots(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
+    def _row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
         """The entry of each row."""
         keys = self.codec.arrays(rows)
         ints = self.codec.int64(keys)
         if ints is not None:
-            return self._table.slots_int64(*ints, starts)
+            return self._table.row_ids_int64(*ints, starts)
         groups = group_rows([*keys, pa.array(starts)])
-        return self._table.slots(groups.keys)[groups.of_row]
+        return self._table.row_ids(groups.keys)[groups.of_row]
 
     def _without_late(self, rows: pa.RecordBatch, starts: Ints, first_open: int | Ints) -> tuple[pa.RecordBatch, Ints]:
         kept = np.flatnonzero(starts >= first_open)
@@ -135,52 +135,52 @@ class WindowAggregateOperator(KeyedOperator):
             "lie within 64 bits of milliseconds, so it would never be over: filter or correct such rows before"
         )
 
-    def _note_windows(self, slots: Ints) -> None:
+    def _note_windows(self, row_ids: Ints) -> None:
         """New entries: which windows they belong to."""
-        if not len(slots):
+        if not len(row_ids):
             return
-        ints = self._table.int_keys_of(slots)
-        starts = ints[-1] if ints is not None else np.array([key[-1] for key in self._table.keys_of(slots)], np.int64)
+        ints = self._table.int_keys_of(row_ids)
+        starts = ints[-1] if ints is not None else np.array([key[-1] for key in self._table.keys_of(row_ids)], np.int64)
         if (starts != starts[0]).any():
             order = np.argsort(starts, kind="stable")
-            slots, starts = slots[order], starts[order]
+            row_ids, starts = row_ids[order], starts[order]
         firsts = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
-        for start, its_slots in zip(starts[firsts].tolist(), np.split(slots, firsts[1:]), strict=True):
+        for start, its_ids in zip(starts[firsts].tolist(), np.split(row_ids, firsts[1:]), strict=True):
             known = self._open_windows.get(start)
             if known is None:
-                self._open_windows[start] = [its_slots]
+                self._open_windows[start] = [its_ids]
                 heapq.heappush(self._starts, start)
             else:
-                known.append(its_slots)
+                known.append(its_ids)
 
-    def _ordered(self, slots: Ints) -> tuple[Ints, list[Any]]:
-        """`slots` by window and keys, and one sequence per field of their keys."""
-        ints = self._table.int_keys_of(slots)
+    def _ordered(self, row_ids: Ints) -> tuple[Ints, list[Any]]:
+        """`row_ids` by window and keys, and one sequence per field of their keys."""
+        ints = self._table.int_keys_of(row_ids)
         if ints is not None:
             order = order_of_ints([ints[-1], *ints[:-1]])
-            return slots[order], list(ints[:, order])
-        *keys, starts = zip(*self._table.keys_of(slots), strict=True)
+            return row_ids[order], list(ints[:, order])
+        *keys, starts = zip(*self._table.keys_of(row_ids), strict=True)
         columns = [pa.array(starts), *(self.codec.column(i, values) for i, values in enumerate(keys))]
-        slots = slots[sort_rows(columns)]
-        return slots, list(zip(*self._table.keys_of(slots), strict=True))
+        row_ids = row_ids[sort_rows(columns)]
+        return row_ids, list(zip(*self._table.keys_of(row_ids), strict=True))
 
-    def _fire(self, slots: Ints, emit: Emit) -> None:
-        slots, fields = self._ordered(slots)
+    def _fire(self, row_ids: Ints, emit: Emit) -> None:
+        row_ids, fields = self._ordered(row_ids)
         starts = np.array(fields.pop(), np.int64)
         keys = [self.codec.column(i, values) for i, values in enumerate(fields)]
         columns = self._table.columns
-        registers = {register.name: columns[register.name][slots] for register in self._plan.registers}
+        accumulators = {accumulator.name: columns[accumulator.name][row_ids] for accumulator in self._plan.accumulators}
         ends = starts + self._window.size_ms
         results = pa.RecordBatch.from_arrays(
             [
                 *keys,
                 pa.array(starts).view(_TIME),
                 pa.array(ends).view(_TIME),
-                *[output.column(registers) for output in self._plan.outputs],
+                *[output.column(accumulators) for output in self._plan.outputs],
             ],
             schema=self._output,
         )
-        self._table.remove(slots)
+        self._table.remove(row_ids)
         # Before a window's results event time has come to its last millisecond, wherever batches end.
         fired = Batch(results, self._emit_ns, ends - 2 if self._by_row else None)
         for first in range(0, results.num_rows, _MAX_ROWS):

@@ -16,7 +16,7 @@ enters the queue of its channel and is *delivered* when it is taken out of it; w
     aligning n       barrier m > n                           abort n, unblock all → aligning m
     aligning n       cancel m >= n, or abort n by order      abort, unblock all → idle, done = m
     aligning n       a channel ends, no live one missing     snapshot n, unblock all → idle, done = n
-    any              abort m by order, m not seen yet, or    m is given up: its barriers begin nothing
+    any              abort m by order, m not seen yet, or    m is aborted: its barriers begin nothing
                      its cancel arrives
     any              barrier or cancel <= done, old token    ignored and counted
 
@@ -45,9 +45,9 @@ from barrier_runtime.data.elements import Barrier, CancelBarrier, EndOfInput
 from barrier_runtime.runtime.alignment.effects import (
     Aborted,
     AlignmentEffect,
+    Announced,
     Block,
-    Noticed,
-    RecordingDone,
+    InFlightComplete,
     StartTimer,
     TakeSnapshot,
     Unblock,
@@ -73,7 +73,7 @@ class Aligner:
         self._triggered: Barrier | None = None
         self._timed = 0  # the last checkpoint whose timer was started
         self._timed_out = 0
-        self._given_up: set[int] = set()  # by order, above `done`
+        self._aborted: set[int] = set()  # by order, above `done`
         self.done = 0  # highest id that was taken or aborted here
         self.ignored = 0
 
@@ -99,7 +99,7 @@ class Aligner:
             self._triggered = barrier
         return self._start_timer(barrier) + self._progress(now_ms)
 
-    def on_arrival(self, channel: int, element: Noticed, now_ms: float) -> list[AlignmentEffect]:
+    def on_arrival(self, channel: int, element: Announced, now_ms: float) -> list[AlignmentEffect]:
         """`element` entered the queue of `channel`."""
         if isinstance(element, EndOfInput):
             self._ends.add(channel)
@@ -140,7 +140,7 @@ class Aligner:
         if pending is not None and pending.aligned_timeout_ms is not None and cancel.id >= pending.id:
             return self.on_cancel(channel, cancel)
         if cancel.id > self.done:
-            self._given_up.add(cancel.id)
+            self._aborted.add(cancel.id)
         return []
 
     # ------------------------------------------------------------ what is delivered
@@ -157,7 +157,7 @@ class Aligner:
             return []
         if self._pending is not None and barrier.id > self._pending.id:
             effects += self._abort(self._pending.id, f"barrier {barrier.id} overtook it")
-        if barrier.id in self._given_up:
+        if barrier.id in self._aborted:
             self.ignored += 1
             return effects
         effects += self._begin(barrier, now_ms)
@@ -190,19 +190,19 @@ class Aligner:
         return self._heard_from(channel) + self._progress(now_ms)
 
     def on_order_to_abort(self, checkpoint: int) -> list[AlignmentEffect]:
-        """The coordinator gave up `checkpoint`."""
+        """The coordinator aborted `checkpoint`."""
         if self._recording == checkpoint:
             return self._abort_recording("ordered by the coordinator")
         if self._pending is not None and self._pending.id == checkpoint:
             return self._abort(checkpoint, "ordered by the coordinator")
         if checkpoint > self.done:
-            self._given_up.add(checkpoint)
+            self._aborted.add(checkpoint)
         return []
 
     # ------------------------------------------------------------ inside
 
     def _is_new(self, checkpoint: int) -> bool:
-        return checkpoint > self.done and checkpoint not in self._given_up
+        return checkpoint > self.done and checkpoint not in self._aborted
 
     def _is_late(self, barrier: Barrier) -> bool:
         timeout_ms = barrier.aligned_timeout_ms
@@ -240,7 +240,7 @@ class Aligner:
             if missing:
                 self._recording, self._missing = barrier.id, missing
                 return effects
-            return [*effects, RecordingDone(barrier.id)]
+            return [*effects, InFlightComplete(barrier.id)]
         return []
 
     def _begin_without_barriers(self, now_ms: float) -> None:
@@ -259,7 +259,7 @@ class Aligner:
         if self._missing:
             return []
         checkpoint, self._recording = self._recording, 0
-        return [RecordingDone(checkpoint)]
+        return [InFlightComplete(checkpoint)]
 
     def _taken(self, barrier: Barrier, recorded: tuple[int, ...], now_ms: float) -> list[AlignmentEffect]:
         unblock = self._release()
@@ -284,7 +284,7 @@ class Aligner:
 
     def _finish(self, checkpoint: int) -> None:
         self.done = checkpoint
-        self._given_up = {each for each in self._given_up if each > checkpoint}
+        self._aborted = {each for each in self._aborted if each > checkpoint}
 
     def _release(self) -> list[AlignmentEffect]:
         channels = tuple(sorted(self._arrived))

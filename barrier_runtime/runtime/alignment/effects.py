@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier, EndOfInput
 
-Noticed: TypeAlias = Barrier | CancelBarrier | EndOfInput  # elements that alignment hears of when they arrive
+Announced: TypeAlias = Barrier | CancelBarrier | EndOfInput  # elements that alignment hears of when they arrive
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingDone:
+class InFlightComplete:
     """The in-flight data of checkpoint `id` are all there."""
 
     id: int
@@ -55,4 +55,4 @@ class Aborted:
     reason: str
 
 
-AlignmentEffect: TypeAlias = Block | Unblock | TakeSnapshot | RecordingDone | StartTimer | Aborted
+AlignmentEffect: TypeAlias = Block | Unblock | TakeSnapshot | InFlightComplete | StartTimer | Aborted

@@ -3,20 +3,20 @@
 """
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier
-from barrier_runtime.runtime.alignment.effects import Aborted, AlignmentEffect, Noticed, TakeSnapshot
+from barrier_runtime.runtime.alignment.effects import Aborted, AlignmentEffect, Announced, TakeSnapshot
 
 
 class BarrierTracker:
     """Counts barriers over `channels` input channels of generation `token`."""
 
-    _MOST_PENDING = 50  # a bound on memory; older ones are given up first
+    _MOST_PENDING = 50  # a bound on memory; older ones are aborted first
 
     def __init__(self, channels: int, token: int) -> None:
         self._token = token
         self._live = set(range(channels))
         self._arrived: dict[int, set[int]] = {}  # checkpoint -> channels, ascending
         self._barriers: dict[int, tuple[Barrier, float]] = {}
-        self._given_up: set[int] = set()  # by order, above `done`
+        self._aborted: set[int] = set()  # by order, above `done`
         self.done = 0
         self.ignored = 0
 
@@ -30,7 +30,7 @@ class BarrierTracker:
         """Nothing is timed here."""
         return []
 
-    def on_arrival(self, channel: int, element: Noticed, now_ms: float) -> list[AlignmentEffect]:
+    def on_arrival(self, channel: int, element: Announced, now_ms: float) -> list[AlignmentEffect]:
         """Nothing is overtaken: an element counts when it is taken."""
         return []
 
@@ -39,7 +39,7 @@ class BarrierTracker:
         return []
 
     def on_barrier(self, channel: int, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        stale = barrier.id <= self.done or barrier.id in self._given_up
+        stale = barrier.id <= self.done or barrier.id in self._aborted
         if barrier.token != self._token or stale or channel not in self._live:
             self.ignored += 1
             return []
@@ -47,7 +47,7 @@ class BarrierTracker:
         self._arrived.setdefault(barrier.id, set()).add(channel)
         effects = self._complete_what_arrived(now_ms)
         while len(self._arrived) > self._MOST_PENDING:
-            effects += self._give_up(min(self._arrived), "too many checkpoints are waiting for barriers")
+            effects += self._abort(min(self._arrived), "too many checkpoints are waiting for barriers")
         return effects
 
     def on_cancel(self, channel: int, cancel: CancelBarrier) -> list[AlignmentEffect]:
@@ -56,8 +56,8 @@ class BarrierTracker:
             return []
         effects: list[AlignmentEffect] = []
         for checkpoint in sorted(c for c in self._arrived if c < cancel.id):
-            effects += self._give_up(checkpoint, f"cancelled upstream by {cancel.id}")
-        return effects + self._give_up(cancel.id, "cancelled upstream")
+            effects += self._abort(checkpoint, f"cancelled upstream by {cancel.id}")
+        return effects + self._abort(cancel.id, "cancelled upstream")
 
     def on_end(self, channel: int, now_ms: float) -> list[AlignmentEffect]:
         self._live.discard(channel)
@@ -65,9 +65,9 @@ class BarrierTracker:
 
     def on_order_to_abort(self, checkpoint: int) -> list[AlignmentEffect]:
         if checkpoint in self._arrived:
-            return self._give_up(checkpoint, "ordered by the coordinator")
+            return self._abort(checkpoint, "ordered by the coordinator")
         if checkpoint > self.done:
-            self._given_up.add(checkpoint)
+            self._aborted.add(checkpoint)
         return []
 
     def _complete_what_arrived(self, now_ms: float) -> list[AlignmentEffect]:
@@ -77,7 +77,7 @@ class BarrierTracker:
                 continue
             barrier, first_at_ms = self._barriers[checkpoint]
             for older in sorted(c for c in self._arrived if c < checkpoint):
-                effects += self._give_up(older, f"checkpoint {checkpoint} was complete first")
+                effects += self._abort(older, f"checkpoint {checkpoint} was complete first")
             self._forget(checkpoint)
             effects.append(
                 TakeSnapshot(
@@ -88,7 +88,7 @@ class BarrierTracker:
             )
         return effects
 
-    def _give_up(self, checkpoint: int, reason: str) -> list[AlignmentEffect]:
+    def _abort(self, checkpoint: int, reason: str) -> list[AlignmentEffect]:
         self._forget(checkpoint)
         return [Aborted(checkpoint, reason)]
 
@@ -96,4 +96,4 @@ class BarrierTracker:
         self._arrived.pop(checkpoint, None)
         self._barriers.pop(checkpoint, None)
         self.done = max(self.done, checkpoint)
-        self._given_up = {each for each in self._given_up if each > self.done}
+        self._aborted = {each for each in self._aborted if each > self.done}

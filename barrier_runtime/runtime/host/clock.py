@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from barrier_runtime.runtime.host.timer import Alarm, best_alarm
+from barrier_runtime.runtime.host.timer import Timer, best_timer
 
 
 class Clock(Protocol):
@@ -20,7 +20,7 @@ class Clock(Protocol):
         """Seconds since an unknown moment; never goes back."""
         ...
 
-    def alarm(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Alarm: ...
+    def timer(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Timer: ...
 
 
 class SourceTime:
@@ -40,7 +40,7 @@ class SystemClock:
 
     wall_ns = staticmethod(time.time_ns)
     monotonic_s = staticmethod(time.perf_counter)
-    alarm = staticmethod(best_alarm)
+    timer = staticmethod(best_timer)
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

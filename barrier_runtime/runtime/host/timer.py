@@ -16,7 +16,7 @@ _SPECIFICATION = struct.Struct("@qqqq")  # struct itimerspec: interval (s, ns), 
 _LEAST_NS = 1_000  # zero would switch the timer off
 
 
-class Alarm(Protocol):
+class Timer(Protocol):
     """Rings once, `delay_s` after it was set last, by a call on the loop. May ring once more after being set anew."""
 
     def set(self, delay_s: float) -> None: ...
@@ -25,7 +25,7 @@ class Alarm(Protocol):
         ...
 
 
-class LoopAlarm:
+class LoopTimer:
     """Of the loop's own timers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class LoopAlarm:
             self._timer = None
 
 
-class FileAlarm:
+class FileTimer:
     """A timer of the kernel. Raises `OSError` where there is none."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
@@ -76,8 +76,8 @@ class FileAlarm:
         self._ring()
 
 
-def best_alarm(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Alarm:
+def best_timer(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Timer:
     try:
-        return FileAlarm(loop, ring)
+        return FileTimer(loop, ring)
     except OSError:
-        return LoopAlarm(loop, ring)
+        return LoopTimer(loop, ring)

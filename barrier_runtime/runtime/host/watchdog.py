@@ -39,7 +39,7 @@ def inherited_sockets() -> list[int]:
 class Watchdog:
     """`silent_s()` tells for how long the coordinator has been silent; over `lease_s` the process leaves.
 
-    `tidy` removes local files; it must not raise.
+    `clean_up` removes local files; it must not raise.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Watchdog:
         sockets: list[int],
         silent_s: Callable[[], float],
         lease_s: float,
-        tidy: Callable[[], None],
+        clean_up: Callable[[], None],
         period_s: float = 0.5,
     ) -> None:
         self._parent = os.getppid()
         self._sockets = sockets
         self._silent_s = silent_s
         self._lease_s = lease_s
-        self._tidy = tidy
+        self._clean_up = clean_up
         self._period_s = period_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="barrier-watchdog", daemon=True)
@@ -84,5 +84,5 @@ class Watchdog:
             reason = self.reason_to_leave()
             if reason is not None:
                 print(f"barrier-runtime: worker {os.getpid()} leaves: {reason}", file=sys.stderr, flush=True)
-                self._tidy()
+                self._clean_up()
                 os._exit(ORPHANED)

@@ -1,8 +1,8 @@
 """The threads of a slot, for what blocks: uploads, downloads, fsync, external commits. Everything else is the loop.
 
-A *lane* is a first-in first-out line over shared threads: at most one of its pieces runs at a time, and no lane waits
-for another (one slow sink never delays a checkpoint or another sink). What may hang has threads of its own: commits of
-any number of dead targets keep neither snapshots nor the next restore from running.
+A *sequential executor* runs what it is given one after the other, on shared threads. None waits for another one: a
+slow sink never delays a checkpoint or another sink. What may hang has threads of its own: commits of any number of
+dead targets keep neither snapshots nor the next restore from running.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Done = Callable[[Any, BaseException | None], None]
 
 _SNAPSHOT_THREADS = 16
 _OPENING_THREADS = 64  # a generation whose `open` hangs keeps one for ever
-_UNHURRIED_THREADS = 1_024  # one per lane whose work has begun; of dropped generations only those that hang
+_UNHURRIED_THREADS = 1_024  # one per executor whose work has begun; of dropped generations only those that hang
 
 
 class Submit(Protocol):
@@ -37,7 +37,7 @@ class WorkerPool(Protocol):
 
     async def run(self, work: Callable[[], Any]) -> Any: ...
 
-    def lane(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "SerialLane": ...
+    def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "WorkerExecutor": ...
 
 
 class Workers:
@@ -58,10 +58,10 @@ class Workers:
         """As `submit`, which is for what opens and closes operators: it waits for no snapshot and no commit."""
         return await asyncio.wrap_future(self._opening.submit(work), loop=self._loop)
 
-    def lane(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "SerialLane":
+    def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "WorkerExecutor":
         """`on_error` is called for what a `done` raised; there is nobody else who could be told. `unhurried`: its work
         may take for ever, as commits do, and takes no thread from snapshots."""
-        return SerialLane(partial(self._on, self._unhurried if unhurried else self._snapshots), on_error)
+        return WorkerExecutor(partial(self._on, self._unhurried if unhurried else self._snapshots), on_error)
 
     def close(self) -> None:
         """Does not wait: what runs is decided work or harmless, and the process may be about to leave."""
@@ -95,7 +95,7 @@ class Workers:
                 raise
 
 
-class SerialLane:
+class WorkerExecutor:
     """See the module. `retire` drops what has not begun and silences what runs."""
 
     def __init__(self, submit: Submit, on_error: Callable[[Exception], None]) -> None:
@@ -117,7 +117,7 @@ class SerialLane:
         return self._running or bool(self._waiting)
 
     def retire(self) -> None:
-        """What runs may never end: it keeps this lane in memory, but nobody who used it."""
+        """What runs may never end: it keeps this executor in memory, but nobody who used it."""
         self._retired = True
         self._waiting.clear()
         self._done = None
@@ -142,4 +142,4 @@ class SerialLane:
 
 
 def _ignored(error: Exception) -> None:
-    """Of a lane that was retired while its last piece was being reported."""
+    """Of an executor that was retired while its last work was being reported."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.graph.job_graph import Edge
-from barrier_runtime.runtime.in_flight.recorder import InFlightData
+from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter, UnknownFrames
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.keys.key_groups import key_group_range
@@ -103,15 +103,15 @@ def _own(
 def _encoded(batches: Sequence[Batch]) -> list[bytes]:
     """One piece as long as the schema stays the same: on a connection it may not change, in a local queue it may."""
     parts: list[bytes] = []
-    writer, pieces, schema = FrameWriter(), [], None
+    writer, chunks, schema = FrameWriter(), [], None
     for batch in batches:
         if schema is not None and not schema.equals(batch.rows.schema):
-            parts.append(b"".join(pieces))
-            writer, pieces = FrameWriter(), []
+            parts.append(b"".join(chunks))
+            writer, chunks = FrameWriter(), []
         schema = batch.rows.schema
-        pieces += writer.encode(Batch(batch.rows, batch.emit_ns))  # event time begins anew with a restore
-    if pieces:
-        parts.append(b"".join(pieces))
+        chunks += writer.encode(Batch(batch.rows, batch.emit_ns))  # event time begins anew with a restore
+    if chunks:
+        parts.append(b"".join(chunks))
     return parts
 
 

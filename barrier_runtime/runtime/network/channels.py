@@ -2,7 +2,7 @@
 
 `InputChannel` is what a subtask reads; whoever fills it stops when its window (see `window`) is full and is told when
 there is room again. It notes barriers as they come in, and records in-flight data for a snapshot that does not wait.
-`EdgeOutput` is what a subtask writes: it partitions rows over the `OutputChannel`s of one edge and sends control
+`ResultPartition` is what a subtask writes: it partitions rows over the `OutputChannel`s of one edge and sends control
 elements to all of them.
 """
 
@@ -14,38 +14,39 @@ from barrier_runtime.data.elements import Barrier, Batch, CancelBarrier, Element
 from barrier_runtime.data.partitioning import Rebalancer, hash_partition
 from barrier_runtime.data.plain_rows import PlainRows
 from barrier_runtime.graph.job_graph import Edge
-from barrier_runtime.runtime.alignment.effects import Noticed
-from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES, Piece, Window
+from barrier_runtime.runtime.alignment.effects import Announced
+from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES, Chunk, Window
 from barrier_runtime.runtime.network.frames import RowTooLarge
 from barrier_runtime.state.errors import InvalidJob
 
 _CONTROL_BYTES = 64  # what a control element counts for
 _FEW_ROWS = 256
 _SMALL_ROW_BYTES = 128  # what a row of a small batch counts for
-_NOTICED = frozenset({Barrier, CancelBarrier, EndOfInput})
+_ANNOUNCED = frozenset({Barrier, CancelBarrier, EndOfInput})
 
 
 class InputChannel:
     """One input channel of a subtask. `blocked` (alignment) means: leave it unread; it still fills up to its bound.
     `empty`: no row will ever come.
 
-    Barriers, cancels and the end are also put on `arrivals`, which all channels of a subtask share, when they come.
+    When barriers, cancels and the end come, they are also put on `announcements`, which all channels of a subtask
+    share.
     """
 
     __slots__ = (
         "_elements",
-        "_on_room",
+        "_on_credit",
         "_recorded",
         "_recorded_until",
         "_taken",
         "_tell_at",
         "_wake",
-        "arrivals",
+        "announcements",
         "blocked",
         "bytes",
+        "chunk",
         "empty",
         "index",
-        "piece",
         "port",
         "window",
     )
@@ -56,11 +57,11 @@ class InputChannel:
         self.blocked = self.empty = False
         self.bytes = 0
         self.window = Window(window)
-        self.piece = Piece()
-        self.arrivals: deque[tuple[int, Noticed]] = deque()
+        self.chunk = Chunk()
+        self.announcements: deque[tuple[int, Announced]] = deque()
         self._elements: deque[tuple[Element, int]] = deque()
         self._wake = wake
-        self._on_room: Callable[[], None] | None = None
+        self._on_credit: Callable[[], None] | None = None
         self._taken = 0  # bytes since the beginning
         self._tell_at = self.window.bytes // 4
         self._recorded: list[Batch] | None = None
@@ -71,21 +72,21 @@ class InputChannel:
         return bool(self._elements) and not self.blocked
 
     @property
-    def room(self) -> int:
+    def credit(self) -> int:
         """Bytes that may still be sent to this channel."""
         return max(0, self.window.bytes - self.bytes)
 
-    def when_room(self, callback: Callable[[], None]) -> None:
+    def when_credit(self, callback: Callable[[], None]) -> None:
         """`callback` is called each time a quarter of the window has been taken, and when the window grows."""
-        self._on_room = callback
+        self._on_credit = callback
 
     def push(self, element: Element, size: int) -> None:
         self._elements.append((element, size))
         self.bytes += size
         if self._recorded is not None:
             self._record(element)
-        if element.__class__ in _NOTICED:
-            self.arrivals.append((self.index, cast(Noticed, element)))
+        if element.__class__ in _ANNOUNCED:
+            self.announcements.append((self.index, cast(Announced, element)))
             self._wake()
         elif not self.blocked:
             self._wake()
@@ -93,15 +94,15 @@ class InputChannel:
     def pop(self) -> Element:
         element, size = self._elements.popleft()
         if isinstance(element, Batch):
-            if size > self.piece.bytes:
+            if size > self.chunk.bytes:
                 element, size = self._cut(element, size)
-            self.piece.taken(size)
+            self.chunk.taken(size)
         else:
-            self.piece.taken(0)
+            self.chunk.taken(0)
         self.bytes -= size
         self._taken += size
         if self._taken >= self._tell_at:
-            self._tell_of_room()
+            self._tell_of_credit()
         return element
 
     def unblock(self) -> None:
@@ -117,19 +118,19 @@ class InputChannel:
         else:
             self.window.adapt(self._taken, bool(self._elements), elapsed_s)
         if self.window.bytes > before:
-            self._tell_of_room()
+            self._tell_of_credit()
         else:
             self._tell_at = min(self._tell_at, self._taken + self.window.bytes // 4)
 
-    def _tell_of_room(self) -> None:
+    def _tell_of_credit(self) -> None:
         self._tell_at = self._taken + self.window.bytes // 4
-        if self._on_room is not None:
-            self._on_room()
+        if self._on_credit is not None:
+            self._on_credit()
 
     def _cut(self, batch: Batch, size: int) -> tuple[Batch, int]:
         """The first rows of a batch that would take its reader long; the rest stays first in the queue."""
         rows = batch.rows
-        count = max(1, rows.num_rows * self.piece.bytes // size)
+        count = max(1, rows.num_rows * self.chunk.bytes // size)
         if count >= rows.num_rows:
             return batch, size
         taken = size * count // rows.num_rows
@@ -186,7 +187,7 @@ class LocalOutput:
 
     def __init__(self, target: InputChannel, wake_writer: Callable[[], None]) -> None:
         self._target = target
-        target.when_room(wake_writer)
+        target.when_credit(wake_writer)
 
     @property
     def writable(self) -> bool:
@@ -205,7 +206,7 @@ def _size(element: Element) -> int:
     return size
 
 
-class EdgeOutput:
+class ResultPartition:
     """All channels of one outgoing edge of a subtask, in order of the downstream subtasks."""
 
     def __init__(

@@ -176,7 +176,7 @@ class _ControlConnection(asyncio.Protocol):
                 if self.proven.done():
                     return  # it came too late: the connection is being given up
                 self.proven.set_result(None)
-                data = self._handshake.leftover()
+                data = self._handshake.unread()
             if data:
                 self._link.received(self, self._framing.feed(data))
         except ProtocolViolation as error:

@@ -5,17 +5,17 @@ takes in `DRAIN_S`, so that a barrier is never far behind; a reader that keeps u
 nothing, since its queue is empty. It begins in between, so that a slow reader does not find more than it takes in a
 minute.
 
-A *piece* is what of a batch is worked off at once: about `PIECE_NS` of work, so that a slow operator does not hold up
+A *chunk* is what of a batch is worked off at once: about `CHUNK_NS` of work, so that a slow operator does not hold up
 barriers, sockets and timers of its slot for as long as a large batch takes it.
 """
 
 MAX_WINDOW_BYTES = 4 * 1024 * 1024
 MIN_WINDOW_BYTES = 32 * 1024
 DRAIN_S = 0.5
-PIECE_NS = 20_000_000
-MIN_PIECE_BYTES = 1024
+CHUNK_NS = 20_000_000
+MIN_CHUNK_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
-_FIRST_PIECE_BYTES = 64 * 1024
+_FIRST_CHUNK_BYTES = 64 * 1024
 _GROWTH = 4
 
 
@@ -44,13 +44,13 @@ class Window:
         self._taken = taken
 
 
-class Piece:
+class Chunk:
     """Bytes of a batch that are worked off at once, by measuring: it shrinks at once and grows step by step."""
 
     __slots__ = ("_last", "bytes")
 
     def __init__(self) -> None:
-        self.bytes = _FIRST_PIECE_BYTES
+        self.bytes = _FIRST_CHUNK_BYTES
         self._last = 0
 
     def taken(self, size: int) -> None:
@@ -59,6 +59,6 @@ class Piece:
 
     def worked(self, took_ns: int) -> None:
         """… and took so long."""
-        if self._last and (took_ns > PIECE_NS or self._last * _GROWTH > self.bytes):
-            wanted = self._last * PIECE_NS // max(took_ns, 1)
-            self.bytes = max(MIN_PIECE_BYTES, min(wanted, self.bytes * _GROWTH))
+        if self._last and (took_ns > CHUNK_NS or self._last * _GROWTH > self.bytes):
+            wanted = self._last * CHUNK_NS // max(took_ns, 1)
+            self.bytes = max(MIN_CHUNK_BYTES, min(wanted, self.bytes * _GROWTH))

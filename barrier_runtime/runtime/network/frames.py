@@ -92,22 +92,22 @@ class FrameWriter:
 
     def _batch(self, batch: Batch) -> list[bytes | pa.Buffer]:
         rows = batch.rows
-        pieces: list[bytes | pa.Buffer] = []
+        chunks: list[bytes | pa.Buffer] = []
         if self._schema is not rows.schema and (self._schema is None or not self._schema.equals(rows.schema)):
             if self._schema is not None:
                 raise FrameError(
                     f"the schema of an edge changed from ({_short(self._schema)}) to ({_short(rows.schema)}): "
                     "pass schema= to the step that produces these rows"
                 )
-            pieces += self._frame(SCHEMA, rows.schema.serialize().to_pybytes())
+            chunks += self._frame(SCHEMA, rows.schema.serialize().to_pybytes())
         self._schema = rows.schema
         at = 0
         for count, part in _payloads(rows):
             if batch.reached is not None:
-                pieces += self._frame(REACHED, batch.reached[at : at + count].astype("<i8").tobytes())
+                chunks += self._frame(REACHED, batch.reached[at : at + count].astype("<i8").tobytes())
                 at += count
-            pieces += self._frame(BATCH, part, batch.emit_ns)
-        return pieces
+            chunks += self._frame(BATCH, part, batch.emit_ns)
+        return chunks
 
     def _frame(self, kind: int, payload: bytes | pa.Buffer, emit_ns: int = 0) -> list[bytes | pa.Buffer]:
         length = len(payload) if isinstance(payload, bytes) else payload.size
@@ -195,7 +195,7 @@ class FrameReader:
 
 
 def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
-    """The rows in pieces of a good size, each under the cap, however different single rows are, with their number."""
+    """The rows in chunks of a good size, each under the cap, however different single rows are, with their number."""
     if rows.num_rows <= 1 or rows.nbytes <= _BYTES_PER_FRAME_TARGET:
         payload = rows.serialize()
         if payload.size <= MAX_PAYLOAD:

@@ -26,7 +26,7 @@ from barrier_runtime.runtime.network.frames import FrameError, FrameReader, Fram
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
 
 HANDSHAKE_TIMEOUT_S = 10.0
-_GRANT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
+_CREDIT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
 MAX_UNPROVEN = 4_096  # incoming connections that have not proven themselves; every slot opens one at a time
 _MOST_WAITING = 16_384  # proven connections of generations to come; a slow slot of a large job has thousands
 _NOT_YET = b"\x02"  # the acceptor's word that it knows now which channel this is, of a generation to come
@@ -238,7 +238,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Incoming(_Connection):
-    """The downstream end: handshake, then frames into an input channel, as many as were granted."""
+    """The downstream end: handshake, then frames into an input channel, as many as were credit."""
 
     def __init__(self, plane: TcpDataPlane) -> None:
         super().__init__(plane)
@@ -250,7 +250,7 @@ class _Incoming(_Connection):
         self._reader = FrameReader()
         self._target: InputChannel | None = None
         self._received = 0  # bytes of frames
-        self._granted = 0
+        self._credit = 0
         self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -274,7 +274,7 @@ class _Incoming(_Connection):
             session = self._handshake.session
             if session is None:
                 return
-            if self._handshake.leftover():
+            if self._handshake.unread():
                 raise HandshakeFailed("data came before the channel was admitted")
             self._channel = _CHANNEL_ID.decode(session.hello.claims)
         except (HandshakeFailed, *UNREADABLE) as error:
@@ -290,9 +290,9 @@ class _Incoming(_Connection):
     def begin(self, target: InputChannel) -> None:
         """Admitted: tell the other end, and read."""
         self._target = target
-        target.when_room(self._grant)
+        target.when_credit(self._send_credit)
         self.transport.write(_ADMITTED)
-        self._grant()
+        self._send_credit()
 
     def _frames(self, data: bytes) -> None:
         target = self._target
@@ -306,13 +306,13 @@ class _Incoming(_Connection):
         except FrameError as error:
             self._fail(str(error))
 
-    def _grant(self) -> None:
+    def _send_credit(self) -> None:
         target = self._target
         assert target is not None
-        granted = self._received + target.room
-        if granted > self._granted and not self._finished and not self.transport.is_closing():
-            self._granted = granted
-            self.transport.write(_GRANT.pack(granted))
+        credit = self._received + target.credit
+        if credit > self._credit and not self._finished and not self.transport.is_closing():
+            self._credit = credit
+            self.transport.write(_CREDIT.pack(credit))
 
     def _proven_or_gone(self) -> None:
         self._plane.proved(self)
@@ -341,8 +341,8 @@ class _Outgoing(_Connection):
         self._writer = FrameWriter()
         self._wake_writer = wake_writer
         self._sent = 0  # bytes of frames
-        self._granted = 0
-        self._grants = b""  # the beginning of one
+        self._credit = 0
+        self._credit_bytes = b""  # the beginning of one
         loop = asyncio.get_running_loop()
         self.proven: asyncio.Future[None] = loop.create_future()  # the peer knows which channel this is
         self.ready: asyncio.Future[None] = loop.create_future()  # the peer has reached this generation
@@ -353,14 +353,14 @@ class _Outgoing(_Connection):
 
     def data_received(self, data: bytes) -> None:
         if self.ready.done():
-            self._take_grants(data)
+            self._take_credit(data)
             return
         try:
             if self._handshake.session is None:
                 self.transport.write(self._handshake.feed(data))
                 if self._handshake.session is None:
                     return
-                data = self._handshake.leftover()
+                data = self._handshake.unread()
             if data and not self.proven.done():
                 self.proven.set_result(None)
                 data = data.removeprefix(_NOT_YET)
@@ -368,7 +368,7 @@ class _Outgoing(_Connection):
                 if not data.startswith(_ADMITTED):
                     raise HandshakeFailed("the downstream slot did not admit the channel: connection closed")
                 self._plane.opened(self)
-                self._take_grants(data[len(_ADMITTED) :])
+                self._take_credit(data[len(_ADMITTED) :])
                 self.ready.set_result(None)
         except HandshakeFailed as error:
             self._fail(str(error))
@@ -386,16 +386,16 @@ class _Outgoing(_Connection):
 
     @property
     def writable(self) -> bool:
-        return self._sent < self._granted
+        return self._sent < self._credit
 
-    def _take_grants(self, data: bytes) -> None:
-        self._grants += data
-        whole = len(self._grants) // _GRANT.size * _GRANT.size
+    def _take_credit(self, data: bytes) -> None:
+        self._credit_bytes += data
+        whole = len(self._credit_bytes) // _CREDIT.size * _CREDIT.size
         if not whole:
             return
         waiting = not self.writable
-        self._granted = max(self._granted, *(granted for (granted,) in _GRANT.iter_unpack(self._grants[:whole])))
-        self._grants = self._grants[whole:]
+        self._credit = max(self._credit, *(credit for (credit,) in _CREDIT.iter_unpack(self._credit_bytes[:whole])))
+        self._credit_bytes = self._credit_bytes[whole:]
         if waiting and self.writable:
             self._wake_writer()
 
@@ -403,10 +403,10 @@ class _Outgoing(_Connection):
         if self.transport.is_closing():
             return  # `connection_lost` is on its way and fails the generation
         try:
-            pieces = self._writer.encode(element)
+            chunks = self._writer.encode(element)
         except FrameError as error:
             raise BarrierRuntimeError(f"channel {self._channel}: {error}") from error
-        self._sent += sum(map(len, pieces))
-        self.transport.writelines(pieces)
+        self._sent += sum(map(len, chunks))
+        self.transport.writelines(chunks)
         if isinstance(element, EndOfInput):
             self._finished = True

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
-from barrier_runtime.runtime.network.channels import EdgeOutput, InputChannel, LocalOutput, OutputChannel
+from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel, ResultPartition
 from barrier_runtime.runtime.network.tcp import Broken, ChannelId, DataPlane
 from barrier_runtime.runtime.sources.assignment import never_has_rows
 
@@ -62,12 +62,12 @@ class Wiring:
         }
         self._plane.expect(self._token, expected, broken)
 
-    async def outputs(self, chain: Chain, peers: dict[int, Peer]) -> list[EdgeOutput]:
+    async def outputs(self, chain: Chain, peers: dict[int, Peer]) -> list[ResultPartition]:
         """Those of `chain`, connected."""
         operator = chain.operators[-1].name if chain.operators or chain.source is None else chain.source.name
         return [await self._connect(edge, peers, operator) for edge in self._graph.outputs(chain.id)]
 
-    async def _connect(self, edge: Edge, peers: dict[int, Peer], operator: str) -> EdgeOutput:
+    async def _connect(self, edge: Edge, peers: dict[int, Peer], operator: str) -> ResultPartition:
         targets = [self._slot] if edge.partitioning == "forward" else range(self._graph.parallelism)
         channels: list[OutputChannel] = []
         for target in targets:
@@ -76,7 +76,7 @@ class Wiring:
             else:
                 channel = ChannelId(self._token, edge.id, self._slot, target)
                 channels.append(await self._plane.connect(peers[target], channel, self._wake))
-        return EdgeOutput(edge, channels, self._slot, self._graph.max_parallelism, operator)
+        return ResultPartition(edge, channels, self._slot, self._graph.max_parallelism, operator)
 
     async def all_connected(self) -> None:
         """Once other slots have connected to every input."""

@@ -9,7 +9,7 @@ Life of one transaction (`_MOVES` below is this table)
 |------------|----------------------------------|------------|----------------------------------------------|
 | OPEN       | barrier n                        | SEALING    | PreCommit(txn, n); the next one is OPEN      |
 | SEALING    | its committable is durable       | SEALED     |                                              |
-| SEALED     | decided, oldest, lane free       | COMMITTING | Commit (none for an empty transaction), or   |
+| SEALED     | decided, oldest, executor free       | COMMITTING | Commit (none for an empty transaction), or   |
 |            |                                  |            | CommitTogether with those behind it          |
 | COMMITTING | the sink says done               | gone       | Visible(txn); ReportCommitted when all ≤ n   |
 |            | … of a sink with global committer| COMMITTED  | ReportCommitted when all ≤ n                 |
@@ -22,8 +22,8 @@ Laws
 - `complete(n)` decides *every* transaction closed at or before n, also those of checkpoints that were aborted, declined
   or expired in this generation: their rows ride with n. So `abort(n)` drops nothing.
 - Commits happen one at a time, oldest first; a failing one is tried for ever and holds back the later ones.
-- `together`: all that may be committed when the lane gets free is committed at once, as one. If that fails the oldest
-  is tried alone, so what cannot be committed never holds back what is older.
+- `together`: all that may be committed when the executor gets free is committed at once, as one. If that fails the
+  oldest is tried alone, so what cannot be committed never holds back what is older.
 - A snapshot at n lists every transaction not known to be visible. Listing one that has become visible meanwhile is
   harmless (commit is idempotent); leaving one out would lose it. With a global committer that is all which it has not
   reported: it works from what the manifest lists.

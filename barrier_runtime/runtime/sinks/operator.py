@@ -1,11 +1,11 @@
 """The operator around a `TwoPhaseCommitSink`: carries the effects of `SinkDriver` out.
 
-Three places of work: `write` on the loop; early staging and `pre_commit` on the snapshot lane; `commit` on a lane of
-its own, so that a slow commit delays neither barriers nor the next pre-commit. The sink is thus used by two threads at
-a time: a commit of the past beside a pre-commit of the present. When rows come faster than they can be staged, the
-operator has no room until they are: memory stays bounded, and the stream waits.
+Three places of work: `write` on the loop; early staging and `pre_commit` on the executor of snapshots; `commit` on an
+executor of its own, so that a slow commit delays neither barriers nor the next pre-commit. The sink is thus used by two
+threads at a time: a commit of the past beside a pre-commit of the present. When rows come faster than they can be
+staged, the operator has no room until they are: memory stays bounded, and the stream waits.
 
-A pre-commit that failed, or never ran because its checkpoint was given up, loses nothing: the blocking part of the next
+A pre-commit that failed, or never ran because its checkpoint was aborted, loses nothing: the blocking part of the next
 snapshot first makes up for every older transaction that is not durable yet.
 """
 
@@ -140,7 +140,7 @@ class SinkOperator(Operator):
         early = self._sink.stage_early(staged.transaction)
         if early is not None:
             self._stagings += 1
-            self._context.snapshot_lane.submit(early, self._staged_early)
+            self._context.snapshot_executor.submit(early, self._staged_early)
 
     @property
     def has_room(self) -> bool:
@@ -241,7 +241,7 @@ class SinkOperator(Operator):
             elif isinstance(effect, CommitTogether):
                 self._commit_together(effect)
             elif isinstance(effect, Recover):
-                self._recover_on_lane(effect)
+                self._recover_on_executor(effect)
             elif isinstance(effect, Visible):
                 staged = self._staged.pop(effect.txn, None)  # the recovered lot has no rows of this incarnation
                 for emit_ns, rows in staged.emitted.pairs() if staged is not None else ():
@@ -257,22 +257,22 @@ class SinkOperator(Operator):
         self._open_staged = self._staged[self._driver.open_txn] = _Staged(self._sink.begin_transaction())
 
     def _commit(self, effect: Commit) -> None:
-        self._on_lane(effect.checkpoint, partial(self._sink.commit, effect.committable))
+        self._on_executor(effect.checkpoint, partial(self._sink.commit, effect.committable))
 
     def _commit_together(self, effect: CommitTogether) -> None:
-        self._on_lane(effect.checkpoint, partial(self._sink.commit_together, effect.committables))
+        self._on_executor(effect.checkpoint, partial(self._sink.commit_together, effect.committables))
 
-    def _recover_on_lane(self, effect: Recover) -> None:
-        self._on_lane(effect.checkpoint, partial(self._sink.recover, effect.committables))
+    def _recover_on_executor(self, effect: Recover) -> None:
+        self._on_executor(effect.checkpoint, partial(self._sink.recover, effect.committables))
 
-    def _on_lane(self, checkpoint: int, work: Callable[[], None]) -> None:
+    def _on_executor(self, checkpoint: int, work: Callable[[], None]) -> None:
         """`work` may hang for longer than this generation lives: it holds the sink, and nothing else of it."""
 
         def done(_: Any, error: BaseException | None) -> None:
             if not self._closed:
                 self._settled(checkpoint, error)
 
-        self._context.lane.submit(work, done)
+        self._context.executor.submit(work, done)
 
     def _retry_at(self, effect: RetryAt) -> None:
         self._context.call_later(max(0.0, effect.at - self._context.now_s()), self._retry)
@@ -311,7 +311,7 @@ class SinkOperator(Operator):
             else:
                 self._do_globally(self._global.failed(_text(error), self._context.now_s()))
 
-        self._context.lane.submit(partial(_commit_globally, self._sink, effect), done)
+        self._context.executor.submit(partial(_commit_globally, self._sink, effect), done)
 
     def _retry_globally(self) -> None:
         if not self._closed:
@@ -359,7 +359,7 @@ class SinkOperator(Operator):
 
 
 def _commit_globally(sink: TwoPhaseCommitSink, effect: CommitAll) -> None:
-    """On the lane."""
+    """On the executor."""
     sink.commit_globally(effect.checkpoint, tuple(entry.committable for entry in effect.read()))
 
 

@@ -123,7 +123,7 @@ class SourceDriver:
             isinstance(spec.source, FindsAgain) and spec.source.finds_again
         )
         self._discovery = assignment.discovery
-        self._finished = FinishedSplits(assignment.finished, context.lane)
+        self._finished = FinishedSplits(assignment.finished, context.executor)
         self._done_rows, self._done_ms = assignment.done_rows, assignment.done_ms
         self._at_end = assignment.at_end
         for ended in self._at_end.values():
@@ -437,4 +437,4 @@ class SourceDriver:
             self._context.metrics.count(DISCOVERY_FAILURES)
             self._context.call_later(_REOPEN_S, lambda: self._open_found(split))
 
-        self._context.lane.submit(make, made)
+        self._context.executor.submit(make, made)

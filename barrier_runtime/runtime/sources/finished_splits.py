@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from barrier_runtime.connectors.name_set import RECORD_BYTES, NameSet, Run, merged
-from barrier_runtime.operators.base import Capture, Lane
+from barrier_runtime.operators.base import Capture, SequentialExecutor
 from barrier_runtime.runtime.sources.progress import (
     FINISHED_VALUE,
     PROGRESS_VERSION,
@@ -26,9 +26,9 @@ _SMALL_VALUE = 4_096 // RECORD_BYTES  # names in a value that stands in the mani
 class FinishedSplits:
     """Names of the splits that ended, as values of snapshots. On the slot's loop, but for the merging of runs."""
 
-    def __init__(self, names: NameSet, lane: Lane) -> None:
+    def __init__(self, names: NameSet, executor: SequentialExecutor) -> None:
         self._names = names
-        self._lane = lane
+        self._executor = executor
         self._stored: Mapping[str, FileRef] = {}  # of the decided checkpoint
         self._merging = False
 
@@ -71,4 +71,4 @@ class FinishedSplits:
             self._names.replace(window, run)
             self._merge()
 
-        self._lane.submit(partial(merged, [run.data for run in window]), done)
+        self._executor.submit(partial(merged, [run.data for run in window]), done)

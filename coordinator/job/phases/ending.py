@@ -12,7 +12,7 @@ from barrier_runtime.coordinator.job.effects import JobEnded, Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.slots import Arrival
-from barrier_runtime.coordinator.log.decision_log import Foreign, Landed
+from barrier_runtime.coordinator.log.decision_log import Appended, Foreign
 from barrier_runtime.coordinator.log.records import Fence, Finish, Lead
 from barrier_runtime.coordinator.wire.messages import Shutdown
 
@@ -65,27 +65,27 @@ class Finishing(Phase):
         self._outcome: Literal["finished", "cancelled"] = outcome
         self.reason = reason
         self._discarded = discard == "discard"
-        self._landed = False
+        self._appended = False
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
         if not job.log.in_flight:
             self._append(job, now_ms)
         return None
 
-    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
-        job.lead(landed)
-        if not isinstance(landed.entry.record, Finish):  # an earlier decision that was still under way
+    def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
+        job.lead(appended)
+        if not isinstance(appended.entry.record, Finish):  # an earlier decision that was still under way
             self._append(job, now_ms)
             return None
-        self._landed = True
+        self._appended = True
         if self._discarded:
-            job.outbox.delete_all(landed.permit)
+            job.outbox.delete_all(appended.permit)
             return None
         return EndJob(self._outcome, self.reason)
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
         """Behind our FINISH it is the next run, which is nobody's fault."""
-        if self._landed:
+        if self._appended:
             return EndJob(self._outcome, self.reason)
         return FencedBy(foreign.entry.record)
 
@@ -103,7 +103,7 @@ class Finishing(Phase):
 
 class Failing(Phase):
     """What happened can't be cured, if this process still leads: one that was fenced sees troubles that are none, such
-    as files of a checkpoint that its successor has dropped. So the log is asked first: our FINISH lands, or not."""
+    as files of a checkpoint that its successor has dropped. So the log is asked first: FINISH is appended or not."""
 
     name = "failing"
 
@@ -116,9 +116,9 @@ class Failing(Phase):
             self._append(job, now_ms)
         return None
 
-    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
-        job.lead(landed)
-        if isinstance(landed.entry.record, Finish):
+    def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
+        job.lead(appended)
+        if isinstance(appended.entry.record, Finish):
             return EndJob("failed", self.reason)
         self._append(job, now_ms)
         return None

@@ -9,7 +9,7 @@ from barrier_runtime.coordinator.job.decisions import Cancel, Decision, EndJob, 
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.slots import Arrival, Slot
-from barrier_runtime.coordinator.log.decision_log import Foreign, Landed, LogView
+from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView
 from barrier_runtime.coordinator.wire.messages import ToCoordinator
 
 
@@ -47,7 +47,7 @@ class Phase:
     def on_log(self, job: Job, view: LogView, now_ms: int) -> Decision | None:
         return None
 
-    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
+    def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
         return None
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:

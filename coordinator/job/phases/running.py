@@ -7,14 +7,14 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import Phase as Checkpoi
 from barrier_runtime.coordinator.checkpoints.failures import Cause, Verdict
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, kept_after_restore
-from barrier_runtime.coordinator.job.checkpoint_ends import abandon, checkpoint_landed, under_way
+from barrier_runtime.coordinator.job.checkpoint_ends import abandon, checkpoint_appended, under_way
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, Restart
 from barrier_runtime.coordinator.job.effects import CloseLink, ListForSweep, ReadRecord, WriteManifest
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, Slot, SlotState
-from barrier_runtime.coordinator.log.decision_log import Landed, complete_of
+from barrier_runtime.coordinator.log.decision_log import Appended, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import (
     MANIFEST_VERSION,
@@ -155,7 +155,7 @@ class Running(Phase):
         if ack.ended:
             job.mark_ended(slot, (ack.subtask,))
         result = self._pending(job).ack(ack)
-        if result.checkpoint is None and self._pending(job).is_given_up(ack.checkpoint):
+        if result.checkpoint is None and self._pending(job).is_aborted(ack.checkpoint):
             abandon(job, (ack,))
         if result.effect is AckEffect.LAST or ack.ended:
             return self._pump(job, now_ms)
@@ -169,7 +169,7 @@ class Running(Phase):
         if checkpoint is None:
             return None
         reason = f"subtask {decline.subtask} declined: {decline.reason}"
-        exceeded = self._gave_up(job, checkpoint, Cause.DECLINED, reason, now_ms)
+        exceeded = self._aborted(job, checkpoint, Cause.DECLINED, reason, now_ms)
         return self._failed_or_go_on(job, exceeded, now_ms, decline.unavailable)
 
     # ------------------------------------------------------------ checkpoints
@@ -210,15 +210,15 @@ class Running(Phase):
         if checkpoint is None:
             return None
         self._pending(job).abort(checkpoint, now_ms)
-        return self._failed_or_go_on(job, self._gave_up(job, checkpoint, Cause.NOT_STORED, error, now_ms), now_ms)
+        return self._failed_or_go_on(job, self._aborted(job, checkpoint, Cause.NOT_STORED, error, now_ms), now_ms)
 
-    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
-        record = landed.entry.record
+    def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
+        record = appended.entry.record
         if not isinstance(record, Complete):
             return None
-        job.lead(landed)
-        job.outbox.complete(landed.permit)
-        checkpoint_landed(job, record, now_ms)
+        job.lead(appended)
+        job.outbox.complete(appended.permit)
+        checkpoint_appended(job, record, now_ms)
         job.commit_globally()
         self._sweep_if_due(job, now_ms)
         return self._end_if_done(job) or self._pump(job, now_ms)
@@ -247,7 +247,7 @@ class Running(Phase):
         for checkpoint in pending.expire(now_ms):
             missing = ", ".join(map(str, checkpoint.missing)) or "none, its manifest was not stored in time"
             reason = f"no answer within {job.spec.checkpoints.timeout_ms} ms; missing subtasks: {missing}"
-            exceeded = self._gave_up(job, checkpoint, Cause.EXPIRED, reason, now_ms) or exceeded
+            exceeded = self._aborted(job, checkpoint, Cause.EXPIRED, reason, now_ms) or exceeded
         if exceeded:
             return Restart(exceeded)
         if job.generation.final is None and job.all_ended:
@@ -284,7 +284,7 @@ class Running(Phase):
         reason = too_large_manifest(len(data), manifest.operators)
         if reason:
             self._pending(job).abort(checkpoint, now_ms)
-            return self._failed_or_go_on(job, self._gave_up(job, checkpoint, Cause.NOT_STORED, reason, now_ms), now_ms)
+            return self._failed_or_go_on(job, self._aborted(job, checkpoint, Cause.NOT_STORED, reason, now_ms), now_ms)
         written = DecidedManifest(key, sha256_hex(data), manifest)
         if job.retention is not None:
             gone = job.retention.condemned(job.kept(written).files)
@@ -292,14 +292,14 @@ class Running(Phase):
                 self._pending(job).abort(checkpoint, now_ms)
                 reason = f"it refers to {len(gone)} files that were already deleted, e.g. {gone[0]}"
                 return self._failed_or_go_on(
-                    job, self._gave_up(job, checkpoint, Cause.GENERATION_ENDED, reason, now_ms), now_ms
+                    job, self._aborted(job, checkpoint, Cause.GENERATION_ENDED, reason, now_ms), now_ms
                 )
         checkpoint.move(CheckpointPhase.PERSISTING, now_ms)
         job.generation.written = written
         job.outbox.put(WriteManifest(key, data))
         return None
 
-    def _gave_up(self, job: Job, checkpoint: Checkpoint, cause: Cause, reason: str, now_ms: int) -> str:
+    def _aborted(self, job: Job, checkpoint: Checkpoint, cause: Cause, reason: str, now_ms: int) -> str:
         """A checkpoint ended without a decision. Returns why the generation must end, or ""."""
         job.record.checkpoint_ended(checkpoint, reason, now_ms)
         job.abort_checkpoint(checkpoint, reason)

@@ -1,10 +1,10 @@
 """How a coordinator comes to lead: read the log, then take over the living generation or begin a new one.
 
-Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running ─► LEAD lands ─► Running
-             └─► Fencing (a new generation) ─ FENCE lands ─► Ganging
+Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running ─► LEAD is appended ─► Running
+             └─► Fencing (a new generation) ─ FENCE is appended ─► WaitingForSlots
 """
 
-from barrier_runtime.coordinator.job.checkpoint_ends import checkpoint_landed
+from barrier_runtime.coordinator.job.checkpoint_ends import checkpoint_appended
 from barrier_runtime.coordinator.job.decisions import (
     Attempts,
     BeginGeneration,
@@ -21,7 +21,7 @@ from barrier_runtime.coordinator.job.effects import ReadLog, ReadManifest
 from barrier_runtime.coordinator.job.facts import Job, Origin
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.slots import Arrival, Slot, SlotState
-from barrier_runtime.coordinator.log.decision_log import Foreign, Landed, LogView, complete_of
+from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView, complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest, verified_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
 from barrier_runtime.coordinator.log.restore_choice import check_manifest, continue_run, start_run
@@ -118,7 +118,7 @@ class Resuming(Phase):
 
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
         if job.log.in_flight:
-            return None  # looked at when LEAD has landed
+            return None  # looked at when LEAD has appended
         return self._consider(job, arrival.slot, now_ms) or self._lead_if_complete(job, now_ms)
 
     def listens_to(self, job: Job) -> int | None:
@@ -135,10 +135,10 @@ class Resuming(Phase):
             return None if job.log.in_flight else self._after_failure(job, message, now_ms)
         return None
 
-    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
-        if not isinstance(landed.entry.record, Lead):
+    def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
+        if not isinstance(appended.entry.record, Lead):
             return None
-        job.lead(landed)
+        job.lead(appended)
         failure = job.reported_failure
         if failure is not None and failure.token == job.led.token:
             return self._after_failure(job, failure, now_ms)
@@ -147,7 +147,7 @@ class Resuming(Phase):
                 return self._new_generation(job, self._dead_reason(slot), now_ms)
         if job.slots.missing:
             return self._new_generation(job, "a slot was lost while the coordinator restarted", now_ms)
-        job.outbox.complete(landed.permit)  # may have been decided by our predecessor after the slots were greeted
+        job.outbox.complete(appended.permit)  # may have been decided by our predecessor after the slots were greeted
         highest = job.highest_checkpoint()
         for checkpoint in range(max(job.last_completed + 1, highest - _MAX_ABORTS + 1), highest + 1):
             job.outbox.broadcast(AbortCheckpoint(job.led.token, checkpoint, "the coordinator restarted"))
@@ -205,15 +205,15 @@ class Fencing(Phase):
                 job.record.checkpoint_ended(checkpoint, self.reason, now_ms)
         return None if job.log.in_flight else self._choose(job, now_ms)
 
-    def on_landed(self, job: Job, landed: Landed, now_ms: int) -> Decision | None:
-        record = landed.entry.record
+    def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
+        record = appended.entry.record
         if isinstance(record, Complete):  # was under way when the old generation ended
-            job.lead(landed)
-            checkpoint_landed(job, record, now_ms)
+            job.lead(appended)
+            checkpoint_appended(job, record, now_ms)
             return self._choose(job, now_ms)
         if not isinstance(record, Fence):
             return self._choose(job, now_ms)
-        job.begin_generation(landed, self._verified)
+        job.begin_generation(appended, self._verified)
         if self._choice is not None and self._choice.settled:
             job.commits.settled(self._choice.checkpoint)
         job.record.recovery_began(job.led.token, self.reason, self._began_ms)

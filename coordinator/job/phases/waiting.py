@@ -25,7 +25,7 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 
-class Ganging(Phase):
+class WaitingForSlots(Phase):
     judges_silence = True
 
     def __init__(self, reason: str, deploy_from_ms: int) -> None:
@@ -36,13 +36,13 @@ class Ganging(Phase):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return "restoring" if self._deployed else "ganging"
+        return "restoring" if self._deployed else "waiting"
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
         job.retention = self._retention(job)
         for slot in job.slots:
             job.greet(slot, job.led.token)
-            job.halt(slot)
+            job.cancel_generation_of(slot)
         self._ask_for_kills(job, now_ms)
         return self._deploy_if_complete(job, now_ms)
 
@@ -52,7 +52,7 @@ class Ganging(Phase):
         if not job.slots.missing:
             return self._deploy_from_ms
         graces = [lost_ms + job.spec.reconnect_grace_ms for _, lost_ms in job.slots.to_be_killed()]
-        return min([self._deploy_from_ms + job.spec.gang_timeout_ms, *graces])
+        return min([self._deploy_from_ms + job.spec.resource_wait_timeout_ms, *graces])
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
@@ -64,7 +64,11 @@ class Ganging(Phase):
             waiting = next(iter(job.generation.waiting.values()))
             return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
         self._ask_for_kills(job, now_ms)
-        if not self._deployed and job.slots.missing and now_ms >= self._deploy_from_ms + job.spec.gang_timeout_ms:
+        if (
+            not self._deployed
+            and job.slots.missing
+            and now_ms >= self._deploy_from_ms + job.spec.resource_wait_timeout_ms
+        ):
             job.record.absent_slots = job.slots.missing
             return Fail(self._why_incomplete(job))
         return self._deploy_if_complete(job, now_ms)
@@ -78,7 +82,7 @@ class Ganging(Phase):
         if isinstance(arrival, Joined) and arrival.death:
             self.reason = f"{self.reason}; {arrival.death}"
             job.record.recovery_because(self.reason)
-        job.halt(slot)
+        job.cancel_generation_of(slot)
         return self._deploy_if_complete(job, now_ms)
 
     def on_slot_lost(self, job: Job, slot: Slot, now_ms: int) -> Decision | None:
@@ -118,7 +122,7 @@ class Ganging(Phase):
         return None if self._waiting_since_ms is None or patience_ms is None else self._waiting_since_ms + patience_ms
 
     def _ask_for_kills(self, job: Job, now_ms: int) -> None:
-        """Tasks of processes out of reach hold places. Asked only now that the FENCE has landed."""
+        """Tasks of processes out of reach hold places. Asked only now that the FENCE has appended."""
         for slot, lost_ms in job.slots.to_be_killed():
             if now_ms - lost_ms >= job.spec.reconnect_grace_ms:
                 job.outbox.put(job.slots.want_killed(slot))
@@ -168,9 +172,9 @@ class Ganging(Phase):
         present = job.spec.parallelism - len(missing)
         return (
             f"job {job.spec.job} needs {job.spec.parallelism} slots; {present} of {job.spec.parallelism} registered "
-            f"within {job.spec.gang_timeout_ms / 1000:g} s, missing: {', '.join(map(str, missing))}. Are there "
-            f"{job.spec.parallelism} free cores? Give the job more cores, lower its parallelism, or raise "
-            "gang_timeout_ms; and see the executors' logs for tasks that could not reach the coordinator"
+            f"within {job.spec.resource_wait_timeout_ms / 1000:g} s, missing: {', '.join(map(str, missing))}. "
+            f"Are there {job.spec.parallelism} free cores? Give the job more cores, lower its parallelism, or raise "
+            "resource_wait_timeout; and see the executors' logs for tasks that could not reach the coordinator"
         )
 
 

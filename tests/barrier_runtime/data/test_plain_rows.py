@@ -6,7 +6,7 @@ import pytest
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.plain_rows import PlainRows, plain_schema
 from barrier_runtime.graph.job_graph import Edge
-from barrier_runtime.runtime.network.channels import EdgeOutput, InputChannel, LocalOutput
+from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.state.errors import InvalidJob
 
 WORDS = pa.array(["a", "b", None, "a"]).dictionary_encode()
@@ -62,7 +62,7 @@ def test_a_schema_that_changes_is_decided_anew():
 def test_what_enters_a_local_edge_is_plain_as_on_a_connection():
     edge = Edge(0, 0, 1, "forward")
     channel = InputChannel(0, 0, lambda: None, 1_000_000)
-    EdgeOutput(edge, [LocalOutput(channel, lambda: None)], 0, 128).emit(Batch(pa.record_batch({"w": WORDS}), 5))
+    ResultPartition(edge, [LocalOutput(channel, lambda: None)], 0, 128).emit(Batch(pa.record_batch({"w": WORDS}), 5))
     batch = channel.pop()
     assert isinstance(batch, Batch)
     assert (batch.rows.schema.field("w").type, batch.emit_ns) == (pa.string(), 5)
@@ -79,4 +79,4 @@ def test_a_row_that_is_too_large_names_the_operator_that_gave_it():
 
     rows = pa.record_batch({"v": pa.array([b"x" * (64 * 1024 * 1024 + 1)])})
     with pytest.raises(InvalidJob, match="operator 'photos': a row of 67,1"):
-        EdgeOutput(Edge(0, 0, 1, "forward"), [Full()], 0, 128, "photos").emit(Batch(rows, 0))
+        ResultPartition(Edge(0, 0, 1, "forward"), [Full()], 0, 128, "photos").emit(Batch(rows, 0))

@@ -24,7 +24,7 @@ from barrier_runtime.connectors.source import Discovery, Polled, Split
 from barrier_runtime.coordinator.checkpoints import commits
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.job.phases import running as phase_running
-from barrier_runtime.coordinator.job.phases import waiting as phase_ganging
+from barrier_runtime.coordinator.job.phases import waiting as phase_waiting
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import decode_manifest, own_files
 from barrier_runtime.coordinator.log.reader import read_log
@@ -283,7 +283,7 @@ def test_a_target_that_is_down_stops_checkpoints_before_what_waits_is_too_much_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried_bytes: int
 ) -> None:
     """R4: also when nothing is carried in messages."""
-    monkeypatch.setattr(phase_ganging, "MAX_CARRIED_BYTES", carried_bytes)
+    monkeypatch.setattr(phase_waiting, "MAX_CARRIED_BYTES", carried_bytes)
     monkeypatch.setattr(commits, "MAX_CARRIED_BYTES", carried_bytes)
     sink = Large(4_000_000)
 
@@ -321,7 +321,7 @@ def test_slots_that_read_the_manifest_themselves_restore_at_any_parallelism(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int
 ) -> None:
     """R4"""
-    monkeypatch.setattr(phase_ganging, "MAX_CARRIED_BYTES", 1)
+    monkeypatch.setattr(phase_waiting, "MAX_CARRIED_BYTES", 1)
 
     async def main() -> None:
         options = {"checkpoint_interval": 0.1, "checkpoints": str(tmp_path)}

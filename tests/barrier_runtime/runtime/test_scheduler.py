@@ -10,7 +10,7 @@ from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.runtime.alignment.aligner import Aligner
-from barrier_runtime.runtime.host.timer import LoopAlarm
+from barrier_runtime.runtime.host.timer import LoopTimer
 from barrier_runtime.runtime.network.channels import InputChannel
 from barrier_runtime.runtime.scheduler import Scheduler
 from barrier_runtime.runtime.subtask import Subtask
@@ -53,7 +53,7 @@ class HandClock:
         return int(self.now * 1e9)
 
     now_ns = wall_ns
-    alarm = LoopAlarm
+    timer = LoopTimer
 
 
 class Slow(Operator):

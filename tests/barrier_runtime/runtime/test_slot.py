@@ -11,10 +11,10 @@ from slot_bench import SOURCE, TARGET, Bench, Totals, sink_operator
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     Ack,
+    CancelGeneration,
     CommitGlobally,
     Committed,
     Complete,
-    Halt,
     Heartbeat,
     Register,
     Restored,
@@ -27,7 +27,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.launch.local import LocalDataPlane
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.runtime.resources import tidy_memory
+from barrier_runtime.runtime.resources import trim_memory
 from barrier_runtime.state.errors import ProtocolViolation
 
 
@@ -86,7 +86,7 @@ def test_every_order_may_come_twice(tmp_path):
         await bench.acks(2, 5)
         bench.tell(AbortCheckpoint(5, 2, "no"), AbortCheckpoint(5, 2, "no"), Trigger(5, 2, 0))
         await bench.checkpoint(3, 5)
-        bench.tell(Halt(6, 3), Halt(6, 3))
+        bench.tell(CancelGeneration(6, 3), CancelGeneration(6, 3))
         assert words(bench.links[0]) == ["Register", "Restored"] + ["Ack"] * 6
         assert len(bench.operators) == 1
         bench.tell(Shutdown("finished", ""), Shutdown("finished", ""))
@@ -102,7 +102,7 @@ def test_orders_of_another_generation_have_no_effect(tmp_path):
         bench = Bench(tmp_path)
         await bench.running(5)
         bench.deploy(4)
-        bench.tell(Halt(4, 0), Start(4), Trigger(4, 1, 0), Complete(4, 9), AbortCheckpoint(4, 1, "old"))
+        bench.tell(CancelGeneration(4, 0), Start(4), Trigger(4, 1, 0), Complete(4, 9), AbortCheckpoint(4, 1, "old"))
         bench.tell(Trigger(6, 1, 0), Complete(6, 9), AbortCheckpoint(6, 1, "of a generation not heard of"))
         await bench.checkpoint(1, 5)
         assert bench.slots[0].token == 5
@@ -201,7 +201,7 @@ def test_a_generation_restored_after_part_of_the_input_ended_goes_on_with_the_re
         await bench.running(5)
         await bench.until(lambda: bench.links[0].got(SubtaskEnded))
         restored = await bench.checkpoint(1, 5)
-        bench.tell(Halt(9, 1))
+        bench.tell(CancelGeneration(9, 1))
         bench.feed.rows[1] += [4]
         bench.feed.end()
         for link in bench.links:
@@ -215,7 +215,7 @@ def test_a_generation_restored_after_part_of_the_input_ended_goes_on_with_the_re
     run(main())
 
 
-# ---------------------------------------------------------------- halt and restore
+# ---------------------------------------------------------------- cancel and restore
 
 
 class Gated(Totals):
@@ -240,7 +240,7 @@ def test_an_operator_that_is_halted_while_it_opens_is_closed_after_it_has_opened
         bench = Bench(tmp_path, make_operator=made.__next__)
         bench.deploy(5)
         await bench.until(lambda: bench.operators and bench.operators[0].opening.is_set())
-        bench.tell(Halt(6, 0))
+        bench.tell(CancelGeneration(6, 0))
         await bench.running(6)  # and the next generation does not wait for that
         gated = bench.operators[0]
         assert gated.life == []
@@ -258,7 +258,7 @@ def test_a_generation_halted_while_it_waits_for_its_peers_is_left_behind(tmp_pat
         bench = Bench(tmp_path, parallelism=2)
         bench.slots[0].handle(bench.deployment(5))  # the other one is not told: its channels never come
         await bench.until(lambda: bench.operators and bench.operators[0].life)
-        bench.tell(Halt(6, 0))
+        bench.tell(CancelGeneration(6, 0))
         await bench.running(6)
         assert [m.token for m in bench.links[0].got(Restored)] == [6]
         await bench.close()
@@ -403,8 +403,8 @@ class Failing(Totals):
         super().open(context)
         if self.at == "timer":
             context.call_later(0.001, self.fail)
-        if self.at == "lane":
-            context.lane.submit(lambda: None, lambda result, error: self.fail())
+        if self.at == "executor":
+            context.executor.submit(lambda: None, lambda result, error: self.fail())
 
     def fail(self):
         raise ProtocolViolation(f"broken in a {self.at}")
@@ -418,7 +418,7 @@ class Failing(Totals):
             self.fail()
 
 
-@pytest.mark.parametrize("at", ["row", "order", "timer", "lane"])
+@pytest.mark.parametrize("at", ["row", "order", "timer", "executor"])
 def test_whatever_an_operator_raises_wherever_it_is_called_fails_the_generation(tmp_path, at):
     """An error that only reaches a log is a job that waits for ever."""
 
@@ -547,7 +547,7 @@ def test_a_commit_that_still_runs_in_a_dropped_generation_meets_its_repetition_i
         await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
         restored = await bench.checkpoint(1, 5)
         await bench.until(entered.is_set)
-        bench.tell(Halt(6, 1))
+        bench.tell(CancelGeneration(6, 1))
         bench.feed.rows[0] += [3]
         await bench.running(6, 1, restored)
         await bench.until(lambda: bench.visible() == [1, 2])
@@ -592,10 +592,10 @@ def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_else_o
             own = tuple(each for each in restored if each.operator == "target")
             bench.tell(CommitGlobally(5, 1, "target", own))
         await bench.until(entered.is_set)
-        bench.tell(Halt(6, 1))
+        bench.tell(CancelGeneration(6, 1))
 
         def gone():
-            tidy_memory(True)
+            trim_memory(True)
             return all(each() is None for each in dropped)
 
         await bench.until(gone)
@@ -614,7 +614,7 @@ def test_what_an_operator_was_restored_from_is_let_go_of_once_it_is_open(tmp_pat
         bench = Bench(tmp_path)
         await bench.running(5)
         restored = await bench.checkpoint(1, 5)
-        bench.tell(Halt(6, 1))
+        bench.tell(CancelGeneration(6, 1))
         await bench.running(6, 1, restored)
         opened = bench.operators[-1]
         assert opened.life == ["opened"]

@@ -98,10 +98,10 @@ class RightSink(TwoPhaseCommitSink):
     def recover(self, decided: Sequence[bytes]) -> None:
         super().recover(decided)
         for name in list(self.shelf.staged):
-            if self.is_leftover(name):
+            if self.is_orphan(name):
                 del self.shelf.staged[name]
 
-    def is_leftover(self, name: str) -> bool:
+    def is_orphan(self, name: str) -> bool:
         job, lineage, token, subtask = name.split("/")[:4]
         context = self.context
         mine = (job, lineage) == (context.job, context.lineage) and int(
@@ -135,7 +135,7 @@ class ShowsAndRemembersInTwoSteps(RightSink):
         if name not in self.shelf.done:
             self.shelf.staged.pop(name, None)
 
-    def is_leftover(self, name: str) -> bool:
+    def is_orphan(self, name: str) -> bool:
         return False
 
 
@@ -190,7 +190,7 @@ class RemembersHighestCheckpoint(RightSink):
 
 
 class SweepsEverythingOfOthers(RightSink):
-    def is_leftover(self, name: str) -> bool:
+    def is_orphan(self, name: str) -> bool:
         return name.split("/")[0] == self.context.job and int(name.split("/")[2]) != self.context.token
 
 
@@ -208,7 +208,7 @@ class RecoversOnlyItsOwn(RightSink):
 
 
 class NeverSweeps(RightSink):
-    def is_leftover(self, name: str) -> bool:
+    def is_orphan(self, name: str) -> bool:
         return False
 
 

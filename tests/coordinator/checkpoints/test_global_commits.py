@@ -248,5 +248,5 @@ def test_two_answers_to_one_read_of_the_manifest_begin_one_generation() -> None:
     successor.run_until(ReadManifest)
     a.fail("boom")
     successor.settle()
-    assert successor.phase in ("ganging", "restoring")
+    assert successor.phase in ("waiting", "restoring")
     assert kinds(store)[-2:] == ["LEAD", "FENCE"]

@@ -51,7 +51,7 @@ def fencing_again(store: MemoryStore, job: JobSpec) -> Coordinator:
     return coordinator
 
 
-def ganging(store: MemoryStore, job: JobSpec) -> Coordinator:
+def waiting(store: MemoryStore, job: JobSpec) -> Coordinator:
     return Coordinator(store, job).begin().settle()
 
 
@@ -83,7 +83,7 @@ def in_phase(begun: Begun, store: MemoryStore, job: JobSpec) -> Coordinator:
     return coordinator
 
 
-@pytest.mark.parametrize("begun", [loading, resuming, fencing_first, fencing_again, ganging])
+@pytest.mark.parametrize("begun", [loading, resuming, fencing_first, fencing_again, waiting])
 def test_a_stop_ends_the_job_in_every_phase_and_leaves_what_is_stored(begun: Begun) -> None:
     store = MemoryStore()
     coordinator = in_phase(begun, store, spec())
@@ -108,7 +108,7 @@ def test_a_stop_drops_no_checkpoints_of_a_job_that_it_does_not_lead(begun: Begun
     assert "FINISH" not in kinds(store)
 
 
-@pytest.mark.parametrize("begun", [fencing_again, ganging])
+@pytest.mark.parametrize("begun", [fencing_again, waiting])
 def test_a_stop_of_who_leads_drops_the_checkpoints_when_that_is_wanted(begun: Begun) -> None:
     store, job = MemoryStore(), spec(checkpoints=options(on_cancel="delete"))
     coordinator = in_phase(begun, store, job)
@@ -121,7 +121,7 @@ def test_a_stop_of_who_leads_drops_the_checkpoints_when_that_is_wanted(begun: Be
 
 
 @pytest.mark.parametrize(
-    "begun", [loading, resuming, leading_on, fencing_first, fencing_again, ganging, running, finishing]
+    "begun", [loading, resuming, leading_on, fencing_first, fencing_again, waiting, running, finishing]
 )
 def test_a_store_that_refuses_ends_the_job_in_every_phase(begun: Begun) -> None:
     store = MemoryStore()

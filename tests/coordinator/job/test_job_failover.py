@@ -8,10 +8,10 @@ from barrier_runtime.coordinator.job.events import StoreRefused, Tick
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
+    CancelGeneration,
     Committed,
     Complete,
     Deploy,
-    Halt,
     Registered,
     Restored,
     Shutdown,
@@ -59,7 +59,7 @@ def test_a_restarted_coordinator_leads_on_without_a_new_generation_when_all_slot
     new = successor(store, a, b).settle()
     assert new.phase == "running"
     assert kinds(store) == ["FENCE", "COMPLETE", "LEAD"]
-    assert a.got(Halt) == []
+    assert a.got(CancelGeneration) == []
     assert a.last(Registered) == Registered(1, 1, 1_000)
     assert new.checkpoint(a, b) == 2
 
@@ -86,7 +86,7 @@ def test_a_fresh_slot_among_the_survivors_means_a_new_generation_at_once():
     new = successor(store, a)
     fresh = new.slot(1, attempt=1).connect()
     new.settle()
-    assert a.last(Halt) == Halt(3, 1)
+    assert a.last(CancelGeneration) == CancelGeneration(3, 1)
     assert kinds(store) == ["FENCE", "COMPLETE", "FENCE"]
     new.run_with(a, fresh)
 
@@ -100,7 +100,7 @@ def test_a_slot_that_does_not_come_back_in_time_means_a_new_generation():
     new.later(1)
     new.settle()
     assert kinds(store) == ["FENCE", "FENCE"]
-    assert a.last(Halt).token == 2
+    assert a.last(CancelGeneration).token == 2
 
 
 def test_a_slot_lost_while_LEAD_is_on_its_way_is_noticed():
@@ -110,7 +110,7 @@ def test_a_slot_lost_while_LEAD_is_on_its_way_is_noticed():
     b.cut()
     new.settle()
     assert kinds(store) == ["FENCE", "LEAD", "FENCE"]
-    assert a.last(Halt).token == 3
+    assert a.last(CancelGeneration).token == 3
 
 
 def test_commits_reported_at_the_reconnection_count():
@@ -290,7 +290,7 @@ def test_a_slot_lost_while_the_decision_is_unknown_waits_for_the_decision():
     assert coordinator.phase == "fencing"
     coordinator.settle()
     assert kinds(store) == ["FENCE", "COMPLETE", "FENCE"]
-    assert b.last(Halt).keep_checkpoint == 1
+    assert b.last(CancelGeneration).keep_checkpoint == 1
     assert b.last(Deploy).checkpoint == 1
 
 
@@ -429,7 +429,7 @@ def test_a_failure_told_while_LEAD_is_on_its_way_is_not_lost(retryable):
     new.settle()
     if retryable:
         assert kinds(store) == ["FENCE", "LEAD", "FENCE"]
-        assert a.last(Halt).token == 3
+        assert a.last(CancelGeneration).token == 3
     else:
         assert new.ended.outcome == "failed"
 

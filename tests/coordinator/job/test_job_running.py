@@ -9,10 +9,10 @@ from barrier_runtime.coordinator.job.events import ManifestFailed, SlotRegistere
 from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
+    CancelGeneration,
     CommitFailing,
     Complete,
     Deploy,
-    Halt,
     Heartbeat,
     Registered,
     RestartOptions,
@@ -33,7 +33,7 @@ def test_a_generation_starts_when_all_slots_are_there_and_restored():
     coordinator = Coordinator(store).begin().settle()
     assert kinds(store) == ["FENCE"]
     first = coordinator.slot(0).connect()
-    assert coordinator.phase == "ganging"
+    assert coordinator.phase == "waiting"
     assert first.got(Deploy) == []
     second = coordinator.slot(1).connect()
     deploy = first.last(Deploy)
@@ -115,7 +115,7 @@ def test_a_slot_lost_while_restoring_means_a_new_generation():
     first.cut()
     coordinator.settle()
     assert kinds(store) == ["FENCE", "FENCE"]
-    assert second.last(Halt).token == 2
+    assert second.last(CancelGeneration).token == 2
     coordinator.slot(0, attempt=1).connect()
     assert second.last(Deploy).token == 2
 
@@ -357,7 +357,7 @@ def test_the_grace_over_the_job_recovers_with_the_survivors():
     assert coordinator.phase == "running"
     coordinator.later(1)
     coordinator.settle()
-    assert a.last(Halt) == Halt(3, 1)
+    assert a.last(CancelGeneration) == CancelGeneration(3, 1)
     assert [kill.slot for kill in coordinator.status.kill] == [1]
     replacement = coordinator.slot(1, attempt=1).connect()
     assert coordinator.status.kill == ()
@@ -377,7 +377,7 @@ def test_a_new_process_for_the_slot_ends_the_grace_at_once():
     b.cut()
     coordinator.slot(1, attempt=1).connect()
     coordinator.settle()
-    assert a.last(Halt).token == 2
+    assert a.last(CancelGeneration).token == 2
     assert coordinator.phase == "restoring"
 
 
@@ -409,7 +409,7 @@ def test_a_silent_slot_is_given_up_and_its_zombie_is_turned_away():
     assert coordinator.kills == [], "not before the FENCE says that this coordinator leads"
     coordinator.settle()
     assert [kill.uuid for kill in coordinator.kills] == [b.uuid]
-    assert a.last(Halt).token == 2
+    assert a.last(CancelGeneration).token == 2
     b.ack(1)
     assert b.connect().last(Shutdown).outcome == "replaced"
     assert "silent" in b.last(Shutdown).reason
@@ -454,7 +454,7 @@ def test_a_retryable_failure_backs_off_when_it_repeats_without_progress():
     coordinator.run_with(a, b)
     b.fail("second")
     coordinator.settle()
-    assert a.last(Halt).token == 3
+    assert a.last(CancelGeneration).token == 3
     assert a.last(Deploy).token == 2
     coordinator.later(200)
     assert a.last(Deploy).token == 3

@@ -1,4 +1,4 @@
-"""Only a landed record permits to tell slots of a completed checkpoint, and to delete."""
+"""Only a appended record permits to tell slots of a completed checkpoint, and to delete."""
 
 import ast
 import inspect

@@ -15,7 +15,7 @@ def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads() -> N
     b.cut()
     coordinator.later(2_000)
     coordinator.settle()
-    assert coordinator.phase == "ganging"
+    assert coordinator.phase == "waiting"
     successor = Coordinator(store, leader="leader-b", now_ms=coordinator.now_ms).begin().settle()
     successor.later(5_000)
     successor.settle()
@@ -37,7 +37,7 @@ def test_a_manifest_that_went_while_the_log_was_being_read_is_looked_for_again()
     for _ in range(3):
         coordinator.checkpoint(a, b)
     other.settle()
-    assert other.phase == "ganging"
+    assert other.phase == "waiting"
     assert log_of(store)[-1].restored_checkpoint == 4
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from coordinator_world import spec
 
-from barrier_runtime.coordinator.log.decision_log import DecisionLog, Foreign, Landed, LogView, ReadBack, Repeat
+from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, ReadBack, Repeat
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import LogReader, find_head, read_log
 from barrier_runtime.coordinator.log.records import (
@@ -84,7 +84,7 @@ def opened(store, **arguments):
 def put(store, log, record):
     """Propose, and carry the append through to its end."""
     step = log.propose(record)
-    while not isinstance(step, Landed | Foreign):
+    while not isinstance(step, Appended | Foreign):
         if isinstance(step, Repeat):
             step = log.on_put(step.position, store.put_if_absent(PATHS.log_record(step.position), step.data))
         else:
@@ -99,7 +99,7 @@ def test_records_land_in_order_and_are_found_again():
     log = opened(store)
     assert put(store, log, fence(log)).permit.token == FIRST_POSITION
     for checkpoint in (1, 2, 3):
-        assert isinstance(put(store, log, complete(log, checkpoint)), Landed)
+        assert isinstance(put(store, log, complete(log, checkpoint)), Appended)
     again = opened(store)
     assert (again.token, again.next_position, again.head_sha256) == (1, 5, log.head_sha256)
     assert again.restore_point.record.checkpoint == 3
@@ -119,7 +119,7 @@ def test_an_unknown_outcome_repeats_the_same_bytes_at_the_same_position_until_it
     read_back = log.on_put(1, store.put_if_absent(PATHS.log_record(1), again.data))
     assert read_back == ReadBack(1)
     key = PATHS.log_record(1)
-    assert isinstance(log.on_read_back(1, key, store.get(key)), Landed)
+    assert isinstance(log.on_read_back(1, key, store.get(key)), Appended)
 
 
 def test_a_conflict_is_undecided_and_tried_again():
@@ -127,7 +127,7 @@ def test_a_conflict_is_undecided_and_tried_again():
     store = MemoryStore()
     store.inject(Fault.CONFLICT, "put_if_absent", times=3)
     log = opened(store)
-    assert isinstance(put(store, log, fence(log)), Landed)
+    assert isinstance(put(store, log, fence(log)), Appended)
 
 
 def test_our_own_record_behind_a_lost_answer_is_a_success():
@@ -135,7 +135,7 @@ def test_our_own_record_behind_a_lost_answer_is_a_success():
     store = MemoryStore()
     store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
     log = opened(store)
-    assert isinstance(put(store, log, fence(log)), Landed)
+    assert isinstance(put(store, log, fence(log)), Appended)
     assert store.calls["put_if_absent"] == 2
 
 
@@ -143,7 +143,7 @@ def test_somebody_elses_record_at_our_position_is_foreign():
     """O2, Z6: 412 foreign → fenced."""
     store = MemoryStore()
     ours, theirs = opened(store), opened(store)
-    assert isinstance(put(store, theirs, fence(theirs, "theirs", run="run-2")), Landed)
+    assert isinstance(put(store, theirs, fence(theirs, "theirs", run="run-2")), Appended)
     result = put(store, ours, fence(ours, "ours"))
     assert isinstance(result, Foreign)
     assert result.entry.record.spec.run_id == "run-2"
@@ -200,7 +200,7 @@ def test_the_fencer_finds_the_zombies_decision_and_takes_it_over():
     successor = opened(store)
     assert successor.last_complete.record.checkpoint == 1
     position = successor.last_complete.position
-    assert isinstance(put(store, successor, fence(successor, "new", restored=position)), Landed)
+    assert isinstance(put(store, successor, fence(successor, "new", restored=position)), Appended)
     assert successor.restore_point.record.checkpoint == 1
     assert isinstance(put(store, zombie, complete(zombie, 2)), Foreign)
 

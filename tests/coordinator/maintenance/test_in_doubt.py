@@ -8,7 +8,7 @@ from coordinator_world import Coordinator, kinds, log_of, spec
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Fence, Finish
 from barrier_runtime.coordinator.maintenance.fsck import LogWalk
-from barrier_runtime.coordinator.maintenance.in_doubt import Settlement
+from barrier_runtime.coordinator.maintenance.in_doubt import InDoubtResolution
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.status.past_run import past_status
 from barrier_runtime.coordinator.wire.messages import Complete, Trigger
@@ -23,8 +23,8 @@ def view_of(store, run_id=""):
     return read_log(store, PATHS.log_record, completes=2, restore=None, run_id=run_id)
 
 
-def settlement(store, view=None, sleep=lambda seconds: None):
-    return Settlement(
+def resolution(store, view=None, sleep=lambda seconds: None):
+    return InDoubtResolution(
         store, view or view_of(store), leader="settled-1", host="here", submitter="ann@here pid 7", sleep=sleep
     )
 
@@ -70,7 +70,7 @@ def assert_sound(store):
 
 def test_a_settlement_is_a_fence_of_its_own_and_the_word_that_nobody_leads(left):
     before = view_of(left)
-    settled = settlement(left)
+    settled = resolution(left)
     token = settled.begin()
     assert token == before.head.position + 1
     settled.finish("by hand")
@@ -87,7 +87,7 @@ def test_a_settlement_is_a_fence_of_its_own_and_the_word_that_nobody_leads(left)
 @pytest.mark.parametrize("died_between", [False, True])
 def test_the_job_starts_again_from_what_it_had_reached_with_a_higher_token(left, died_between):
     lineage = view_of(left).fence.record.lineage
-    settled = settlement(left)
+    settled = resolution(left)
     token = settled.begin()
     if not died_between:
         settled.finish("by hand")
@@ -104,7 +104,7 @@ def test_whoever_led_the_job_unnoticed_is_fenced_and_decides_nothing_more():
     store = MemoryStore()
     coordinator, slots = running(store, "run-1")
     take_checkpoint(coordinator, slots)
-    settlement(store).begin()
+    resolution(store).begin()
     take_checkpoint(coordinator, slots)
     assert coordinator.ended.outcome == "fenced"
     assert "generation 3 of ann@here pid 7" in coordinator.ended.reason
@@ -119,7 +119,7 @@ def test_who_was_faster_keeps_the_job_and_nothing_is_settled(faster):
     store = MemoryStore()
     coordinator, slots = running(store, "run-1")
     take_checkpoint(coordinator, slots)
-    settled = settlement(store)
+    settled = resolution(store)
     if faster == "FENCE":
         running(store, "run-2")
     elif faster == "COMPLETE":
@@ -134,7 +134,7 @@ def test_who_was_faster_keeps_the_job_and_nothing_is_settled(faster):
 
 
 def test_a_job_that_starts_before_the_end_of_a_settlement_keeps_its_log(left):
-    settled = settlement(left)
+    settled = resolution(left)
     settled.begin()
     coordinator, slots = running(left, "run-2")
     settled.finish("by hand")
@@ -151,7 +151,7 @@ def test_how_the_job_had_ended_is_told_on():
     coordinator.settle()
     ended = log_of(store)[-1]
     assert isinstance(ended, Finish)
-    settled = settlement(store)
+    settled = resolution(store)
     settled.begin()
     settled.finish("by hand")
     last = log_of(store)[-1]
@@ -161,10 +161,10 @@ def test_how_the_job_had_ended_is_told_on():
 
 
 def test_a_status_without_a_leader_says_what_became_of_either_run(left):
-    settled = settlement(left)
+    settled = resolution(left)
     settled.begin()
     view = view_of(left)
-    assert past_status(view, None, None) is None, "nobody said yet that the settlement is over"
+    assert past_status(view, None, None) is None, "nobody said yet that the resolution is over"
     assert past_status(view, None, "run-1").outcome == "fenced"
     settled.finish("by hand")
     status = past_status(view_of(left), None, None)
@@ -173,7 +173,7 @@ def test_a_status_without_a_leader_says_what_became_of_either_run(left):
 
 
 def test_a_daemon_that_a_slot_of_the_settled_run_finds_does_not_adopt_it_and_sends_it_home(left):
-    settled = settlement(left)
+    settled = resolution(left)
     settled.begin()
     directory = JobDirectory(left, daemon_key=b"key", leader="daemon", host="here")
 
@@ -189,7 +189,7 @@ def test_a_put_whose_outcome_is_unknown_is_repeated_until_it_is_known(left, faul
     """O3: the record is in the log once."""
     left.inject(fault, "put_if_absent")
     waited = []
-    assert settlement(left, sleep=waited.append).begin() == 4
+    assert resolution(left, sleep=waited.append).begin() == 4
     assert waited
     left.land_late()
     assert kinds(left) == ["FENCE", "COMPLETE", "COMPLETE", "FENCE"]
@@ -199,5 +199,5 @@ def test_a_put_whose_outcome_is_unknown_is_repeated_until_it_is_known(left, faul
 def test_a_store_that_does_not_answer_at_all_is_named_and_nothing_is_settled(left):
     for _ in range(100):
         left.inject(Fault.FAIL_BEFORE, "put_if_absent")
-    with pytest.raises(Unavailable, match=r"whether FENCE landed at log position 4 .* do the same again"):
-        settlement(left).begin()
+    with pytest.raises(Unavailable, match=r"whether FENCE appended at log position 4 .* do the same again"):
+        resolution(left).begin()

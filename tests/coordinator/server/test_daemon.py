@@ -20,9 +20,9 @@ from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.wire.codec import encode
 from barrier_runtime.coordinator.wire.handshake import MAX_HANDSHAKE_BYTES
 from barrier_runtime.coordinator.wire.messages import (
+    CancelGeneration,
     Complete,
     Deploy,
-    Halt,
     Heartbeat,
     Registered,
     Shutdown,
@@ -108,7 +108,7 @@ def test_a_killed_coordinator_is_back_on_its_address_and_the_generation_goes_on(
         wait_for("a new pid", lambda pid=pid: embedded.pid != pid)
         assert embedded.restarts == round + 1
     assert records(str(tmp_path / "store")).count("FENCE") == 1
-    assert not any(isinstance(message, Halt) for message in slots[0].inbox)
+    assert not any(isinstance(message, CancelGeneration) for message in slots[0].inbox)
     figures = embedded.client.status("flights").checkpoints
     assert figures.completed >= 2, "the counters go on"
     assert figures.completed == len(figures.history)

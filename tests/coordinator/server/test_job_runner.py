@@ -160,7 +160,7 @@ def test_stop_ends_the_job_with_a_checkpoint():
 
 
 def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
-    job = spec(parallelism=1, reconnect_grace_ms=20, gang_timeout_ms=200)
+    job = spec(parallelism=1, reconnect_grace_ms=20, resource_wait_timeout_ms=200)
 
     async def check(runner, slot):
         await until(lambda: runner.phase == "running", "the job to run")

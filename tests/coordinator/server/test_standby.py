@@ -21,7 +21,15 @@ from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.coordinator.wire.handshake import job_secret
-from barrier_runtime.coordinator.wire.messages import Deploy, Halt, Registered, Shutdown, Start, Trigger, TryElsewhere
+from barrier_runtime.coordinator.wire.messages import (
+    CancelGeneration,
+    Deploy,
+    Registered,
+    Shutdown,
+    Start,
+    Trigger,
+    TryElsewhere,
+)
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.paths import Paths
@@ -95,7 +103,7 @@ def test_a_slot_that_lost_its_connection_is_sent_back_to_the_healthy_leader(daem
 
 
 def test_a_killed_leader_is_followed_by_the_standby_in_the_same_generation(daemons, tmp_path):
-    """F6, F8, F9: no FENCE, no Halt: what runs goes on; counters and history go on."""
+    """F6, F8, F9: no FENCE, no CancelGeneration: what runs goes on; counters and history go on."""
     leader, standby = daemons
     slots = running_slots(leader)
     for _ in range(3):
@@ -107,7 +115,7 @@ def test_a_killed_leader_is_followed_by_the_standby_in_the_same_generation(daemo
     assert find_leader(slots, leader, standby) == {standby.control_address}
     assert one_checkpoint(slots) > last
     assert records(str(tmp_path / "store")).count("FENCE") == 1
-    assert not any(isinstance(message, Halt) for slot in slots for message in slot.inbox)
+    assert not any(isinstance(message, CancelGeneration) for slot in slots for message in slot.inbox)
     wait_for("the standby's lease", lambda: led_by(tmp_path, standby))
     status = all_of(leader, standby).status("flights", "run-1")
     assert status.phase == "running"

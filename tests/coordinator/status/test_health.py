@@ -43,8 +43,8 @@ def states(*looks):
 
 def test_a_job_starts_runs_recovers_and_runs_again():
     assert states(
-        (0, facts("loading")), (1, facts("fencing")), (2, facts("ganging")), (3, facts("restoring")), (4, facts()),
-        (5, facts("fencing")), (6, facts("ganging")), (7, facts("restoring")), (8, facts()), (9, facts("finishing")),
+        (0, facts("loading")), (1, facts("fencing")), (2, facts("waiting")), (3, facts("restoring")), (4, facts()),
+        (5, facts("fencing")), (6, facts("waiting")), (7, facts("restoring")), (8, facts()), (9, facts("finishing")),
     ) == ["STARTING"] * 4 + ["RUNNING"] + ["RECOVERING"] * 3 + ["RUNNING", "FINISHING"]  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_an_ended_job_says_how_it_ended_whatever_else_is_wrong(outcome, said):
 
 def test_a_restore_that_does_not_end_is_a_trouble_until_it_does():
     hangs = facts("restoring", activity="waits for slot 1")
-    assert seen((0, facts("ganging")), (1, hangs), (TIMEOUT, hangs), (TIMEOUT + 1, hangs), (TIMEOUT + 2, facts())) == [
+    assert seen((0, facts("waiting")), (1, hangs), (TIMEOUT, hangs), (TIMEOUT + 1, hangs), (TIMEOUT + 2, facts())) == [
         Condition("STARTING", "", 0),
         Condition("STARTING", "waits for slot 1", 0),
         Condition("STARTING", "waits for slot 1", 0),
@@ -88,7 +88,7 @@ def test_a_restore_that_does_not_end_is_a_trouble_until_it_does():
 def test_each_restore_has_its_own_time():
     hangs = facts("restoring")
     assert (
-        states((0, hangs), (TIMEOUT - 1, facts("ganging")), (TIMEOUT, hangs), (2 * TIMEOUT - 1, hangs))
+        states((0, hangs), (TIMEOUT - 1, facts("waiting")), (TIMEOUT, hangs), (2 * TIMEOUT - 1, hangs))
         == ["STARTING"] * 4
     )
 
@@ -175,7 +175,7 @@ def test_a_job_that_restarts_for_ever_without_a_checkpoint_does_not_look_well():
 
 
 def test_a_long_recovery_alone_is_no_reason_to_miss_a_checkpoint():
-    assert states((0, facts()), (1, facts("ganging")), (9 * TIMEOUT, facts()), (10 * TIMEOUT - 2, facts())) == [
+    assert states((0, facts()), (1, facts("waiting")), (9 * TIMEOUT, facts()), (10 * TIMEOUT - 2, facts())) == [
         "RUNNING",
         "RECOVERING",
         "RUNNING",
@@ -211,7 +211,7 @@ def test_a_store_call_that_keeps_failing_is_named_and_one_that_heals_at_once_is_
     ), "another trouble is judged by its own time"
 
 
-@pytest.mark.parametrize("phase", ["loading", "resuming", "fencing", "ganging", "running", "finishing"])
+@pytest.mark.parametrize("phase", ["loading", "resuming", "fencing", "waiting", "running", "finishing"])
 def test_in_every_phase_a_store_that_fails_is_what_is_waited_for(phase):
     down = facts(phase, store=(StoreRetry("read flights/log/", "down"),))
     assert states((0, down), (PATIENCE_MS, down))[-1] == "WAITING_STORE"
@@ -261,7 +261,7 @@ def test_sinks_are_judged_only_while_the_job_runs():
         return facts(phase, failing=(FailingCommit("out/1", 7, 3, "down"),), behind=(("out/1", 6),))
 
     assert states(
-        (0, fails("running")), (500, fails("ganging")), (5 * TIMEOUT, fails("restoring")),
+        (0, fails("running")), (500, fails("waiting")), (5 * TIMEOUT, fails("restoring")),
         (6 * TIMEOUT, fails("running")), (6 * TIMEOUT + PATIENCE_MS, fails("running")),
     ) == ["RUNNING", "RECOVERING", "RECOVERING", "RUNNING", "WAITING_SINK"]  # fmt: skip
 
@@ -276,7 +276,7 @@ def test_sinks_are_judged_only_while_the_job_runs():
         (facts(store=(StoreRetry("append x", "down"),)), PATIENCE_MS),
         (facts(undecided=StoreWait(1, "x", 0)), HANGING_MS),
         (facts(failing=(FailingCommit("out/0", 1, 1, "down"),)), PATIENCE_MS),
-        (facts("ganging"), None),
+        (facts("waiting"), None),
         (facts(expects_checkpoint=False), None),
         (facts("running", expects_checkpoint=False, behind=(("out/0", 1),)), TIMEOUT),
     ],

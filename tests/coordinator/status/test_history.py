@@ -201,7 +201,7 @@ def test_a_run_that_finished_or_was_taken_over_is_told_from_the_log_alone():
 
 
 def test_a_slot_that_hangs_while_the_coordinator_dies_is_known_to_its_successor_by_its_task():
-    """Z9: only the predecessor had heard of it; its Spark task would hold the place until the gang timeout."""
+    """Z9: only the predecessor had heard of it; its Spark task would hold the place until the resource wait timeout."""
     store = MemoryStore()
     first, survivor, _hanging = started(store, spec(slot_timeout_ms=5_000, resume_timeout_ms=1_000))
     history = first.protocol.history()
@@ -209,7 +209,7 @@ def test_a_slot_that_hangs_while_the_coordinator_dies_is_known_to_its_successor_
     second = successor_of(first, survivor, history)
     second.later(1_000)
     second.settle()
-    assert second.phase == "ganging"
+    assert second.phase == "waiting"
     assert second.kills == [], "it may still come"
     second.later(3_000)
     survivor.say(Heartbeat(survivor.token))

@@ -53,7 +53,7 @@ def test_bytes_may_come_one_by_one():
         right.feed(bytes([byte]))
     right.feed(stream[len(proof) :])
     frames = right.session.framing()
-    payloads = [payload for byte in right.leftover() for payload in frames.feed(bytes([byte]))]
+    payloads = [payload for byte in right.unread() for payload in frames.feed(bytes([byte]))]
     assert payloads == [b"early"]
 
 

@@ -57,7 +57,7 @@ def main() -> int:
             tolerable_failures=3,
             retained=2,
             slot_timeout=settings.slot_timeout_s,
-            gang_timeout=300.0,
+            resource_wait_timeout=300.0,
             restart_attempts=None,
             mode=settings.mode,
             state_memory_mb=64,

@@ -46,7 +46,7 @@ class KeyedBackendModel(RuleBasedStateMachine):
     def _opened(self, backend: KeyedBackend) -> None:
         self.backend = backend
         self.table = values(backend)
-        self.dense = backend.dense_table("dense", {"count": ("i8", 0)}, 1, evictable=self.evictable)
+        self.dense = backend.column_table("dense", {"count": ("i8", 0)}, 1, evictable=self.evictable)
 
     # ---- what operators do
 
@@ -81,10 +81,10 @@ class KeyedBackendModel(RuleBasedStateMachine):
 
     @rule(keys=st.lists(KEYS, min_size=1, max_size=8, unique=True), fast=st.booleans())
     def count(self, keys: list[Any], fast: bool) -> None:
-        slots = self.dense.slots_int64(np.array(keys)) if fast else self.dense.slots([(key,) for key in keys])
-        assert self.dense.columns["count"][slots].tolist() == [self.counts.get(key, 0) for key in keys]
-        self.dense.columns["count"][slots] += 1
-        self.dense.mark_dirty(slots)
+        row_ids = self.dense.row_ids_int64(np.array(keys)) if fast else self.dense.row_ids([(key,) for key in keys])
+        assert self.dense.columns["count"][row_ids].tolist() == [self.counts.get(key, 0) for key in keys]
+        self.dense.columns["count"][row_ids] += 1
+        self.dense.mark_dirty(row_ids)
         for key in keys:
             self.counts[key] = self.counts.get(key, 0) + 1
 
@@ -100,7 +100,7 @@ class KeyedBackendModel(RuleBasedStateMachine):
     @rule(key=KEYS | KEYS.map("text {}".format))
     def remove(self, key: Any) -> None:
         if key in self.counts:
-            self.dense.remove(self.dense.slots([(key,)]))
+            self.dense.remove(self.dense.row_ids([(key,)]))
             del self.counts[key]
 
     # ---- what the runtime does
@@ -177,9 +177,9 @@ class KeyedBackendModel(RuleBasedStateMachine):
             self._counts_agree()
 
     def _counts_agree(self) -> None:
-        slots = self.dense.load_all()
-        keys = [key[0] for key in self.dense.keys_of(slots)]
-        found = dict(zip(keys, self.dense.columns["count"][slots].tolist(), strict=True))
+        row_ids = self.dense.load_all()
+        keys = [key[0] for key in self.dense.keys_of(row_ids)]
+        found = dict(zip(keys, self.dense.columns["count"][row_ids].tolist(), strict=True))
         assert {key: count for key, count in found.items() if count} == self.counts
 
     def teardown(self) -> None:

@@ -1,60 +1,60 @@
-"""Columns of state: slots, snapshots, removal, eviction; compared with plain dicts."""
+"""Columns of state: row ids, snapshots, removal, eviction; compared with plain dicts."""
 
 import numpy as np
 import pytest
 from backend_bench import Bench, checkpoint, drain, of_operator
 
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.columns.column_table import DenseTable
+from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 
 COLUMNS = {"count": ("i8", 0), "total": ("f8", 0.0), "highest": ("i4", -1)}
 
 
-def dense(backend: KeyedBackend, key_width: int = 1, evictable: bool = False) -> DenseTable:
-    return backend.dense_table("dense", COLUMNS, key_width, evictable)
+def dense(backend: KeyedBackend, key_width: int = 1, evictable: bool = False) -> ColumnTable:
+    return backend.column_table("dense", COLUMNS, key_width, evictable)
 
 
-def count(table: DenseTable, keys: list[tuple[object, ...]]) -> None:
-    slots = table.slots(keys)
-    table.columns["count"][slots] += 1
-    table.columns["total"][slots] += 0.5
-    table.mark_dirty(slots)
+def count(table: ColumnTable, keys: list[tuple[object, ...]]) -> None:
+    row_ids = table.row_ids(keys)
+    table.columns["count"][row_ids] += 1
+    table.columns["total"][row_ids] += 0.5
+    table.mark_dirty(row_ids)
 
 
-def content(table: DenseTable) -> dict[tuple[object, ...], tuple[int, float, int]]:
-    slots = table.load_all()
-    columns = (table.columns[name][slots].tolist() for name in COLUMNS)
-    return dict(zip(table.keys_of(slots), zip(*columns, strict=True), strict=True))
+def content(table: ColumnTable) -> dict[tuple[object, ...], tuple[int, float, int]]:
+    row_ids = table.load_all()
+    columns = (table.columns[name][row_ids].tolist() for name in COLUMNS)
+    return dict(zip(table.keys_of(row_ids), zip(*columns, strict=True), strict=True))
 
 
 def test_new_keys_get_distinct_slots_with_the_initial_values(bench: Bench) -> None:
     table = dense(bench.open())
-    slots = table.slots([("a",), ("b",), (None,)])
-    assert len(set(slots.tolist())) == 3
-    assert table.columns["highest"][slots].tolist() == [-1, -1, -1]
-    assert table.slots([("b",), ("a",)]).tolist() == [slots[1], slots[0]]
-    assert table.keys_of(slots) == [("a",), ("b",), (None,)]
+    row_ids = table.row_ids([("a",), ("b",), (None,)])
+    assert len(set(row_ids.tolist())) == 3
+    assert table.columns["highest"][row_ids].tolist() == [-1, -1, -1]
+    assert table.row_ids([("b",), ("a",)]).tolist() == [row_ids[1], row_ids[0]]
+    assert table.keys_of(row_ids) == [("a",), ("b",), (None,)]
     assert table.entries == 3
 
 
 def test_integers_have_a_fast_path_that_takes_repeated_values(bench: Bench) -> None:
     table = dense(bench.open())
-    slots = table.slots_int64(np.array([7, 8, 7, -3, 8]))
-    assert slots[0] == slots[2]
-    assert slots[1] == slots[4]
+    row_ids = table.row_ids_int64(np.array([7, 8, 7, -3, 8]))
+    assert row_ids[0] == row_ids[2]
+    assert row_ids[1] == row_ids[4]
     assert table.entries == 3
-    assert table.slots([(7,), (-3,)]).tolist() == [slots[0], slots[3]]
-    assert table.keys_of(slots[:2]) == [(7,), (8,)]
+    assert table.row_ids([(7,), (-3,)]).tolist() == [row_ids[0], row_ids[3]]
+    assert table.keys_of(row_ids[:2]) == [(7,), (8,)]
 
 
 def test_both_ways_of_asking_mix_whichever_comes_first(bench: Bench) -> None:
     table = dense(bench.open())
-    first = table.slots([(1,), (2,)])
-    assert table.slots_int64(np.array([2, 1, 2])).tolist() == [first[1], first[0], first[1]]
-    text = table.slots([("x",), (1,)])
+    first = table.row_ids([(1,), (2,)])
+    assert table.row_ids_int64(np.array([2, 1, 2])).tolist() == [first[1], first[0], first[1]]
+    text = table.row_ids([("x",), (1,)])
     assert text[1] == first[0]
-    again = table.slots_int64(np.array([1, 3]))
+    again = table.row_ids_int64(np.array([1, 3]))
     assert again[0] == first[0]
     assert set(table.keys_of(table.load_all())) == {("x",), (1,), (2,), (3,)}
 
@@ -103,7 +103,7 @@ def test_removed_rows_are_gone_from_the_next_snapshot_and_their_slots_are_used_a
     keys = [(number, "window") for number in range(10)]
     count(table, keys)
     checkpoint(backend, 1)
-    table.remove(table.slots(keys[:4]))
+    table.remove(table.row_ids(keys[:4]))
     assert table.entries == 6
     count(table, [(100, "window"), (0, "window")])
     restored = dense(bench.open([of_operator(checkpoint(backend, 2))]))
@@ -119,7 +119,7 @@ def test_a_delta_says_which_rows_are_gone(bench: Bench, as_text: bool) -> None:
     table = dense(backend)
     count(table, keys)
     checkpoint(backend, 1)
-    table.remove(table.slots(keys[:20]))
+    table.remove(table.row_ids(keys[:20]))
     backend.freeze(2)
     assert [segment.base for segment in table._segments] == [False]
     drain(backend)
@@ -137,7 +137,7 @@ def test_a_row_that_came_and_went_between_two_barriers_is_never_written(bench: B
     backend = bench.open()
     table = dense(backend)
     count(table, [("a",)])
-    table.remove(table.slots([("a",)]))
+    table.remove(table.row_ids([("a",)]))
     backend.freeze(1)
     assert table.frozen_entries == 0
 
@@ -147,7 +147,7 @@ def test_a_row_removed_and_made_again_while_frozen_is_the_new_one(bench: Bench) 
     table = dense(backend)
     count(table, [("a",)])
     backend.freeze(1)
-    table.remove(table.slots([("a",)]))
+    table.remove(table.row_ids([("a",)]))
     count(table, [("a",)])
     count(table, [("a",)])
     drain(backend)
@@ -161,10 +161,10 @@ def test_a_row_removed_and_made_again_while_frozen_is_the_new_one(bench: Bench) 
 def test_integer_keys_may_become_mixed_while_some_are_frozen(bench: Bench) -> None:
     backend = bench.open()
     table = dense(backend)
-    slots = table.slots_int64(np.arange(5))
-    table.columns["count"][slots] += 1
-    table.mark_dirty(slots)
-    table.remove(table.slots_int64(np.array([4])))
+    row_ids = table.row_ids_int64(np.arange(5))
+    table.columns["count"][row_ids] += 1
+    table.mark_dirty(row_ids)
+    table.remove(table.row_ids_int64(np.array([4])))
     backend.freeze(1)
     count(table, [(None,)])
     drain(backend)
@@ -182,9 +182,9 @@ def test_an_evictable_table_holds_a_bounded_part_and_forgets_nothing(bench: Benc
     for step in range(60):
         numbers = np.unique(random.integers(0, 8_000, 400))
         keys: list[tuple[object, ...]] = [(f"k{number}" if as_text else int(number),) for number in numbers]
-        slots = table.slots(keys) if as_text else table.slots_int64(numbers)
-        table.columns["count"][slots] += 1
-        table.mark_dirty(slots)
+        row_ids = table.row_ids(keys) if as_text else table.row_ids_int64(numbers)
+        table.columns["count"][row_ids] += 1
+        table.mark_dirty(row_ids)
         for key in keys:
             expected[key] = expected.get(key, 0) + 1
         if step % 20 == 15:
@@ -195,8 +195,8 @@ def test_an_evictable_table_holds_a_bounded_part_and_forgets_nothing(bench: Benc
     assert {key: row[0] for key, row in content(restored).items()} == expected
     evictable = dense(bench.open([of_operator(checkpoint(backend, 101))]), evictable=True)
     wanted = list(expected)[:500]
-    slots = evictable.slots(wanted)
-    assert evictable.columns["count"][slots].tolist() == [expected[key] for key in wanted]
+    row_ids = evictable.row_ids(wanted)
+    assert evictable.columns["count"][row_ids].tolist() == [expected[key] for key in wanted]
 
 
 def test_changed_columns_are_refused_with_the_remedy(bench: Bench) -> None:
@@ -204,15 +204,15 @@ def test_changed_columns_are_refused_with_the_remedy(bench: Bench) -> None:
     count(dense(backend), [("a",)])
     restored = bench.open([of_operator(checkpoint(backend, 1))])
     with pytest.raises(InvalidJob, match=r"operator .*: keep what it computes .*new name to start without"):
-        restored.dense_table("dense", {"count": ("i8", 0)}, 1)
+        restored.column_table("dense", {"count": ("i8", 0)}, 1)
     with pytest.raises(InvalidJob, match="no columns"):
-        restored.dense_table("empty", {}, 1)
+        restored.column_table("empty", {}, 1)
 
 
 def test_a_foreign_key_is_noticed_when_it_is_written_whichever_way_it_came(bench: Bench) -> None:
     for ask in (
-        lambda table: table.slots_int64(np.arange(50)),
-        lambda table: table.slots([(n, "x") for n in range(50)]),
+        lambda table: table.row_ids_int64(np.arange(50)),
+        lambda table: table.row_ids([(n, "x") for n in range(50)]),
     ):
         backend = bench.open(subtask=0, parallelism=2)
         table = dense(backend)
@@ -226,10 +226,10 @@ def test_a_removal_that_waits_to_be_written_is_not_read_back_from_the_store(benc
     count(dense(backend), [("a",), ("b",)])
     again = bench.open([of_operator(checkpoint(backend, 1))])
     table = dense(again, evictable=True)
-    table.remove(table.slots([("a",)]))
+    table.remove(table.row_ids([("a",)]))
     again.freeze(2)
-    assert table.columns["count"][table.slots([("a",)])].tolist() == [0]
-    assert table.columns["count"][table.slots([("b",)])].tolist() == [1]
+    assert table.columns["count"][table.row_ids([("a",)])].tolist() == [0]
+    assert table.columns["count"][table.row_ids([("b",)])].tolist() == [1]
 
 
 def test_large_batches_find_the_same_slots_as_small_ones(bench: Bench) -> None:
@@ -242,14 +242,14 @@ def test_large_batches_find_the_same_slots_as_small_ones(bench: Bench) -> None:
         values = np.concatenate([random.integers(0, 3_000, 500), wide, [0, -1, 2**63 - 1, -(2**63)]])
         if step % 3 == 0:
             values = values[:100]
-        slots = table.slots_int64(values)
-        for value, slot in zip(values.tolist(), slots.tolist(), strict=True):
-            assert expected.setdefault(value, slot) == slot
+        row_ids = table.row_ids_int64(values)
+        for value, row_id in zip(values.tolist(), row_ids.tolist(), strict=True):
+            assert expected.setdefault(value, row_id) == row_id
         if step % 5 == 4:
             gone = np.unique(values)[:50]
-            table.remove(table.slots_int64(gone))
+            table.remove(table.row_ids_int64(gone))
             for value in gone.tolist():
                 del expected[value]
     assert table.entries == len(expected)
     assert len(set(expected.values())) == len(expected)
-    assert table.keys_of(table.slots_int64(np.array([5, 7]))) == [(5,), (7,)]
+    assert table.keys_of(table.row_ids_int64(np.array([5, 7]))) == [(5,), (7,)]

@@ -5,22 +5,22 @@ import pytest
 from backend_bench import Bench, checkpoint, drain, of_operator
 
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.columns.column_table import DenseTable
+from barrier_runtime.state.columns.column_table import ColumnTable
 
 
-def windows(backend: KeyedBackend, key_width: int = 1, evictable: bool = False) -> DenseTable:
-    return backend.dense_table("windows", {"count": ("i8", 0)}, key_width, evictable)
+def windows(backend: KeyedBackend, key_width: int = 1, evictable: bool = False) -> ColumnTable:
+    return backend.column_table("windows", {"count": ("i8", 0)}, key_width, evictable)
 
 
-def count(table: DenseTable, *fields: np.ndarray) -> None:
-    slots = table.slots_int64(*fields)
-    np.add.at(table.columns["count"], slots, 1)
-    table.mark_dirty(slots)
+def count(table: ColumnTable, *fields: np.ndarray) -> None:
+    row_ids = table.row_ids_int64(*fields)
+    np.add.at(table.columns["count"], row_ids, 1)
+    table.mark_dirty(row_ids)
 
 
-def content(table: DenseTable) -> dict[tuple[object, ...], int]:
-    slots = table.load_all()
-    return dict(zip(table.keys_of(slots), table.columns["count"][slots].tolist(), strict=True))
+def content(table: ColumnTable) -> dict[tuple[object, ...], int]:
+    row_ids = table.load_all()
+    return dict(zip(table.keys_of(row_ids), table.columns["count"][row_ids].tolist(), strict=True))
 
 
 def some_rows(seed: int, rows: int = 5_000) -> tuple[np.ndarray, np.ndarray]:
@@ -49,11 +49,11 @@ def test_rows_with_repeated_keys_of_several_fields_are_counted_and_restored(benc
 
 def test_the_slots_made_by_a_call_are_known_and_no_others(bench: Bench) -> None:
     table = windows(bench.open())
-    slots = table.slots_int64(np.array([1, 2, 1]), np.array([0, 0, 0]))
-    assert sorted(table.made.tolist()) == sorted({*slots.tolist()})
-    table.slots_int64(np.array([2, 1]), np.array([0, 0]))
+    row_ids = table.row_ids_int64(np.array([1, 2, 1]), np.array([0, 0, 0]))
+    assert sorted(table.made.tolist()) == sorted({*row_ids.tolist()})
+    table.row_ids_int64(np.array([2, 1]), np.array([0, 0]))
     assert len(table.made) == 0
-    again = table.slots_int64(np.array([2, 1]), np.array([10, 0]))
+    again = table.row_ids_int64(np.array([2, 1]), np.array([10, 0]))
     assert table.made.tolist() == [again[0]]
     assert table.int_keys_of(table.made).tolist() == [[2], [10]]
 
@@ -93,8 +93,8 @@ def test_an_entry_made_again_is_written_though_nobody_changed_it(bench: Bench) -
     table = windows(backend)
     count(table, np.array([7]), np.array([0]))
     checkpoint(backend, 1)
-    table.remove(table.slots_int64(np.array([7]), np.array([0])))
-    table.slots_int64(np.array([7]), np.array([0]))
+    table.remove(table.row_ids_int64(np.array([7]), np.array([0])))
+    table.row_ids_int64(np.array([7]), np.array([0]))
     assert content(windows(bench.open([of_operator(checkpoint(backend, 2))]))) == {(7, 0): 0}
 
 
@@ -103,12 +103,12 @@ def test_a_key_that_is_no_int_changes_the_table_to_tuples_with_rows_frozen_and_r
     table = windows(backend)
     count(table, *some_rows(5))
     checkpoint(backend, 1)
-    gone = table.slots_int64(*(field[:1] for field in some_rows(5)))
+    gone = table.row_ids_int64(*(field[:1] for field in some_rows(5)))
     removed = table.keys_of(gone)[0]
     table.remove(gone)
     count(table, np.array([1]), np.array([99]))
     backend.freeze(2)
-    text = table.slots([("text", 0), (1, 99)])
+    text = table.row_ids([("text", 0), (1, 99)])
     table.columns["count"][text] += 10
     table.mark_dirty(text)
     assert table.int_keys_of(text) is None

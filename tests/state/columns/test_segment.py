@@ -11,12 +11,12 @@ from barrier_runtime.state.columns.frozen_rows import tuples_of
 from barrier_runtime.state.columns.segment import (
     Segment,
     as_binary,
+    chunks,
     count,
     decode,
     decode_header,
     encode,
     merged,
-    pieces,
     within,
 )
 from barrier_runtime.state.errors import Corrupt, InvalidJob
@@ -159,9 +159,9 @@ def test_ints_as_binary_are_the_same_keys() -> None:
 def test_pieces_are_read_as_the_whole() -> None:
     rows: Rows = {(number, 0): (number, 0.5) for number in range(10)}
     for size in (1, 3, 10, 11):
-        cut = pieces(segment(rows, [], base=True), size)
-        assert [piece.base for piece in cut] == [True] + [False] * (len(cut) - 1)
-        assert max(piece.entries for piece in cut) <= size
+        cut = chunks(segment(rows, [], base=True), size)
+        assert [chunk.base for chunk in cut] == [True] + [False] * (len(cut) - 1)
+        assert max(chunk.entries for chunk in cut) <= size
         assert rows_of(merged([segment({(99, 9): (1, 1.0)}, []), *cut], GROUPS, True)) == rows
-    delta = pieces(segment(rows, [(50, 0)]), 4)
-    assert [tuples_of(piece.removed) for piece in delta] == [[(50, 0)], [], []]
+    delta = chunks(segment(rows, [(50, 0)]), 4)
+    assert [tuples_of(chunk.removed) for chunk in delta] == [[(50, 0)], [], []]

@@ -9,7 +9,7 @@ import pytest
 from backend_bench import Bench, checkpoint, drain, of_operator, values
 
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.columns.column_table import DenseTable
+from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.segment_set import SegmentLog
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.file_links import segment_number
@@ -19,19 +19,19 @@ from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 
 
-def dense(backend: KeyedBackend, name: str = "dense", evictable: bool = False) -> DenseTable:
-    return backend.dense_table(name, {"count": ("i8", 0), "high": ("f8", -1.0)}, 1, evictable)
+def dense(backend: KeyedBackend, name: str = "dense", evictable: bool = False) -> ColumnTable:
+    return backend.column_table(name, {"count": ("i8", 0), "high": ("f8", -1.0)}, 1, evictable)
 
 
-def count(table: DenseTable, keys: np.ndarray) -> None:
-    slots = table.slots_int64(keys)
-    table.columns["count"][slots] += 1
-    table.mark_dirty(slots)
+def count(table: ColumnTable, keys: np.ndarray) -> None:
+    row_ids = table.row_ids_int64(keys)
+    table.columns["count"][row_ids] += 1
+    table.mark_dirty(row_ids)
 
 
-def content(table: DenseTable) -> dict[object, int]:
-    slots = table.load_all()
-    return {key[0]: n for key, n in zip(table.keys_of(slots), table.columns["count"][slots].tolist(), strict=True)}
+def content(table: ColumnTable) -> dict[object, int]:
+    row_ids = table.load_all()
+    return {key[0]: n for key, n in zip(table.keys_of(row_ids), table.columns["count"][row_ids].tolist(), strict=True)}
 
 
 def segments(snapshot: KeyedSnapshot) -> set[str]:
@@ -50,7 +50,7 @@ def test_many_small_checkpoints_are_few_files_and_restore_to_the_whole(bench: Be
             expected[key] = expected.get(key, 0) + 1
         if number % 7 == 0:
             gone = random.choice(3_000, 3, replace=False)
-            table.remove(table.slots_int64(gone))
+            table.remove(table.row_ids_int64(gone))
             for key in gone.tolist():
                 expected.pop(key, None)
         snapshot = checkpoint(backend, number)
@@ -154,9 +154,9 @@ def test_rows_that_a_disk_changed_are_noticed_when_they_are_read(bench: Bench) -
 def test_states_of_many_columns_come_back(bench: Bench) -> None:
     columns = {f"sum:a column with quite a long name, number {number}": ("f8", 0.5) for number in range(1_500)}
     backend = bench.open()
-    table = backend.dense_table("wide", columns, 1)
-    table.mark_dirty(table.slots([(1,)]))
-    restored = bench.open([of_operator(checkpoint(backend, 1))]).dense_table("wide", columns, 1)
+    table = backend.column_table("wide", columns, 1)
+    table.mark_dirty(table.row_ids([(1,)]))
+    restored = bench.open([of_operator(checkpoint(backend, 1))]).column_table("wide", columns, 1)
     assert restored.keys_of(restored.load_all()) == [(1,)]
 
 
@@ -173,7 +173,7 @@ def test_a_state_of_columns_is_not_taken_for_one_of_values(bench: Bench) -> None
 def test_what_is_written_while_files_are_merged_counts_after_them(tmp_path: Path, changed: int, moment: int) -> None:
     """A delta or a new base comes at any step of a merge."""
     shard = Shard(MemoryKv(), "op", 0, 128, 0, 127)
-    table = DenseTable("dense", 0, shard, {"count": ("i8", 0), "high": ("f8", -1.0)}, 1, False, 1 << 20, (), False)
+    table = ColumnTable("dense", 0, shard, {"count": ("i8", 0), "high": ("f8", -1.0)}, 1, False, 1 << 20, (), False)
     log = SegmentLog(tmp_path / "segments", 128)
 
     def freeze(keys: np.ndarray) -> None:
@@ -198,7 +198,7 @@ def test_what_is_written_while_files_are_merged_counts_after_them(tmp_path: Path
     for _ in range(2):
         again = SegmentLog(tmp_path / "segments", 128)
         columns = {"count": ("i8", 0), "high": ("f8", -1.0)}
-        restored = DenseTable("dense", 0, shard, columns, 1, False, 1 << 20, again.of("dense"), False)
+        restored = ColumnTable("dense", 0, shard, columns, 1, False, 1 << 20, again.of("dense"), False)
         assert content(restored) == content(table)
         freeze(np.arange(3))
         log.merge(lambda: True)
@@ -229,7 +229,7 @@ def test_the_first_eviction_turns_everything_into_entries(bench: Bench) -> None:
     small = checkpoint(backend, 1)
     backend.completed(1)
     assert segments(small)
-    table.remove(table.slots_int64(np.array([7])))
+    table.remove(table.row_ids_int64(np.array([7])))
     count(table, np.arange(1_000, 2_500))
     count(table, np.arange(10, 20))
     large = checkpoint(backend, 2)
@@ -278,7 +278,7 @@ def test_a_subtask_gets_the_rows_of_its_key_groups_and_no_others(bench: Bench) -
     count(table, np.arange(2_000))
     checkpoint(backend, 1)
     count(table, np.arange(100))
-    table.remove(table.slots_int64(np.array([50, 1_500])))
+    table.remove(table.row_ids_int64(np.array([50, 1_500])))
     parts = [of_operator(checkpoint(backend, 2))]
     expected = {key: 1 + (key < 100) for key in range(2_000) if key not in (50, 1_500)}
     for number, parallelism in enumerate((3, 2, 1), 3):

@@ -14,7 +14,7 @@ from barrier_runtime.state.backend.keyed_backend import KeyedBackend, SnapshotDr
 from barrier_runtime.state.columns import frozen_rows as dense_segments
 from barrier_runtime.state.columns import segment
 from barrier_runtime.state.columns import segment_set as segment_log
-from barrier_runtime.state.columns.column_table import DenseTable
+from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.snapshots import local_copies
 from barrier_runtime.state.snapshots import transfer as snapshot_files
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
@@ -26,13 +26,13 @@ KEYS = 60
 CHECKPOINTS = 9
 
 
-def dense(backend: KeyedBackend) -> DenseTable:
-    return backend.dense_table("dense", {"count": ("i8", 0)}, 1)
+def dense(backend: KeyedBackend) -> ColumnTable:
+    return backend.column_table("dense", {"count": ("i8", 0)}, 1)
 
 
-def content(table: DenseTable) -> dict[object, int]:
-    slots = table.load_all()
-    return {key[0]: n for key, n in zip(table.keys_of(slots), table.columns["count"][slots].tolist(), strict=True)}
+def content(table: ColumnTable) -> dict[object, int]:
+    row_ids = table.load_all()
+    return {key[0]: n for key, n in zip(table.keys_of(row_ids), table.columns["count"][row_ids].tolist(), strict=True)}
 
 
 class Run:
@@ -87,14 +87,14 @@ class Run:
 
     def _change(self, number: int) -> None:
         keys = np.arange(KEYS) if number == 1 else self._random.choice(KEYS, KEYS // 3, replace=False)
-        slots = self._table.slots_int64(keys)
-        self._table.columns["count"][slots] += 1
-        self._table.mark_dirty(slots)
+        row_ids = self._table.row_ids_int64(keys)
+        self._table.columns["count"][row_ids] += 1
+        self._table.mark_dirty(row_ids)
         for key in keys.tolist():
             self._now[key] = self._now.get(key, 0) + 1
         if number % 3 == 0:
             gone = self._random.choice(KEYS, 4, replace=False)
-            self._table.remove(self._table.slots_int64(gone))
+            self._table.remove(self._table.row_ids_int64(gone))
             for key in gone.tolist():
                 self._now.pop(key, None)
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barrier_runtime.state.keys.row_index import IntKeys, Key, TupleKeys, int_bag, tuple_keys
+from barrier_runtime.state.keys.row_index import IntKeys, Key, TupleKeys, int_key_batch, tuple_keys
 
 EXTREMES = [0, 1, -1, 2**63 - 1, -(2**63), 1 << 32, -(1 << 32)]
 FIELD = st.one_of(st.integers(0, 60), st.sampled_from(EXTREMES))
 
 
-def bag_of(keys: list[Key], fields: int) -> np.ndarray:
+def key_batch_of(keys: list[Key], fields: int) -> np.ndarray:
     return np.array(keys, np.int64).reshape(len(keys), fields).T
 
 
@@ -21,38 +21,38 @@ def test_a_key_keeps_its_slot_until_it_is_removed_and_no_two_share_one(fields: i
     keys, expected = IntKeys(fields), dict[Key, int]()
     batches = st.lists(st.tuples(*[FIELD] * fields), max_size=60)
     for batch in data.draw(st.lists(batches, min_size=1, max_size=12)):
-        slots, made = keys.place(bag_of(batch, fields))
-        fresh = {key: slot for key, slot in zip(batch, slots.tolist(), strict=True) if key not in expected}
+        row_ids, made = keys.place(key_batch_of(batch, fields))
+        fresh = {key: row_id for key, row_id in zip(batch, row_ids.tolist(), strict=True) if key not in expected}
         assert sorted(made.tolist()) == sorted(fresh.values())
-        for key, slot in zip(batch, slots.tolist(), strict=True):
-            assert expected.setdefault(key, slot) == slot
+        for key, row_id in zip(batch, row_ids.tolist(), strict=True):
+            assert expected.setdefault(key, row_id) == row_id
         assert len(set(expected.values())) == len(expected) == len(keys)
         gone = batch[:: data.draw(st.integers(1, 4))]
         if gone and data.draw(st.booleans()):
-            keys.remove(np.unique(keys.find(bag_of(gone, fields))))
-            expected = {key: slot for key, slot in expected.items() if key not in gone}
+            keys.remove(np.unique(keys.find(key_batch_of(gone, fields))))
+            expected = {key: row_id for key, row_id in expected.items() if key not in gone}
     every = keys.all()
     assert dict(zip(keys.tuples(every), every.tolist(), strict=True)) == expected
     asked = [(*[number] * fields,) for number in (*range(70), *EXTREMES)]
-    found = keys.find(bag_of(asked, fields)).tolist()
-    assert [slot if slot >= 0 else None for slot in found] == [expected.get(key) for key in asked]
+    found = keys.find(key_batch_of(asked, fields)).tolist()
+    assert [row_id if row_id >= 0 else None for row_id in found] == [expected.get(key) for key in asked]
 
 
 @pytest.mark.parametrize("fields", [1, 2])
 def test_many_keys_come_and_go_in_large_batches(fields: int) -> None:
     random, keys, expected = np.random.default_rng(5), IntKeys(fields), dict[Key, int]()
     for step in range(30):
-        bag = random.integers(0, 40_000, (fields, 9_000)) // (1, 100)[fields - 1]
-        for key, slot in zip(zip(*bag.tolist(), strict=True), keys.place(bag)[0].tolist(), strict=True):
-            assert expected.setdefault(key, slot) == slot
+        key_batch = random.integers(0, 40_000, (fields, 9_000)) // (1, 100)[fields - 1]
+        for key, row_id in zip(zip(*key_batch.tolist(), strict=True), keys.place(key_batch)[0].tolist(), strict=True):
+            assert expected.setdefault(key, row_id) == row_id
         if step % 4 == 3:
             gone = random.permutation(keys.all())[: int(len(keys) * random.choice([0.1, 0.4, 0.9, 1.0]))]
             for key in keys.tuples(gone):
                 del expected[key]
             keys.remove(gone)
     assert len(set(expected.values())) == len(expected) == len(keys)
-    bag = bag_of(list(expected), fields)
-    assert keys.find(bag).tolist() == list(expected.values())
+    key_batch = key_batch_of(list(expected), fields)
+    assert keys.find(key_batch).tolist() == list(expected.values())
 
 
 def test_keys_that_all_want_one_place_are_told_apart() -> None:
@@ -60,30 +60,30 @@ def test_keys_that_all_want_one_place_are_told_apart() -> None:
     inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
     colliding = [(number * inverse + (1 << 63)) % (1 << 64) - (1 << 63) for number in range(300)]
     keys = IntKeys(1)
-    slots, _ = keys.place(np.array([colliding]))
-    assert len(set(slots.tolist())) == 300
-    keys.remove(slots[:100])
-    assert keys.find(np.array([colliding]))[100:].tolist() == slots[100:].tolist()
+    row_ids, _ = keys.place(np.array([colliding]))
+    assert len(set(row_ids.tolist())) == 300
+    keys.remove(row_ids[:100])
+    assert keys.find(np.array([colliding]))[100:].tolist() == row_ids[100:].tolist()
     assert (keys.find(np.array([colliding]))[:100] < 0).all()
 
 
 def test_keys_of_ints_become_tuples_in_the_same_slots() -> None:
     keys = IntKeys(2)
-    slots, _ = keys.place(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]))
-    keys.remove(slots[1:2])
+    row_ids, _ = keys.place(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]))
+    keys.remove(row_ids[1:2])
     tuples = tuple_keys(keys)
     assert isinstance(tuples, TupleKeys)
-    assert tuples.find([(1, 5), (2, 6), (4, 8)]).tolist() == [slots[0], -1, slots[3]]
+    assert tuples.find([(1, 5), (2, 6), (4, 8)]).tolist() == [row_ids[0], -1, row_ids[3]]
     again, made = tuples.place([("x", None), (1, 5), ("y",)])
-    assert again[1] == slots[0]
+    assert again[1] == row_ids[0]
     assert made.tolist() == [again[0], again[2]]
     assert len(tuples) == 5
-    assert len({*again.tolist(), *slots[2:].tolist()}) == 5
+    assert len({*again.tolist(), *row_ids[2:].tolist()}) == 5
 
 
 @pytest.mark.parametrize(
     "keys", [[(1.0,)], [(True,)], [(None,)], [("1",)], [(1 << 63,)], [(-(1 << 63) - 1,)], [(1,), (1, 2)], [(1, 2)]]
 )
 def test_what_is_no_int_of_64_bits_is_no_bag_of_ints(keys: list[Key]) -> None:
-    assert int_bag(keys, 1) is None
-    assert int_bag([(2**63 - 1,), (-(2**63),)], 1) is not None
+    assert int_key_batch(keys, 1) is None
+    assert int_key_batch([(2**63 - 1,), (-(2**63),)], 1) is not None

@@ -33,7 +33,7 @@ def test_a_conflict_is_unknown_and_the_same_put_may_land_next() -> None:
     store = MemoryStore()
     store.inject(Fault.CONFLICT, "put_if_absent")
     assert store.put_if_absent("log/1", b"mine") is PutOutcome.UNKNOWN
-    assert store.put_if_absent("log/1", b"mine") is PutOutcome.LANDED
+    assert store.put_if_absent("log/1", b"mine") is PutOutcome.CREATED
 
 
 def test_a_put_that_lands_late_never_replaces_what_came_before_it() -> None:
@@ -43,7 +43,7 @@ def test_a_put_that_lands_late_never_replaces_what_came_before_it() -> None:
     assert store.put_if_absent("log/1", b"late") is PutOutcome.UNKNOWN
     assert store.put_if_absent("log/2", b"late") is PutOutcome.UNKNOWN
     assert store.keys() == ()
-    assert store.put_if_absent("log/1", b"first") is PutOutcome.LANDED
+    assert store.put_if_absent("log/1", b"first") is PutOutcome.CREATED
     assert store.land_late() == 2
     assert store.get("log/1") == b"first"
     assert store.get("log/2") == b"late"

@@ -32,7 +32,7 @@ def test_an_absent_object_is_a_named_outcome(any_store: ObjectStore, tmp_path: P
 
 def test_only_the_first_put_if_absent_lands(any_store: ObjectStore) -> None:
     """O1"""
-    assert any_store.put_if_absent("log/1", b"mine") is PutOutcome.LANDED
+    assert any_store.put_if_absent("log/1", b"mine") is PutOutcome.CREATED
     assert any_store.put_if_absent("log/1", b"theirs") is PutOutcome.EXISTS
     assert any_store.put_if_absent("log/1", b"mine") is PutOutcome.EXISTS
     assert any_store.get("log/1") == b"mine"
@@ -44,8 +44,8 @@ def test_of_many_writers_of_one_key_exactly_one_is_told_that_it_landed(any_store
         bodies = [f"writer {writer}".encode() for writer in range(8)]
         with ThreadPoolExecutor(8) as pool:
             outcomes = list(pool.map(lambda body, key=f"log/{position}": any_store.put_if_absent(key, body), bodies))
-        assert outcomes.count(PutOutcome.LANDED) == 1
-        assert any_store.get(f"log/{position}") == bodies[outcomes.index(PutOutcome.LANDED)]
+        assert outcomes.count(PutOutcome.CREATED) == 1
+        assert any_store.get(f"log/{position}") == bodies[outcomes.index(PutOutcome.CREATED)]
 
 
 def test_files_travel_both_ways_and_never_onto_an_existing_file(any_store: ObjectStore, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_deleted_objects_are_gone_and_the_others_stay(any_store: ObjectStore) ->
         any_store.put(key, b"x")
     any_store.delete(["a/1", "a/3", "a/4"])
     assert [info.key for info in any_store.list("a/")] == ["a/2"]
-    assert any_store.put_if_absent("a/1", b"again") is PutOutcome.LANDED
+    assert any_store.put_if_absent("a/1", b"again") is PutOutcome.CREATED
 
 
 def test_publish_makes_the_staged_object_visible_once_however_often_it_is_called(any_store: ObjectStore) -> None:

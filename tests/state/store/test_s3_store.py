@@ -81,7 +81,7 @@ def store(script: Script) -> S3Store:
 
 def test_a_conditional_put_carries_the_condition_and_a_checksum(script: Script, store: S3Store) -> None:
     """O1"""
-    assert store.put_if_absent("log/1", b"x") is PutOutcome.LANDED
+    assert store.put_if_absent("log/1", b"x") is PutOutcome.CREATED
     [(method, path, headers)] = script.requests
     assert (method, path) == ("PUT", "/bucket/jobs/log/1")
     assert headers["if-none-match"] == "*"

@@ -14,7 +14,7 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _DAMAGED = ("inflate failed", "decompress failed", "Truncated compressed stream")  # as Arrow says it
 _STEP_BYTES = 1 << 20  # milliseconds of the loop's time to uncompress; of bz2 some tens
-_PIECE_BYTES = 256 << 10
+_CHUNK_BYTES = 256 << 10
 
 
 class Text(Protocol):
@@ -111,7 +111,7 @@ class CompressedText:
     def reach(self, offset: int) -> bool:
         if offset < self._start:
             self._begin()
-        for _ in range(_STEP_BYTES // _PIECE_BYTES):
+        for _ in range(_STEP_BYTES // _CHUNK_BYTES):
             if self._start + len(self._data) >= offset or not self._go_on():
                 return True
             if self._start + len(self._data) <= offset:
@@ -146,7 +146,7 @@ class CompressedText:
         if self.end is not None and at >= self.end:
             return False
         try:
-            piece = bytes(self._stream.read(_PIECE_BYTES))
+            chunk = bytes(self._stream.read(_CHUNK_BYTES))
         except OSError as error:
             if any(sign in str(error) for sign in _DAMAGED):
                 raise InvalidJob(
@@ -156,7 +156,7 @@ class CompressedText:
             raise Unavailable(
                 f"{self._where}: it cannot be read now, after {at} uncompressed bytes: {error}"
             ) from error
-        if not piece:
+        if not chunk:
             self.end = at
-        self._data += piece
-        return bool(piece)
+        self._data += chunk
+        return bool(chunk)

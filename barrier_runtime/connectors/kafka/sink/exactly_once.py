@@ -155,10 +155,10 @@ class KafkaWriteAhead(WriteAheadSink):
             written = before.rows if before.checkpoint == token.checkpoint else 0
             position = 0
             for batch in batches:
-                for piece in _pieces(batch):
-                    skipped = min(piece.num_rows, max(0, written - position))
-                    position += piece.num_rows
-                    producer.send(piece.slice(skipped))
+                for chunk in _chunks(batch):
+                    skipped = min(chunk.num_rows, max(0, written - position))
+                    position += chunk.num_rows
+                    producer.send(chunk.slice(skipped))
                     if producer.full and position > written:
                         producer.commit(self._marker(token, position))
                         producer.begin()
@@ -248,9 +248,9 @@ class KafkaWriteAhead(WriteAheadSink):
 
 _A_PERSON = 0  # in place of the generation that staged rows: somebody said that they are in the topic
 _ALL_ROWS = 2**62
-_PIECE_ROWS = 4_096
+_CHUNK_ROWS = 4_096
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    for start in range(0, batch.num_rows, _PIECE_ROWS):
-        yield batch.slice(start, _PIECE_ROWS)
+def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, batch.num_rows, _CHUNK_ROWS):
+        yield batch.slice(start, _CHUNK_ROWS)

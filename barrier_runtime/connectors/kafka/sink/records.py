@@ -22,7 +22,7 @@ Serialiser: TypeAlias = Callable[[Any, Any], bytes | None]  # (row as a dict, Se
 SerialiserFactory: TypeAlias = Callable[[], Serialiser]
 
 _HEADER = "header:"
-_PIECE = 256  # rows; then another thread gets the interpreter
+_CHUNK = 256  # rows; then another thread gets the interpreter
 _RECORD_OVERHEAD = 32  # bytes; every header costs some, too
 _CLOCKS_MS = 10_000  # ours and the brokers' may differ by so much
 
@@ -131,7 +131,7 @@ class RecordFormat:
                     f"{self._where}: the serialiser of the {part.lower()} for topic {self._topic!r} refused a row "
                     f"({type(error).__name__}: {error}): {preview(batch, number)}; correct the row or the schema"
                 ) from error
-            if number % _PIECE == 0:
+            if number % _CHUNK == 0:
                 sleep(0)
         return done
 
@@ -186,16 +186,16 @@ def produced(records: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
     """Keyword arguments of `produce`, in lists of a few hundred."""
     headers = [name for name in records.schema.names if name.startswith(_HEADER)]
     timed = "timestamp" in records.schema.names
-    for start in range(0, records.num_rows, _PIECE):
-        piece = records.slice(start, _PIECE)
-        columns = zip(piece.column("key").to_pylist(), piece.column("value").to_pylist(), strict=True)
+    for start in range(0, records.num_rows, _CHUNK):
+        chunk = records.slice(start, _CHUNK)
+        columns = zip(chunk.column("key").to_pylist(), chunk.column("value").to_pylist(), strict=True)
         messages: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in columns]
         if timed:
-            for message, time in zip(messages, piece.column("timestamp").to_pylist(), strict=True):
+            for message, time in zip(messages, chunk.column("timestamp").to_pylist(), strict=True):
                 if time is not None:
                     message["timestamp"] = time
         if headers:
-            values = zip(*(piece.column(name).to_pylist() for name in headers), strict=True)
+            values = zip(*(chunk.column(name).to_pylist() for name in headers), strict=True)
             names = [name.removeprefix(_HEADER) for name in headers]
             for message, row in zip(messages, values, strict=True):
                 message["headers"] = [pair for pair in zip(names, row, strict=True) if pair[1] is not None]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 Deserialiser: TypeAlias = Callable[..., Any]  # (data, SerializationContext) -> dict, Protobuf message or plain value
-Spelling: TypeAlias = Literal["bytes", "string", "json"] | Callable[[], Deserialiser]
+FormatName: TypeAlias = Literal["bytes", "string", "json"] | Callable[[], Deserialiser]
 
 _CUT = 300  # characters of a reason that is not ours
 
@@ -29,26 +29,26 @@ class Format:
     """How a key or value is written, and the columns it becomes. `part`: "key" or "value"."""
 
     part: str
-    spelling: Spelling
+    format_name: FormatName
     schema: pa.Schema
 
 
-def format_of(part: str, spelling: Any, schema: pa.Schema | None, where: str) -> Format:
+def format_of(part: str, format_name: Any, schema: pa.Schema | None, where: str) -> Format:
     """Checks what can be seen without data. Raises `InvalidJob`."""
     schema_option = "schema=" if part == "value" else "key_schema="
-    if spelling in ("bytes", "string"):
+    if format_name in ("bytes", "string"):
         if schema is not None:
-            raise InvalidJob(f'{where}: {schema_option} goes with {part}="json" or a deserialiser, not {spelling!r}')
-        return Format(part, spelling, pa.schema([(part, pa.binary() if spelling == "bytes" else pa.string())]))
-    if spelling != "json" and not callable(spelling):
+            raise InvalidJob(f'{where}: {schema_option} goes with {part}="json" or a deserialiser, not {format_name!r}')
+        return Format(part, format_name, pa.schema([(part, pa.binary() if format_name == "bytes" else pa.string())]))
+    if format_name != "json" and not callable(format_name):
         raise InvalidJob(
-            f'{where}: {part}={spelling!r}: use "bytes", "string", "json" or a function that makes a deserialiser'
+            f'{where}: {part}={format_name!r}: use "bytes", "string", "json" or a function that makes a deserialiser'
         )
     if schema is None:
         raise InvalidJob(f"{where}: {part}= is decoded, so its columns must be known: pass {schema_option}")
-    if spelling == "json":
+    if format_name == "json":
         _json_row(schema, f"{where}, {schema_option}")
-    return Format(part, spelling, schema)
+    return Format(part, format_name, schema)
 
 
 class Decoder(Protocol):
@@ -64,9 +64,9 @@ class Decoder(Protocol):
 
 
 def make_decoder(format: Format, where: str) -> Decoder:
-    if format.spelling == "bytes" or format.spelling == "string":
+    if format.format_name == "bytes" or format.format_name == "string":
         return _Plain(format.schema)
-    if format.spelling == "json":
+    if format.format_name == "json":
         return _Json(format.schema, f"{where}, {format.part}")
     return _Client(format, where)
 
@@ -214,12 +214,12 @@ class _Client:
     def __init__(self, format: Format, where: str) -> None:
         from confluent_kafka.serialization import MessageField, SerializationContext
 
-        assert callable(format.spelling)
+        assert callable(format.format_name)
         self.schema = format.schema
         self._field = MessageField.KEY if format.part == "key" else MessageField.VALUE
         self._context = SerializationContext
         try:
-            self._deserialise = format.spelling()
+            self._deserialise = format.format_name()
         except Exception as error:
             _raise_if_outage(error)
             raise InvalidJob(f"{where}: {format.part}= cannot make its deserialiser: {error}") from error

@@ -26,11 +26,11 @@ from barrier_runtime.connectors.kafka.source.client import (
     log,
     what_to_do,
 )
-from barrier_runtime.connectors.kafka.source.complaints import Complaints
+from barrier_runtime.connectors.kafka.source.log_throttle import LogThrottle
 from barrier_runtime.connectors.kafka.source.partition_queue import Feed, Fetched
 from barrier_runtime.connectors.kafka.source.records import RecordConverter
 from barrier_runtime.connectors.kafka.source.retention import RetentionWatch
-from barrier_runtime.connectors.kafka.source.stall_detector import Patience, SilenceWatch
+from barrier_runtime.connectors.kafka.source.stall_detector import SilenceWatch, StallTimeouts
 from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
 from barrier_runtime.connectors.kafka.source.turns import Turns, standing_at
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -55,7 +55,7 @@ class Fetcher:
         client: KafkaClient,
         make_converter: Callable[[], RecordConverter],
         limit_bytes: int,
-        patience: Patience,
+        timeouts: StallTimeouts,
     ) -> None:
         self._where = where
         self._client = client
@@ -70,9 +70,9 @@ class Fetcher:
         self._over: set[Partition] = set()  # paused for good
         self._look_at_s = 0.0
         self._watch = RetentionWatch(client, self._kafka)
-        self._silence = SilenceWatch(client, self._kafka, patience)
-        self._complaints = Complaints(where)
-        self._ids = TopicIds(client, self._kafka, partial(self._complaints.say, "ids"))
+        self._silence = SilenceWatch(client, self._kafka, timeouts)
+        self._log_throttle = LogThrottle(where)
+        self._ids = TopicIds(client, self._kafka, partial(self._log_throttle.say, "ids"))
         self._turns = Turns()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{where}", daemon=True)
@@ -112,8 +112,8 @@ class Fetcher:
     def _run(self) -> None:
         consumer = None
         try:
-            complaints = self._complaints
-            consumer = self._client.consumer(error_cb=complaints.on_error, on_commit=complaints.on_commit)
+            log_throttle = self._log_throttle
+            consumer = self._client.consumer(error_cb=log_throttle.on_error, on_commit=log_throttle.on_commit)
             converter = self._patiently(self._make_converter)
             while not self._stop.is_set():
                 self._serve(consumer, converter)
@@ -173,7 +173,7 @@ class Fetcher:
         try:
             consumer.commit(offsets=[place], asynchronous=True)
         except self._kafka.KafkaException as error:
-            self._complaints.on_commit(error.args[0], [place])
+            self._log_throttle.on_commit(error.args[0], [place])
 
     # ------------------------------------------------------------ back-pressure
 
@@ -206,7 +206,7 @@ class Fetcher:
 
     def _hand_out(self, consumer: Any, converter: RecordConverter, messages: Sequence[Any]) -> None:
         at_ns = time.monotonic_ns()
-        self._complaints.read()
+        self._log_throttle.read()
         records: dict[Partition, list[Any]] = {}
         events = []
         for message in messages:
@@ -296,6 +296,6 @@ class Fetcher:
             try:
                 return work()
             except Unavailable as error:
-                self._complaints.say("work", f"waits: {error}")
+                self._log_throttle.say("work", f"waits: {error}")
                 if self._stop.wait(_RETRY_S):
                     raise

@@ -8,7 +8,7 @@ from barrier_runtime.connectors.kafka.source.client import KafkaClient, Partitio
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
 from barrier_runtime.connectors.kafka.source.partition_queue import Feed
 from barrier_runtime.connectors.kafka.source.records import RecordConverter
-from barrier_runtime.connectors.kafka.source.stall_detector import Patience
+from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 
 
 class FetcherPool:
@@ -20,9 +20,9 @@ class FetcherPool:
         client: KafkaClient,
         make_converter: Callable[[], RecordConverter],
         limit_bytes: int,
-        patience: Patience = Patience(),
+        timeouts: StallTimeouts = StallTimeouts(),
     ) -> None:
-        self._make = partial(Fetcher, where, client, make_converter, limit_bytes, patience)
+        self._make = partial(Fetcher, where, client, make_converter, limit_bytes, timeouts)
         self._lock = threading.Lock()
         self._current: Fetcher | None = None
         self._used: set[Partition] = set()  # by readers of the current fetcher, also those that left

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 
-_TOGETHER_BYTES = 256 * 1024  # up to which small pieces are taken as one
+_TOGETHER_BYTES = 256 * 1024  # up to which small chunks are taken as one
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Feed:
         return Fetched(taken, offsets[:max_rows], self.reached, item.epoch, item.at_ns)
 
     def _joined(self, max_rows: int) -> tuple[Fetched, int]:
-        """The next piece, and small ones behind it: a batch costs as much as hundreds of rows. With their bytes as they
+        """The next chunk, and small ones behind it: a batch costs as much as hundreds of rows. With their bytes as they
         were put: joined, they may be others."""
         lot = [self._items.popleft()]
         count, size = len(lot[0].offsets), _size(lot[0])

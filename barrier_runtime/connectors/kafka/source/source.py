@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
-from barrier_runtime.connectors.kafka.source.decoders import Spelling, format_of
+from barrier_runtime.connectors.kafka.source.decoders import FormatName, format_of
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 from barrier_runtime.connectors.kafka.source.position import SPLIT, KafkaSplit, owner, split_id, where_of
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
@@ -105,8 +105,8 @@ class KafkaSource:
     pattern: str | None = None
     start: Start = "earliest"
     until: Literal["latest"] | None = None
-    key: Spelling | None = "bytes"
-    value: Spelling = "bytes"
+    key: FormatName | None = "bytes"
+    value: FormatName = "bytes"
     schema: SchemaLike | None = None
     key_schema: SchemaLike | None = None
     metadata: Sequence[str] | Mapping[str, str] = ("topic", "partition", "offset", "timestamp")

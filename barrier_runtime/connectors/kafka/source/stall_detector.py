@@ -25,7 +25,7 @@ _QUICKER = 4  # the other client got on in so small a part of the time in which 
 
 
 @dataclass(frozen=True)
-class Patience:
+class StallTimeouts:
     """Seconds. `quiet`: without a word until the end is asked for, and between questions. `still`: with answers, until
     another client is tried, for as long as `trial`. `answer`: for one question; the fetching thread waits. `tried`:
     until a partition is asked about again from which the other client read nothing either."""
@@ -49,8 +49,8 @@ class Silences:
     """Which partitions to ask about, and which ones stand still. Pure: times are seconds of any clock. `unread`: what
     is waited for, each with the offset that is next."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: StallTimeouts) -> None:
+        self._patience = timeouts
         self._heard_s: dict[Partition, float] = {}
         self._suspicions: dict[Partition, Suspicion] = {}
         self._not_before_s: dict[Partition, float] = {}
@@ -157,11 +157,11 @@ class _Trial:
 class SilenceWatch:
     """The fetching thread's."""
 
-    def __init__(self, client: KafkaClient, kafka: Any, patience: Patience) -> None:
+    def __init__(self, client: KafkaClient, kafka: Any, timeouts: StallTimeouts) -> None:
         self._client = client
         self._kafka = kafka
-        self._patience = patience
-        self._silences = Silences(patience)
+        self._patience = timeouts
+        self._silences = Silences(timeouts)
         self._trial: _Trial | None = None
         self._look_at_s = float("-inf")
 

@@ -73,7 +73,7 @@ def test_several_compressed_streams_in_one_file_are_one_text(tmp_path: Path, end
 def test_a_far_position_is_reached_in_steps_and_then_the_very_next_row_comes(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_files, "_PIECE_BYTES", 10_000)
+    monkeypatch.setattr(text_files, "_CHUNK_BYTES", 10_000)
     monkeypatch.setattr(text_files, "_STEP_BYTES", 100_000)
     (tmp_path / f"a.jsonl.{ending}").write_bytes(COMPRESS[ending](lines(0, 200_000)))
     spec, world = spec_of(source(tmp_path)), World()

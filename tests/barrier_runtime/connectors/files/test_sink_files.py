@@ -434,7 +434,7 @@ def test_rows_keep_their_order_and_a_large_transaction_is_staged_in_parts() -> N
     subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=50_000), store)
     for start in range(0, 1_000, 10):
         subtask.write(range(start, start + 10))
-    subtask.snapshot_lane.run()
+    subtask.snapshot_executor.run()
     assert len(staged_in(store)) == 4, "before any barrier"
     assert numbers_in(store) == []
     subtask.barrier(1)()
@@ -449,7 +449,7 @@ def test_early_staging_that_failed_or_never_ran_is_made_up_for_at_the_barrier() 
     subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=1), store)
     store.inject(Fault.FAIL_BEFORE, "put")
     subtask.write([1])
-    subtask.snapshot_lane.run()
+    subtask.snapshot_executor.run()
     assert subtask.metrics.counts["early_staging_failed"] == 1
     subtask.write([2])  # this one's early staging has not run yet
     subtask.barrier(1)()

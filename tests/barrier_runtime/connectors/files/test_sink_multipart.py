@@ -377,14 +377,14 @@ def test_a_large_transaction_is_uploaded_early_as_several_files_in_the_order_of_
     first = Subtask(make, store)
     for start in range(0, 1_000, 10):
         first.write(range(start, start + 10))
-    first.snapshot_lane.run()
+    first.snapshot_executor.run()
     assert len(uploads_in(store)) == 4, "before any barrier"
     assert visible_in(store) == []
     decided = first.barrier(7)()
     second = Subtask(make, store, token=2, restored=(decided,))
     for start in range(1_000, 2_000, 10):
         second.write(range(start, start + 10))
-    second.snapshot_lane.run()
+    second.snapshot_executor.run()
     second.barrier(8)()
     second.complete(8)
     assert numbers_in(store) == numbers_in_commit_log(store) == list(range(2_000)), "also by name"
@@ -435,8 +435,8 @@ def test_a_bucket_that_aborts_old_uploads_is_refused_with_the_name_of_the_rule(
     with_rules({"ID": "logs", "Filter": {"Prefix": "logs/"}}, {"ID": "off", "Filter": {}, "Status": "Disabled"})
     opened(jsonl(), store)
     for reaches in ("", place, place + "part-0000", place[:3]):
-        with_rules({"ID": "tidy-up", "Filter": {"Prefix": reaches}})
-        with pytest.raises(InvalidJob, match=r"rule 'tidy-up' .* after 7 days.*Use staging='object'"):
+        with_rules({"ID": "clean_up-up", "Filter": {"Prefix": reaches}})
+        with pytest.raises(InvalidJob, match=r"rule 'clean_up-up' .* after 7 days.*Use staging='object'"):
             opened(jsonl(), store)
         opened(JsonlSink("s3://bucket/target"), store)
 

@@ -13,7 +13,7 @@ from barrier_runtime.connectors.kafka.errors import REFUSED_S, Refusals
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
 from barrier_runtime.connectors.kafka.sink.topic_limits import read_limits
 from barrier_runtime.connectors.kafka.source.client import is_transient, what_to_do
-from barrier_runtime.connectors.kafka.source.complaints import Complaints
+from barrier_runtime.connectors.kafka.source.log_throttle import LogThrottle
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 # As librdkafka 2.16 tells them while a broker with a TLS listener is started again.
@@ -123,7 +123,7 @@ def test_a_wrong_certificate_ends_sink_and_source_with_its_reason(monkeypatch: p
     assert "ssl.*" in str(meaning)
     assert isinstance(KafkaCluster("10.0.0.1:9093", {}, "sink").meaning(TIMED_OUT, "reach"), Unavailable)
     with pytest.raises(InvalidJob, match="certificate verify failed"):
-        Complaints("source").on_error(WRONG)
+        LogThrottle("source").on_error(WRONG)
 
 
 # ---------------------------------------------------------------- clients

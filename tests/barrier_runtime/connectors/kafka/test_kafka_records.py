@@ -11,7 +11,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.serialization import SerializationError
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2, wrappers_pb2
 
-from barrier_runtime.connectors.kafka.source.decoders import Spelling, decoded, format_of, make_decoder
+from barrier_runtime.connectors.kafka.source.decoders import FormatName, decoded, format_of, make_decoder
 from barrier_runtime.connectors.kafka.source.records import ERROR, RecordConverter, record_columns
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
@@ -25,9 +25,11 @@ def messages(*values: Any, **options: Any) -> list[Message]:
     ]
 
 
-def decode(spelling: Spelling, schema: pa.Schema | None, *payloads: bytes | None) -> tuple[list[Any], dict[int, str]]:
+def decode(
+    format_name: FormatName, schema: pa.Schema | None, *payloads: bytes | None
+) -> tuple[list[Any], dict[int, str]]:
     """Rows as tuples, and the bad ones."""
-    decoder = make_decoder(format_of("value", spelling, schema, WHERE), WHERE)
+    decoder = make_decoder(format_of("value", format_name, schema, WHERE), WHERE)
     columns, bad = decoded(decoder, payloads, messages(*payloads))
     return list(zip(*(column.to_pylist() for column in columns), strict=True)), bad
 
@@ -169,7 +171,7 @@ def test_a_bad_key_is_told_from_a_bad_value() -> None:
 # ---------------------------------------------------------------- the client's deserialisers
 
 
-def deserialiser(answers: dict[bytes, Any]) -> Spelling:
+def deserialiser(answers: dict[bytes, Any]) -> FormatName:
     """Gives, or raises, what `answers` says."""
 
     def answer(data: bytes, context: Any) -> Any:
@@ -259,14 +261,14 @@ def test_protobuf_messages_become_columns() -> None:
 
 def test_options_that_contradict_each_other_are_refused() -> None:
     n = schema_of(n=pa.int64())
-    for spelling, schema, text in (
+    for format_name, schema, text in (
         ("json", None, "pass schema="),
         ("bytes", n, "schema= goes with"),
         ("avro", n, "value='avro': use"),
         ("json", schema_of(n=pa.dictionary(pa.int32(), pa.string())), "column 'n' has type dictionary"),
     ):
         with pytest.raises(InvalidJob, match=text):
-            format_of("value", spelling, schema, WHERE)
+            format_of("value", format_name, schema, WHERE)
     value = format_of("value", "json", schema_of(offset=pa.int64()), WHERE)
     with pytest.raises(InvalidJob, match="two columns 'offset': name the metadata"):
         record_columns(None, value, ("offset",), "fail", WHERE)

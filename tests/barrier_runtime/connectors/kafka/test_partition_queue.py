@@ -1,4 +1,4 @@
-"""What a feed hands over: small pieces together, in their order, and never more than is asked for."""
+"""What a feed hands over: small chunks together, in their order, and never more than is asked for."""
 
 import pyarrow as pa
 import pytest
@@ -11,7 +11,7 @@ def feed():
     return Feed("topic", 0, KafkaPosition(10, None, None, None), "source 's', topic 'topic', partition 0")
 
 
-def piece(first, rows, value="x", epoch=None):
+def chunk(first, rows, value="x", epoch=None):
     batch = pa.record_batch({"n": list(range(first, first + rows)), "text": [value] * rows})
     return Fetched(batch, list(range(first, first + rows)), first + rows, epoch, at_ns=first)
 
@@ -26,7 +26,7 @@ def taken(source, max_rows):
 def test_small_pieces_are_taken_together():
     source = feed()
     for first in (10, 13, 14):
-        source.put(piece(first, {10: 3, 13: 1, 14: 6}[first], epoch=first))
+        source.put(chunk(first, {10: 3, 13: 1, 14: 6}[first], epoch=first))
     together = source.take(100)
     assert together.rows.column("n").to_pylist() == list(together.offsets) == list(range(10, 20))
     assert (together.next_offset, together.epoch, together.at_ns) == (20, 14, 10)  # the oldest has waited longest
@@ -39,7 +39,7 @@ def test_small_pieces_are_taken_together():
 def test_never_more_than_is_asked_for_and_every_row_once(max_rows):
     source, put = feed(), []
     for first, rows in ((10, 3), (13, 1), (20, 5), (30, 2)):  # offsets may have gaps
-        source.put(piece(first, rows))
+        source.put(chunk(first, rows))
         put += range(first, first + rows)
     found = taken(source, max_rows)
     assert [n for rows, _, _ in found for n in rows] == put
@@ -51,7 +51,7 @@ def test_never_more_than_is_asked_for_and_every_row_once(max_rows):
 
 
 def test_what_is_held_is_nothing_once_all_is_taken_whatever_the_columns_weigh_together():
-    """Bits of truth values and nulls are packed anew when pieces are joined: what grew with every piece would pass for
+    """Bits of truth values and nulls are packed anew when chunks are joined: what grew with every chunk would pass for
     a full feed in the end, and nothing would be fetched any more."""
     source = feed()
     schema = pa.schema([("yes", pa.bool_()), ("text", pa.string()), ("tags", pa.list_(pa.string()))])
@@ -66,13 +66,13 @@ def test_what_is_held_is_nothing_once_all_is_taken_whatever_the_columns_weigh_to
 def test_large_pieces_stay_what_they_are():
     source = feed()
     for first in (10, 11, 12):
-        source.put(piece(first, 1, value="x" * 200_000))
+        source.put(chunk(first, 1, value="x" * 200_000))
     assert [len(rows) for rows, _, _ in taken(source, 1_000)] == [1, 1, 1]
 
 
 def test_what_was_given_up_between_rows_moves_the_position_only():
     source = feed()
-    source.put(piece(10, 2))
+    source.put(chunk(10, 2))
     source.put(Fetched(None, (), 17, None, 0))
     together = source.take(100)
     assert (together.rows.num_rows, list(together.offsets), together.next_offset) == (2, [10, 11], 17)
@@ -84,8 +84,8 @@ def test_what_was_given_up_between_rows_moves_the_position_only():
 
 def test_rows_come_before_the_trouble_behind_them():
     source = feed()
-    source.put(piece(10, 2))
-    source.put(piece(12, 1))
+    source.put(chunk(10, 2))
+    source.put(chunk(12, 1))
     source.fail(ValueError("bad record"))
     assert source.take(100).rows.num_rows == 3
     with pytest.raises(ValueError, match="bad record"):

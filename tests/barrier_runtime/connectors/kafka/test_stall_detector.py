@@ -11,12 +11,12 @@ from barrier_runtime.connectors.kafka.source.client import KafkaClient
 from barrier_runtime.connectors.kafka.source.partition_queue import Feed
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 from barrier_runtime.connectors.kafka.source.retention import RetentionWatch
-from barrier_runtime.connectors.kafka.source.stall_detector import Patience, Silences, to_blame
+from barrier_runtime.connectors.kafka.source.stall_detector import Silences, StallTimeouts, to_blame
 from barrier_runtime.connectors.kafka.source.turns import Turns, standing_at
 from barrier_runtime.state.errors import InvalidJob
 
 A, B, C = ("t", 0), ("t", 1), ("u", 0)
-PATIENCE = Patience(quiet=5, still=15, answer=1.5, trial=30, tried=300)
+PATIENCE = StallTimeouts(quiet=5, still=15, answer=1.5, trial=30, tried=300)
 
 
 def watched(*partitions, until, since=0.0):

@@ -86,7 +86,7 @@ def test_decided_rows_do_not_move_to_another_table_because_the_job_was_changed()
 
 
 @pytest.mark.parametrize(
-    ("maker", "parallelism", "is_leftover"),
+    ("maker", "parallelism", "is_orphan"),
     [
         (Names("job", "out", "lineage-1", "file:///checkpoints", 6, 1, "a"), 2, True),
         (Names("job", "out", "lineage-1", "file:///moved", 6, 3, "a"), 2, True),  # 3 % 2 == 1
@@ -100,12 +100,12 @@ def test_decided_rows_do_not_move_to_another_table_because_the_job_was_changed()
     ],
 )
 def test_only_what_an_older_generation_of_this_very_sink_prepared_is_left_over(
-    maker: Names, parallelism: int, is_leftover: bool
+    maker: Names, parallelism: int, is_orphan: bool
 ) -> None:
     """T8, T9"""
-    assert NAMES.is_leftover(maker.gid(5), parallelism) == is_leftover
+    assert NAMES.is_orphan(maker.gid(5), parallelism) == is_orphan
 
 
 def test_a_prepared_transaction_of_somebody_else_is_never_left_over() -> None:
     for gid in ("", "barrier_runtime:", "their_gid", NAMES.gid_prefix + "x"):
-        assert not NAMES.is_leftover(gid, 1)
+        assert not NAMES.is_orphan(gid, 1)

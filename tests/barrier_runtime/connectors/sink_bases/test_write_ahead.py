@@ -16,7 +16,7 @@ from barrier_runtime.connectors.sink_bases.write_ahead_committable import Delive
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.testing import certify
-from barrier_runtime.testing.crash_points import STORIES
+from barrier_runtime.testing.crash_points import SINGLE_SCENARIOS
 
 
 @dataclass
@@ -104,7 +104,7 @@ def test_the_sink_is_exactly_once_where_no_list_shows_anything(monkeypatch: pyte
     """O10: but for a start from an older checkpoint, which cannot name the notes that were written since."""
     mailbox, store = Mailbox(), MemoryStore()
     store.inject(Fault.STALE_LIST, "list", times=None)
-    monkeypatch.delitem(STORIES, "older checkpoint")
+    monkeypatch.delitem(SINGLE_SCENARIOS, "older checkpoint")
     certify(
         lambda: MailboxSink(mailbox, max_bytes_in_memory=3_000),
         mailbox.read,

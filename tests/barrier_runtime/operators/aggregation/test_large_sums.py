@@ -167,13 +167,13 @@ def test_state_of_means_written_before_there_were_carries_is_read_and_goes_on(
     world = World(kind)
     columns = {"rows": ("int64", 0), "values:v": ("int64", 0), "sum:v": ("int64", 0)}
     backend = world.context("op").open_keyed()
-    table = backend.dense_table("windows" if make is windowed else "running", columns, 1, evictable=True)
+    table = backend.column_table("windows" if make is windowed else "running", columns, 1, evictable=True)
     if entries:
         table._leave_segments()
-    slots = table.slots([("a", 0), ("b", 0)] if make is windowed else [("a",), ("b",)])
+    row_ids = table.row_ids([("a", 0), ("b", 0)] if make is windowed else [("a",), ("b",)])
     for name, values in {"rows": [2, 1], "values:v": [2, 1], "sum:v": [HIGHEST, 4]}.items():
-        table.columns[name][slots] = values
-    table.mark_dirty(slots)
+        table.columns[name][row_ids] = values
+    table.mark_dirty(row_ids)
     backend.freeze(1)
     while not backend.drain():
         pass

@@ -144,14 +144,14 @@ def test_a_batch_of_another_type_is_refused_with_both_types() -> None:
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=3_000))
 def test_the_radix_order_is_the_stable_order(values: list[int]) -> None:
-    slots = np.array(values, np.int64)
-    assert (stable_order(slots) == np.argsort(slots, kind="stable")).all()
+    row_ids = np.array(values, np.int64)
+    assert (stable_order(row_ids) == np.argsort(row_ids, kind="stable")).all()
 
 
 @pytest.mark.parametrize("spread", [3, 70_000])
 def test_the_radix_order_of_a_large_batch_is_stable(spread: int) -> None:
-    slots = np.random.default_rng(1).integers(0, spread, 20_000)
-    assert (stable_order(slots) == np.argsort(slots, kind="stable")).all()
+    row_ids = np.random.default_rng(1).integers(0, spread, 20_000)
+    assert (stable_order(row_ids) == np.argsort(row_ids, kind="stable")).all()
 
 
 @pytest.mark.parametrize("spread", [1, 5, 2**20, 2**62])

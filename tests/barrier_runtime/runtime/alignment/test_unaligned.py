@@ -7,7 +7,7 @@ from subtask_bench import TOKEN, Bench, barrier, rows, values
 
 from barrier_runtime.data.elements import Barrier, Batch, CancelBarrier, EndOfInput, Watermark
 from barrier_runtime.runtime.alignment.aligner import Aligner
-from barrier_runtime.runtime.alignment.effects import Aborted, Block, RecordingDone, StartTimer, TakeSnapshot
+from barrier_runtime.runtime.alignment.effects import Aborted, Block, InFlightComplete, StartTimer, TakeSnapshot
 
 
 def at_once(id):
@@ -177,7 +177,7 @@ def test_an_obsolete_barrier_that_nobody_cancelled_yet_changes_nothing(stale):
     play(aligner, (0, at_once(3)))
     assert aligner.on_arrival(0, stale, 0) == []
     assert aligner.recording == 3
-    assert aligner.on_arrival(1, at_once(3), 0) == [RecordingDone(3)]
+    assert aligner.on_arrival(1, at_once(3), 0) == [InFlightComplete(3)]
 
 
 def test_barriers_of_several_checkpoints_in_an_unusual_order_take_each_at_most_once():
@@ -185,7 +185,7 @@ def test_barriers_of_several_checkpoints_in_an_unusual_order_take_each_at_most_o
     aligner = Aligner(3, TOKEN)
     effects = play(aligner, (0, at_once(1)), (1, at_once(2)), (0, at_once(2)), (2, at_once(1)), (2, at_once(2)))
     assert snapshots(effects) == [1, 2]
-    assert [effect.id for effect in effects if isinstance(effect, RecordingDone)] == [2]
+    assert [effect.id for effect in effects if isinstance(effect, InFlightComplete)] == [2]
     assert [effect.id for effect in effects if isinstance(effect, Aborted)] == [1]
 
 

@@ -8,9 +8,9 @@ import time
 import pytest
 import uvloop
 
-from barrier_runtime.runtime.host.timer import FileAlarm, LoopAlarm, best_alarm
+from barrier_runtime.runtime.host.timer import FileTimer, LoopTimer, best_timer
 
-KINDS = [LoopAlarm, pytest.param(FileAlarm, marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux only"))]
+KINDS = [LoopTimer, pytest.param(FileTimer, marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux only"))]
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -28,52 +28,52 @@ async def rung(calls, count):
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_rings_once_each_time_it_is_set(loop, kind):
     calls = []
-    alarm = kind(loop, lambda: calls.append(1))
-    alarm.set(0.0003)
+    timer = kind(loop, lambda: calls.append(1))
+    timer.set(0.0003)
     loop.run_until_complete(asyncio.wait_for(rung(calls, 1), 60))
-    alarm.set(0.0)  # at once
+    timer.set(0.0)  # at once
     loop.run_until_complete(asyncio.wait_for(rung(calls, 2), 60))
     loop.run_until_complete(asyncio.sleep(0.01))
-    alarm.close()
+    timer.close()
     assert len(calls) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_setting_it_anew_replaces_what_was_set(loop, kind):
     calls = []
-    alarm = kind(loop, lambda: calls.append("rang"))
-    alarm.set(3_600)
-    alarm.set(0.0003)
+    timer = kind(loop, lambda: calls.append("rang"))
+    timer.set(3_600)
+    timer.set(0.0003)
     loop.run_until_complete(asyncio.wait_for(rung(calls, 1), 60))
-    alarm.set(0.0003)
-    alarm.set(3_600)
+    timer.set(0.0003)
+    timer.set(3_600)
     loop.run_until_complete(asyncio.sleep(0.01))
-    alarm.close()
+    timer.close()
     assert calls == ["rang"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 def test_one_of_the_kernel_never_rings_early(loop):
     calls = []
-    alarm = FileAlarm(loop, lambda: calls.append(time.monotonic()))
+    timer = FileTimer(loop, lambda: calls.append(time.monotonic()))
     for delay_s in (0.0002, 0.0005, 0.0011):
         set_at = time.monotonic()
-        alarm.set(delay_s)
+        timer.set(delay_s)
         loop.run_until_complete(asyncio.wait_for(rung(calls, 1), 60))
         assert calls.pop() - set_at >= delay_s
-    alarm.close()
+    timer.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_closed_one_does_not_ring_and_leaves_nothing_open(loop, kind):
     calls, open_before = [], len(os.listdir("/dev/fd"))
-    alarm = kind(loop, lambda: calls.append(1))
-    alarm.set(0.0)
-    alarm.close()
-    alarm.close()
+    timer = kind(loop, lambda: calls.append(1))
+    timer.set(0.0)
+    timer.close()
+    timer.close()
     loop.run_until_complete(asyncio.sleep(0.005))
     assert not calls
-    if kind is FileAlarm:
+    if kind is FileTimer:
         assert len(os.listdir("/dev/fd")) == open_before
 
 
@@ -81,5 +81,5 @@ def test_where_the_kernel_has_none_the_loops_timers_do(loop, monkeypatch):
     def none_left(self, loop, ring):
         raise OSError(24, "too many open files")
 
-    monkeypatch.setattr(FileAlarm, "__init__", none_left)
-    assert isinstance(best_alarm(loop, lambda: None), LoopAlarm)
+    monkeypatch.setattr(FileTimer, "__init__", none_left)
+    assert isinstance(best_timer(loop, lambda: None), LoopTimer)

@@ -8,7 +8,7 @@ import pytest
 from slot_bench import Bench, Totals
 
 from barrier_runtime.connectors.memory.rate import GeneratedRows
-from barrier_runtime.runtime.host.timer import LoopAlarm
+from barrier_runtime.runtime.host.timer import LoopTimer
 
 HOUR_S = 3600
 
@@ -16,7 +16,7 @@ HOUR_S = 3600
 class HandClocks:
     """Time passes when the test says so; the wall clock can be set."""
 
-    alarm = LoopAlarm
+    timer = LoopTimer
 
     def __init__(self):
         self.steady_s = 50.0

@@ -19,7 +19,7 @@ def test_work_handed_in_after_closing_is_dropped_without_a_word():
         await first.wait()
         assert workers.drain(60)
         workers.submit(lambda: ran.append("late"), lambda result, error: ran.append("told"))
-        workers.lane(ran.append).submit(lambda: ran.append("late"), lambda result, error: ran.append("told"))
+        workers.executor(ran.append).submit(lambda: ran.append("late"), lambda result, error: ran.append("told"))
 
     asyncio.run(main())
     assert len(ran) == 1
@@ -34,10 +34,10 @@ def test_commits_that_hang_take_no_thread_from_snapshots_and_restores():
         loop = asyncio.get_running_loop()
         workers = Workers(loop)
         for _ in range(100):
-            workers.lane(lambda error: None, unhurried=True).submit(never.wait, lambda result, error: None)
+            workers.executor(lambda error: None, unhurried=True).submit(never.wait, lambda result, error: None)
         written = [loop.create_future() for _ in range(40)]
         for each in written:
-            workers.lane(lambda error: None).submit(int, lambda result, error, each=each: each.set_result(result))
+            workers.executor(lambda error: None).submit(int, lambda result, error, each=each: each.set_result(result))
         assert await asyncio.wait_for(asyncio.gather(*written), 60) == [0] * 40
         assert await asyncio.wait_for(workers.run(lambda: "opened"), 60) == "opened"
         assert not workers.drain(0.01), "they hang"
@@ -53,7 +53,7 @@ def test_uploads_that_hang_do_not_keep_a_restore_from_beginning():
     async def main():
         workers = Workers(asyncio.get_running_loop())
         for _ in range(40):
-            workers.lane(lambda error: None).submit(never.wait, lambda result, error: None)
+            workers.executor(lambda error: None).submit(never.wait, lambda result, error: None)
         assert await asyncio.wait_for(workers.run(lambda: "opened"), 60) == "opened"
         never.set()
         await asyncio.to_thread(workers.drain, 60)

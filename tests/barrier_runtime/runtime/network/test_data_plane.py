@@ -304,8 +304,8 @@ def test_a_barrier_comes_through_while_nobody_takes_the_rows_before_it():
             output.send(batch(1_000))
             sent += 1
         output.send(Barrier(1, 3, 0, 0))
-        await until(lambda: receiver.input.arrivals)
-        assert list(receiver.input.arrivals) == [(0, Barrier(1, 3, 0, 0))]
+        await until(lambda: receiver.input.announcements)
+        assert list(receiver.input.announcements) == [(0, Barrier(1, 3, 0, 0))]
         assert len(receiver.input.record(1)) == sent
         assert receiver.input.bytes < 256 * 1024 + 2 * 10_000
         assert not output.writable

@@ -5,12 +5,12 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Barrier, Batch
 from barrier_runtime.runtime.network.channels import InputChannel
 from barrier_runtime.runtime.network.flow_control import (
+    CHUNK_NS,
     DRAIN_S,
     MAX_WINDOW_BYTES,
-    MIN_PIECE_BYTES,
+    MIN_CHUNK_BYTES,
     MIN_WINDOW_BYTES,
-    PIECE_NS,
-    Piece,
+    Chunk,
     Window,
 )
 
@@ -56,7 +56,7 @@ def test_a_blocked_channel_says_nothing_about_its_reader():
 def test_room_is_told_of_when_a_quarter_of_the_window_was_taken_and_when_the_window_grows():
     told = []
     channel = InputChannel(0, 0, lambda: None, 1_000)
-    channel.when_room(lambda: told.append(channel.room))
+    channel.when_credit(lambda: told.append(channel.credit))
     for _ in range(10):
         channel.push(Barrier(1, 1), 100)
     for _ in range(5):
@@ -71,12 +71,12 @@ def test_room_is_told_of_when_a_quarter_of_the_window_was_taken_and_when_the_win
 def test_a_writer_that_a_smaller_window_stopped_hears_of_room_before_the_queue_is_empty():
     told = []
     channel = InputChannel(0, 0, lambda: None)
-    channel.when_room(lambda: told.append(channel.bytes))
+    channel.when_credit(lambda: told.append(channel.bytes))
     for _ in range(10):
         channel.push(Barrier(1, 1), 10_000)
     while channel.window.bytes > MIN_WINDOW_BYTES:
         channel.adapt(0.2)
-    assert channel.room == 0
+    assert channel.credit == 0
     for _ in range(10):
         channel.pop()
     assert told
@@ -93,15 +93,15 @@ def full_of_rows(rows=100_000):
 def test_a_slow_reader_gets_large_batches_in_pieces_of_a_moment_each_and_loses_nothing():
     channel, rows = full_of_rows()
     channel.push(Barrier(1, 1), 10)
-    pieces = []
+    chunks = []
     while isinstance(element := channel.pop(), Batch):
-        pieces.append(element)
-        channel.piece.worked(element.rows.num_rows * 100_000)  # 0.1 ms per row
+        chunks.append(element)
+        channel.chunk.worked(element.rows.num_rows * 100_000)  # 0.1 ms per row
     assert element == Barrier(1, 1)
     assert channel.bytes == 0
-    assert pa.Table.from_batches([piece.rows for piece in pieces]).combine_chunks().to_batches()[0] == rows
-    assert {piece.emit_ns for piece in pieces} == {7}
-    assert max(piece.rows.num_rows for piece in pieces[1:]) <= PIECE_NS / 100_000
+    assert pa.Table.from_batches([chunk.rows for chunk in chunks]).combine_chunks().to_batches()[0] == rows
+    assert {chunk.emit_ns for chunk in chunks} == {7}
+    assert max(chunk.rows.num_rows for chunk in chunks[1:]) <= CHUNK_NS / 100_000
 
 
 def test_a_fast_reader_soon_gets_whole_batches():
@@ -109,22 +109,22 @@ def test_a_fast_reader_soon_gets_whole_batches():
     taken = 0
     while taken < rows.num_rows:
         taken += channel.pop().rows.num_rows
-        channel.piece.worked(100_000)
-    assert channel.piece.bytes > rows.nbytes
+        channel.chunk.worked(100_000)
+    assert channel.chunk.bytes > rows.nbytes
 
 
 def test_one_slow_moment_is_made_up_for_and_control_elements_say_nothing():
-    piece = Piece()
-    piece.taken(1_000)
-    piece.worked(10**12)
-    assert piece.bytes == MIN_PIECE_BYTES
+    chunk = Chunk()
+    chunk.taken(1_000)
+    chunk.worked(10**12)
+    assert chunk.bytes == MIN_CHUNK_BYTES
     for _ in range(4):
-        piece.taken(piece.bytes)
-        piece.worked(1_000)
-    assert piece.bytes == MIN_PIECE_BYTES * 4**4
-    piece.taken(0)
-    piece.worked(10**12)
-    assert piece.bytes == MIN_PIECE_BYTES * 4**4
+        chunk.taken(chunk.bytes)
+        chunk.worked(1_000)
+    assert chunk.bytes == MIN_CHUNK_BYTES * 4**4
+    chunk.taken(0)
+    chunk.worked(10**12)
+    assert chunk.bytes == MIN_CHUNK_BYTES * 4**4
 
 
 def test_what_is_left_of_a_batch_that_was_taken_in_part_is_in_flight():

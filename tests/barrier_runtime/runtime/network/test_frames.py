@@ -27,7 +27,7 @@ def rows(*values):
 
 
 def wire(writer, *elements):
-    return b"".join(bytes(piece) for element in elements for piece in writer.encode(element))
+    return b"".join(bytes(chunk) for element in elements for chunk in writer.encode(element))
 
 
 ELEMENTS = [
@@ -139,8 +139,8 @@ def test_a_gap_and_a_repetition_in_the_sequence_are_refused():
 
 def test_rows_before_their_schema_and_unknown_kinds_are_refused():
     writer = FrameWriter()
-    pieces = writer.encode(Batch(rows(1), 0))
-    only_rows = b"".join(bytes(piece) for piece in pieces[2:])
+    chunks = writer.encode(Batch(rows(1), 0))
+    only_rows = b"".join(bytes(chunk) for chunk in chunks[2:])
     with pytest.raises(FrameError):
         FrameReader().feed(only_rows)
 

@@ -134,7 +134,7 @@ def test_two_subtasks_become_visible_together() -> None:
     parts[1].complete(1)
     assert [part.reports.committed_checkpoints[-1] for part in parts] == [1, 1]
     parts[0].operator.on_commit_globally(1, lambda: manifest)
-    parts[0].lane.run()
+    parts[0].executor.run()
     assert numbers_in_commit_log(store) == [1, 2]
     assert parts[0].reports.committed_globally_through == 1
 

@@ -137,7 +137,7 @@ def test_a_newer_committable_does_not_overtake_an_older_one_that_is_not_durable_
     assert made.committed(1) == [Visible(1), Commit(2, data(2))]
 
 
-def test_a_decision_during_a_commit_waits_for_the_lane() -> None:
+def test_a_decision_during_a_commit_waits_for_the_executor() -> None:
     made = sealed(driver(), 1, 2)
     assert made.complete(1) == [Commit(1, data(1))]
     assert made.complete(2) == []
@@ -282,7 +282,7 @@ def test_after_a_failure_the_oldest_is_tried_alone_and_the_others_follow_togethe
     ]
 
 
-def test_what_is_decided_while_several_are_committed_waits_for_the_lane() -> None:
+def test_what_is_decided_while_several_are_committed_waits_for_the_executor() -> None:
     made = behind(2, 3)
     made.committed(1)
     sealed(made, 4)

@@ -42,14 +42,14 @@ def test_a_commit_that_hangs_delays_neither_barriers_nor_pre_commits() -> None:
     subtask = Subtask(jsonl, store)
     subtask.write([1])
     subtask.barrier(1)()
-    subtask.operator.on_complete(1)  # its commit stays in the lane
+    subtask.operator.on_complete(1)  # its commit stays in the executor
     for checkpoint in (2, 3):
         subtask.write([checkpoint])
         snapshot = subtask.barrier(checkpoint)()
         assert b'"checkpoint":%d' % checkpoint in snapshot.values["pending"]
         subtask.operator.on_complete(checkpoint)
     assert numbers_in(store) == []
-    subtask.lane.run()
+    subtask.executor.run()
     assert numbers_in(store) == [1, 2, 3]
     assert subtask.reports.committed_checkpoints == [1, 2, 3]
 
@@ -115,7 +115,7 @@ def test_staging_that_fails_makes_room_too_and_loses_nothing() -> None:
     store.inject(Fault.FAIL_BEFORE, "put")
     subtask.write([1])
     subtask.write([2])
-    subtask.snapshot_lane.run()
+    subtask.snapshot_executor.run()
     assert subtask.operator.has_room
     assert subtask.metrics.counts["early_staging_failed"] == 1
     subtask.barrier(1)()
@@ -127,11 +127,11 @@ def test_a_commit_that_hangs_does_not_hold_staging_up() -> None:
     subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=1), MemoryStore())
     subtask.write([1])
     subtask.barrier(1)()
-    subtask.operator.on_complete(1)  # its commit stays in the lane
+    subtask.operator.on_complete(1)  # its commit stays in the executor
     subtask.write([2])
     subtask.write([3])
     assert not subtask.operator.has_room
-    subtask.snapshot_lane.run()
+    subtask.snapshot_executor.run()
     assert subtask.operator.has_room
 
 

@@ -14,7 +14,7 @@ from barrier_runtime.runtime.network.channels import InputChannel
 InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -> batches in their order
 
 
-class Recorder:
+class InFlightWriter:
     def __init__(self, inputs: list[InputChannel]) -> None:
         self._inputs = inputs
         self._checkpoint = 0  # 0: nothing is recorded

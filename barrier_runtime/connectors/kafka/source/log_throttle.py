@@ -10,7 +10,7 @@ from barrier_runtime.state.errors import InvalidJob
 _AGAIN_S = 30.0  # between two warnings of the same kind
 
 
-class Complaints:
+class LogThrottle:
     """The fetching thread's, and that of the client's callbacks in it."""
 
     def __init__(self, where: str) -> None:
