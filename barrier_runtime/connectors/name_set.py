@@ -49,7 +49,7 @@ def of_former(data: bytes) -> bytes:
     return records.tobytes()
 
 
-class Run:
+class SortedRun:
     """Immutable. `data`: records (hash, size in 5 bytes, mark in 3), sorted, each hash once; `name`: of its bytes."""
 
     __slots__ = ("_bits", "_index", "data", "name")
@@ -79,16 +79,16 @@ class Run:
             at = self.data.find(hash, at + 1, end)
         return self.data[at + _HASH_BYTES : at + RECORD_BYTES] if at >= 0 else None
 
-    def share(self, part: int, of: int) -> tuple["Run", "Run"]:
+    def share(self, part: int, of: int) -> tuple["SortedRun", "SortedRun"]:
         """Part `part` of `of` parts, each with about as many records, and the rest."""
         if of == 1:
-            return self, Run(b"")
+            return self, SortedRun(b"")
         records = _records(self.data)
         mine = _high(records) % np.uint64(of) == part
-        return Run(records[mine].tobytes()), Run(records[~mine].tobytes())
+        return SortedRun(records[mine].tobytes()), SortedRun(records[~mine].tobytes())
 
 
-def merged(chunks: Iterable[bytes]) -> Run:
+def merged(chunks: Iterable[bytes]) -> SortedRun:
     """One run of the records of all `chunks`, which need not be sorted; of a hash that occurs twice the later."""
     records = _records(b"".join(chunks))
     high, low = _high(records), _low(records)
@@ -96,7 +96,7 @@ def merged(chunks: Iterable[bytes]) -> Run:
     high, low = high[order], low[order]
     last = np.ones(len(order), bool)
     last[:-1] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    return Run(records[order[last]].tobytes())
+    return SortedRun(records[order[last]].tobytes())
 
 
 def _records(data: bytes) -> np.ndarray:
@@ -123,7 +123,7 @@ class Known(NamedTuple):
 class NameSet:
     """`others`: names that are in it, too, but are none of its `runs`: another one stores them."""
 
-    def __init__(self, runs: Iterable[Run] = (), others: Iterable[Run] = ()) -> None:
+    def __init__(self, runs: Iterable[SortedRun] = (), others: Iterable[SortedRun] = ()) -> None:
         self.runs = [run for run in runs if len(run)]  # older first
         self._others = [run for run in others if len(run)]
         self._added: dict[bytes, bytes] = {}  # values by hash
@@ -180,7 +180,7 @@ class NameSet:
         self._added = {}
         return True
 
-    def to_merge(self) -> Sequence[Run]:
+    def to_merge(self) -> Sequence[SortedRun]:
         """All neighbours of one level, which should become one run; none if there are too few. So levels only fall from
         older to newer runs."""
         for _, group in itertools.groupby(self.runs, lambda run: run.level):
@@ -189,7 +189,7 @@ class NameSet:
                 return window
         return ()
 
-    def replace(self, window: Sequence[Run], run: Run) -> None:
+    def replace(self, window: Sequence[SortedRun], run: SortedRun) -> None:
         """`run` holds what `window` held."""
         at = self.runs.index(window[0])
         self.runs[at : at + len(window)] = [run]

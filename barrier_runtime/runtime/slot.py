@@ -29,10 +29,10 @@ from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     Ack,
     CancelGeneration,
+    CheckpointComplete,
     CommitFailing,
     CommitGlobally,
     Committed,
-    Complete,
     Decline,
     Deploy,
     Heard,
@@ -160,7 +160,7 @@ class Slot:
             return
         self._tell_figures()
         if message.last_completed:
-            self._on_complete(Complete(self.token, message.last_completed))
+            self._on_complete(CheckpointComplete(self.token, message.last_completed))
         if self._restored is not None and self._phase == "restoring":
             self._send(self._restored)
         for unresolved in list(self._unresolved.values()):
@@ -221,7 +221,7 @@ class Slot:
             Barrier(message.checkpoint, message.token, message.triggered_at_ms, message.aligned_timeout_ms)
         )
 
-    def _on_complete(self, message: Complete) -> None:
+    def _on_complete(self, message: CheckpointComplete) -> None:
         if message.token != self.token or self._execution is None or message.checkpoint <= self._last_completed:
             return
         self._last_completed = message.checkpoint
@@ -388,7 +388,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     Deploy: Slot._on_deploy,
     Start: Slot._on_start,
     Trigger: Slot._on_trigger,
-    Complete: Slot._on_complete,
+    CheckpointComplete: Slot._on_complete,
     CommitGlobally: Slot._on_commit_globally,
     Visible: Slot._on_visible,
     AbortCheckpoint: Slot._on_abort,

@@ -40,18 +40,18 @@ STAGING_VERSION = 1
 log = logging.getLogger("barrier_runtime.job")
 
 
-class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StagedFrames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     size: int  # bytes
     rows: int
 
 
-class Staging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FrameStaging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`current.json`: one run of the query. Files in the order of the partitions; partitions without rows have none."""
 
     id: str
     columns: list[tuple[str, str]]  # name, Arrow type
-    files: list[StagedFile]
+    files: list[StagedFrames]
     version: int = STAGING_VERSION
 
 
@@ -60,7 +60,7 @@ _FORMAT = Format(
     STAGING_VERSION,
     damaged="bring back an intact copy, or start without state (restore='none'), which runs the query again",
 )
-_STAGING = VersionedDecoder(_FORMAT, msgspec.json.Decoder(Staging))
+_STAGING = VersionedDecoder(_FORMAT, msgspec.json.Decoder(FrameStaging))
 
 
 class StagedFrame:
@@ -78,7 +78,7 @@ class StagedFrame:
         self._url = staging
         self._dataframe = dataframe
         self.schema = plain_schema(arrow_schema(dataframe, self._where))
-        self._staged: Staging | None = None
+        self._staged: FrameStaging | None = None
         self._files: list[FoundFile] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -144,19 +144,19 @@ class StagedFrame:
     def _columns(self) -> list[tuple[str, str]]:
         return [(field.name, str(field.type)) for field in self.schema]
 
-    def _found(self, store: ObjectStore, paths: Paths) -> Staging | None:
+    def _found(self, store: ObjectStore, paths: Paths) -> FrameStaging | None:
         key = paths.staged_source_current(self._name)
         data = get_or_none(store, key)
         return None if data is None else _STAGING.decode(data, f"{self._where}: {key} in {store.url}")
 
-    def _run_query(self, url: str, store: ObjectStore, paths: Paths, fresh: bool) -> Staging:
+    def _run_query(self, url: str, store: ObjectStore, paths: Paths, fresh: bool) -> FrameStaging:
         from barrier_runtime.spark.frame_writer import write_partitions
 
         id = uuid.uuid4().hex
         prefix = paths.staged_source_file(self._name, id, "x").removesuffix("x")
         written = write_partitions(self._dataframe, self.schema, url, prefix, self._where)
-        files = [StagedFile(file.name, file.size, file.rows) for file in written]
-        staging = Staging(id, self._columns(), files)
+        files = [StagedFrames(file.name, file.size, file.rows) for file in written]
+        staging = FrameStaging(id, self._columns(), files)
         data, key = msgspec.json.encode(staging), paths.staged_source_current(self._name)
         if fresh:
             store.put(key, data)

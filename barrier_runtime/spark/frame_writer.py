@@ -27,7 +27,7 @@ _WRITTEN = "part int, name string, size long, rows long"
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFrames:
     name: str
     size: int  # bytes
     rows: int
@@ -54,14 +54,14 @@ def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
         raise InvalidJob(f"{where}: a column's type has no counterpart in Arrow ({error}): cast it") from error
 
 
-def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, where: str) -> list[Written]:
+def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, where: str) -> list[WrittenFrames]:
     """Run the query; one Parquet object `<prefix><name>` per partition that has rows, in the order of partitions.
     Without any rows there is one object without rows. Raises `InvalidJob` when the query fails."""
     writer = _PartitionWriter(schema, url, prefix, forwarded_environment())
     rows = _collected(dataframe.mapInArrow(writer, _WRITTEN), where)
     if not rows:
         return [writer.write("empty", iter(()))]
-    return [Written(row["name"], row["size"], row["rows"]) for row in sorted(rows, key=lambda row: row["part"])]
+    return [WrittenFrames(row["name"], row["size"], row["rows"]) for row in sorted(rows, key=lambda row: row["part"])]
 
 
 class _PartitionWriter:
@@ -88,7 +88,7 @@ class _PartitionWriter:
             schema=pa.schema([("part", pa.int32()), ("name", pa.string()), ("size", pa.int64()), ("rows", pa.int64())]),
         )
 
-    def write(self, name: str, batches: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, name: str, batches: Iterator[pa.RecordBatch]) -> WrittenFrames:
         os.environ.update({key: value for key, value in self._environment.items() if key not in os.environ})
         rows = 0
         with tempfile.TemporaryDirectory(prefix="barrier-runtime-stage-") as folder:
@@ -99,7 +99,7 @@ class _PartitionWriter:
                     rows += batch.num_rows
             size = path.stat().st_size
             open_store(self._url).put_file(self._prefix + name, path)
-        return Written(name, size, rows)
+        return WrittenFrames(name, size, rows)
 
 
 def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

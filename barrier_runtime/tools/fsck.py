@@ -11,8 +11,13 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from barrier_runtime.coordinator.maintenance.fsck import FsckReport, JobReport, Orphan
-from barrier_runtime.coordinator.maintenance.fsck_store import Progress as Told
-from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans, no_progress, report_of
+from barrier_runtime.coordinator.maintenance.fsck_store import (
+    CheckProgress,
+    check_store,
+    delete_orphans,
+    no_progress,
+    report_of,
+)
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
 
@@ -72,7 +77,7 @@ def _sized(objects: list[Orphan]) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Told]:
+def _progress() -> Iterator[CheckProgress]:
     """A bar per kind of work, on a terminal only."""
     if not sys.stderr.isatty():
         yield no_progress

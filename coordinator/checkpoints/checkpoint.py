@@ -15,7 +15,7 @@ from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
 from barrier_runtime.state.errors import ProtocolViolation
 
 
-class Phase(enum.Enum):
+class CheckpointPhase(enum.Enum):
     TRIGGERED = "triggered"
     PERSISTING = "persisting"
     DECIDING = "deciding"
@@ -26,17 +26,19 @@ class Phase(enum.Enum):
     SUBSUMED = "subsumed"
 
 
-_UNDECIDED_ENDS = frozenset({Phase.DECLINED, Phase.EXPIRED, Phase.ABORTED, Phase.SUBSUMED})
+_UNDECIDED_ENDS = frozenset(
+    {CheckpointPhase.DECLINED, CheckpointPhase.EXPIRED, CheckpointPhase.ABORTED, CheckpointPhase.SUBSUMED}
+)
 
-MOVES: dict[Phase, frozenset[Phase]] = {
-    Phase.TRIGGERED: _UNDECIDED_ENDS | {Phase.PERSISTING},
-    Phase.PERSISTING: _UNDECIDED_ENDS | {Phase.DECIDING},
-    Phase.DECIDING: frozenset({Phase.COMPLETE}),
-    Phase.COMPLETE: frozenset(),
-    Phase.DECLINED: frozenset(),
-    Phase.EXPIRED: frozenset(),
-    Phase.ABORTED: frozenset(),
-    Phase.SUBSUMED: frozenset(),
+MOVES: dict[CheckpointPhase, frozenset[CheckpointPhase]] = {
+    CheckpointPhase.TRIGGERED: _UNDECIDED_ENDS | {CheckpointPhase.PERSISTING},
+    CheckpointPhase.PERSISTING: _UNDECIDED_ENDS | {CheckpointPhase.DECIDING},
+    CheckpointPhase.DECIDING: frozenset({CheckpointPhase.COMPLETE}),
+    CheckpointPhase.COMPLETE: frozenset(),
+    CheckpointPhase.DECLINED: frozenset(),
+    CheckpointPhase.EXPIRED: frozenset(),
+    CheckpointPhase.ABORTED: frozenset(),
+    CheckpointPhase.SUBSUMED: frozenset(),
 }
 
 
@@ -58,11 +60,11 @@ class Checkpoint:
     expected: frozenset[SubtaskId]
     final: bool = False  # triggered after all input had ended
     aligned_timeout_ms: int | None = None  # as in `Trigger`
-    phase: Phase = Phase.TRIGGERED
+    phase: CheckpointPhase = CheckpointPhase.TRIGGERED
     acks: dict[SubtaskId, Ack] = field(default_factory=dict)
-    history: list[tuple[int, Phase]] = field(default_factory=list)  # (when, phase entered)
+    history: list[tuple[int, CheckpointPhase]] = field(default_factory=list)  # (when, phase entered)
 
-    def move(self, to: Phase, now_ms: int) -> None:
+    def move(self, to: CheckpointPhase, now_ms: int) -> None:
         if to not in MOVES[self.phase]:
             past = ", ".join(f"{phase.value} at {when}" for when, phase in self.history)
             raise ProtocolViolation(
@@ -74,7 +76,7 @@ class Checkpoint:
 
     def ack(self, ack: Ack) -> AckEffect:
         """Take one subtask's snapshot."""
-        if self.phase is not Phase.TRIGGERED:
+        if self.phase is not CheckpointPhase.TRIGGERED:
             return AckEffect.DUPLICATE if ack.subtask in self.acks else AckEffect.LATE
         if ack.subtask not in self.expected:
             return AckEffect.UNKNOWN_SUBTASK
@@ -98,7 +100,7 @@ class Checkpoint:
 
     @property
     def open(self) -> bool:
-        return self.phase in (Phase.TRIGGERED, Phase.PERSISTING, Phase.DECIDING)
+        return self.phase in (CheckpointPhase.TRIGGERED, CheckpointPhase.PERSISTING, CheckpointPhase.DECIDING)
 
-    def entered_ms(self, phase: Phase) -> int | None:
+    def entered_ms(self, phase: CheckpointPhase) -> int | None:
         return next((when for when, entered in self.history if entered is phase), None)

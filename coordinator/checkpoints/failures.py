@@ -28,7 +28,7 @@ class Cause(enum.Enum):
 COUNTABLE = frozenset({Cause.DECLINED, Cause.EXPIRED, Cause.NOT_STORED})
 
 
-class Verdict(enum.Enum):
+class FailureVerdict(enum.Enum):
     TOLERATED = "tolerated"
     EXCEEDED = "exceeded"
 
@@ -39,12 +39,12 @@ class FailureCounter:
         self._counted: set[int] = set()
         self._last_success = 0
 
-    def failed(self, checkpoint: int, cause: Cause) -> Verdict:
+    def failed(self, checkpoint: int, cause: Cause) -> FailureVerdict:
         if cause in COUNTABLE and checkpoint > self._last_success:
             self._counted.add(checkpoint)
             if len(self._counted) > self._tolerable:
-                return Verdict.EXCEEDED
-        return Verdict.TOLERATED
+                return FailureVerdict.EXCEEDED
+        return FailureVerdict.TOLERATED
 
     def completed(self, checkpoint: int) -> None:
         self._counted.clear()

@@ -8,7 +8,7 @@ import enum
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint, Phase
+from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint, CheckpointPhase
 from barrier_runtime.coordinator.wire.messages import Ack, CheckpointOptions, SubtaskId
 
 _ABORTED_KNOWN = 256
@@ -115,17 +115,20 @@ class PendingCheckpoints:
     def decline(self, checkpoint_id: int, subtask: SubtaskId, now_ms: int) -> Checkpoint | None:
         """The checkpoint that this refusal ended, if it did."""
         checkpoint = self._open.get(checkpoint_id)
-        if checkpoint is None or checkpoint.phase is not Phase.TRIGGERED or subtask not in self._expected:
+        if checkpoint is None or checkpoint.phase is not CheckpointPhase.TRIGGERED or subtask not in self._expected:
             self.ignored["late or unknown decline"] += 1
             return None
-        self._end(checkpoint, Phase.DECLINED, now_ms)
+        self._end(checkpoint, CheckpointPhase.DECLINED, now_ms)
         return checkpoint
 
     # ------------------------------------------------------------ moving on
 
     def ready(self) -> Checkpoint | None:
         """The newest fully acknowledged checkpoint, when no other is being decided."""
-        if any(checkpoint.phase in (Phase.PERSISTING, Phase.DECIDING) for checkpoint in self._open.values()):
+        if any(
+            checkpoint.phase in (CheckpointPhase.PERSISTING, CheckpointPhase.DECIDING)
+            for checkpoint in self._open.values()
+        ):
             return None
         acked = [checkpoint for checkpoint in self._open.values() if checkpoint.all_acked]
         return max(acked, key=lambda checkpoint: checkpoint.id, default=None)
@@ -137,33 +140,33 @@ class PendingCheckpoints:
             if now_ms - checkpoint.triggered_ms >= self._options.timeout_ms
         ]
         for checkpoint in late:
-            self._end(checkpoint, Phase.EXPIRED, now_ms)
+            self._end(checkpoint, CheckpointPhase.EXPIRED, now_ms)
         return late
 
     def abort(self, checkpoint: Checkpoint, now_ms: int) -> None:
-        self._end(checkpoint, Phase.ABORTED, now_ms)
+        self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
 
     def abort_all(self, now_ms: int) -> list[Checkpoint]:
         """End of the generation: everything that is not being decided ends; what is being decided the log decides."""
         ended = list(self._expirable())
         for checkpoint in ended:
-            self._end(checkpoint, Phase.ABORTED, now_ms)
+            self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
         return ended
 
     def complete(self, checkpoint: Checkpoint, now_ms: int) -> list[Checkpoint]:
         """The decision appended. Returns the older ones it subsumes."""
-        self._end(checkpoint, Phase.COMPLETE, now_ms)
+        self._end(checkpoint, CheckpointPhase.COMPLETE, now_ms)
         older = [other for other in self._expirable() if other.id < checkpoint.id]
         for other in older:
-            self._end(other, Phase.SUBSUMED, now_ms)
+            self._end(other, CheckpointPhase.SUBSUMED, now_ms)
         return older
 
-    def _end(self, checkpoint: Checkpoint, phase: Phase, now_ms: int) -> None:
+    def _end(self, checkpoint: Checkpoint, phase: CheckpointPhase, now_ms: int) -> None:
         checkpoint.move(phase, now_ms)
         del self._open[checkpoint.id]
-        if phase is not Phase.COMPLETE:
+        if phase is not CheckpointPhase.COMPLETE:
             self._aborted.append(checkpoint.id)
         self._last_ended_ms = now_ms
 
     def _expirable(self) -> list[Checkpoint]:
-        return [checkpoint for checkpoint in self._open.values() if checkpoint.phase is not Phase.DECIDING]
+        return [checkpoint for checkpoint in self._open.values() if checkpoint.phase is not CheckpointPhase.DECIDING]

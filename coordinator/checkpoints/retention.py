@@ -54,7 +54,7 @@ class SweepPlan:
         return self.manifests + self.files
 
 
-class Verdict(enum.Enum):
+class RetentionVerdict(enum.Enum):
     """What the sweep makes of a stored object. Only ORPHAN is ever deleted."""
 
     NEEDED = "a kept checkpoint needs it"
@@ -143,7 +143,7 @@ class Retention:
         wall_ms: int,
         under_way: UnderWay | None = None,
         min_age_ms: int = MIN_AGE_MS,
-    ) -> Iterator[tuple[ObjectInfo, Verdict]]:
+    ) -> Iterator[tuple[ObjectInfo, RetentionVerdict]]:
         """What a coordinator of generation `token` makes of each object. The only place where that is decided.
         `under_way`: of that generation; None, if this process does not lead it: everything may be."""
         in_reach = [*self.kept, *(dropped.kept for dropped in self._dropped)]
@@ -153,15 +153,15 @@ class Retention:
         for found in objects:
             owner = _owner(paths, found.key)
             if owner is None:
-                yield found, Verdict.NOT_OURS
+                yield found, RetentionVerdict.NOT_OURS
             elif found.key in needed:
-                yield found, Verdict.NEEDED
+                yield found, RetentionVerdict.NEEDED
             elif owner > token or (owner == token and _may_be_under_way(found, under_way, older_ms)):
-                yield found, Verdict.NEWEST_GENERATION
+                yield found, RetentionVerdict.NEWEST_GENERATION
             elif wall_ms - found.modified_ms < min_age_ms:
-                yield found, Verdict.YOUNG
+                yield found, RetentionVerdict.YOUNG
             else:
-                yield found, Verdict.ORPHAN
+                yield found, RetentionVerdict.ORPHAN
 
     def sweep(
         self,
@@ -178,7 +178,7 @@ class Retention:
         Everything is classified before anything is deleted.
         """
         verdicts = self.classify(paths, objects, token, wall_ms, under_way, min_age_ms)
-        plan = _in_order(paths, (found.key for found, verdict in verdicts if verdict is Verdict.ORPHAN))
+        plan = _in_order(paths, (found.key for found, verdict in verdicts if verdict is RetentionVerdict.ORPHAN))
         self._condemn(plan.keys)
         return plan
 

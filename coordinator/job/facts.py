@@ -15,7 +15,7 @@ from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention
 from barrier_runtime.coordinator.job.effects import Append, ReadManifest, ReadRecord
 from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.outbox import Outbox
-from barrier_runtime.coordinator.job.slots import Slot, SlotState, SlotTable
+from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState, SlotTable
 from barrier_runtime.coordinator.log.decision_log import (
     Appended,
     DecisionLog,
@@ -157,14 +157,14 @@ class Job:
     def heartbeat_ms(self) -> int:
         return max(50, min(1_000, self.spec.slot_timeout_ms // 5))
 
-    def greet(self, slot: Slot, token: int) -> None:
+    def greet(self, slot: RegisteredSlot, token: int) -> None:
         """Answer its Register, once per connection."""
         mark = f"{slot.uuid} {slot.link}"
         if self._greeted.get(slot.index) != mark:
             self._greeted[slot.index] = mark
             self.outbox.send(slot, Registered(token, self.last_completed, self.heartbeat_ms))
 
-    def cancel_generation_of(self, slot: Slot) -> None:
+    def cancel_generation_of(self, slot: RegisteredSlot) -> None:
         if slot.deployed_token or slot.register.phase != "idle":
             self.outbox.send(slot, CancelGeneration(self.led.token, self.last_completed))
         if slot.connected:
@@ -178,12 +178,12 @@ class Job:
         """Whether all input has been read."""
         return len(self.generation.ended) == len(self.subtasks)
 
-    def mark_ended(self, slot: Slot, subtasks: Iterable[SubtaskId]) -> None:
+    def mark_ended(self, slot: RegisteredSlot, subtasks: Iterable[SubtaskId]) -> None:
         """A slot speaks for its own subtasks only."""
         own = (subtask for subtask in subtasks if subtask in self.subtasks and subtask.index == slot.index)
         self.generation.ended.update(own)
 
-    def mark_committed(self, slot: Slot, message: Committed) -> None:
+    def mark_committed(self, slot: RegisteredSlot, message: Committed) -> None:
         """A slot speaks for its own sinks only; slot 0 for the global committers, too."""
         by_global = message.subtask == GLOBAL_COMMITTER and slot.index == 0
         if message.subtask != slot.index and not by_global:

@@ -1,9 +1,9 @@
 """What `progress` judges a job by, gathered from the job's facts. Reads only."""
 
-from barrier_runtime.coordinator.checkpoints.checkpoint import Phase as CheckpointPhase
+from barrier_runtime.coordinator.checkpoints.checkpoint import CheckpointPhase
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
-from barrier_runtime.coordinator.job.slots import Slot, SlotState
+from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.status.health import (
     PATIENCE_MS,
     Away,
@@ -67,7 +67,7 @@ def _activity(job: Job, phase: str, reason: str) -> str:
     return "appends the last record" if phase in ("finishing", "failing") else ""
 
 
-def _opening(slot: Slot) -> list[str]:
+def _opening(slot: RegisteredSlot) -> list[str]:
     """Others of the slots that restore wait for these to connect."""
     return [
         f"slot {slot.index} has been opening {name} for {in_seconds(round(seconds * 1000))}"

@@ -1,9 +1,9 @@
 """What a job wants done, in the order in which it must happen, until the edge takes it."""
 
 from barrier_runtime.coordinator.job.effects import CloseLink, Delete, DeleteAll, Effect, SendTo
-from barrier_runtime.coordinator.job.slots import Slot, SlotTable
+from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotTable
 from barrier_runtime.coordinator.log.decision_log import Permit
-from barrier_runtime.coordinator.wire.messages import Complete, ToSlot
+from barrier_runtime.coordinator.wire.messages import CheckpointComplete, ToSlot
 
 
 class Outbox:
@@ -19,7 +19,7 @@ class Outbox:
         effects, self._effects = self._effects, []
         return effects
 
-    def send(self, slot: Slot, message: ToSlot) -> None:
+    def send(self, slot: RegisteredSlot, message: ToSlot) -> None:
         if slot.link is not None:
             self.put(SendTo(slot.link, message))
 
@@ -27,7 +27,7 @@ class Outbox:
         for slot in self._slots.connected:
             self.send(slot, message)
 
-    def close(self, slot: Slot) -> None:
+    def close(self, slot: RegisteredSlot) -> None:
         link = self._slots.disconnect(slot)
         if link is not None:
             self.put(CloseLink(link))
@@ -37,7 +37,7 @@ class Outbox:
     def complete(self, permit: Permit) -> None:
         """Tell every slot what is complete. A slot that connects hears it with its `Registered`, from the same log."""
         if permit.completed:
-            self.broadcast(Complete(permit.token, permit.completed))
+            self.broadcast(CheckpointComplete(permit.token, permit.completed))
 
     def delete(self, permit: Permit, keys: tuple[str, ...]) -> None:
         self.put(Delete(permit, keys))

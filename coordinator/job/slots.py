@@ -26,7 +26,7 @@ class SlotState(enum.Enum):
 
 
 @dataclass
-class Slot:
+class RegisteredSlot:
     index: int
     register: Register
     link: Link | None
@@ -53,8 +53,8 @@ class Slot:
 class Joined:
     """A process that was not there before."""
 
-    slot: Slot
-    replaced: Slot | None
+    slot: RegisteredSlot
+    replaced: RegisteredSlot | None
 
     @property
     def death(self) -> str:
@@ -70,7 +70,7 @@ class Joined:
 class Reconnected:
     """The same process on a new connection."""
 
-    slot: Slot
+    slot: RegisteredSlot
     old_link: Link | None
 
 
@@ -89,23 +89,23 @@ class SlotTable:
     def __init__(self, job: str, parallelism: int) -> None:
         self._job = job
         self._parallelism = parallelism
-        self._slots: dict[int, Slot] = {}
-        self._by_link: dict[Link, Slot] = {}
+        self._slots: dict[int, RegisteredSlot] = {}
+        self._by_link: dict[Link, RegisteredSlot] = {}
         self._given_up: dict[str, str] = {}  # uuid -> why
         self._kills: dict[int, KillSlotTask] = {}
-        self.departed: list[Slot] = []  # replaced processes, kept for their latency histograms
+        self.departed: list[RegisteredSlot] = []  # replaced processes, kept for their latency histograms
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[RegisteredSlot]:
         return iter(tuple(self._slots.values()))
 
-    def at(self, index: int) -> Slot | None:
+    def at(self, index: int) -> RegisteredSlot | None:
         return self._slots.get(index)
 
-    def by_link(self, link: Link) -> Slot | None:
+    def by_link(self, link: Link) -> RegisteredSlot | None:
         return self._by_link.get(link)
 
     @property
-    def connected(self) -> tuple[Slot, ...]:
+    def connected(self) -> tuple[RegisteredSlot, ...]:
         return tuple(slot for slot in self if slot.connected)
 
     @property
@@ -142,7 +142,7 @@ class SlotTable:
             self._by_link[link] = existing
             return Reconnected(existing, old_link)
         latency = ToldHistograms(began_empty=register.token == 0)
-        slot = Slot(index, register, link, now_ms, deployed_token=register.token, latency=latency)
+        slot = RegisteredSlot(index, register, link, now_ms, deployed_token=register.token, latency=latency)
         self._slots[index] = slot
         self._slots = dict(sorted(self._slots.items()))  # so that iterating, which is frequent, need not sort
         self._by_link[link] = slot
@@ -166,7 +166,7 @@ class SlotTable:
             token=0,
             phase="idle",
         )
-        slot = Slot(known.slot, register, None, until_ms, SlotState.OUT_OF_REACH, lost_ms=until_ms)
+        slot = RegisteredSlot(known.slot, register, None, until_ms, SlotState.OUT_OF_REACH, lost_ms=until_ms)
         self._slots[known.slot] = slot
         self._slots = dict(sorted(self._slots.items()))
 
@@ -177,10 +177,10 @@ class SlotTable:
             for slot in self
         )
 
-    def heard(self, slot: Slot, now_ms: int) -> None:
+    def heard(self, slot: RegisteredSlot, now_ms: int) -> None:
         slot.last_seen_ms = now_ms
 
-    def heartbeat(self, slot: Slot, message: Heartbeat, now_ms: int) -> None:
+    def heartbeat(self, slot: RegisteredSlot, message: Heartbeat, now_ms: int) -> None:
         slot.metrics = message.metrics
         slot.opening = message.opening if message.token == slot.deployed_token else {}
         if message.blocked:
@@ -188,14 +188,14 @@ class SlotTable:
         if message.latency:
             slot.latency.tell(message.latency, now_ms)
 
-    def lost(self, link: Link, now_ms: int) -> Slot | None:
+    def lost(self, link: Link, now_ms: int) -> RegisteredSlot | None:
         """The connection is gone. None: it was not the present one of any slot."""
         slot = self._by_link.pop(link, None)
         if slot is not None:
             slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
         return slot
 
-    def silent(self, now_ms: int, timeout_ms: int) -> tuple[Slot, ...]:
+    def silent(self, now_ms: int, timeout_ms: int) -> tuple[RegisteredSlot, ...]:
         return tuple(slot for slot in self.connected if now_ms - slot.last_seen_ms >= timeout_ms)
 
     def forgive(self, now_ms: int) -> None:
@@ -205,11 +205,11 @@ class SlotTable:
             if slot.lost_ms is not None:
                 slot.lost_ms = max(now_ms, slot.lost_ms)
 
-    def give_up(self, slot: Slot, reason: str) -> None:
+    def give_up(self, slot: RegisteredSlot, reason: str) -> None:
         """Silent: whatever this process says from now on does not count, and it must not come back."""
         self._given_up[slot.uuid] = reason
 
-    def to_be_killed(self) -> tuple[tuple[Slot, int], ...]:
+    def to_be_killed(self) -> tuple[tuple[RegisteredSlot, int], ...]:
         """Those out of reach (and since when) whose tasks nobody has been asked to end yet.
 
         Ask only while leading: a coordinator that stood still sees every slot gone, to its successor.
@@ -220,12 +220,12 @@ class SlotTable:
             if not slot.connected and slot.index not in self._kills
         )
 
-    def want_killed(self, slot: Slot) -> KillSlotTask:
+    def want_killed(self, slot: RegisteredSlot) -> KillSlotTask:
         kill = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid)
         self._kills[slot.index] = kill
         return kill
 
-    def disconnect(self, slot: Slot) -> Link | None:
+    def disconnect(self, slot: RegisteredSlot) -> Link | None:
         """Forget the connection from our side; returns it for closing."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
         if link is not None:
@@ -247,7 +247,7 @@ class SlotTable:
             )
         return ""
 
-    def _depart(self, slot: Slot) -> None:
+    def _depart(self, slot: RegisteredSlot) -> None:
         if slot.link is not None:
             self._by_link.pop(slot.link, None)
         self._given_up.setdefault(slot.uuid, "a newer task attempt took its place")

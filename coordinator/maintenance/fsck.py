@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.checkpoints.retention import Verdict
+from barrier_runtime.coordinator.checkpoints.retention import RetentionVerdict
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files, decode_manifest
 from barrier_runtime.coordinator.log.records import (
@@ -410,12 +410,12 @@ def recognised(paths: Paths, key: str) -> str:
 
 
 def explained(
-    paths: Paths, found: ObjectInfo, verdict: Verdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
+    paths: Paths, found: ObjectInfo, verdict: RetentionVerdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
 ) -> Orphan | None:
     """Why an object is left over. None: it is not. `decided`: it is a manifest that the log decided once."""
-    if verdict is Verdict.NEEDED:
+    if verdict is RetentionVerdict.NEEDED:
         return None
-    if verdict is Verdict.NOT_OURS:
+    if verdict is RetentionVerdict.NOT_OURS:
         return Orphan(found.key, found.size, "unknown", "not a name that a job gives to its objects: never deleted")
     checkpoint = paths.checkpoint_of(found.key)
     if checkpoint is not None:
@@ -427,9 +427,9 @@ def explained(
         what = f"file of checkpoint {named_by.checkpoint} of generation {named_by.token}, {_dropped(walk)}"
     else:
         what = f"upload for checkpoint {named_by.checkpoint} of generation {named_by.token}, which was never decided"
-    if verdict is Verdict.ORPHAN:
+    if verdict is RetentionVerdict.ORPHAN:
         return Orphan(found.key, found.size, "orphan", what)
-    if verdict is Verdict.YOUNG:
+    if verdict is RetentionVerdict.YOUNG:
         return Orphan(found.key, found.size, "kept", f"{what}; younger than the minimum age")
     return Orphan(
         found.key,

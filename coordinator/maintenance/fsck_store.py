@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, SweepPlan, Verdict
+from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, RetentionVerdict, SweepPlan
 from barrier_runtime.coordinator.deleting import delete_in_order
 from barrier_runtime.coordinator.log.lease_record import decode_lease
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, own_files
@@ -52,7 +52,7 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
-class Progress(Protocol):
+class CheckProgress(Protocol):
     """Told what is going on; `done` and `total` in records, files or objects."""
 
     def __call__(self, what: str, done: int, total: int) -> None: ...
@@ -70,7 +70,7 @@ class CheckedJob:
 
 
 def check_store(
-    store: ObjectStore, job: str | None, min_age_ms: int, wall_ms: int, progress: Progress = no_progress
+    store: ObjectStore, job: str | None, min_age_ms: int, wall_ms: int, progress: CheckProgress = no_progress
 ) -> list[CheckedJob]:
     """Check every job below the store's root, or one. Raises `InvalidJob` when there is none, `Unavailable` when the
     store does not answer: then nothing is said about any object."""
@@ -131,7 +131,7 @@ def _noted(checked: CheckedJob, note: str) -> CheckedJob:
 # ---------------------------------------------------------------- which jobs
 
 
-def _listed(store: ObjectStore, job: str | None, progress: Progress) -> dict[str, list[ObjectInfo]]:
+def _listed(store: ObjectStore, job: str | None, progress: CheckProgress) -> dict[str, list[ObjectInfo]]:
     """Everything below the root, by its first segment."""
     if job is not None:
         check_job_id(job)
@@ -170,7 +170,7 @@ class _Check:
     pool: ThreadPoolExecutor
     job: str
     objects: list[ObjectInfo]
-    progress: Progress
+    progress: CheckProgress
     manifests: dict[int, Manifest] = field(default_factory=dict)  # by log position
     damaged: dict[int, list[Damage]] = field(default_factory=dict)
     absent: set[int] = field(default_factory=set)  # dropped, as they may be
@@ -359,8 +359,10 @@ class _Check:
 
     def _unknown_objects(self) -> list[Orphan]:
         verdicts = Retention(1).classify(self.paths, self._unrecognised(), self.walk.token, 0)
-        found = [each for each, verdict in verdicts if verdict is Verdict.NOT_OURS]
-        explanations = (explained(self.paths, each, Verdict.NOT_OURS, self.walk, False, None) for each in found)
+        found = [each for each, verdict in verdicts if verdict is RetentionVerdict.NOT_OURS]
+        explanations = (
+            explained(self.paths, each, RetentionVerdict.NOT_OURS, self.walk, False, None) for each in found
+        )
         return [each for each in explanations if each is not None]
 
     def _leftovers(self, min_age_ms: int, wall_ms: int) -> tuple[SweepPlan, list[Orphan]]:
@@ -374,7 +376,7 @@ class _Check:
         retention = Retention(walk.retained, kept)
         objects = self._unrecognised()
         verdicts = list(retention.classify(paths, objects, walk.token, wall_ms, None, min_age_ms))
-        loose = [found for found, verdict in verdicts if verdict is not Verdict.NEEDED]
+        loose = [found for found, verdict in verdicts if verdict is not RetentionVerdict.NEEDED]
         owners = {found.key: paths.checkpoint_of(found.key) for found in loose}
         decided = walk.decided(owner for owner in owners.values() if owner is not None)
         named = self._named_by({key: owner for key, owner in owners.items() if owner is not None}, decided)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, Phase
+from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.log.decision_log import LogEntry, complete_of
 from barrier_runtime.coordinator.status.health import StoreRetry
@@ -71,7 +71,7 @@ class JobRecord:
         status = CheckpointStatus(
             checkpoint=record.checkpoint,
             token=record.token,
-            outcome=Phase.COMPLETE.value,
+            outcome=CheckpointPhase.COMPLETE.value,
             reason="known from the log alone",
             triggered_ms=record.wall_ms,
             duration_ms=0,
@@ -84,10 +84,10 @@ class JobRecord:
         entry = _entry(checkpoint, reason, now_ms)
         self.history.append(entry)
         self.revision += 1
-        if checkpoint.phase is Phase.COMPLETE:
+        if checkpoint.phase is CheckpointPhase.COMPLETE:
             self.completed += 1
             self.last_completed = entry
-        elif checkpoint.phase is not Phase.SUBSUMED:
+        elif checkpoint.phase is not CheckpointPhase.SUBSUMED:
             self.failed += 1
 
     def store_retried(self, what: str, error: str, keeps_from: Literal["progress", "sweeping"]) -> None:
@@ -99,7 +99,7 @@ class JobRecord:
         """Note when the sinks had caught up with a completed checkpoint."""
         for index in range(len(self.history) - 1, -1, -1):
             entry = self.history[index]
-            if entry.outcome != Phase.COMPLETE.value:
+            if entry.outcome != CheckpointPhase.COMPLETE.value:
                 continue
             if entry.commit_duration_ms is not None or entry.checkpoint <= self._remembered:
                 return
@@ -136,7 +136,7 @@ def _entry(checkpoint: Checkpoint, reason: str, now_ms: int) -> CheckpointStatus
     snapshots = [snapshot for ack in acks for snapshot in ack.operators]
     keyed = [snapshot.keyed for snapshot in snapshots if snapshot.keyed is not None]
     in_flight_bytes = sum(each.file.size for snapshot in snapshots for each in snapshot.in_flight)
-    acked, deciding = checkpoint.entered_ms(Phase.PERSISTING), checkpoint.entered_ms(Phase.DECIDING)
+    acked, deciding = checkpoint.entered_ms(CheckpointPhase.PERSISTING), checkpoint.entered_ms(CheckpointPhase.DECIDING)
     return CheckpointStatus(
         checkpoint=checkpoint.id,
         token=checkpoint.token,

@@ -185,7 +185,7 @@ class SubtaskFailed(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """Answer to Register. `last_completed` repeats what a lost Complete would have said."""
+    """Answer to Register. `last_completed` repeats what a lost CheckpointComplete would have said."""
 
     token: int
     last_completed: int
@@ -239,7 +239,7 @@ class Trigger(Message, frozen=True):
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned however long it takes
 
 
-class Complete(Message, frozen=True):
+class CheckpointComplete(Message, frozen=True, tag="Complete"):  # the name that is on the wire
     """The decision for `checkpoint` is in the log: commit every transaction up to it. May be repeated."""
 
     token: int
@@ -300,7 +300,7 @@ ToSlot = (
     | Deploy
     | Start
     | Trigger
-    | Complete
+    | CheckpointComplete
     | CommitGlobally
     | Visible
     | AbortCheckpoint

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from barrier_runtime.state.backend.restore import DATABASE, SEGMENTS, RestoreFrom, restore
+from barrier_runtime.state.backend.restore import DATABASE, SEGMENTS, RestoreSite, restore
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.segment_set import SegmentLog
@@ -404,7 +404,7 @@ def open_keyed_backend(
     plan = plan_restore(operator, subtask, parallelism, max_parallelism, restored)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        kv: KvStore = restore(kind, plan, RestoreFrom(operator, store, copies, directory, memory, transfers_at_once))
+        kv: KvStore = restore(kind, plan, RestoreSite(operator, store, copies, directory, memory, transfers_at_once))
         segments = SegmentLog(directory / SEGMENTS, max_parallelism)
     except OSError as error:
         raise Unavailable(

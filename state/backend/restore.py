@@ -41,7 +41,7 @@ class KvBackend(Protocol):
 
 
 @dataclass(frozen=True)
-class RestoreFrom:
+class RestoreSite:
     """Where files may be found and where they go. `directory` belongs to this incarnation of the subtask."""
 
     operator: str
@@ -52,7 +52,7 @@ class RestoreFrom:
     downloads_at_once: int = 4
 
 
-def restore(kind: str, plan: RestorePlan, source: RestoreFrom) -> KvStore:
+def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> KvStore:
     """Raises `Corrupt` when stored bytes are wrong, `Unavailable` when they cannot be had now."""
     if kind not in BACKENDS:
         raise InvalidJob(f"there is no state backend {kind!r}: use 'rocksdb' or 'memory'")
@@ -76,7 +76,7 @@ def restore(kind: str, plan: RestorePlan, source: RestoreFrom) -> KvStore:
         shutil.rmtree(fetched, ignore_errors=True)
 
 
-def _files_of(part: RestorePart, source: RestoreFrom, fetched: Path) -> Path:
+def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:
     copy = source.copies.find(source.operator, part.subtask, part.keyed.files)
     if copy is not None:
         return copy.directory
@@ -85,7 +85,7 @@ def _files_of(part: RestorePart, source: RestoreFrom, fetched: Path) -> Path:
     return target
 
 
-def _copy_part(part: RestorePart, files: Path, kv: KvStore, source: RestoreFrom, directory: Path) -> None:
+def _copy_part(part: RestorePart, files: Path, kv: KvStore, source: RestoreSite, directory: Path) -> None:
     """Entries of the part's key groups into `kv`, foreign ones left out, state ids translated."""
     backend = BACKENDS.get(part.keyed.backend)
     if backend is None:

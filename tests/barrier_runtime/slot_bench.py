@@ -13,7 +13,7 @@ from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.coordinator.wire.messages import (
     Ack,
-    Complete,
+    CheckpointComplete,
     Deploy,
     Peer,
     Register,
@@ -227,7 +227,7 @@ class Bench:
         """Taken and decided. Returns the snapshots, as the manifest would have them."""
         self.tell(Trigger(token, checkpoint, 0))
         acks = await self.acks(checkpoint, token)
-        self.tell(Complete(token, checkpoint))
+        self.tell(CheckpointComplete(token, checkpoint))
         return [snapshot for ack in acks for snapshot in ack.operators]
 
     def reconnect(self, index=0, last_completed=0):

@@ -58,9 +58,9 @@ from barrier_runtime.coordinator.wire.messages import (
     Ack,
     CancelGeneration,
     ChainSpec,
+    CheckpointComplete,
     CheckpointOptions,
     Committed,
-    Complete,
     Decline,
     Deploy,
     JobSpec,
@@ -416,7 +416,7 @@ class Coordinator:
         for slot in slots:
             slot.ack(number, files=files)
         self.settle()
-        assert slots[0].last(Complete).checkpoint == number
+        assert slots[0].last(CheckpointComplete).checkpoint == number
         return number
 
 

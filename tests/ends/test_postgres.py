@@ -13,7 +13,7 @@ import pytest
 
 from barrier_runtime import Dataflow
 from barrier_runtime.connectors.postgres import staged as postgres_staged
-from barrier_runtime.connectors.postgres.session import Session, parameters_of
+from barrier_runtime.connectors.postgres.session import PostgresSession, parameters_of
 from barrier_runtime.connectors.postgres.sink import PostgresSink
 from barrier_runtime.connectors.postgres.target import LAYOUT_LOCK
 from barrier_runtime.state.errors import Corrupt, Fenced, InvalidJob, Unavailable
@@ -382,7 +382,7 @@ def test_a_backend_that_stalls_is_left_for_another_one(
     postgres: PostgresServer, connection: psycopg.Connection[Any]
 ) -> None:
     """No timeout of the server's own can fire there: the caller gives up and connects again."""
-    session = Session(parameters_of(postgres.url)[0], 60.0, "here", call_s=0.5)
+    session = PostgresSession(parameters_of(postgres.url)[0], 60.0, "here", call_s=0.5)
     ask = "select pg_backend_pid()"
     stalled = session.run("asking", lambda own: own.execute(ask).fetchone()[0])
     os.kill(stalled, signal.SIGSTOP)

@@ -87,8 +87,8 @@ MUTANTS = (
         "deciding-checkpoint-expires",
         "what is being decided is ended by the log only, not by a timeout",
         "coordinator/checkpoints/pending.py",
-        "if checkpoint.phase is not Phase.DECIDING]",
-        "if checkpoint.phase is not Phase.COMPLETE]",
+        "if checkpoint.phase is not CheckpointPhase.DECIDING]",
+        "if checkpoint.phase is not CheckpointPhase.COMPLETE]",
         ("tests/coordinator/checkpoints/test_pending_checkpoints.py",),
     ),
     Mutant(

@@ -21,7 +21,7 @@ from barrier_runtime.connectors.postgres import sink as postgres
 from barrier_runtime.connectors.postgres import staged as postgres_staged
 from barrier_runtime.connectors.postgres.columns import Column
 from barrier_runtime.connectors.postgres.sink import PostgresSink
-from barrier_runtime.connectors.postgres.target import Target
+from barrier_runtime.connectors.postgres.target import PostgresTarget
 from barrier_runtime.state.errors import Unavailable
 
 _TRAVEL_US = (200, 2_000)
@@ -91,8 +91,8 @@ class PostgresServer:
         """In place of the sessions, and of what looks at tables that only PostgreSQL has."""
         columns = tuple(Column(each.name, *_TYPES[str(each.type)]) for each in AUDITED)
         with (
-            patch.object(postgres, "Session", lambda parameters, timeout_s, where: _Session(self, where)),
-            patch.object(postgres, "read_target", lambda *_: Target("public", "rows", 1, columns)),
+            patch.object(postgres, "PostgresSession", lambda parameters, timeout_s, where: _Session(self, where)),
+            patch.object(postgres, "read_target", lambda *_: PostgresTarget("public", "rows", 1, columns)),
             patch.object(postgres, "make_layout", lambda *_: None),
             patch.object(postgres_staged, "make_check_table", lambda *_: None),
             patch.object(postgres_staged, "copy_into", _copied),
@@ -285,7 +285,7 @@ _STATEMENTS: dict[str, Callable[..., list[tuple[Any, ...]] | None]] = {
 
 
 class _Session:
-    """`postgres/session.Session`: of one thread at a time, as two executors of a sink use two of them."""
+    """`postgres/session.PostgresSession`: of one thread at a time, as two executors of a sink use two of them."""
 
     def __init__(self, server: PostgresServer, where: str) -> None:
         self._server = server

@@ -11,7 +11,7 @@ from loop import SimLoop, SimProcess, Simulation
 from workload import LEGS, TRANSFERS, legs
 
 from barrier_runtime import Dataflow
-from barrier_runtime.connectors.rabbitmq.consumer import Delivery, Message
+from barrier_runtime.connectors.rabbitmq.consumer import Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.rows import columns_of
 from barrier_runtime.connectors.rabbitmq.source import RabbitMQQueue, RabbitReader
 from barrier_runtime.connectors.source import Split
@@ -85,17 +85,17 @@ class SimConsumer:
         self.unacknowledged: dict[int, int] = {}  # tag -> message
         self._queue = queue
         self._tag = 0
-        self._ready: deque[Message] = deque()
+        self._ready: deque[ReceivedMessage] = deque()
         queue.connect(self)
 
-    def take(self, max_messages: int, max_bytes: int) -> list[Message]:
+    def take(self, max_messages: int, max_bytes: int) -> list[ReceivedMessage]:
         self.heard_us = self._queue.simulation.now_us
         for number, again in self._queue.give(self, PREFETCH - len(self.unacknowledged)):
             self._tag += 1
             self.unacknowledged[self._tag] = number
             body = msgspec.json.encode({"source": "a", "split": 0, "seq": number})
             properties = SimpleNamespace(message_id=str(number), timestamp=None, headers=None)
-            self._ready.append(Message(Delivery(self.connection, self._tag), body, properties, "rows", again))
+            self._ready.append(ReceivedMessage(Delivery(self.connection, self._tag), body, properties, "rows", again))
         return [self._ready.popleft() for _ in range(min(3, max_messages, len(self._ready)))]
 
     @property

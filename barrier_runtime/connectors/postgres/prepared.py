@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from barrier_runtime.connectors.postgres.committable import Names, PostgresCommittable
-from barrier_runtime.connectors.postgres.session import Session, load_psycopg
-from barrier_runtime.connectors.postgres.target import Target, copy_into
+from barrier_runtime.connectors.postgres.session import PostgresSession, load_psycopg
+from barrier_runtime.connectors.postgres.target import PostgresTarget, copy_into
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.state.errors import Corrupt, Fenced, InvalidJob
 
@@ -44,7 +44,13 @@ class PreparedTransactions:
     """Of one sink subtask. `staging` and `deciding`: two connections, because two threads work at a time."""
 
     def __init__(
-        self, context: SinkContext, names: Names, target: Target, staging: Session, deciding: Session, where: str
+        self,
+        context: SinkContext,
+        names: Names,
+        target: PostgresTarget,
+        staging: PostgresSession,
+        deciding: PostgresSession,
+        where: str,
     ) -> None:
         self._context = context
         self._names = names

@@ -98,7 +98,7 @@ def shown_server(parameters: Mapping[str, str]) -> str:
     return f"{','.join(places)}{database}{user}"
 
 
-class Session:
+class PostgresSession:
     """Used by one thread at a time; others wait. `parameters` are libpq's, secrets included. `call_s`: after so many
     seconds a unit of work is given up from this side, because the server does not even time out by itself."""
 

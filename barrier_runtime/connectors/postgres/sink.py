@@ -24,9 +24,9 @@ from barrier_runtime.connectors.postgres.committable import (
     encode_committable,
 )
 from barrier_runtime.connectors.postgres.prepared import PreparedTransactions, check_limit, fence_lock
-from barrier_runtime.connectors.postgres.session import Session, load_psycopg, parameters_of, shown_server
+from barrier_runtime.connectors.postgres.session import PostgresSession, load_psycopg, parameters_of, shown_server
 from barrier_runtime.connectors.postgres.staged import StagedTransactions
-from barrier_runtime.connectors.postgres.target import Target, make_layout, read_target
+from barrier_runtime.connectors.postgres.target import PostgresTarget, make_layout, read_target
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.state.errors import Fenced, InvalidJob
@@ -152,7 +152,7 @@ class PostgresSink(TwoPhaseCommitSink):
         self._convert: tuple[Convert, ...] | None = None
         self._columns: tuple[str, ...] = ()
         parameters = {**self._parameters, **self._secrets}
-        staging, self._deciding = (Session(parameters, self.statement_timeout, self._where) for _ in range(2))
+        staging, self._deciding = (PostgresSession(parameters, self.statement_timeout, self._where) for _ in range(2))
         self._sessions = (staging, self._deciding)
         self._target = self._open_target()
         self._staged: StagedTransactions | None = None
@@ -166,11 +166,11 @@ class PostgresSink(TwoPhaseCommitSink):
                 context, self._names, self._target, staging, self._deciding, self._where
             )
 
-    def _open_target(self) -> Target:
+    def _open_target(self) -> PostgresTarget:
         """Check all that is known without rows, then keep older generations out."""
         context = self._context
 
-        def look(connection: Any) -> Target:
+        def look(connection: Any) -> PostgresTarget:
             if self.transactions == "prepared":
                 self.most_decided = check_limit(connection, context.parallelism, self._where)
             return read_target(connection, self.schema, self.table, self.key, self._where)

@@ -24,8 +24,8 @@ from typing import Any
 
 from barrier_runtime.connectors.decisions import decided_checkpoints
 from barrier_runtime.connectors.postgres.committable import Names, PostgresCommittable
-from barrier_runtime.connectors.postgres.session import Session, load_psycopg
-from barrier_runtime.connectors.postgres.target import Target, copy_into, make_check_table
+from barrier_runtime.connectors.postgres.session import PostgresSession, load_psycopg
+from barrier_runtime.connectors.postgres.target import PostgresTarget, copy_into, make_check_table
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.state.errors import Corrupt, Fenced
 
@@ -54,10 +54,10 @@ class StagedTransactions:
         self,
         context: SinkContext,
         names: Names,
-        target: Target,
+        target: PostgresTarget,
         key: tuple[str, ...],
-        staging: Session,
-        deciding: Session,
+        staging: PostgresSession,
+        deciding: PostgresSession,
         where: str,
     ) -> None:
         self._context = context

@@ -75,7 +75,7 @@ and conkey <@ array(select attnum from pg_attribute where attrelid = %s and attn
 
 
 @dataclass(frozen=True)
-class Target:
+class PostgresTarget:
     """A table and its columns as they were when the sink opened."""
 
     schema: str
@@ -106,7 +106,7 @@ def _is_missing(connection: Any) -> bool:
     return bool(connection.execute("select to_regclass('barrier_runtime.layout') is null").fetchone()[0])
 
 
-def read_target(connection: Any, schema: str, table: str, key: Sequence[str], where: str) -> Target:
+def read_target(connection: Any, schema: str, table: str, key: Sequence[str], where: str) -> PostgresTarget:
     """Look the table up and check all that can be known without rows. `key` is empty for inserts. Raises
     `InvalidJob`."""
     shown = f"{schema}.{table}"
@@ -140,13 +140,13 @@ def read_target(connection: Any, schema: str, table: str, key: Sequence[str], wh
         )
     infinities = connection.info.server_version >= _NUMERIC_INFINITY
     rows = connection.execute(_COLUMNS, (oid,)).fetchall()
-    target = Target(schema, table, oid, tuple(replace(Column(*row), infinities=infinities) for row in rows))
+    target = PostgresTarget(schema, table, oid, tuple(replace(Column(*row), infinities=infinities) for row in rows))
     if key:
         _check_key(connection, target, key, where)
     return target
 
 
-def _check_key(connection: Any, target: Target, key: Sequence[str], where: str) -> None:
+def _check_key(connection: Any, target: PostgresTarget, key: Sequence[str], where: str) -> None:
     names = [column.name for column in target.columns]
     for column in key:
         if column not in names:
@@ -163,7 +163,7 @@ def _check_key(connection: Any, target: Target, key: Sequence[str], where: str) 
         )
 
 
-def make_check_table(connection: Any, target: Target, columns: Sequence[str], key: Sequence[str]) -> None:
+def make_check_table(connection: Any, target: PostgresTarget, columns: Sequence[str], key: Sequence[str]) -> None:
     """A temporary table `pg_temp.barrier_runtime_check` that takes exactly the rows that `target` would, as far as
     types, NOT NULL and CHECK constraints go. It never holds rows for longer than a transaction and is not logged."""
     sql = load_psycopg().sql

@@ -34,7 +34,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ReceivedMessage:
     delivery: Delivery
     body: bytes
     properties: Any  # pika.BasicProperties
@@ -53,7 +53,7 @@ class Consumer:
         self._queue = queue
         self._prefetch = prefetch
         self._where = where
-        self._messages: deque[Message] = deque()
+        self._messages: deque[ReceivedMessage] = deque()
         self._orders: deque[tuple[Delivery, Callable[[Any, int], None]]] = deque()
         self._pika: Any = None  # the open connection
         self._closing = threading.Event()
@@ -62,9 +62,9 @@ class Consumer:
 
     # ------------------------------------------------------------ for the loop
 
-    def take(self, max_messages: int, max_bytes: int) -> list[Message]:
+    def take(self, max_messages: int, max_bytes: int) -> list[ReceivedMessage]:
         """The oldest messages there are; those of a connection that was lost are not given out any more."""
-        taken: list[Message] = []
+        taken: list[ReceivedMessage] = []
         size = 0
         while len(taken) < max_messages and size < max_bytes:
             try:
@@ -136,7 +136,7 @@ class Consumer:
 
         def received(channel: Any, method: Any, properties: Any, body: bytes) -> None:
             delivery = Delivery(number, method.delivery_tag)
-            self._messages.append(Message(delivery, body, properties, method.routing_key, method.redelivered))
+            self._messages.append(ReceivedMessage(delivery, body, properties, method.routing_key, method.redelivered))
 
         try:
             channel = pika_connection.channel()

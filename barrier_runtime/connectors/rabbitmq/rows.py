@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.rabbitmq.consumer import Message
+from barrier_runtime.connectors.rabbitmq.consumer import ReceivedMessage
 from barrier_runtime.data.json_lines import json_parser
 from barrier_runtime.state.errors import InvalidJob
 
@@ -83,10 +83,10 @@ class MessageRows:
         if columns.json is not None:
             self._parse = json_parser(where, columns.json)
 
-    def batch(self, messages: Sequence[Message]) -> tuple[pa.RecordBatch, list[tuple[Message, str]]]:
+    def batch(self, messages: Sequence[ReceivedMessage]) -> tuple[pa.RecordBatch, list[tuple[ReceivedMessage, str]]]:
         """Rows of the good messages, in their order, and the bad ones, each with what is wrong."""
-        bad: list[tuple[Message, str]] = []
-        good: list[Message] = []
+        bad: list[tuple[ReceivedMessage, str]] = []
+        good: list[ReceivedMessage] = []
         ids: list[str | None] = []
         for message in messages:
             id = _id(message, self._columns.id_from)
@@ -102,7 +102,7 @@ class MessageRows:
         arrays = [*body, *[self._column(name, good, ids) for name in self._columns.metadata]]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad
 
-    def _wrong(self, message: Message, id: str | None) -> str:
+    def _wrong(self, message: ReceivedMessage, id: str | None) -> str:
         if id is None and self._columns.id_needed:
             return f"it has no {self._columns.id_from}, by which redeliveries are told"
         timestamp = message.properties.timestamp
@@ -110,7 +110,7 @@ class MessageRows:
             return f"its timestamp {timestamp} is not in seconds since 1970"
         return ""
 
-    def _bodies(self, messages: Sequence[Message]) -> list[pa.Array] | None:
+    def _bodies(self, messages: Sequence[ReceivedMessage]) -> list[pa.Array] | None:
         """The columns of the bodies; None if one of them is not what it should be."""
         if self._parse is None:
             return [pa.array([message.body for message in messages], pa.binary())]
@@ -123,8 +123,8 @@ class MessageRows:
         return list(batch.columns) if batch.num_rows == len(messages) else None
 
     def _one_by_one(
-        self, messages: Sequence[Message], ids: Sequence[str | None], bad: list[tuple[Message, str]]
-    ) -> tuple[list[Message], list[str | None], list[pa.Array]]:
+        self, messages: Sequence[ReceivedMessage], ids: Sequence[str | None], bad: list[tuple[ReceivedMessage, str]]
+    ) -> tuple[list[ReceivedMessage], list[str | None], list[pa.Array]]:
         good = []
         for message, id in zip(messages, ids, strict=True):
             if self._bodies([message]) is None:
@@ -135,7 +135,7 @@ class MessageRows:
         assert body is not None
         return [message for message, _ in good], [id for _, id in good], body
 
-    def _column(self, name: str, messages: Sequence[Message], ids: Sequence[str | None]) -> pa.Array:
+    def _column(self, name: str, messages: Sequence[ReceivedMessage], ids: Sequence[str | None]) -> pa.Array:
         values: Sequence[Any]
         if name == MESSAGE_ID:
             values = ids
@@ -151,7 +151,7 @@ class MessageRows:
         return pa.array(values, METADATA[name])
 
 
-def _id(message: Message, id_from: str) -> str | None:
+def _id(message: ReceivedMessage, id_from: str) -> str | None:
     if id_from == MESSAGE_ID:
         id = message.properties.message_id
     else:

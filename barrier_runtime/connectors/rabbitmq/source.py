@@ -18,7 +18,7 @@ from typing import Literal
 
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, imported
-from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, Message
+from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, METADATA, Columns, MessageRows, Value, columns_of
 from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, Split
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
@@ -247,7 +247,7 @@ class RabbitReader:
         self._connection = consumer.connection
         self._finished = now_ns - self._active_ns >= self._idle_ns
 
-    def _bad(self, message: Message, wrong: str) -> InvalidJob:
+    def _bad(self, message: ReceivedMessage, wrong: str) -> InvalidJob:
         id = message.properties.message_id
         return InvalidJob(
             f"{self._where}: a bad message, {'without id' if id is None else f'id {str(id)[:100]!r}'}, delivery "

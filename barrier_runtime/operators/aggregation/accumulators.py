@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.grouping import extremes, stable_order
-from barrier_runtime.operators.aggregation.functions import Accumulator, Columns, Plan, to_accumulator
+from barrier_runtime.operators.aggregation.functions import Accumulator, AggregationPlan, Columns, to_accumulator
 from barrier_runtime.state.errors import InvalidJob
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -97,7 +97,7 @@ def _most(values: Values) -> int:
 
 
 def add_to_groups(
-    plan: Plan, columns: Columns, row_ids: Ints, batch: BatchValues, bounds: SumBounds, left: Left
+    plan: AggregationPlan, columns: Columns, row_ids: Ints, batch: BatchValues, bounds: SumBounds, left: Left
 ) -> None:
     """Add every row to the entry `row_ids[row]`. RowIds may repeat."""
     for accumulator in plan.accumulators:
@@ -117,7 +117,7 @@ def add_to_groups(
 
 
 def _carry_groups(
-    plan: Plan, accumulator: Accumulator, columns: Columns, row_ids: Ints, values: Values, left: Left
+    plan: AggregationPlan, accumulator: Accumulator, columns: Columns, row_ids: Ints, values: Values, left: Left
 ) -> None:
     """Before `values` are added to the entries `row_ids`: how often that leaves 64 bits."""
     rows = RunningOrder.of(row_ids)
@@ -129,7 +129,7 @@ def _carry_groups(
         carry[rows.row_ids] += carries[rows.starts + rows.lengths - 1]
 
 
-def _refuse(plan: Plan, accumulator: Accumulator, carries: Values, rows: "RunningOrder", left: Left) -> None:
+def _refuse(plan: AggregationPlan, accumulator: Accumulator, carries: Values, rows: "RunningOrder", left: Left) -> None:
     """A sum that is given as int64 must not leave 64 bits, not even for one row: then it would depend on batches
     whether that is seen."""
     if accumulator.column in plan.within_64_bits and carries.any():
@@ -171,7 +171,9 @@ class RunningOrder:
         return RunningOrder(order, unique if row_ids is None else row_ids[unique], starts, lengths)
 
 
-def running(plan: Plan, columns: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
+def running(
+    plan: AggregationPlan, columns: Columns, rows: RunningOrder, batch: BatchValues, left: Left
+) -> dict[str, Values]:
     """Per accumulator the value after each row, in the batch's order; `columns` end at the last values."""
     results: dict[str, Values] = {}
     single = len(rows.row_ids) == len(rows.order)  # each key has one row

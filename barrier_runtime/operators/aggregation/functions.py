@@ -133,7 +133,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AggregationPlan:
     """Aggregates bound to a schema: the accumulators to keep and the columns to give. `within_64_bits`: columns whose
     sum some output gives as int64."""
 
@@ -153,7 +153,7 @@ class Plan:
         return [pa.field(output.name, output.type) for output in self.outputs]
 
 
-def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, where: str) -> Plan:
+def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, where: str) -> AggregationPlan:
     """Bind; raises `InvalidJob` for unknown columns and types that cannot be aggregated."""
     accumulators: dict[str, Accumulator] = {ROWS: Accumulator(ROWS, "rows", None, "int64")}
     carries: dict[str, Accumulator] = {}
@@ -195,7 +195,7 @@ def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, wher
             outputs.append(Output(name, aggregate, _INT64 if dtype == "int64" else _FLOAT64, total, values))
         else:
             outputs.append(Output(name, aggregate, kind, accumulator(aggregate.kind, column, dtype), values))
-    return Plan((*accumulators.values(), *carries.values()), tuple(outputs), frozenset(within_64_bits))
+    return AggregationPlan((*accumulators.values(), *carries.values()), tuple(outputs), frozenset(within_64_bits))
 
 
 def sum_left(where: str, column: str, key: tuple[Any, ...]) -> InvalidJob:

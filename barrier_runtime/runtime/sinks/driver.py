@@ -11,9 +11,9 @@ Life of one transaction (`_MOVES` below is this table)
 | SEALING    | its committable is durable       | SEALED     |                                              |
 | SEALED     | decided, oldest, executor free       | COMMITTING | Commit (none for an empty transaction), or   |
 |            |                                  |            | CommitTogether with those behind it          |
-| COMMITTING | the sink says done               | gone       | Visible(txn); ReportCommitted when all ≤ n   |
+| COMMITTING | the sink says done               | gone       | TransactionVisible(txn); ReportCommitted when all ≤ n   |
 |            | … of a sink with global committer| COMMITTED  | ReportCommitted when all ≤ n                 |
-| COMMITTED  | the global committer is through  | gone       | Visible(txn)                                 |
+| COMMITTED  | the global committer is through  | gone       | TransactionVisible(txn)                                 |
 | COMMITTING | the sink raised                  | BACKOFF    | ReportFailing, RetryAt                       |
 |            | … and it is not the oldest       | SEALED     |                                              |
 | BACKOFF    | the time has come                | COMMITTING | Commit with the same committable             |
@@ -47,7 +47,7 @@ from barrier_runtime.runtime.sinks.effects import (
     ReportCommitted,
     ReportFailing,
     RetryAt,
-    Visible,
+    TransactionVisible,
 )
 from barrier_runtime.runtime.sinks.pending_set import PendingEntry
 from barrier_runtime.state.errors import ProtocolViolation
@@ -243,7 +243,7 @@ class SinkDriver:
         effects: list[Effect] = []
         while self._committed and self._committed[0].checkpoint <= checkpoint:
             self._moved(self._committed[0].stage, Move.COMMITTED_GLOBALLY)
-            effects.append(Visible(self._committed.popleft().number))
+            effects.append(TransactionVisible(self._committed.popleft().number))
         return effects
 
     def commit_failed(self, checkpoint: int, error: str, now: float) -> list[Effect]:
@@ -276,7 +276,7 @@ class SinkDriver:
                 effects += self._reports()
                 return effects + self._start(self._ready())
             self._pending.popleft()
-            effects.append(Visible(oldest.number))
+            effects.append(TransactionVisible(oldest.number))
         return effects + self._reports()
 
     def _move_when_done(self) -> Move:
@@ -288,7 +288,7 @@ class SinkDriver:
         if self._part_of_whole and transaction.checkpoint > self._visible_through:
             self._committed.append(replace(transaction, stage=Stage.COMMITTED))
             return []
-        return [Visible(transaction.number)]
+        return [TransactionVisible(transaction.number)]
 
     def _ready(self) -> int:
         """How many may be committed at once, the oldest among them. No empty one is the last."""

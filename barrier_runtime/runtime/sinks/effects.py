@@ -37,7 +37,7 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
+class TransactionVisible:
     """Transaction `txn` can be seen by readers from now on."""
 
     txn: int
@@ -62,4 +62,6 @@ class RetryAt:
     at: float
 
 
-Effect: TypeAlias = PreCommit | Commit | CommitTogether | Recover | Visible | ReportCommitted | ReportFailing | RetryAt
+Effect: TypeAlias = (
+    PreCommit | Commit | CommitTogether | Recover | TransactionVisible | ReportCommitted | ReportFailing | RetryAt
+)

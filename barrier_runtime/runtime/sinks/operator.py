@@ -30,7 +30,7 @@ from barrier_runtime.runtime.sinks.effects import (
     ReportCommitted,
     ReportFailing,
     RetryAt,
-    Visible,
+    TransactionVisible,
 )
 from barrier_runtime.runtime.sinks.global_committer import (
     CommitAll,
@@ -242,7 +242,7 @@ class SinkOperator(Operator):
                 self._commit_together(effect)
             elif isinstance(effect, Recover):
                 self._recover_on_executor(effect)
-            elif isinstance(effect, Visible):
+            elif isinstance(effect, TransactionVisible):
                 staged = self._staged.pop(effect.txn, None)  # the recovered lot has no rows of this incarnation
                 for emit_ns, rows in staged.emitted.pairs() if staged is not None else ():
                     metrics.latency(VISIBLE, emit_ns, rows)

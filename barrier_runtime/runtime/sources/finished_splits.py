@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from barrier_runtime.connectors.name_set import RECORD_BYTES, NameSet, Run, merged
+from barrier_runtime.connectors.name_set import RECORD_BYTES, NameSet, SortedRun, merged
 from barrier_runtime.operators.base import Capture, SequentialExecutor
 from barrier_runtime.runtime.sources.progress import (
     FINISHED_VALUE,
@@ -64,7 +64,7 @@ class FinishedSplits:
             return
         self._merging = True
 
-        def done(run: Run, error: BaseException | None) -> None:
+        def done(run: SortedRun, error: BaseException | None) -> None:
             self._merging = False
             if error is not None:
                 raise error

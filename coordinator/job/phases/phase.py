@@ -8,7 +8,7 @@ means that this coordinator was fenced, a store that refuses ends the job.
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, EndJob, FencedBy
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
-from barrier_runtime.coordinator.job.slots import Arrival, Slot
+from barrier_runtime.coordinator.job.slots import Arrival, RegisteredSlot
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView
 from barrier_runtime.coordinator.wire.messages import ToCoordinator
 
@@ -33,10 +33,10 @@ class Phase:
         """A slot registered and has its place."""
         return None
 
-    def on_slot_lost(self, job: Job, slot: Slot, now_ms: int) -> Decision | None:
+    def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         return None
 
-    def on_message(self, job: Job, slot: Slot, message: ToCoordinator, now_ms: int) -> Decision | None:
+    def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
         """A message of the present generation (all others were counted and dropped)."""
         return None
 

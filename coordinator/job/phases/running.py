@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint
-from barrier_runtime.coordinator.checkpoints.checkpoint import Phase as CheckpointPhase
-from barrier_runtime.coordinator.checkpoints.failures import Cause, Verdict
+from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint, CheckpointPhase
+from barrier_runtime.coordinator.checkpoints.failures import Cause, FailureVerdict
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, kept_after_restore
 from barrier_runtime.coordinator.job.checkpoint_ends import abandon, checkpoint_appended, under_way
@@ -13,7 +12,7 @@ from barrier_runtime.coordinator.job.effects import CloseLink, ListForSweep, Rea
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
-from barrier_runtime.coordinator.job.slots import Arrival, Joined, Slot, SlotState
+from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import Appended, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import (
@@ -112,7 +111,7 @@ class Running(Phase):
         # Its Register may tell of the last commit, whose own message was lost with the connection.
         return self._end_if_done(job) or self._pump(job, now_ms)
 
-    def _ask_the_log(self, job: Job, slot: Slot, now_ms: int) -> None:
+    def _ask_the_log(self, job: Job, slot: RegisteredSlot, now_ms: int) -> None:
         """It has heard of checkpoints of this generation that are not ours: somebody else led while this process stood
         still. Nothing is said to it: ids of ours may be ids of theirs. It comes again, and by then the log has told."""
         link = slot.link
@@ -121,10 +120,10 @@ class Running(Phase):
         job.outbox.put(CloseLink(link))
         job.outbox.put(ReadRecord(job.log.next_position))
 
-    def on_slot_lost(self, job: Job, slot: Slot, now_ms: int) -> Decision | None:
+    def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         return None  # it may only be the connection: `on_tick` ends the grace
 
-    def on_message(self, job: Job, slot: Slot, message: ToCoordinator, now_ms: int) -> Decision | None:
+    def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
         if isinstance(message, Ack):
             return self._on_ack(job, slot, message, now_ms)
         if isinstance(message, Committed):
@@ -148,7 +147,7 @@ class Running(Phase):
             return Fail(message.error)
         return None
 
-    def _on_ack(self, job: Job, slot: Slot, ack: Ack, now_ms: int) -> Decision | None:
+    def _on_ack(self, job: Job, slot: RegisteredSlot, ack: Ack, now_ms: int) -> Decision | None:
         if ack.subtask.index != slot.index:
             job.record.ignored["ack for another slot's subtask"] += 1
             return None
@@ -161,7 +160,7 @@ class Running(Phase):
             return self._pump(job, now_ms)
         return None
 
-    def _on_decline(self, job: Job, slot: Slot, decline: Decline, now_ms: int) -> Decision | None:
+    def _on_decline(self, job: Job, slot: RegisteredSlot, decline: Decline, now_ms: int) -> Decision | None:
         if decline.subtask.index != slot.index:
             job.record.ignored["decline for another slot's subtask"] += 1
             return None
@@ -272,7 +271,7 @@ class Running(Phase):
         job.record.triggered += 1
         self._tell(job, job.slots.connected, checkpoint)
 
-    def _tell(self, job: Job, slots: Sequence[Slot], checkpoint: Checkpoint) -> None:
+    def _tell(self, job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) -> None:
         for slot in slots:
             job.outbox.send(slot, _trigger(checkpoint))
             self._told = max(self._told, checkpoint.id)
@@ -307,7 +306,7 @@ class Running(Phase):
         if self._swept_ms is not None:  # before the first decision nothing tells what is old
             self._sweep_if_due(job, now_ms)
         self._let_go(job)
-        if job.generation.failures.failed(checkpoint.id, cause) is Verdict.TOLERATED:
+        if job.generation.failures.failed(checkpoint.id, cause) is FailureVerdict.TOLERATED:
             return ""
         return (
             f"checkpoint {checkpoint.id} failed ({reason}); tolerable_failures = "
@@ -344,7 +343,7 @@ class Running(Phase):
                 return Cancel()
         return None
 
-    def _tell_visible(self, job: Job, slot: Slot) -> None:
+    def _tell_visible(self, job: Job, slot: RegisteredSlot) -> None:
         """It may have been said while this slot did not hear."""
         for sink, checkpoint in job.commits.visible():
             job.outbox.send(slot, Visible(job.led.token, checkpoint, sink))

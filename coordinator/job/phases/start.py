@@ -20,7 +20,7 @@ from barrier_runtime.coordinator.job.decisions import (
 from barrier_runtime.coordinator.job.effects import ReadLog, ReadManifest
 from barrier_runtime.coordinator.job.facts import Job, Origin
 from barrier_runtime.coordinator.job.phases.phase import Phase
-from barrier_runtime.coordinator.job.slots import Arrival, Slot, SlotState
+from barrier_runtime.coordinator.job.slots import Arrival, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView, complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest, verified_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
@@ -124,7 +124,7 @@ class Resuming(Phase):
     def listens_to(self, job: Job) -> int | None:
         return job.log.token
 
-    def on_message(self, job: Job, slot: Slot, message: ToCoordinator, now_ms: int) -> Decision | None:
+    def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
         """Facts are facts, whoever leads; acks are not: their checkpoints will be aborted."""
         if isinstance(message, Committed):
             job.mark_committed(slot, message)
@@ -162,16 +162,16 @@ class Resuming(Phase):
             return FencedBy(record)
         return LoadLog(self._attempts.lost_another())
 
-    def _consider(self, job: Job, slot: Slot, now_ms: int) -> Decision | None:
+    def _consider(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         if not self._alive(job, slot):
             return self._new_generation(job, self._dead_reason(slot), now_ms)
         job.greet(slot, job.log.token or 0)
         return None
 
-    def _alive(self, job: Job, slot: Slot) -> bool:
+    def _alive(self, job: Job, slot: RegisteredSlot) -> bool:
         return slot.register.token == job.log.token and slot.register.phase == "running"
 
-    def _dead_reason(self, slot: Slot) -> str:
+    def _dead_reason(self, slot: RegisteredSlot) -> str:
         return f"the coordinator restarted and slot {slot.index} came without its state"
 
     def _lead_if_complete(self, job: Job, now_ms: int) -> Decision | None:

@@ -7,7 +7,7 @@ from barrier_runtime.coordinator.checkpoints.retention import Retention, kept_af
 from barrier_runtime.coordinator.job.decisions import Decision, Fail, Restart, Run
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
-from barrier_runtime.coordinator.job.slots import Arrival, Joined, Slot, SlotState
+from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import check_manifest, snapshots_for_slot
@@ -85,12 +85,12 @@ class WaitingForSlots(Phase):
         job.cancel_generation_of(slot)
         return self._deploy_if_complete(job, now_ms)
 
-    def on_slot_lost(self, job: Job, slot: Slot, now_ms: int) -> Decision | None:
+    def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         if self._deployed:
             return Restart(f"slot {slot.index} ({slot.register.host}) was lost while the job was restoring")
         return None
 
-    def on_message(self, job: Job, slot: Slot, message: ToCoordinator, now_ms: int) -> Decision | None:
+    def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
         if isinstance(message, SubtaskFailed):
             if message.retryable:
                 reason = f"slot {slot.index} could not start: {message.error}"
@@ -108,7 +108,7 @@ class WaitingForSlots(Phase):
                 return self._start(job)
         return None
 
-    def _opened(self, job: Job, slot: Slot) -> None:
+    def _opened(self, job: Job, slot: RegisteredSlot) -> None:
         waiting = job.generation.waiting
         for key, each in list(waiting.items()):
             if key == sink_key(each.operator, slot.index):

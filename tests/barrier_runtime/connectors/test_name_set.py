@@ -13,7 +13,7 @@ from barrier_runtime.connectors.name_set import (
     UNMARKED,
     Known,
     NameSet,
-    Run,
+    SortedRun,
     hash_of,
     merged,
     value_of,
@@ -102,7 +102,7 @@ def test_a_hash_that_lies_across_two_records_is_not_found() -> None:
     value = b"\x06\x07\x08\x09\x0a\x0b\x0c\x0d"
     run = merged([bytes(range(11)) + value, bytes(RECORD_BYTES)])
     assert run.find(bytes(range(11))) == value
-    assert Run(bytes(2 * RECORD_BYTES)).find(bytes(11)) == bytes(8)
+    assert SortedRun(bytes(2 * RECORD_BYTES)).find(bytes(11)) == bytes(8)
     assert run.find(bytes(range(1, 11)) + b"\x06") is None
 
 

@@ -12,9 +12,9 @@ from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     Ack,
     CancelGeneration,
+    CheckpointComplete,
     CommitGlobally,
     Committed,
-    Complete,
     Heartbeat,
     Register,
     Restored,
@@ -59,7 +59,7 @@ def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_completion(t
         await bench.until(lambda: bench.operators[0].total == 3)
         bench.tell(Trigger(5, 1, 0))
         source, target = await bench.acks(1, 5)
-        bench.tell(Complete(5, 1))
+        bench.tell(CheckpointComplete(5, 1))
         assert [source.subtask, target.subtask] == [SubtaskId(SOURCE, 0), SubtaskId(TARGET, 0)]
         assert target.operators[0].values == {"total": b"3"}
         assert bench.operators[0].life == ["opened", "complete 1"]
@@ -81,7 +81,7 @@ def test_every_order_may_come_twice(tmp_path):
         bench.tell(Start(5), Start(5))
         bench.tell(Trigger(5, 1, 0), Trigger(5, 1, 0))
         await bench.acks(1, 5)
-        bench.tell(Trigger(5, 1, 0), Complete(5, 1), Complete(5, 1), Trigger(5, 1, 0))
+        bench.tell(Trigger(5, 1, 0), CheckpointComplete(5, 1), CheckpointComplete(5, 1), Trigger(5, 1, 0))
         bench.tell(Trigger(5, 2, 0))
         await bench.acks(2, 5)
         bench.tell(AbortCheckpoint(5, 2, "no"), AbortCheckpoint(5, 2, "no"), Trigger(5, 2, 0))
@@ -102,8 +102,10 @@ def test_orders_of_another_generation_have_no_effect(tmp_path):
         bench = Bench(tmp_path)
         await bench.running(5)
         bench.deploy(4)
-        bench.tell(CancelGeneration(4, 0), Start(4), Trigger(4, 1, 0), Complete(4, 9), AbortCheckpoint(4, 1, "old"))
-        bench.tell(Trigger(6, 1, 0), Complete(6, 9), AbortCheckpoint(6, 1, "of a generation not heard of"))
+        bench.tell(
+            CancelGeneration(4, 0), Start(4), Trigger(4, 1, 0), CheckpointComplete(4, 9), AbortCheckpoint(4, 1, "old")
+        )
+        bench.tell(Trigger(6, 1, 0), CheckpointComplete(6, 9), AbortCheckpoint(6, 1, "of a generation not heard of"))
         await bench.checkpoint(1, 5)
         assert bench.slots[0].token == 5
         assert bench.operators[0].life == ["opened", "complete 1"]
@@ -162,7 +164,7 @@ def test_a_job_without_any_row_takes_its_final_checkpoint_and_commits_it(tmp_pat
         await bench.until(lambda: all(len(link.got(SubtaskEnded)) == 2 for link in bench.links))
         bench.tell(Trigger(5, 1, 0))
         assert all(ack.ended for ack in await bench.acks(1, 5))
-        bench.tell(Complete(5, 1))
+        bench.tell(CheckpointComplete(5, 1))
         await bench.until(lambda: all(link.got(Committed) for link in bench.links))
         assert bench.visible() == []
         await bench.close()
@@ -182,7 +184,7 @@ def test_a_checkpoint_triggered_while_its_input_ends_is_answered_by_everyone(tmp
         bench.feed.end()
         acks = await bench.acks(1, 5)
         assert acks[0].ended
-        bench.tell(Complete(5, 1))
+        bench.tell(CheckpointComplete(5, 1))
         await bench.until(lambda: all(len(link.got(SubtaskEnded)) == 2 for link in bench.links))
         await bench.checkpoint(2, 5)
         await bench.close()
@@ -332,7 +334,7 @@ def test_after_a_reconnection_everything_unresolved_is_said_again(tmp_path):
         register = bench.links[0].got(Register)[-1]
         assert (register.token, register.phase, register.highest_checkpoint) == (5, "running", 1)
         assert len(register.ended) == 2
-        bench.tell(Complete(5, 1))
+        bench.tell(CheckpointComplete(5, 1))
         assert [type(m) for m in bench.reconnect() if not isinstance(m, Heartbeat)] == [SubtaskEnded, SubtaskEnded]
         await bench.close()
 
@@ -434,7 +436,7 @@ def test_whatever_an_operator_raises_wherever_it_is_called_fails_the_generation(
         while not bench.links[0].got(Restored) and not bench.links[0].got(SubtaskFailed):
             await asyncio.sleep(0.001)
         bench.tell(Start(5), Trigger(5, 1, 0))
-        bench.tell(Complete(5, 1))
+        bench.tell(CheckpointComplete(5, 1))
         failure = await bench.failure()
         assert f"broken in a {at}" in failure.error
         assert not failure.retryable
@@ -679,7 +681,7 @@ def test_shutdown_lets_go_of_everything_and_says_how_the_job_ended(tmp_path):
         assert (await bench.slots[0].left).outcome == "finished"
         await bench.slots[0].closed()
         assert bench.operators[0].life == ["opened", "closed"]
-        bench.tell(Start(5), Trigger(5, 1, 0), Complete(5, 1))
+        bench.tell(Start(5), Trigger(5, 1, 0), CheckpointComplete(5, 1))
         await bench.close()
 
     run(main())

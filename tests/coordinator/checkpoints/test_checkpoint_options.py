@@ -3,7 +3,7 @@
 import pytest
 from coordinator_world import keys_of, kinds, log_of, options, spec, started
 
-from barrier_runtime.coordinator.wire.messages import AbortCheckpoint, Complete, Trigger
+from barrier_runtime.coordinator.wire.messages import AbortCheckpoint, CheckpointComplete, Trigger
 from barrier_runtime.state.store.memory import MemoryStore
 
 LONG = {"slot_timeout_ms": 10_000_000}
@@ -90,10 +90,12 @@ def test_of_two_under_way_each_completes_on_its_own_last_ack():
     b.ack(2)
     b.ack(1)
     coordinator.settle()
-    assert a.got(Complete) == b.got(Complete) == [Complete(1, 1)]
+    assert a.got(CheckpointComplete) == b.got(CheckpointComplete) == [CheckpointComplete(1, 1)]
     a.ack(2)
     coordinator.settle()
-    assert a.got(Complete) == b.got(Complete) == [Complete(1, 1), Complete(1, 2)]
+    assert (
+        a.got(CheckpointComplete) == b.got(CheckpointComplete) == [CheckpointComplete(1, 1), CheckpointComplete(1, 2)]
+    )
     assert [record.checkpoint for record in log_of(coordinator.store)[1:]] == [1, 2]
 
 
@@ -142,12 +144,12 @@ def test_a_timeout_drops_the_checkpoint_and_tells_nobody_that_it_is_complete():
     assert coordinator.status.checkpoints.in_progress == (1,)
     coordinator.later(1)
     assert coordinator.status.checkpoints.in_progress == ()
-    assert a.got(Complete) == []
+    assert a.got(CheckpointComplete) == []
     coordinator.later(700)
     for slot in (a, b):
         slot.ack(2)
     coordinator.settle()
-    assert a.got(Complete) == [Complete(1, 2)]
+    assert a.got(CheckpointComplete) == [CheckpointComplete(1, 2)]
 
 
 @pytest.mark.parametrize("tolerable", [0, 1, 3])

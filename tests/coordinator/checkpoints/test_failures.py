@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from barrier_runtime.coordinator.checkpoints.failures import Cause, FailureCounter, RestartPolicy, Verdict
+from barrier_runtime.coordinator.checkpoints.failures import Cause, FailureCounter, FailureVerdict, RestartPolicy
 from barrier_runtime.coordinator.wire.messages import RestartOptions
 
 COUNTED = (Cause.DECLINED, Cause.EXPIRED, Cause.NOT_STORED)
@@ -14,7 +14,7 @@ COUNTED = (Cause.DECLINED, Cause.EXPIRED, Cause.NOT_STORED)
 def test_the_third_consecutive_failure_is_one_too_many_for_a_tolerance_of_two(cause):
     """C11: testContinuousFailure."""
     counter = FailureCounter(tolerable=2)
-    assert [counter.failed(n, cause) for n in (1, 2, 3)] == [Verdict.TOLERATED] * 2 + [Verdict.EXCEEDED]
+    assert [counter.failed(n, cause) for n in (1, 2, 3)] == [FailureVerdict.TOLERATED] * 2 + [FailureVerdict.EXCEEDED]
 
 
 def test_a_success_resets_the_count():
@@ -23,29 +23,31 @@ def test_a_success_resets_the_count():
     counter.failed(1, Cause.DECLINED)
     counter.failed(2, Cause.DECLINED)
     counter.completed(3)
-    assert [counter.failed(n, Cause.EXPIRED) for n in (4, 5, 6)] == [Verdict.TOLERATED] * 2 + [Verdict.EXCEEDED]
+    assert [counter.failed(n, Cause.EXPIRED) for n in (4, 5, 6)] == [FailureVerdict.TOLERATED] * 2 + [
+        FailureVerdict.EXCEEDED
+    ]
 
 
 def test_one_id_counts_once():
     """C11: testIgnoreOneCheckpointRepeatedlyCountMultiTimes."""
     counter = FailureCounter(tolerable=2)
-    assert {counter.failed(1, Cause.DECLINED) for _ in range(10)} == {Verdict.TOLERATED}
-    assert [counter.failed(n, Cause.DECLINED) for n in (2, 3)] == [Verdict.TOLERATED, Verdict.EXCEEDED]
+    assert {counter.failed(1, Cause.DECLINED) for _ in range(10)} == {FailureVerdict.TOLERATED}
+    assert [counter.failed(n, Cause.DECLINED) for n in (2, 3)] == [FailureVerdict.TOLERATED, FailureVerdict.EXCEEDED]
 
 
 def test_failures_of_checkpoints_older_than_the_last_success_do_not_count():
     """C11: testIgnoresPastCheckpoints."""
     counter = FailureCounter(tolerable=0)
     counter.completed(5)
-    assert counter.failed(4, Cause.DECLINED) is Verdict.TOLERATED
-    assert counter.failed(6, Cause.DECLINED) is Verdict.EXCEEDED
+    assert counter.failed(4, Cause.DECLINED) is FailureVerdict.TOLERATED
+    assert counter.failed(6, Cause.DECLINED) is FailureVerdict.EXCEEDED
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in COUNTED])
 def test_what_a_checkpoint_is_not_to_blame_for_does_not_count(cause):
     """C11: failover reasons."""
     counter = FailureCounter(tolerable=0)
-    assert {counter.failed(n, cause) for n in range(1, 50)} == {Verdict.TOLERATED}
+    assert {counter.failed(n, cause) for n in range(1, 50)} == {FailureVerdict.TOLERATED}
 
 
 def policy(**changes):

@@ -3,7 +3,7 @@
 import pytest
 from coordinator_world import options
 
-from barrier_runtime.coordinator.checkpoints.checkpoint import MOVES, AckEffect, Checkpoint, Phase
+from barrier_runtime.coordinator.checkpoints.checkpoint import MOVES, AckEffect, Checkpoint, CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
 from barrier_runtime.state.errors import ProtocolViolation
@@ -20,24 +20,24 @@ def ack(checkpoint, subtask, ended=False):
 
 
 def persist_and_decide(checkpoint, now=0):
-    checkpoint.move(Phase.PERSISTING, now)
-    checkpoint.move(Phase.DECIDING, now)
+    checkpoint.move(CheckpointPhase.PERSISTING, now)
+    checkpoint.move(CheckpointPhase.DECIDING, now)
 
 
 # ---------------------------------------------------------------- the table
 
 
 def test_every_move_that_is_not_in_the_table_is_a_violation_with_history():
-    for start in Phase:
-        for end in set(Phase) - MOVES[start]:
+    for start in CheckpointPhase:
+        for end in set(CheckpointPhase) - MOVES[start]:
             checkpoint = Checkpoint(7, 5, 0, frozenset((A,)), phase=start, history=[(3, start)])
             with pytest.raises(ProtocolViolation, match=f"checkpoint 7 of generation 5 .*{start.value} at 3"):
                 checkpoint.move(end, 4)
 
 
 def test_from_deciding_only_the_log_says():
-    assert MOVES[Phase.DECIDING] == {Phase.COMPLETE}
-    assert Phase.DECIDING not in MOVES[Phase.TRIGGERED]
+    assert MOVES[CheckpointPhase.DECIDING] == {CheckpointPhase.COMPLETE}
+    assert CheckpointPhase.DECIDING not in MOVES[CheckpointPhase.TRIGGERED]
 
 
 # ---------------------------------------------------------------- acks and declines
@@ -79,7 +79,7 @@ def test_a_decline_ends_the_checkpoint_once():
     one = checkpoints.trigger(0)
     checkpoints.ack(ack(1, A))
     assert checkpoints.decline(1, B, 10) is one
-    assert one.phase is Phase.DECLINED
+    assert one.phase is CheckpointPhase.DECLINED
     assert checkpoints.decline(1, B, 11) is None
     assert checkpoints.decline(99, B, 11) is None
     assert checkpoints.ack(ack(1, B)).effect is AckEffect.LATE
@@ -110,7 +110,7 @@ def test_a_decline_after_the_last_ack_is_too_late():
     one = checkpoints.trigger(0)
     checkpoints.ack(ack(1, A))
     checkpoints.ack(ack(1, B))
-    one.move(Phase.PERSISTING, 0)
+    one.move(CheckpointPhase.PERSISTING, 0)
     assert checkpoints.decline(1, A, 0) is None
 
 
@@ -141,7 +141,7 @@ def test_a_newer_completed_checkpoint_subsumes_the_older():
     checkpoints.ack(ack(2, B))
     persist_and_decide(two)
     assert checkpoints.complete(two, 0) == [one]
-    assert one.phase is Phase.SUBSUMED
+    assert one.phase is CheckpointPhase.SUBSUMED
     assert checkpoints.ack(ack(1, B)).effect is AckEffect.LATE
 
 
@@ -177,7 +177,7 @@ def test_a_checkpoint_without_its_acks_expires_and_nothing_completes():
     checkpoints.ack(ack(1, A))
     assert checkpoints.expire(599) == []
     assert checkpoints.expire(600) == [one]
-    assert one.phase is Phase.EXPIRED
+    assert one.phase is CheckpointPhase.EXPIRED
     assert checkpoints.ack(ack(1, B)).effect is AckEffect.LATE
 
 
@@ -186,8 +186,8 @@ def test_a_checkpoint_in_the_hands_of_the_log_never_expires():
     one = checkpoints.trigger(0)
     for subtask in (A, B):
         checkpoints.ack(ack(1, subtask))
-    one.move(Phase.PERSISTING, 0)
-    one.move(Phase.DECIDING, 0)
+    one.move(CheckpointPhase.PERSISTING, 0)
+    one.move(CheckpointPhase.DECIDING, 0)
     assert checkpoints.expire(10_000) == []
     assert checkpoints.abort_all(10_000) == []
     assert checkpoints.open == (one,)

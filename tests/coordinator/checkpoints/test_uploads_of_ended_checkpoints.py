@@ -13,7 +13,14 @@ from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import decode_manifest, own_files, verified_manifest
 from barrier_runtime.coordinator.log.reader import read_log
-from barrier_runtime.coordinator.wire.messages import AbortCheckpoint, Ack, Complete, Registered, SubtaskId, Trigger
+from barrier_runtime.coordinator.wire.messages import (
+    AbortCheckpoint,
+    Ack,
+    CheckpointComplete,
+    Registered,
+    SubtaskId,
+    Trigger,
+)
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo
@@ -200,7 +207,7 @@ class Process:
             self.heard += 1
             if isinstance(message, Registered):
                 self.completed(message.last_completed)
-            elif isinstance(message, Complete):
+            elif isinstance(message, CheckpointComplete):
                 self.completed(message.checkpoint)
             elif isinstance(message, AbortCheckpoint):
                 self.taken.pop(message.checkpoint, None)

@@ -6,7 +6,7 @@ import pytest
 from coordinator_world import Coordinator, keys_of, kinds, log_of, options, spec
 
 from barrier_runtime.coordinator.job.effects import Append, Effect, ListForSweep, ReadLog, ReadManifest, WriteManifest
-from barrier_runtime.coordinator.wire.messages import Complete, Trigger
+from barrier_runtime.coordinator.wire.messages import CheckpointComplete, Trigger
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 
@@ -78,7 +78,9 @@ def test_whoever_writes_through_an_old_handle_is_fenced_however_often_it_is_open
             assert old.ended is not None, "its write was not refused"
             assert old.ended.outcome == "fenced"
             assert f"generation {new.status.token}" in old.ended.reason
-            assert [slot.last(Complete).checkpoint for slot in old_slots] == [decided[-1]] * 2, "it told of no decision"
+            assert [slot.last(CheckpointComplete).checkpoint for slot in old_slots] == [decided[-1]] * 2, (
+                "it told of no decision"
+            )
         decided.append(take_checkpoint(new, slots, rng))
         old, old_slots = new, slots
     store.land_late()
@@ -175,7 +177,7 @@ def test_an_owner_that_is_paused_anywhere_after_its_claim_is_fenced_by_who_opens
     assert owner.ended.outcome == "fenced"
     assert owner.deleted == []
     own_decision = pause == 3 and answered == "before"
-    assert own_decision or not any(slot.got(Complete) for slot in slots)
+    assert own_decision or not any(slot.got(CheckpointComplete) for slot in slots)
     assert set(before) <= set(keys_of(store))
     assert other.ended is None
     assert take_checkpoint(other, others) == newest + 1

@@ -9,8 +9,8 @@ from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     CancelGeneration,
+    CheckpointComplete,
     Committed,
-    Complete,
     Deploy,
     Registered,
     Restored,
@@ -148,7 +148,7 @@ def test_a_zombie_of_the_same_generation_loses_its_next_append_and_leaves_the_sl
     zombie.settle()
     assert zombie.ended.outcome == "replaced"
     assert "leader-b" in zombie.ended.reason
-    assert len(a.inbox) == messages, "no Complete, no Shutdown from the zombie"
+    assert len(a.inbox) == messages, "no CheckpointComplete, no Shutdown from the zombie"
     assert kinds(store) == ["FENCE", "LEAD"]
     assert zombie.deleted == []
     assert new.checkpoint(a, b) == 2
@@ -164,7 +164,7 @@ def test_a_zombies_decision_that_came_first_counts():
     assert kinds(store) == ["FENCE", "COMPLETE", "LEAD"]
     assert new.protocol.status(0).phase == "running"
     for slot in (a, b):
-        assert slot.last(Complete).checkpoint == 1, "its Registered came before this was decided"
+        assert slot.last(CheckpointComplete).checkpoint == 1, "its Registered came before this was decided"
     assert new.checkpoint(a, b) == 2
 
 
@@ -209,11 +209,11 @@ def test_a_crash_between_the_decision_and_its_answer_means_it_is_decided():
 
 
 def test_a_crash_before_anyone_is_told_is_made_good_at_the_reconnection():
-    """F3: survivors learn from Registered what a lost Complete would have said."""
+    """F3: survivors learn from Registered what a lost CheckpointComplete would have said."""
     store = MemoryStore()
     coordinator, a, b = at_decision(store)
     coordinator.step_without_answer()
-    assert a.got(Complete) == []
+    assert a.got(CheckpointComplete) == []
     successor(store, a, b).settle()
     assert a.last(Registered).last_completed == 1
 
@@ -327,7 +327,7 @@ def test_a_second_run_takes_over_and_the_first_learns_by_whom():
     assert first.ended.outcome == "fenced"
     assert "was taken over by generation 3 of bob@other pid 7" in first.ended.reason
     assert a.last(Shutdown).outcome == "fenced"
-    assert a.last(Complete).checkpoint == 1, "2 was never told complete"
+    assert a.last(CheckpointComplete).checkpoint == 1, "2 was never told complete"
     assert first.status.fenced_by == "generation 3 of bob@other pid 7"
     assert second.checkpoint(c, d) == 2
     assert kinds(store) == ["FENCE", "COMPLETE", "FENCE", "COMPLETE"]
@@ -442,7 +442,7 @@ def test_messages_to_a_coordinator_that_does_not_lead_yet_have_no_effect():
     for slot in (a, b):
         slot.say(Restored(1))
         slot.ack(1)
-    assert a.got(Complete) == []
+    assert a.got(CheckpointComplete) == []
 
 
 # ---------------------------------------------------------------- storage trouble while starting

@@ -10,8 +10,8 @@ from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     CancelGeneration,
+    CheckpointComplete,
     CommitFailing,
-    Complete,
     Deploy,
     Heartbeat,
     Registered,
@@ -135,9 +135,9 @@ def test_a_checkpoint_is_complete_only_when_its_record_is_in_the_log():
     assert [type(effect) for effect in coordinator.todo] == [WriteManifest]
     coordinator.step()
     assert [type(effect) for effect in coordinator.todo] == [Append]
-    assert a.got(Complete) == []
+    assert a.got(CheckpointComplete) == []
     coordinator.step()
-    assert a.got(Complete) == b.got(Complete) == [Complete(1, 1)]
+    assert a.got(CheckpointComplete) == b.got(CheckpointComplete) == [CheckpointComplete(1, 1)]
     record = log_of(coordinator.store)[-1]
     assert record.checkpoint == 1
     assert coordinator.get(record.manifest) is not None
@@ -184,7 +184,7 @@ def test_an_expired_checkpoint_names_the_subtasks_it_waited_for():
     a.ack(1)
     coordinator.later(600)
     assert "missing subtasks: 0/1, 1/1" in b.last(AbortCheckpoint).reason
-    assert a.got(Complete) == []
+    assert a.got(CheckpointComplete) == []
     b.ack(1)
     assert not coordinator.todo
 
@@ -221,7 +221,7 @@ def test_while_a_decision_is_unknown_nothing_is_decided_or_deleted():
     assert coordinator.todo[0].attempt == 2
     assert coordinator.deleted == before
     coordinator.settle()
-    assert [message.checkpoint for message in a.got(Complete)] == [1, 2, 3, 4, 5]
+    assert [message.checkpoint for message in a.got(CheckpointComplete)] == [1, 2, 3, 4, 5]
 
 
 def test_one_of_several_checkpoints_completes_first_and_subsumes_the_older():
@@ -235,7 +235,7 @@ def test_one_of_several_checkpoints_completes_first_and_subsumes_the_older():
     coordinator.settle()
     b.ack(1)
     coordinator.settle()
-    assert a.got(Complete) == [Complete(1, 2)]
+    assert a.got(CheckpointComplete) == [CheckpointComplete(1, 2)]
     assert [entry.outcome for entry in coordinator.status.checkpoints.history] == ["subsumed", "complete"]
     assert a.got(AbortCheckpoint) == []
 
@@ -281,7 +281,7 @@ def test_a_checkpoint_that_refers_to_deleted_files_is_never_decided():
         slot.ack(5, files="f1")
     coordinator.settle()
     assert "already deleted" in a.last(AbortCheckpoint).reason
-    assert a.last(Complete).checkpoint == 4
+    assert a.last(CheckpointComplete).checkpoint == 4
 
 
 def test_orphans_of_an_older_generation_are_swept_and_nothing_else_is():
@@ -335,7 +335,7 @@ def test_a_cut_connection_alone_changes_nothing():
     assert len(b.got(Trigger)) == before + 1
     b.ack(2, 1)
     coordinator.settle()
-    assert a.last(Complete) == b.last(Complete) == Complete(1, 2)
+    assert a.last(CheckpointComplete) == b.last(CheckpointComplete) == CheckpointComplete(1, 2)
     assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "COMPLETE"]
 
 

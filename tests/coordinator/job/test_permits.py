@@ -13,7 +13,7 @@ from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.log import decision_log
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.wire import messages
-from barrier_runtime.coordinator.wire.messages import Complete
+from barrier_runtime.coordinator.wire.messages import CheckpointComplete
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.store.memory import MemoryStore
 
@@ -40,7 +40,7 @@ def test_every_slot_hears_what_the_permit_proves_and_nothing_before_the_first_ch
     assert job.outbox.take() == []
     number = coordinator.checkpoint(*slots)
     job.outbox.complete(job.leadership.permit)
-    assert [effect.message for effect in job.outbox.take()] == [Complete(1, number)] * len(slots)
+    assert [effect.message for effect in job.outbox.take()] == [CheckpointComplete(1, number)] * len(slots)
 
 
 def test_who_leads_no_more_has_no_permit_and_deletes_nothing():
@@ -57,7 +57,7 @@ def test_who_leads_no_more_has_no_permit_and_deletes_nothing():
     ("made", "by"),
     [
         ((decision_log, "Permit"), decision_log.DecisionLog),
-        ((messages, "Complete"), Outbox),
+        ((messages, "CheckpointComplete"), Outbox),
         ((effects, "Delete"), Outbox),
         ((effects, "DeleteAll"), Outbox),
     ],

@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.maintenance.fsck import LogWalk
 from barrier_runtime.coordinator.maintenance.in_doubt import InDoubtResolution
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.status.past_run import past_status
-from barrier_runtime.coordinator.wire.messages import Complete, Trigger
+from barrier_runtime.coordinator.wire.messages import CheckpointComplete, Trigger
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.paths import Paths
@@ -108,7 +108,7 @@ def test_whoever_led_the_job_unnoticed_is_fenced_and_decides_nothing_more():
     take_checkpoint(coordinator, slots)
     assert coordinator.ended.outcome == "fenced"
     assert "generation 3 of ann@here pid 7" in coordinator.ended.reason
-    assert all(slot.last(Complete).checkpoint == 1 for slot in slots)
+    assert all(slot.last(CheckpointComplete).checkpoint == 1 for slot in slots)
     again = Coordinator(store, spec(run_id="run-1"), leader="leader-again").begin().settle()
     assert again.ended.outcome == "fenced"
     assert kinds(store).count("COMPLETE") == 1

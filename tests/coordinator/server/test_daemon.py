@@ -21,7 +21,7 @@ from barrier_runtime.coordinator.wire.codec import encode
 from barrier_runtime.coordinator.wire.handshake import MAX_HANDSHAKE_BYTES
 from barrier_runtime.coordinator.wire.messages import (
     CancelGeneration,
-    Complete,
+    CheckpointComplete,
     Deploy,
     Heartbeat,
     Registered,
@@ -78,7 +78,7 @@ def one_checkpoint(slots):
         numbers.append(slot.until(Trigger).checkpoint)
         slot.ack(numbers[-1])
     for slot in slots:
-        while slot.until(Complete).checkpoint < numbers[0]:
+        while slot.until(CheckpointComplete).checkpoint < numbers[0]:
             pass
         slot.commit(numbers[0])
     return numbers[0]

@@ -9,8 +9,8 @@ from coordinator_world import options, spec
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import (
     Ack,
+    CheckpointComplete,
     Committed,
-    Complete,
     Deploy,
     Register,
     Restored,
@@ -60,7 +60,7 @@ class LocalSlot:
             if self.left == 0:
                 for chain in (0, 1):
                     self.say(SubtaskEnded(self.token, SubtaskId(chain, 0)))
-        elif isinstance(message, Complete):
+        elif isinstance(message, CheckpointComplete):
             self.say(Committed(self.token, message.checkpoint, "out", 0))
 
     def kinds(self):
@@ -131,7 +131,7 @@ def test_a_store_that_fails_at_random_gives_the_same_log_in_the_end():
         store.inject(Fault.FAIL_BEFORE, "get")
     outcome, slot, _ = lead(store, checkpoints=5)
     assert outcome.outcome == "finished"
-    completed = [message.checkpoint for message in slot.inbox if isinstance(message, Complete)]
+    completed = [message.checkpoint for message in slot.inbox if isinstance(message, CheckpointComplete)]
     assert completed == list(range(1, len(completed) + 1))
 
 
@@ -156,7 +156,7 @@ def test_stop_ends_the_job_with_a_checkpoint():
 
     outcome, slot, _ = lead(MemoryStore(), check, checkpoints=10_000)
     assert outcome.outcome == "cancelled"
-    assert "Complete" in slot.kinds()
+    assert "CheckpointComplete" in slot.kinds()
 
 
 def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from barrier_runtime.coordinator.wire.codec import MAX_MESSAGE_BYTES, decode_to_coordinator, decode_to_slot, encode
-from barrier_runtime.coordinator.wire.messages import Ack, Complete, Heartbeat, Register, SubtaskId
+from barrier_runtime.coordinator.wire.messages import Ack, CheckpointComplete, Heartbeat, Register, SubtaskId
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
 
@@ -16,7 +16,7 @@ def test_a_message_comes_back_as_it_was():
     keyed = KeyedSnapshot("rocksdb", 128, 0, 63, {"count": 1}, files, 12, 9)
     ack = Ack(1, 7, SubtaskId(2, 0), (OperatorSnapshot("count", 0, 2, {"watermark": b"9"}, keyed),), ended=True)
     assert decode_to_coordinator(encode(ack)) == ack
-    assert decode_to_slot(encode(Complete(1, 7))) == Complete(1, 7)
+    assert decode_to_slot(encode(CheckpointComplete(1, 7))) == CheckpointComplete(1, 7)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_message_comes_back_as_it_was():
     [
         b"",
         b"\x01",
-        b"\x02" + msgspec.msgpack.encode({"type": "Complete", "token": 1, "checkpoint": 1}),
+        b"\x02" + msgspec.msgpack.encode({"type": "CheckpointComplete", "token": 1, "checkpoint": 1}),
         b"\x01" + msgspec.msgpack.encode({"type": "Launch", "token": 1}),
         b"\x01" + msgspec.msgpack.encode({"type": "Heartbeat", "token": "1"}),
         b"\x01" + msgspec.msgpack.encode({"type": "Heartbeat", "token": 1, "extra": 1}),
@@ -56,7 +56,7 @@ def test_a_pickle_is_refused_undecoded():
 
 def test_a_message_to_the_other_side_is_refused():
     with pytest.raises(ProtocolViolation):
-        decode_to_coordinator(encode(Complete(1, 1)))
+        decode_to_coordinator(encode(CheckpointComplete(1, 1)))
     with pytest.raises(ProtocolViolation):
         decode_to_slot(encode(Heartbeat(1)))
 

@@ -36,7 +36,7 @@ from barrier_runtime.connectors.kafka.sink.topic_limits import (
     encode_limits,
     read_limits,
 )
-from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, Origin
+from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, TransactionOrigin
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken, WriteAheadCommittable
@@ -195,10 +195,10 @@ class KafkaWriteAhead(WriteAheadSink):
         self._take_note(lineage, subtask)
         return producer
 
-    def _origin(self, lineage: str, subtask: int) -> Origin:
-        return Origin(self._context.job, self._context.sink, lineage, subtask)
+    def _origin(self, lineage: str, subtask: int) -> TransactionOrigin:
+        return TransactionOrigin(self._context.job, self._context.sink, lineage, subtask)
 
-    def _new_producer(self, origin: Origin) -> MarkedProducer:
+    def _new_producer(self, origin: TransactionOrigin) -> MarkedProducer:
         settings = {
             "partitioner": "murmur2_random",  # as Java's clients
             **self._cluster_of["config"],

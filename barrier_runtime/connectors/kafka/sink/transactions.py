@@ -78,7 +78,7 @@ class Marker:
 
 
 @dataclass(frozen=True)
-class Origin:
+class TransactionOrigin:
     """Whose rows: at any time there is one producer for them."""
 
     job: str
@@ -100,7 +100,7 @@ class MarkedProducer:
     """`writer`: the fencing token of who writes. Every error leaves it closed; `connect` again. Blocking."""
 
     def __init__(
-        self, cluster: KafkaCluster, topic: str, origin: Origin, writer: int, settings: dict[str, Any]
+        self, cluster: KafkaCluster, topic: str, origin: TransactionOrigin, writer: int, settings: dict[str, Any]
     ) -> None:
         self._cluster = cluster
         self._topic = topic

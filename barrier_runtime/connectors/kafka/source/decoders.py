@@ -1,7 +1,7 @@
 """Keys and values of Kafka records as typed Arrow columns: bytes, text, JSON, or the client's own deserialisers.
 
-A decoder is made in the slot from a `Format`, which travels. It takes many payloads at once; when something is wrong
-with one of them `decoded` finds out which, so that the rest is good and the bad one can be named. JSON is decoded
+A decoder is made in the slot from a `RecordFormat`, which travels. It takes many payloads at once; when something is
+wrong with one of them `decoded` finds out which, so that the rest is good and the bad one can be named. JSON is decoded
 record by record: joined for one parse, a record could pass for two, and two for one.
 """
 
@@ -25,7 +25,7 @@ _CUT = 300  # characters of a reason that is not ours
 
 
 @dataclass(frozen=True)
-class Format:
+class RecordFormat:
     """How a key or value is written, and the columns it becomes. `part`: "key" or "value"."""
 
     part: str
@@ -33,13 +33,15 @@ class Format:
     schema: pa.Schema
 
 
-def format_of(part: str, format_name: Any, schema: pa.Schema | None, where: str) -> Format:
+def format_of(part: str, format_name: Any, schema: pa.Schema | None, where: str) -> RecordFormat:
     """Checks what can be seen without data. Raises `InvalidJob`."""
     schema_option = "schema=" if part == "value" else "key_schema="
     if format_name in ("bytes", "string"):
         if schema is not None:
             raise InvalidJob(f'{where}: {schema_option} goes with {part}="json" or a deserialiser, not {format_name!r}')
-        return Format(part, format_name, pa.schema([(part, pa.binary() if format_name == "bytes" else pa.string())]))
+        return RecordFormat(
+            part, format_name, pa.schema([(part, pa.binary() if format_name == "bytes" else pa.string())])
+        )
     if format_name != "json" and not callable(format_name):
         raise InvalidJob(
             f'{where}: {part}={format_name!r}: use "bytes", "string", "json" or a function that makes a deserialiser'
@@ -48,7 +50,7 @@ def format_of(part: str, format_name: Any, schema: pa.Schema | None, where: str)
         raise InvalidJob(f"{where}: {part}= is decoded, so its columns must be known: pass {schema_option}")
     if format_name == "json":
         _json_row(schema, f"{where}, {schema_option}")
-    return Format(part, format_name, schema)
+    return RecordFormat(part, format_name, schema)
 
 
 class Decoder(Protocol):
@@ -63,7 +65,7 @@ class Decoder(Protocol):
         ...
 
 
-def make_decoder(format: Format, where: str) -> Decoder:
+def make_decoder(format: RecordFormat, where: str) -> Decoder:
     if format.format_name == "bytes" or format.format_name == "string":
         return _Plain(format.schema)
     if format.format_name == "json":
@@ -211,7 +213,7 @@ class _Client:
     """`AvroDeserializer`, `ProtobufDeserializer`, `JSONDeserializer` and whatever is called like them. A mapping gives
     columns by its keys, a Protobuf message by its fields, anything else is the one column of the schema."""
 
-    def __init__(self, format: Format, where: str) -> None:
+    def __init__(self, format: RecordFormat, where: str) -> None:
         from confluent_kafka.serialization import MessageField, SerializationContext
 
         assert callable(format.format_name)

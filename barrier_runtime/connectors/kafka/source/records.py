@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.kafka.source.decoders import Format, decoded, make_decoder
+from barrier_runtime.connectors.kafka.source.decoders import RecordFormat, decoded, make_decoder
 from barrier_runtime.state.errors import InvalidJob
 
 BadRecords: TypeAlias = Literal["fail", "dead_letter"]
@@ -27,8 +27,8 @@ class RecordColumns:
     """What a record becomes. `metadata`: the column's name by Kafka's name for it. With dead letters there are hidden
     columns, null for good records: the reason and the record as it came."""
 
-    key: Format | None
-    value: Format
+    key: RecordFormat | None
+    value: RecordFormat
     metadata: Mapping[str, str]
     bad_records: BadRecords = "fail"
 
@@ -49,7 +49,7 @@ class RecordColumns:
 
 
 def record_columns(
-    key: Format | None, value: Format, metadata: Sequence[str] | Mapping[str, str], bad: str, where: str
+    key: RecordFormat | None, value: RecordFormat, metadata: Sequence[str] | Mapping[str, str], bad: str, where: str
 ) -> RecordColumns:
     """Checks names. Raises `InvalidJob`."""
     if bad not in ("fail", "dead_letter"):

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
-from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, Origin, returns_within
+from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, TransactionOrigin, returns_within
 from barrier_runtime.state.errors import Unavailable
 
 
@@ -56,7 +56,9 @@ def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(mon
     library, cluster = Library(), KafkaCluster("10.0.0.1:9092", {}, "sink")
     monkeypatch.setattr(cluster, "producer", library.producer)
     monkeypatch.setattr(cluster, "consumer", library.consumer)
-    producer = MarkedProducer(cluster, "topic", Origin("job", "out", "line", 0), 1, {"transaction.timeout.ms": 50})
+    producer = MarkedProducer(
+        cluster, "topic", TransactionOrigin("job", "out", "line", 0), 1, {"transaction.timeout.ms": 50}
+    )
     marker = Marker(1, 1, 1, 1)
     try:
         producer.connect()

@@ -9,7 +9,7 @@ import pika
 import pytest
 
 from barrier_runtime.connectors.rabbitmq.broker import Broker
-from barrier_runtime.connectors.rabbitmq.consumer import Delivery, Message
+from barrier_runtime.connectors.rabbitmq.consumer import Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.rows import Columns
 from barrier_runtime.connectors.rabbitmq.source import RabbitReader
 from examples.servers.base import free_port
@@ -38,7 +38,7 @@ class World:
 
     def read(self, *tags: int, connection: int = 1) -> None:
         for tag in tags:
-            message = Message(Delivery(connection, tag), b"body", pika.BasicProperties(), "queue", False)
+            message = ReceivedMessage(Delivery(connection, tag), b"body", pika.BasicProperties(), "queue", False)
             self.consumer._messages.append(message)
         polled = self.reader.poll(100, 1)
         assert polled is not None

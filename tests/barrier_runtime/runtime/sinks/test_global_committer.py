@@ -10,7 +10,7 @@ from barrier_runtime.runtime.sinks.effects import (
     ReportCommitted,
     ReportFailing,
     RetryAt,
-    Visible,
+    TransactionVisible,
 )
 from barrier_runtime.runtime.sinks.global_committer import (
     CommitAll,
@@ -86,11 +86,11 @@ def test_a_part_stays_listed_until_the_whole_is_visible() -> None:
     driver.barrier(1)
     driver.precommitted(1, b"a")
     assert driver.complete(1) == [Commit(1, b"a")]
-    assert driver.committed(1) == [ReportCommitted(1)], "not Visible yet"
+    assert driver.committed(1) == [ReportCommitted(1)], "not TransactionVisible yet"
     assert [each.checkpoint for each in driver.pending] == [1]
     assert driver.barrier(2) == [PreCommit(2, 2)]
     assert [each.checkpoint for each in driver.pending] == [1, 2]
-    assert driver.visible(1) == [Visible(1)]
+    assert driver.visible(1) == [TransactionVisible(1)]
     assert driver.visible(1) == []
     assert [each.checkpoint for each in driver.pending] == [2]
 
@@ -101,7 +101,7 @@ def test_what_was_visible_before_the_part_was_committed_again_is_not_listed() ->
     driver.recover(4, (entry(3), entry(4)))
     assert [len(each.entries) for each in driver.pending] == [2]
     assert driver.visible(4) == []
-    assert driver.committed(4) == [Visible(0), ReportCommitted(4)]
+    assert driver.committed(4) == [TransactionVisible(0), ReportCommitted(4)]
     assert driver.pending == ()
 
 
@@ -113,8 +113,8 @@ def test_later_parts_wait_for_their_own_word() -> None:
     assert driver.complete(2) == [Commit(1, b"1")]
     assert driver.committed(1) == [Commit(2, b"2")]
     assert driver.committed(2) == [ReportCommitted(2)]
-    assert driver.visible(1) == [Visible(1)]
-    assert driver.visible(2) == [Visible(2)]
+    assert driver.visible(1) == [TransactionVisible(1)]
+    assert driver.visible(2) == [TransactionVisible(2)]
 
 
 def jsonl() -> JsonlSink:

@@ -11,7 +11,7 @@ from barrier_runtime.runtime.sinks.effects import (
     ReportCommitted,
     ReportFailing,
     RetryAt,
-    Visible,
+    TransactionVisible,
 )
 from barrier_runtime.runtime.sinks.pending_set import (
     PendingEntry,
@@ -65,7 +65,7 @@ def test_nothing_is_committed_before_the_decision() -> None:
     made.barrier(1)
     assert made.precommitted(1, data(1)) == []
     assert made.complete(1) == [Commit(1, data(1))]
-    assert made.committed(1) == [Visible(1), ReportCommitted(1)]
+    assert made.committed(1) == [TransactionVisible(1), ReportCommitted(1)]
     assert made.pending == ()
 
 
@@ -73,8 +73,8 @@ def test_completion_commits_everything_up_to_it_and_leaves_the_rest_staged() -> 
     """T2"""
     made = sealed(driver(), 1, 2, 3)
     assert made.complete(2) == [Commit(1, data(1))]
-    assert made.committed(1) == [Visible(1), Commit(2, data(2))]
-    assert made.committed(2) == [Visible(2), ReportCommitted(2)]
+    assert made.committed(1) == [TransactionVisible(1), Commit(2, data(2))]
+    assert made.committed(2) == [TransactionVisible(2), ReportCommitted(2)]
     assert listed(made) == [3]
 
 
@@ -101,7 +101,7 @@ def test_an_empty_transaction_commits_without_a_call_and_is_still_reported() -> 
     made = driver()
     made.barrier(1)
     made.precommitted(1, None)
-    assert made.complete(1) == [Visible(1), ReportCommitted(1)]
+    assert made.complete(1) == [TransactionVisible(1), ReportCommitted(1)]
 
 
 def test_an_empty_transaction_between_full_ones_keeps_the_order() -> None:
@@ -111,8 +111,8 @@ def test_an_empty_transaction_between_full_ones_keeps_the_order() -> None:
     made.precommitted(2, None)
     sealed(made, 3)
     assert made.complete(3) == [Commit(1, data(1))]
-    assert made.committed(1) == [Visible(1), Visible(2), Commit(3, data(3))]
-    assert made.committed(3) == [Visible(3), ReportCommitted(3)]
+    assert made.committed(1) == [TransactionVisible(1), TransactionVisible(2), Commit(3, data(3))]
+    assert made.committed(3) == [TransactionVisible(3), ReportCommitted(3)]
 
 
 # ---------------------------------------------------------------- waiting in order
@@ -134,14 +134,14 @@ def test_a_newer_committable_does_not_overtake_an_older_one_that_is_not_durable_
     made.precommitted(2, data(2))
     assert made.complete(2) == []
     assert made.precommitted(1, data(1)) == [Commit(1, data(1))]
-    assert made.committed(1) == [Visible(1), Commit(2, data(2))]
+    assert made.committed(1) == [TransactionVisible(1), Commit(2, data(2))]
 
 
 def test_a_decision_during_a_commit_waits_for_the_executor() -> None:
     made = sealed(driver(), 1, 2)
     assert made.complete(1) == [Commit(1, data(1))]
     assert made.complete(2) == []
-    assert made.committed(1) == [Visible(1), ReportCommitted(1), Commit(2, data(2))]
+    assert made.committed(1) == [TransactionVisible(1), ReportCommitted(1), Commit(2, data(2))]
 
 
 def test_a_commit_of_the_past_has_no_effect_on_the_open_transaction() -> None:
@@ -150,7 +150,7 @@ def test_a_commit_of_the_past_has_no_effect_on_the_open_transaction() -> None:
     made.complete(1)
     assert made.barrier(2) == [PreCommit(2, 2)]
     open_before = made.open_txn
-    assert made.committed(1) == [Visible(1), ReportCommitted(1)]
+    assert made.committed(1) == [TransactionVisible(1), ReportCommitted(1)]
     assert made.open_txn == open_before
     assert [(t.checkpoint, t.stage) for t in made.pending] == [(2, Stage.SEALING)]
 
@@ -172,7 +172,7 @@ def test_a_failing_commit_is_tried_for_ever_with_growing_pauses_and_never_droppe
         assert made.retry() == [Commit(1, data(1))]
     assert pauses[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
     assert pauses[-1] == 30.0
-    assert made.committed(1) == [Visible(1), ReportCommitted(1)]
+    assert made.committed(1) == [TransactionVisible(1), ReportCommitted(1)]
 
 
 def test_a_failing_commit_holds_back_the_later_ones() -> None:
@@ -182,7 +182,7 @@ def test_a_failing_commit_holds_back_the_later_ones() -> None:
     assert made.complete(2) == []
     assert made.barrier(3) == [PreCommit(3, 3)], "but never the barriers"
     assert made.retry() == [Commit(1, data(1))]
-    assert made.committed(1) == [Visible(1), Commit(2, data(2))]
+    assert made.committed(1) == [TransactionVisible(1), Commit(2, data(2))]
 
 
 def test_every_repeat_of_a_commit_uses_the_persisted_committable() -> None:
@@ -221,23 +221,23 @@ def together(*checkpoints: int) -> CommitTogether:
 
 def test_what_was_decided_during_a_commit_is_committed_at_once() -> None:
     made = behind(2, 3)
-    assert made.committed(1) == [Visible(1), ReportCommitted(1), together(2, 3)]
+    assert made.committed(1) == [TransactionVisible(1), ReportCommitted(1), together(2, 3)]
     assert listed(made) == [2, 3], "a snapshot taken now lists both"
-    assert made.committed(3) == [Visible(2), Visible(3), ReportCommitted(3)]
+    assert made.committed(3) == [TransactionVisible(2), TransactionVisible(3), ReportCommitted(3)]
     assert made.pending == ()
 
 
 def test_without_the_sinks_consent_every_transaction_is_committed_alone() -> None:
     made = sealed(driver(), 1, 2)
     assert made.complete(2) == [Commit(1, data(1))]
-    assert made.committed(1) == [Visible(1), Commit(2, data(2))]
+    assert made.committed(1) == [TransactionVisible(1), Commit(2, data(2))]
 
 
 def test_what_is_not_decided_does_not_go_along() -> None:
     """T2"""
     made = sealed(driver(together=True), 1, 2, 3)
     assert made.complete(2) == [together(1, 2)]
-    assert made.committed(2) == [Visible(1), Visible(2), ReportCommitted(2)]
+    assert made.committed(2) == [TransactionVisible(1), TransactionVisible(2), ReportCommitted(2)]
     assert listed(made) == [3]
 
 
@@ -248,7 +248,7 @@ def test_what_is_not_durable_holds_back_itself_and_all_behind_it() -> None:
     made.precommitted(4, data(4))
     assert made.complete(4) == [together(1, 2)]
     assert made.precommitted(3, data(3)) == []
-    assert made.committed(2) == [Visible(1), Visible(2), together(3, 4)]
+    assert made.committed(2) == [TransactionVisible(1), TransactionVisible(2), together(3, 4)]
 
 
 def test_empty_transactions_among_several_become_visible_in_their_turn() -> None:
@@ -258,7 +258,13 @@ def test_empty_transactions_among_several_become_visible_in_their_turn() -> None
         made.barrier(checkpoint)
         made.precommitted(checkpoint, held)
     assert made.complete(4) == [together(1, 3)]
-    assert made.committed(3) == [Visible(1), Visible(2), Visible(3), Visible(4), ReportCommitted(4)]
+    assert made.committed(3) == [
+        TransactionVisible(1),
+        TransactionVisible(2),
+        TransactionVisible(3),
+        TransactionVisible(4),
+        ReportCommitted(4),
+    ]
 
 
 def test_after_a_failure_the_oldest_is_tried_alone_and_the_others_follow_together() -> None:
@@ -271,7 +277,7 @@ def test_after_a_failure_the_oldest_is_tried_alone_and_the_others_follow_togethe
     assert listed(made) == [2, 3, 4]
     assert made.complete(4) == [], "not before its time"
     assert made.retry() == [Commit(2, data(2))]
-    assert made.committed(2) == [Visible(2), ReportCommitted(2), together(3, 4)]
+    assert made.committed(2) == [TransactionVisible(2), ReportCommitted(2), together(3, 4)]
     assert made.commit_failed(4, "the rows of 3 are damaged", 1.0)[0] == ReportFailing(
         3, 1, "the rows of 3 are damaged"
     )
@@ -287,7 +293,7 @@ def test_what_is_decided_while_several_are_committed_waits_for_the_executor() ->
     made.committed(1)
     sealed(made, 4)
     assert made.complete(4) == []
-    assert made.committed(3) == [Visible(2), Visible(3), ReportCommitted(3), Commit(4, data(4))]
+    assert made.committed(3) == [TransactionVisible(2), TransactionVisible(3), ReportCommitted(3), Commit(4, data(4))]
 
 
 def test_an_answer_for_a_part_of_those_under_way_is_a_bug_that_stops() -> None:
@@ -304,7 +310,7 @@ def test_what_was_recovered_is_never_mixed_with_what_came_later() -> None:
     assert made.recover(5, (entry(4), entry(5))) == [Recover(5, (data(4), data(5)))]
     sealed(made, 6, 7)
     assert made.complete(7) == []
-    assert made.committed(5) == [Visible(0), ReportCommitted(5), together(6, 7)]
+    assert made.committed(5) == [TransactionVisible(0), ReportCommitted(5), together(6, 7)]
 
 
 def test_parts_of_a_whole_are_committed_at_once_and_stay_listed() -> None:
@@ -315,7 +321,7 @@ def test_parts_of_a_whole_are_committed_at_once_and_stay_listed() -> None:
     assert made.complete(2) == [together(1, 2)]
     assert made.committed(2) == [ReportCommitted(2)]
     assert listed(made) == [1, 2]
-    assert made.visible(2) == [Visible(1), Visible(2)]
+    assert made.visible(2) == [TransactionVisible(1), TransactionVisible(2)]
 
 
 # ---------------------------------------------------------------- aborted checkpoints
@@ -328,8 +334,8 @@ def test_rows_of_an_expired_checkpoint_ride_with_the_next_one_of_the_generation(
     sealed(made, 2)
     assert listed(made) == [1, 2]
     assert made.complete(2) == [Commit(1, data(1))]
-    assert made.committed(1) == [Visible(1), Commit(2, data(2))]
-    assert made.committed(2) == [Visible(2), ReportCommitted(2)]
+    assert made.committed(1) == [TransactionVisible(1), Commit(2, data(2))]
+    assert made.committed(2) == [TransactionVisible(2), ReportCommitted(2)]
 
 
 def test_a_pre_commit_that_was_never_run_because_of_an_abort_is_made_up_for() -> None:
@@ -362,7 +368,7 @@ def test_an_abort_of_a_subsumed_checkpoint_is_ordinary() -> None:
     made = sealed(driver(), 1, 2)
     made.complete(2)
     assert made.abort(1) == []
-    assert made.committed(1) == [Visible(1), Commit(2, data(2))]
+    assert made.committed(1) == [TransactionVisible(1), Commit(2, data(2))]
 
 
 def test_answers_out_of_the_table_are_bugs_that_stop() -> None:
@@ -389,14 +395,14 @@ def test_a_successor_commits_what_the_manifest_lists_before_anything_new() -> No
     assert made.recover(5, (entry(4), entry(5))) == [Recover(5, (data(4), data(5)))]
     sealed(made, 6)
     assert made.complete(6) == []
-    assert made.committed(5) == [Visible(0), ReportCommitted(5), Commit(6, data(6))]
+    assert made.committed(5) == [TransactionVisible(0), ReportCommitted(5), Commit(6, data(6))]
 
 
 def test_leftovers_of_older_generations_are_dropped_also_when_nothing_is_decided() -> None:
     """T8"""
     made = SinkDriver("successor", 0)
     assert made.recover(0, ()) == [Recover(0, ())], "recovering nothing still sweeps"
-    assert made.committed(0) == [Visible(0)]
+    assert made.committed(0) == [TransactionVisible(0)]
 
 
 def test_a_failing_recovery_is_tried_for_ever_and_listed_in_every_snapshot_meanwhile() -> None:
@@ -432,7 +438,7 @@ def test_last_rows_commit_under_the_real_final_checkpoint() -> None:
     made.committed(1)
     sealed(made, 2)  # taken after the end of the input, like any other
     assert made.complete(2) == [Commit(2, data(2))]
-    assert made.committed(2) == [Visible(2), ReportCommitted(2)]
+    assert made.committed(2) == [TransactionVisible(2), ReportCommitted(2)]
     assert made.committed_through == 2
 
 
