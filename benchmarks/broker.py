@@ -12,7 +12,7 @@ from examples.servers.kafka import KafkaServer
 
 PARTITIONS = 2
 _WARM_UP_S = 12.0
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 class LoadedKafka(KafkaServer):
@@ -44,7 +44,7 @@ def _warm_up(server: LoadedKafka) -> None:
     topic = "warm-up"
     server.create_topic(topic, PARTITIONS)
     producer = Producer({"bootstrap.servers": server.bootstrap, "transactional.id": topic, "linger.ms": 0})
-    producer.init_transactions(_PATIENCE_S)
+    producer.init_transactions(_TIMEOUT_S)
     consumer = Consumer(
         {
             "bootstrap.servers": server.bootstrap,
@@ -59,10 +59,10 @@ def _warm_up(server: LoadedKafka) -> None:
         producer.begin_transaction()
         for number in range(10):
             producer.produce(topic, b"x" * 100, partition=number % PARTITIONS)
-            producer.flush(_PATIENCE_S)
+            producer.flush(_TIMEOUT_S)
         producer.send_offsets_to_transaction(
-            consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), _PATIENCE_S
+            consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), _TIMEOUT_S
         )
-        producer.commit_transaction(_PATIENCE_S)
+        producer.commit_transaction(_TIMEOUT_S)
         consumer.consume(100, timeout=0.0)
     consumer.close()

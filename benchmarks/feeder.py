@@ -17,7 +17,7 @@ from benchmarks import events
 
 _TURN_S = 0.001
 _MOST = 20_000  # events per turn
-_PATIENCE_S = 30
+_TIMEOUT_S = 30
 _CONFIG = {
     "linger.ms": 1,  # a request per event would be most of what the broker does
     "max.in.flight": 5,  # what a slow broker has not answered must not be thousands of requests of one event each
@@ -40,7 +40,7 @@ def main() -> int:
 
     threading.Thread(target=listen, daemon=True).start()
     producer = Producer({"bootstrap.servers": bootstrap, **_CONFIG})
-    producer.list_topics(topic, timeout=_PATIENCE_S)  # the schedule begins when the broker is reached
+    producer.list_topics(topic, timeout=_TIMEOUT_S)  # the schedule begins when the broker is reached
     began_ns, row = time.time_ns(), 0
     late_ns: list[int] = []
     while not stop.is_set():

@@ -30,7 +30,7 @@ Victim = Literal["slot", "executor", "coordinator"]
 VICTIMS: tuple[Victim, ...] = ("slot", "executor", "coordinator")
 
 _FOLDER = Path("build/bench/recovery")
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 _LOOK_S = 0.02
 _STEP_NS = 100_000_000
 _BEFORE_S, _AFTER_S = 2, 10  # of the timeline
@@ -65,7 +65,7 @@ def recoveries(
                 time.sleep(pause_s)
                 progress.step()
             handle.stop()
-            handle.wait(timeout=_PATIENCE_S)
+            handle.wait(timeout=_TIMEOUT_S)
         stamps = read_stamps(folder / "rows")
         first = first_writes(folder / "rows")
         watched_ns = [kill.at_ns + _AFTER_S * 10**9 for kill in done]
@@ -186,7 +186,7 @@ def caught_up(stamps: Stamps, at_ns: int, until_ns: int) -> int | None:
 
 
 def _until(handle: JobHandle, reached: Callable[[JobStatus], bool]) -> JobStatus:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while not reached(status := handle.status()):
         if status.outcome is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the job is {status.phase}: {status.error or status.reason}")

@@ -82,14 +82,14 @@ class Readers:
         """Two streams of a source whose bad records are dead letters (`KafkaSource(…, bad_records="dead_letter")`):
         good rows, and the others with key, value, metadata and `error`. Event time as in `source`."""
         made = source.named(name) if isinstance(source, SourceDescription) else source
-        letters = made.dead_letters if isinstance(made, DeadLetterSource) else None
-        if letters is None:
+        dead_letters = made.dead_letters if isinstance(made, DeadLetterSource) else None
+        if dead_letters is None:
             raise InvalidJob(
                 f'source {name!r}: it has no dead letters: use source(…), or KafkaSource with bad_records="dead_letter"'
             )
         stream = self._rows_of(name, made, event_time, max_out_of_orderness, idle_timeout)
-        good = pc.field(letters.error).is_null()
-        return stream.filter(good).select(letters.good), stream.filter(~good).select(letters.letter)
+        good = pc.field(dead_letters.error).is_null()
+        return stream.filter(good).select(dead_letters.good), stream.filter(~good).select(dead_letters.dead_letter)
 
     def _rows_of(
         self,

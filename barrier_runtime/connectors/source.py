@@ -212,11 +212,11 @@ class RedeliveringSource(Source, Protocol):
 @dataclass(frozen=True)
 class DeadLetters:
     """How good rows and bad records share the rows of one source. `error`: the column that is null in good rows.
-    `good`: columns of the stream of good rows; `letter`: of the other stream, new name to column."""
+    `good`: columns of the stream of good rows; `dead_letter`: of the other stream, new name to column."""
 
     error: str
     good: tuple[str, ...]
-    letter: Mapping[str, str]
+    dead_letter: Mapping[str, str]
 
 
 @runtime_checkable

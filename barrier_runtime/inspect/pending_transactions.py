@@ -30,7 +30,7 @@ from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 
-_LOOK_EVERY_S = 0.1
+_POLL_S = 0.1
 _READS_AT_ONCE = 8
 _WATCH_S = 2.0  # at least, for a run without a lease: two checkpoints should be in its log by then
 
@@ -164,7 +164,7 @@ def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], No
             return leader
         if get_or_none(store, paths.lease) != first:
             return leader
-        sleep(_LOOK_EVERY_S)
+        sleep(_POLL_S)
     return ""
 
 

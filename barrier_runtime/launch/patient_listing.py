@@ -21,8 +21,8 @@ _TELL_AGAIN_S = 60.0
 
 def patient_listing(options: JobOptions) -> ListSplits:
     """For `compile_plan`. The function raises the last `Unavailable` when patience is over."""
-    patience_ms = RestartPolicy(restart_options(options)).patience_ms
-    allowed = "sets no end" if patience_ms is None else f"allows {patience_ms / 1000:g} s"
+    wait_limit_ms = RestartPolicy(restart_options(options)).wait_limit_ms
+    allowed = "sets no end" if wait_limit_ms is None else f"allows {wait_limit_ms / 1000:g} s"
 
     def list_splits(source: Source, parallelism: int) -> Sequence[Split]:
         began_s, told_s, pause_s = time.monotonic(), float("-inf"), _AGAIN_S
@@ -31,7 +31,7 @@ def patient_listing(options: JobOptions) -> ListSplits:
                 return source.splits(parallelism)
             except Unavailable as error:
                 now_s = time.monotonic()
-                if patience_ms is not None and now_s - began_s + pause_s > patience_ms / 1000:
+                if wait_limit_ms is not None and now_s - began_s + pause_s > wait_limit_ms / 1000:
                     raise
                 if now_s - told_s >= _TELL_AGAIN_S:
                     waited = f"{now_s - began_s:.0f} s so far, restart={options.restart!r} {allowed}"

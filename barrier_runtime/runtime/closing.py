@@ -11,7 +11,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 
 Part: TypeAlias = tuple[str, Callable[[], None]]  # the name of an operator or source, and what closes it
 
-LOOK_AGAIN_S = 0.05  # whether what is to be closed has come to rest
+POLL_S = 0.05  # whether what is to be closed has come to rest
 
 
 class Closing:
@@ -30,7 +30,7 @@ class Closing:
 
     def _when_quiet(self, executor: WorkerExecutor | None, parts: list[Part]) -> None:
         if executor is not None and executor.busy:
-            self._res.loop.call_later(LOOK_AGAIN_S, self._when_quiet, executor, parts)
+            self._res.loop.call_later(POLL_S, self._when_quiet, executor, parts)
         else:
             self._res.workers.submit(partial(_close_all, parts), self._done)
 

@@ -31,7 +31,7 @@ from barrier_runtime.operators.user_code import add_position
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 from barrier_runtime.runtime.checkpointing import Checkpointing
-from barrier_runtime.runtime.closing import LOOK_AGAIN_S, Closing
+from barrier_runtime.runtime.closing import POLL_S, Closing
 from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
 from barrier_runtime.runtime.given import committables, restored_in
 from barrier_runtime.runtime.host.workers import WorkerExecutor
@@ -285,7 +285,7 @@ class Execution:
 
     def _close_when_quiet(self, busy: list[WorkerExecutor]) -> None:
         if any(executor.busy for executor in busy) or not self._chains.quiet:
-            self._res.loop.call_later(LOOK_AGAIN_S, self._close_when_quiet, busy)
+            self._res.loop.call_later(POLL_S, self._close_when_quiet, busy)
             return
         parts = self._chains.to_close()
         hanging = [(executor, part) for part in parts if (executor := self._executors.hanging(part[0])) is not None]

@@ -26,7 +26,7 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.testing.environment import World
+from barrier_runtime.testing.environment import Environment
 from barrier_runtime.testing.judge import Broken, Promise, Rule
 from barrier_runtime.testing.kill_lines import own_files
 from barrier_runtime.testing.scenarios import (
@@ -223,13 +223,13 @@ class _Run:
             self._reset()
         self.scenarios += 1
         job = f"certify-{self._name}-{self.scenarios}"
-        world = World(self._target, job, self._next_id, scenario.plan, scenario.seed)
+        environment = Environment(self._target, job, self._next_id, scenario.plan, scenario.seed)
         self._next_id += self._target.rows * self._target.parallelism * MOST_ROUNDS
         try:
-            scenario.play(world)
+            scenario.play(environment)
         except Broken as broken:
-            raise NotCertified(self.sink, scenario.name, broken, world.steps) from broken.__cause__
+            raise NotCertified(self.sink, scenario.name, broken, environment.steps) from broken.__cause__
         finally:
-            self.crashes += world.crashes
-            self.observations += world.observations
-        return world.lived
+            self.crashes += environment.crashes
+            self.observations += environment.observations
+        return environment.lived

@@ -26,7 +26,7 @@ class _Denied(Exception):
     """A zombie wanted something decided."""
 
 
-class World:
+class Environment:
     def __init__(self, target: Target, job: str, first_id: int, plan: Sequence[Round], seed: int = 0) -> None:
         self.target = target
         self.job = job

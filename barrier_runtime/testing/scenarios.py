@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from barrier_runtime.testing.crash_points import SINGLE_SCENARIOS, written_and_sealed
-from barrier_runtime.testing.environment import World
+from barrier_runtime.testing.environment import Environment
 from barrier_runtime.testing.sink_process import CrashPoints, Process
 from barrier_runtime.testing.target import Round
 
@@ -31,7 +31,7 @@ _SUCCESSOR_STEPS = 16
 class Scenario:
     name: str
     plan: tuple[Round, ...]
-    play: Callable[[World], None]
+    play: Callable[[Environment], None]
     seed: int = 0
 
 
@@ -64,23 +64,23 @@ def stalls(plan: str, crash_points: int) -> Iterator[Scenario]:
 
 
 def crash(plan: str, first: int, second: int | None) -> Scenario:
-    def play(world: World) -> None:
+    def play(environment: Environment) -> None:
         for at in (first, second, None) if second is not None else (first, None):
-            if not world.run_to_crash(0, at):
+            if not environment.run_to_crash(0, at):
                 return
 
     return Scenario(f"crash {plan} {first}" + ("" if second is None else f" {second}"), PLANS[plan], play)
 
 
 def stall(plan: str, at: int, steps: int) -> Scenario:
-    return Scenario(f"stall {plan} {at} {steps}", PLANS[plan], lambda world: _stall(world, at, steps))
+    return Scenario(f"stall {plan} {at} {steps}", PLANS[plan], lambda environment: _stall(environment, at, steps))
 
 
 def inside(plan: str, line: int) -> Scenario:
-    def play(world: World) -> None:
-        if world.run_to_crash(0, None, line):
-            world.run_to_crash(0, None)
-            world.recover_once_more()
+    def play(environment: Environment) -> None:
+        if environment.run_to_crash(0, None, line):
+            environment.run_to_crash(0, None)
+            environment.recover_once_more()
 
     return Scenario(f"inside {plan} {line}", PLANS[plan], play)
 
@@ -88,34 +88,34 @@ def inside(plan: str, line: int) -> Scenario:
 def inside_write(plan: str, number: int) -> Scenario:
     """A process dies when it has opened a file, or has written half of what it was to write."""
 
-    def play(world: World) -> None:
-        if world.run_to_crash(0, None, writing=number):
-            world.run_to_crash(0, None)
-            world.recover_once_more()
+    def play(environment: Environment) -> None:
+        if environment.run_to_crash(0, None, writing=number):
+            environment.run_to_crash(0, None)
+            environment.recover_once_more()
 
     return Scenario(f"write {plan} {number}", PLANS[plan], play)
 
 
 def inside_write_of_recovery(number: int) -> Scenario:
-    def play(world: World) -> None:
-        _die_in_recovery(world, writing=number)
+    def play(environment: Environment) -> None:
+        _die_in_recovery(environment, writing=number)
 
     return Scenario(f"write recovery {number}", ("late", "late", "commit"), play)
 
 
-def _die_in_recovery(world: World, inside: int | None = None, writing: int | None = None) -> None:
-    first = world.start()
-    world.run(world.live(first, 2, flush=False))
-    world.run(written_and_sealed(world, first))
-    world.crash(first)
-    world.run_to_crash(0, None, inside, writing)
-    world.run_to_crash(0, None)
-    world.recover_once_more()
+def _die_in_recovery(environment: Environment, inside: int | None = None, writing: int | None = None) -> None:
+    first = environment.start()
+    environment.run(environment.live(first, 2, flush=False))
+    environment.run(written_and_sealed(environment, first))
+    environment.crash(first)
+    environment.run_to_crash(0, None, inside, writing)
+    environment.run_to_crash(0, None)
+    environment.recover_once_more()
 
 
 def inside_recovery(line: int) -> Scenario:
-    def play(world: World) -> None:
-        _die_in_recovery(world, inside=line)
+    def play(environment: Environment) -> None:
+        _die_in_recovery(environment, inside=line)
 
     return Scenario(f"inside recovery {line}", ("late", "late", "commit"), play)
 
@@ -152,70 +152,70 @@ def by_name(name: str) -> Scenario:
 # ---------------------------------------------------------------- enumerated
 
 
-def _straight(world: World) -> None:
-    process = world.start()
-    world.run(world.live(process))
-    world.end(process)
-    world.recover_once_more()
+def _straight(environment: Environment) -> None:
+    process = environment.start()
+    environment.run(environment.live(process))
+    environment.end(process)
+    environment.recover_once_more()
 
 
-def _stall(world: World, at: int, steps: int, parallelism: int = 0, successor_parallelism: int = 0) -> None:
+def _stall(environment: Environment, at: int, steps: int, parallelism: int = 0, successor_parallelism: int = 0) -> None:
     successor: list[tuple[Process, Iterator[bool]]] = []
 
     def held_up() -> None:
         first.is_zombie = True
-        second = world.start(successor_parallelism)
-        world.steps.append(f"generation {first.token} is held up, generation {second.token} takes over")
-        life = world.live(second)
+        second = environment.start(successor_parallelism)
+        environment.steps.append(f"generation {first.token} is held up, generation {second.token} takes over")
+        life = environment.live(second)
         successor.append((second, life))
-        world.run(life, steps)
-        world.steps.append(f"generation {first.token} goes on as a zombie")
+        environment.run(life, steps)
+        environment.steps.append(f"generation {first.token} goes on as a zombie")
 
-    first = world.start(parallelism, CrashPoints(at, held_up))
-    world.run_as_zombie(world.live(first))
+    first = environment.start(parallelism, CrashPoints(at, held_up))
+    environment.run_as_zombie(environment.live(first))
     if not successor:  # it had fewer crash points
-        world.end(first)
+        environment.end(first)
         return
     second, life = successor[0]
-    world.steps.append(f"generation {second.token} goes on alone")
-    world.look()
-    world.run(life)
-    world.end(second)
-    world.crash(first)
-    world.recover_once_more(successor_parallelism)
+    environment.steps.append(f"generation {second.token} goes on alone")
+    environment.look()
+    environment.run(life)
+    environment.end(second)
+    environment.crash(first)
+    environment.recover_once_more(successor_parallelism)
 
 
-def _walk(world: World) -> None:
-    choose = world.random
+def _walk(environment: Environment) -> None:
+    choose = environment.random
     for _ in range(6):
         parallelism = choose.randint(1, 3)
         if choose.random() < 0.35:
-            if world.newest is not None and world.newest.rounds == len(world.plan):
+            if environment.newest is not None and environment.newest.rounds == len(environment.plan):
                 break
-            _stall_once(world, choose.randint(0, 30), choose.randint(0, 20), parallelism, choose.randint(1, 3))
-        elif not world.run_to_crash(parallelism, choose.randint(0, 40)):
+            _stall_once(environment, choose.randint(0, 30), choose.randint(0, 20), parallelism, choose.randint(1, 3))
+        elif not environment.run_to_crash(parallelism, choose.randint(0, 40)):
             break
     else:
-        world.run_to_crash(choose.randint(1, 3), None)
-    world.recover_once_more(choose.randint(1, 3))
+        environment.run_to_crash(choose.randint(1, 3), None)
+    environment.recover_once_more(choose.randint(1, 3))
 
 
-def _stall_once(world: World, at: int, steps: int, parallelism: int, successor_parallelism: int) -> None:
+def _stall_once(environment: Environment, at: int, steps: int, parallelism: int, successor_parallelism: int) -> None:
     """As `_stall`, but the successor dies too, after `steps` more."""
     successor: list[tuple[Process, Iterator[bool]]] = []
 
     def held_up() -> None:
         first.is_zombie = True
-        second = world.start(successor_parallelism)
-        world.steps.append(f"generation {first.token} is held up, generation {second.token} takes over")
-        successor.append((second, world.live(second)))
-        world.run(successor[0][1], steps)
-        world.steps.append(f"generation {first.token} goes on as a zombie")
+        second = environment.start(successor_parallelism)
+        environment.steps.append(f"generation {first.token} is held up, generation {second.token} takes over")
+        successor.append((second, environment.live(second)))
+        environment.run(successor[0][1], steps)
+        environment.steps.append(f"generation {first.token} goes on as a zombie")
 
-    first = world.start(parallelism, CrashPoints(at, held_up))
-    world.run_as_zombie(world.live(first))
+    first = environment.start(parallelism, CrashPoints(at, held_up))
+    environment.run_as_zombie(environment.live(first))
     for second, life in successor:
-        world.look()
-        world.run(life, world.random.randint(0, 10))
-        world.crash(second)
-    world.crash(first)
+        environment.look()
+        environment.run(life, environment.random.randint(0, 10))
+        environment.crash(second)
+    environment.crash(first)

@@ -44,7 +44,7 @@ class CrashPoints:
 
 @dataclass(frozen=True)
 class Place:
-    """What a process has from the world around it."""
+    """What a process has from the environment around it."""
 
     job: str
     lineage: str

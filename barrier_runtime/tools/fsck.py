@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from barrier_runtime.coordinator.maintenance.fsck import FsckReport, JobReport, Orphan
+from barrier_runtime.coordinator.maintenance.fsck import FsckReport, JobReport, UnreferencedObject
 from barrier_runtime.coordinator.maintenance.fsck_store import (
     CheckProgress,
     check_store,
@@ -47,7 +47,7 @@ def _lines(report: FsckReport) -> Iterator[str]:
     for job in report.jobs:
         yield from _job_lines(job)
     damaged = sum(len(job.damage) for job in report.jobs)
-    orphans = [each for job in report.jobs for each in job.leftovers if each.state == "orphan"]
+    orphans = [each for job in report.jobs for each in job.unreferenced if each.state == "orphan"]
     if damaged:
         yield f"{damaged} damaged"
     if orphans:
@@ -66,13 +66,13 @@ def _job_lines(job: JobReport) -> Iterator[str]:
         yield f"           expected: {harm.expected}"
         yield f"           found:    {harm.found}"
         yield f"           remedy:   {harm.remedy}"
-    for left in job.leftovers:
+    for left in job.unreferenced:
         yield f"  {left.state:8} {left.key} ({decimal(left.size)}): {left.reason}"
     for note in job.notes:
         yield f"  note     {note}"
 
 
-def _sized(objects: list[Orphan]) -> str:
+def _sized(objects: list[UnreferencedObject]) -> str:
     return f"{len(objects)} objects ({decimal(sum(each.size for each in objects))})"
 
 

@@ -93,7 +93,7 @@ class RestartPolicy:
         )
 
     @property
-    def patience_ms(self) -> int | None:
+    def wait_limit_ms(self) -> int | None:
         """How long a generation that restores waits for a server that does not answer. None: without end."""
         options = self._options
         if options.strategy == "none" or options.max_attempts == 0:
@@ -106,7 +106,7 @@ class RestartPolicy:
 
     def impatient(self) -> str:
         """Why a server that does not answer is not waited for any longer, and what to do."""
-        waits = f"{(self.patience_ms or 0) / 1000:g} s" if self.patience_ms else "at no time"
+        waits = f"{(self.wait_limit_ms or 0) / 1000:g} s" if self.wait_limit_ms else "at no time"
         return (
             f"restart strategy {self._options.strategy} waits {waits} for a server that does not answer: start the "
             "server, then start the job again, or use restart='exponential_delay', which waits without end"

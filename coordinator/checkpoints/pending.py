@@ -87,11 +87,11 @@ class PendingCheckpoints:
 
     def next_deadline(self, *, with_trigger: bool = True) -> int | None:
         """`with_trigger`: periodic checkpoints are wanted at present."""
-        moments = [checkpoint.triggered_ms + self._options.timeout_ms for checkpoint in self._expirable()]
+        deadlines = [checkpoint.triggered_ms + self._options.timeout_ms for checkpoint in self._expirable()]
         trigger = self.trigger_at()
         if trigger is not None and (with_trigger or self._requested):
-            moments.append(trigger)
-        return min(moments, default=None)
+            deadlines.append(trigger)
+        return min(deadlines, default=None)
 
     # ------------------------------------------------------------ what slots say
 

@@ -5,7 +5,7 @@ from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.status.health import (
-    PATIENCE_MS,
+    REPORT_AFTER_MS,
     Away,
     BlockedSlot,
     Facts,
@@ -72,7 +72,7 @@ def _opening(slot: RegisteredSlot) -> list[str]:
     return [
         f"slot {slot.index} has been opening {name} for {in_seconds(round(seconds * 1000))}"
         for name, seconds in sorted(slot.opening.items())
-        if seconds * 1000 >= PATIENCE_MS
+        if seconds * 1000 >= REPORT_AFTER_MS
     ]
 
 

@@ -50,7 +50,7 @@ class Damage(msgspec.Struct, frozen=True):
     remedy: str
 
 
-class Orphan(msgspec.Struct, frozen=True):
+class UnreferencedObject(msgspec.Struct, frozen=True):
     """An object that no retained checkpoint needs. `orphan`: the job's sweep would delete it; `kept`: not now;
     `unknown`: it is not ours and never deleted."""
 
@@ -69,7 +69,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     files: int = 0  # ranges of objects, and files inside manifests, that were read and hashed
     bytes: int = 0
     damage: tuple[Damage, ...] = ()
-    leftovers: tuple[Orphan, ...] = ()
+    unreferenced: tuple[UnreferencedObject, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -82,7 +82,7 @@ class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
         """0: clean, 1: orphans only, 2: damage."""
         if any(job.damage for job in self.jobs):
             return 2
-        return 1 if any(each.state == "orphan" for job in self.jobs for each in job.leftovers) else 0
+        return 1 if any(each.state == "orphan" for job in self.jobs for each in job.unreferenced) else 0
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,7 @@ def inline_damage(key: str, ref: FileRef) -> Damage | None:
     )
 
 
-# ---------------------------------------------------------------- leftovers
+# ---------------------------------------------------------------- unreferenced
 
 
 @dataclass(frozen=True)
@@ -411,12 +411,14 @@ def recognised(paths: Paths, key: str) -> str:
 
 def explained(
     paths: Paths, found: ObjectInfo, verdict: RetentionVerdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
-) -> Orphan | None:
+) -> UnreferencedObject | None:
     """Why an object is left over. None: it is not. `decided`: it is a manifest that the log decided once."""
     if verdict is RetentionVerdict.NEEDED:
         return None
     if verdict is RetentionVerdict.NOT_OURS:
-        return Orphan(found.key, found.size, "unknown", "not a name that a job gives to its objects: never deleted")
+        return UnreferencedObject(
+            found.key, found.size, "unknown", "not a name that a job gives to its objects: never deleted"
+        )
     checkpoint = paths.checkpoint_of(found.key)
     if checkpoint is not None:
         what = f"manifest of checkpoint {checkpoint[0]} of generation {checkpoint[1]}, "
@@ -428,10 +430,10 @@ def explained(
     else:
         what = f"upload for checkpoint {named_by.checkpoint} of generation {named_by.token}, which was never decided"
     if verdict is RetentionVerdict.ORPHAN:
-        return Orphan(found.key, found.size, "orphan", what)
+        return UnreferencedObject(found.key, found.size, "orphan", what)
     if verdict is RetentionVerdict.YOUNG:
-        return Orphan(found.key, found.size, "kept", f"{what}; younger than the minimum age")
-    return Orphan(
+        return UnreferencedObject(found.key, found.size, "kept", f"{what}; younger than the minimum age")
+    return UnreferencedObject(
         found.key,
         found.size,
         "kept",
@@ -439,7 +441,7 @@ def explained(
     )
 
 
-def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> Orphan | None:
+def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> UnreferencedObject | None:
     """Rows that a write-ahead sink staged in an earlier generation. None: it is something else. Never an orphan: only
     the sink knows what it still has to deliver."""
     origin = paths.staged_rows_origin(found.key)
@@ -447,8 +449,9 @@ def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> Orphan |
         return None
     what = (
         f"rows staged by generation {origin[0]}, subtask {origin[1]}, of a write-ahead sink: decided and not delivered "
+        "yet, or never decided; the sink delivers or deletes them when it starts"
     )
-    return Orphan(found.key, found.size, "kept", what + "yet, or never decided; the sink settles them when it starts")
+    return UnreferencedObject(found.key, found.size, "kept", what)
 
 
 def _dropped(walk: LogWalk) -> str:

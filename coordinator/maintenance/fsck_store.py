@@ -28,7 +28,7 @@ from barrier_runtime.coordinator.maintenance.fsck import (
     JobReport,
     LogWalk,
     NamedBy,
-    Orphan,
+    UnreferencedObject,
     explained,
     file_refs,
     inline_damage,
@@ -115,11 +115,11 @@ def _delete(store: ObjectStore, checked: CheckedJob, sleep: Callable[[float], No
         left = {key for key in left if _exists(store, key)}
     else:
         left.clear()
-    leftovers = tuple(
+    unreferenced = tuple(
         msgspec.structs.replace(each, state="deleted") if each.state == "orphan" and each.key not in left else each
-        for each in checked.report.leftovers
+        for each in checked.report.unreferenced
     )
-    done = CheckedJob(msgspec.structs.replace(checked.report, leftovers=leftovers), checked.sweep, checked.head)
+    done = CheckedJob(msgspec.structs.replace(checked.report, unreferenced=unreferenced), checked.sweep, checked.head)
     return _noted(done, note) if note else done
 
 
@@ -187,7 +187,7 @@ class _Check:
         self._read_log()
         settled = self._verify()
         damage = [*self.walk.damage, *self._still_damaged(), *self._others_damaged()]
-        plan, leftovers = SweepPlan(), self._unknown_objects()
+        plan, unreferenced = SweepPlan(), self._unknown_objects()
         if not settled:
             self.notes.append(
                 f"job {self.job} runs, and drops checkpoints faster than they can be verified: check it with a larger "
@@ -196,10 +196,10 @@ class _Check:
         elif damage:
             self.notes.append("no orphans were looked for: with damage nobody knows what is needed")
         else:
-            plan, leftovers = self._leftovers(min_age_ms, wall_ms)
-        return CheckedJob(self._report(damage, leftovers), plan, self.walk.head)
+            plan, unreferenced = self._unreferenced(min_age_ms, wall_ms)
+        return CheckedJob(self._report(damage, unreferenced), plan, self.walk.head)
 
-    def _report(self, damage: list[Damage], leftovers: list[Orphan]) -> JobReport:
+    def _report(self, damage: list[Damage], unreferenced: list[UnreferencedObject]) -> JobReport:
         walk = self.walk
         verified = sorted(each.checkpoint for each in walk.in_reach if each.position in self.manifests)
         return JobReport(
@@ -211,7 +211,7 @@ class _Check:
             files=self.files,
             bytes=self.bytes_read,
             damage=tuple(damage),
-            leftovers=tuple(leftovers),
+            unreferenced=tuple(unreferenced),
             notes=tuple(self.notes),
         )
 
@@ -352,12 +352,12 @@ class _Check:
                 return [Damage(key, "keys of objects below the store's root", str(error), BACKUP)]
         return self._verify_files(key, manifest, f"{self.job}: files of {key}")
 
-    # ---- leftovers
+    # ---- unreferenced
 
     def _unrecognised(self) -> list[ObjectInfo]:
         return [found for found in self.objects if not recognised(self.paths, found.key)]
 
-    def _unknown_objects(self) -> list[Orphan]:
+    def _unknown_objects(self) -> list[UnreferencedObject]:
         verdicts = Retention(1).classify(self.paths, self._unrecognised(), self.walk.token, 0)
         found = [each for each, verdict in verdicts if verdict is RetentionVerdict.NOT_OURS]
         explanations = (
@@ -365,7 +365,7 @@ class _Check:
         )
         return [each for each in explanations if each is not None]
 
-    def _leftovers(self, min_age_ms: int, wall_ms: int) -> tuple[SweepPlan, list[Orphan]]:
+    def _unreferenced(self, min_age_ms: int, wall_ms: int) -> tuple[SweepPlan, list[UnreferencedObject]]:
         """What the sweep of the newest generation would delete now, and why the rest stays."""
         walk, paths = self.walk, self.paths
         kept = [
@@ -385,8 +385,8 @@ class _Check:
             for found, verdict in verdicts
         )
         rows = (staged_rows_left(paths, found, walk) for found in self.objects)
-        leftovers = sorted((each for each in (*explanations, *rows) if each is not None), key=lambda each: each.key)
-        return retention.sweep(paths, objects, walk.token, wall_ms, None, min_age_ms), leftovers
+        unreferenced = sorted((each for each in (*explanations, *rows) if each is not None), key=lambda each: each.key)
+        return retention.sweep(paths, objects, walk.token, wall_ms, None, min_age_ms), unreferenced
 
     def _named_by(
         self, manifests: dict[str, tuple[int, int]], decided: frozenset[tuple[int, int]]

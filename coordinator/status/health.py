@@ -44,7 +44,7 @@ TROUBLED: frozenset[State] = frozenset(
     {"WAITING_STORE", "WAITING_SERVER", "WAITING_RESTORE", "WAITING_SINK", "NO_CHECKPOINT", "BLOCKED"}
 )
 
-PATIENCE_MS = 1_000  # what heals within this time is not worth a word
+REPORT_AFTER_MS = 1_000  # what heals within this time is not worth a word
 HANGING_MS = 5_000  # a store that has not even refused by then is waited for
 BLOCKED_MS = 30_000  # how long it is shown that a slot was blocked
 _NAMED = 8
@@ -192,9 +192,9 @@ class ProgressWatch:
             known += [("held back", "", 0)] if facts.held_back else []
         self._since = {trouble: self._since.get(trouble, now_ms) for trouble in known}
 
-    def _over(self, since_ms: int, patience_ms: int, now_ms: int) -> bool:
-        """Whether the patience is over; if not, `next_ms` says when it will be."""
-        at_ms = since_ms + patience_ms
+    def _over(self, since_ms: int, after_ms: int, now_ms: int) -> bool:
+        """Whether that time is over; if not, `next_ms` says when it will be."""
+        at_ms = since_ms + after_ms
         if at_ms > now_ms and (self.next_ms is None or at_ms < self.next_ms):
             self.next_ms = at_ms
         return at_ms <= now_ms
@@ -227,11 +227,11 @@ class ProgressWatch:
         return ("BLOCKED", _blocked(blocked)) if blocked else ("RUNNING", "")
 
     def _store_trouble(self, facts: Facts, now_ms: int) -> str:
-        patience_ms = min(PATIENCE_MS, facts.timeout_ms)
+        after_ms = min(REPORT_AFTER_MS, facts.timeout_ms)
         lasting = [
             f"{retry.what}: {retry.error} ({_times(retry.attempts)}, it is tried again)"
             for retry in facts.store
-            if self._over(self._since[("store", retry.what, 0)], patience_ms, now_ms)
+            if self._over(self._since[("store", retry.what, 0)], after_ms, now_ms)
         ]
         wait = facts.undecided
         if not lasting and wait is not None and self._over(wait.since_ms, min(HANGING_MS, facts.timeout_ms), now_ms):
@@ -240,11 +240,11 @@ class ProgressWatch:
         return some_of(lasting, "; ")
 
     def _away(self, facts: Facts, now_ms: int) -> str:
-        patience_ms = min(PATIENCE_MS, facts.timeout_ms)
+        after_ms = min(REPORT_AFTER_MS, facts.timeout_ms)
         lasting = [
             f"operator {away.operator} cannot be opened: {away.error} ({_times(away.attempts)}, it is tried again)"
             for away in facts.waiting
-            if self._over(self._since[("open", away.operator, 0)], patience_ms, now_ms)
+            if self._over(self._since[("open", away.operator, 0)], after_ms, now_ms)
         ]
         return some_of(lasting, "; ")
 
@@ -252,7 +252,7 @@ class ProgressWatch:
         lasting, named = [], set()
         for failing in facts.failing:
             since_ms = self._since[("commit", failing.sink, failing.checkpoint)]
-            if self._over(since_ms, min(PATIENCE_MS, facts.timeout_ms), now_ms):
+            if self._over(since_ms, min(REPORT_AFTER_MS, facts.timeout_ms), now_ms):
                 named.add(failing.sink)
                 lasting.append(
                     f"sink {failing.sink} cannot commit checkpoint {failing.checkpoint}: {failing.error} "
@@ -267,7 +267,7 @@ class ProgressWatch:
                 )
         if facts.held_back:
             since_ms = self._since[("held back", "", 0)]
-            if self._over(since_ms, min(PATIENCE_MS, facts.timeout_ms), now_ms):
+            if self._over(since_ms, min(REPORT_AFTER_MS, facts.timeout_ms), now_ms):
                 lasting.insert(0, f"no checkpoint is taken until sinks come along: {facts.held_back}")
         return some_of(lasting, "; ")
 

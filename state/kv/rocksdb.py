@@ -94,15 +94,15 @@ class RocksDbKv:
             raise _trouble(f"cannot write to the state database in {self._directory}", error) from error
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """By iterators that live for one lot of entries: each keeps every file that was there when it began, also those
-        that compaction has replaced since, and who scans may take hours over it."""
-        lot = _FIRST_SCANNED
+        """By iterators that live for one batch of entries: each keeps every file that was there when it began, also
+        those that compaction has replaced since, and who scans may take hours over it."""
+        most = _FIRST_SCANNED
         while start < end:
-            found, start = self._lot(start, end, lot)
+            found, start = self._scanned(start, end, most)
             yield from found
-            lot = min(4 * lot, _MOST_SCANNED)
+            most = min(4 * most, _MOST_SCANNED)
 
-    def _lot(self, start: bytes, end: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    def _scanned(self, start: bytes, end: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Up to `most` entries, and where to go on; `end` when there is nothing more."""
         found: list[tuple[bytes, bytes]] = []
         size = 0

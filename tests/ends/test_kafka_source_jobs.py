@@ -89,9 +89,9 @@ def test_a_job_whose_client_goes_silent_goes_on_by_itself_and_writes_every_row_o
             consumer.pause([TopicPartition(*partition) for partition in self._feeds])
 
     monkeypatch.setattr(Fetcher, "_hand_out", hand_out_and_fall_silent)
-    patience = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
+    timeouts = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, probe=20.0, tried=60.0)
     monkeypatch.setattr(
-        "barrier_runtime.connectors.kafka.source.source.FetcherPool", partial(FetcherPool, patience=patience)
+        "barrier_runtime.connectors.kafka.source.source.FetcherPool", partial(FetcherPool, timeouts=timeouts)
     )
     flow = Dataflow("silence")
     small = {"fetch.message.max.bytes": 1_000, "fetch.max.bytes": 1_000, "message.max.bytes": 1_000}

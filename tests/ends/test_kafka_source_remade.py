@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from barrier_runtime.connectors.kafka.source.client import KafkaClient, load_client
-from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaSplit, begin
 from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
 from barrier_runtime.connectors.name_set import NameSet
@@ -102,13 +102,13 @@ class _Unanswered(Future[Any]):
         raise AssertionError("waited for, though the last answer is still good")
 
 
-def judged(kafka: KafkaServer, topic: Topic, said: list[str] | None = None) -> tuple[TopicIds, Feed]:
+def judged(kafka: KafkaServer, topic: Topic, said: list[str] | None = None) -> tuple[TopicIds, PartitionQueue]:
     """A feed of the topic as it is now, and ids that know it."""
     say = [].append if said is None else said.append
     source = source_of(kafka, topic.name)
     split = msgspec.json.decode(source.splits(1)[0].payload, type=KafkaSplit)
     ids = TopicIds(KafkaClient("source", kafka.bootstrap, "group", {}), load_client("source"), say)
-    feed = Feed(topic.name, 0, begin(split), "source")
+    feed = PartitionQueue(topic.name, 0, begin(split), "source")
     wait_until(lambda: ids.judge([feed]) == [], "the topic's id is known")
     assert feed.trouble is None
     return ids, feed

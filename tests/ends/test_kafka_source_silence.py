@@ -16,12 +16,12 @@ from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.records import RecordConverter
-from barrier_runtime.connectors.kafka.source.stall_detector import SilenceWatch, StallTimeouts
+from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts, StallWatch
 from barrier_runtime.state.errors import Unavailable
 from examples.servers import KafkaServer
 from tests.ends.kafka_world import Topic, prepared, rows_from, source_of, wait_until
 
-SHORT = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, trial=20.0, tried=60.0)
+SHORT = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, probe=20.0, tried=60.0)
 
 
 class World:
@@ -58,13 +58,13 @@ class World:
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Answers to the questions for ends; None: there was none."""
-    ask, answers = SilenceWatch._ends, []
+    ask, answers = StallWatch._ends, []
 
-    def heard(self: SilenceWatch, *args: Any) -> Any:
+    def heard(self: StallWatch, *args: Any) -> Any:
         answers.append(ask(self, *args))
         return answers[-1]
 
-    monkeypatch.setattr(SilenceWatch, "_ends", heard)
+    monkeypatch.setattr(StallWatch, "_ends", heard)
     return answers
 
 
@@ -156,7 +156,7 @@ def test_where_another_client_reads_nothing_either_the_source_waits_and_says_so(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Here since the other client finds no broker."""
-    world = World(kafka, StallTimeouts(quiet=0.4, still=0.5, answer=1.0, trial=1.0, tried=60.0))
+    world = World(kafka, StallTimeouts(quiet=0.4, still=0.5, answer=1.0, probe=1.0, tried=60.0))
     world.topic.write(numbers(0, 10))
     with world.reading() as reader, caplog.at_level(logging.WARNING, "barrier_runtime.kafka"):
         assert values(rows_from(reader, 10)) == numbers(0, 10)

@@ -118,7 +118,7 @@ class Copy(threading.Thread):
             time.sleep(_STEP_S)
 
 
-class Feed(threading.Thread):
+class PartitionQueue(threading.Thread):
     """Numbers, one after the other, all of which reach the topic."""
 
     def __init__(self, kafka: KafkaServer, topic: str) -> None:
@@ -174,7 +174,7 @@ def test_all_clients_go_on_after_the_broker_was_killed_started_again_and_stopped
     chance = random.Random(SEED)
     with kafka_server() as kafka, new_topic(kafka, PARTITIONS) as source, new_topic(kafka, PARTITIONS) as target:
         target.decode = lambda value: value
-        feed, copy = Feed(kafka, source.name), Copy(kafka, source.name, target)
+        feed, copy = PartitionQueue(kafka, source.name), Copy(kafka, source.name, target)
         feed.start()
         copy.start()
         seen: list[bytes] = []

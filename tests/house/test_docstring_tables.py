@@ -73,7 +73,7 @@ def test_the_effects_of_a_transactions_moves() -> None:
     (rows,) = tables(driver.__doc__)
     known = {effect.__name__ for effect in typing.get_args(effects.Effect)}
     told = {name for cell in column(rows, 3) for name in known if re.search(rf"\b{name}\b", cell)}
-    assert told == known - {"Recover"}, "a restored lot is no transaction of this incarnation"
+    assert told == known - {"Recover"}, "what is restored is no transaction of this incarnation"
 
 
 def test_the_parts_of_a_generation() -> None:

@@ -15,7 +15,7 @@ from workload import Row
 from barrier_runtime.connectors.redis import sink as production
 from barrier_runtime.connectors.redis.sink import RedisUpsertSink
 
-_LOT_BYTES = 3_000  # so that rows are written before their barrier, too
+_WRITE_BYTES = 3_000  # so that rows are written before their barrier, too
 _ROWS_AT_ONCE = 3
 _PREFIX = "account "
 _AGAIN = 0.3  # the client library sends a command again whose answer was lost
@@ -85,7 +85,7 @@ _SCRIPTS = {production._TAKE: RedisServer.take, production._WRITE: RedisServer.w
 
 
 class SimRedisSink(RedisUpsertSink):
-    lot_bytes = _LOT_BYTES
+    write_bytes = _WRITE_BYTES
 
     def __init__(self, server: RedisServer) -> None:
         super().__init__("redis://sim:6379/0", key="account", value="json", prefix=_PREFIX, deterministic=True)

@@ -27,14 +27,14 @@ from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 from barrier_runtime.state.versioned import VersionedDecoder
 
 
-class _Lot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     number: int  # in the ledger
     ledger: str = ""  # "": written by version 1, by another process in any case
 
 
-_LOT_VERSION = 2
-_LOT = VersionedDecoder(committable_format(_LOT_VERSION), msgspec.json.Decoder(_Lot))
+_STAGED_VERSION = 2
+_STAGED = VersionedDecoder(committable_format(_STAGED_VERSION), msgspec.json.Decoder(_Staged))
 
 
 class _Ledger:
@@ -80,7 +80,7 @@ class _Ledger:
 
     def batches(self) -> list[pa.RecordBatch]:
         with self._lock:
-            return [batch for lot in self._visible.values() for batch in lot]
+            return [batch for staged in self._visible.values() for batch in staged]
 
 
 _LEDGERS: WeakValueDictionary[str, _Ledger] = WeakValueDictionary()  # of this process, by id
@@ -130,20 +130,20 @@ class CollectSink(TwoPhaseCommitSink):
 
     def pre_commit(self, transaction: list[pa.RecordBatch], checkpoint: int) -> bytes | None:
         return (
-            msgspec.json.encode(_Lot(_LOT_VERSION, self._ledger.stage(transaction), self._ledger.id))
+            msgspec.json.encode(_Staged(_STAGED_VERSION, self._ledger.stage(transaction), self._ledger.id))
             if transaction
             else None
         )
 
     def commit(self, committable: bytes) -> None:
-        lot = _LOT.decode(committable, self._where)
-        if lot.ledger == self._ledger.id:
-            self._ledger.commit(lot.number)
+        staged = _STAGED.decode(committable, self._where)
+        if staged.ledger == self._ledger.id:
+            self._ledger.commit(staged.number)
         else:
-            self._ledger.adopt(_LEDGERS.get(lot.ledger), lot.number)
+            self._ledger.adopt(_LEDGERS.get(staged.ledger), staged.number)
 
     def abort(self, committable: bytes) -> None:
-        lot = _LOT.decode(committable, self._where)
-        ledger = _LEDGERS.get(lot.ledger)
+        staged = _STAGED.decode(committable, self._where)
+        ledger = _LEDGERS.get(staged.ledger)
         if ledger is not None:
-            ledger.abort(lot.number)
+            ledger.abort(staged.number)

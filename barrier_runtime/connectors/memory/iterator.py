@@ -23,7 +23,7 @@ from barrier_runtime.operators.user_code import function_name, user_error
 
 MakeIterator = Callable[[int, int], Iterable[Row]]
 
-_LOOK_AGAIN_NS = 1_000_000  # at an iterator that waits …
+_POLL_NS = 1_000_000  # at an iterator that waits …
 _GATHER_NS = 5_000_000  # … and gave rows just now: small batches cost more than they are worth
 
 
@@ -113,7 +113,7 @@ class IteratorReader:
             rows = self._ahead.take(max_rows)
         except IteratorRaised as raised:
             raise self._failed(raised.error) from raised.error
-        self._due_ns = now_ns + (_LOOK_AGAIN_NS if rows is None else _GATHER_NS)
+        self._due_ns = now_ns + (_POLL_NS if rows is None else _GATHER_NS)
         if rows is None:
             return None
         self._count += rows.num_rows

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.rows import Row, RowWriter
 
-_PATIENCE_S = 0.005  # with an iterator that was quick until now
+_TIMEOUT_S = 0.005  # with an iterator that was quick until now
 _CHUNK_ROWS = 1_024
 _BATCH_CHUNKS = 4
 _BATCH_BYTES = 8 << 20
@@ -63,7 +63,7 @@ class RowsAhead:
             return self._first(self._rest, limit)
         with self._changed:
             if self.quick:
-                self._changed.wait_for(self._is_enough, _PATIENCE_S)
+                self._changed.wait_for(self._is_enough, _TIMEOUT_S)
             self.quick = self._is_enough()
             if self._chunks:
                 chunks, self._chunks, self._chunks_bytes = self._chunks, [], 0

@@ -24,7 +24,7 @@ from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, 
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
-_LOOK_NS = 2_000_000  # how often an empty buffer is looked at
+_POLL_NS = 2_000_000  # how often an empty buffer is looked at
 _BATCH_BYTES = 16 << 20
 _MAX_PREFETCH = 65_535  # AMQP's field for it
 _PAYLOAD = b"consumer"  # a consumer of an earlier, larger parallelism is made again by it: one more does no harm
@@ -173,7 +173,7 @@ class RabbitReader:
         self._handed = Delivery(0, 0)  # the last message that was returned
         self._acknowledged = Delivery(0, 0)
         self._covered: deque[tuple[int, Delivery]] = deque()  # by checkpoint: the last message before it
-        self._looked_ns = 0
+        self._polled_ns = 0
         self._active_ns: int | None = None  # when there last was a reason not to be idle
         self._connection = 0
         self._finished = False
@@ -189,7 +189,7 @@ class RabbitReader:
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         self.prepare()
         assert self._consumer is not None
-        self._looked_ns = now_ns
+        self._polled_ns = now_ns
         if self._consumer.failed is not None:
             raise self._consumer.failed
         messages = self._consumer.take(max_rows, _BATCH_BYTES)
@@ -211,7 +211,7 @@ class RabbitReader:
     def next_due_ns(self) -> int | None:
         if self._consumer is not None and self._consumer.waiting:
             return None
-        return self._looked_ns + _LOOK_NS
+        return self._polled_ns + _POLL_NS
 
     def position(self) -> bytes:
         return b"null"

@@ -9,8 +9,9 @@ was given another place for its checkpoints, or they were deleted) cannot be com
 token of each log: a generation takes over from another log's if its own log never had one as new. What was fenced out
 once thus never comes back, and of two logs that both live the one started last has the fence.
 
-Beside the fence is the number of the last lot of each subtask. Every attempt to write has a higher one, and a lower one
-is refused: a request whose answer never came may reach Redis long after it was repeated and newer rows were written.
+Beside the fence is the number of the last write of each subtask. Every attempt to write has a higher one, and a lower
+one is refused: a request whose answer never came may reach Redis long after it was repeated and newer rows were
+written.
 
 Redis must keep what it has acknowledged: `appendonly yes`, and `appendfsync always` if a power failure counts. A
 cluster of several shards is not supported: fence and rows must be changed together.
@@ -45,12 +46,12 @@ return {log, token, redis.call('HGET', KEYS[2], subtask) or '0'}
 """
 
 _WRITE = """
-local log, token, subtask, lot = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local log, token, subtask, write = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local held = redis.call('HMGET', KEYS[1], 'log', 'token')
 if held[1] ~= log or held[2] ~= token then return {held[1], held[2], false} end
 local last = redis.call('HGET', KEYS[2], subtask) or '0'
-if tonumber(last) >= tonumber(lot) then return {log, token, last} end
-redis.call('HSET', KEYS[2], subtask, lot)
+if tonumber(last) >= tonumber(write) then return {log, token, last} end
+redis.call('HSET', KEYS[2], subtask, write)
 local at = 5
 while at <= #ARGV do
   local key, kind, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
@@ -63,7 +64,7 @@ while at <= #ARGV do
   end
   at = at + count
 end
-return {log, token, lot}
+return {log, token, write}
 """
 
 
@@ -114,10 +115,10 @@ class RedisUpsertSink(UpsertSink):
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._fence = f"barrier-runtime:{context.job}:{context.sink}:fence"
-        self._lots = f"barrier-runtime:{context.job}:{context.sink}:lots"
+        self._write_numbers = f"barrier-runtime:{context.job}:{context.sink}:lots"
         self._log = log_id(context)
         self._redis = self._client()
-        self._lot = self._run(_TAKE)
+        self._write_number = self._run(_TAKE)
 
     def check_schema(self, schema: pa.Schema) -> None:
         wanted = [*self.key, *([] if self.value in ("hash", "json") else [self.value])]
@@ -135,12 +136,12 @@ class RedisUpsertSink(UpsertSink):
             chunk = rows.slice(start, _ROWS_AT_ONCE)
             keyed = zip(keys_of(chunk, self.key), each_row(chunk), strict=True)
             flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
-            self._lot += 1
-            last = self._run(_WRITE, self._lot, *flat)
-            if last != self._lot:
+            self._write_number += 1
+            last = self._run(_WRITE, self._write_number, *flat)
+            if last != self._write_number:
                 raise ProtocolViolation(
-                    f"{self._where}: lot {self._lot} comes after lot {last} of another instance of this subtask in "
-                    f"generation {self._context.token}: file a bug"
+                    f"{self._where}: write {self._write_number} comes after write {last} of another instance of this "
+                    f"subtask in generation {self._context.token}: file a bug"
                 )
 
     def close(self) -> None:
@@ -160,9 +161,9 @@ class RedisUpsertSink(UpsertSink):
         return [key, "hash", len(fields), *fields]
 
     def _run(self, script: str, *arguments: bytes | str | int) -> int:
-        """The number of this subtask's last lot, if the fence is ours."""
+        """The number of this subtask's last write, if the fence is ours."""
         context = self._context
-        keys, who = (self._fence, self._lots), (self._log, context.token, context.subtask)
+        keys, who = (self._fence, self._write_numbers), (self._log, context.token, context.subtask)
         with self._trouble():
             answer = self._redis.eval(script, len(keys), *keys, *who, *arguments)
         log, token, last = [None if each is None else each.decode() for each in answer]

@@ -23,7 +23,7 @@ class UpsertSink(TwoPhaseCommitSink):
     nothing in them comes from the clock, chance, or a look-up elsewhere."""
 
     required_methods: ClassVar[tuple[str, ...]] = ("upsert",)
-    lot_bytes: ClassVar[int] = 256 << 10  # Arrow bytes of rows that are written at once; the rest waits for the barrier
+    write_bytes: ClassVar[int] = 256 << 10  # Arrow bytes of rows that are written at once; the rest waits for a barrier
 
     def __init__(self, *, deterministic: bool = False) -> None:
         self.deterministic = deterministic
@@ -53,7 +53,7 @@ class UpsertSink(TwoPhaseCommitSink):
         transaction.write(rows)
 
     def stage_early(self, transaction: Upserts) -> Callable[[], None] | None:
-        if transaction.bytes_in_current < self.lot_bytes:
+        if transaction.bytes_in_current < self.write_bytes:
             return None
         transaction.fill_up()
 

@@ -79,7 +79,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         """Does the target have these `rows` rows? None: it does not remember."""
         return None
 
-    def look_again(self) -> None:
+    def check_again(self) -> None:
         """What `delivered` has remembered by itself may be outdated: it is to ask the target next time."""
 
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
@@ -166,10 +166,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self.commit_together(decided)
         context = self._context
         store = context.job_store
-        leftovers = [
+        orphans = [
             info.key for info in store.list(self._paths.staged_rows_prefix(context.sink)) if self._is_orphan(info.key)
         ]
-        store.delete(leftovers)
+        store.delete(orphans)
 
     def _is_orphan(self, key: str) -> bool:
         """Only asked after all decided transactions of ours were delivered: then nothing decided is left to be hit."""
@@ -210,7 +210,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 self._drop([entry])
                 return
         else:
-            self.look_again()
+            self.check_again()
             if self.delivered(entry.delivery, entry.rows):
                 return
         raise Corrupt(

@@ -33,7 +33,7 @@ class BatchValues:
         self._batch = batch
         self._where = where
         self._valid: dict[str, npt.NDArray[np.bool_] | None] = {}
-        self._dense: dict[tuple[str, str], Values] = {}
+        self._filled: dict[tuple[str, str], Values] = {}
 
     def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
         """Which rows are not null; None when all are."""
@@ -46,13 +46,13 @@ class BatchValues:
         """One value per row; where the column is null, the one that changes nothing."""
         assert accumulator.column is not None
         key = (accumulator.column, accumulator.name)
-        found = self._dense.get(key)
+        found = self._filled.get(key)
         if found is None:
             array = self._as_accumulator(self._batch.column(accumulator.column), accumulator)
             if array.null_count:
                 array = array.fill_null(pa.scalar(accumulator.initial, array.type))
             found = array.to_numpy(zero_copy_only=False)
-            self._dense[key] = found
+            self._filled[key] = found
         return found
 
     def _as_accumulator(self, column: pa.Array, accumulator: Accumulator) -> pa.Array:

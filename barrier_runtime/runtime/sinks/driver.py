@@ -52,7 +52,7 @@ from barrier_runtime.runtime.sinks.effects import (
 from barrier_runtime.runtime.sinks.pending_set import PendingEntry
 from barrier_runtime.state.errors import ProtocolViolation
 
-RECOVERY_TXN = 0  # number of the recovered lot; transactions of this incarnation count from 1
+RECOVERY_TXN = 0  # number of the recovered transactions; transactions of this incarnation count from 1
 
 
 class Stage(enum.Enum):
@@ -91,7 +91,7 @@ _MOVES: dict[tuple[Stage, Move], Stage] = {
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One closed transaction, or (number 0) the lot of transactions taken over from the restored checkpoint."""
+    """One closed transaction, or (number 0) all transactions taken over from the restored checkpoint."""
 
     number: int
     checkpoint: int

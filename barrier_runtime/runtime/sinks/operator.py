@@ -50,7 +50,7 @@ from barrier_runtime.runtime.sinks.pending_set import (
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-_LOOK_AGAIN_SECONDS = 0.005
+_POLL_S = 0.005
 _MOST_STAGINGS = 2  # one on its way and one that waits, beside what fills up meanwhile
 
 
@@ -164,7 +164,7 @@ class SinkOperator(Operator):
         self._catch_up()
         self._do(self._driver.complete(checkpoint))
         if self._driver.awaits_pre_commit:
-            self._context.call_later(_LOOK_AGAIN_SECONDS, self._look_again)
+            self._context.call_later(_POLL_S, self._look_again)
 
     def on_abort(self, checkpoint: int) -> None:
         self._catch_up()
@@ -226,7 +226,7 @@ class SinkOperator(Operator):
             return
         self._look_for_sealed()
         if self._driver.awaits_pre_commit:
-            self._context.call_later(_LOOK_AGAIN_SECONDS, self._look_again)
+            self._context.call_later(_POLL_S, self._look_again)
 
     # ------------------------------------------------------------ effects (on the loop)
 
@@ -243,7 +243,7 @@ class SinkOperator(Operator):
             elif isinstance(effect, Recover):
                 self._recover_on_executor(effect)
             elif isinstance(effect, TransactionVisible):
-                staged = self._staged.pop(effect.txn, None)  # the recovered lot has no rows of this incarnation
+                staged = self._staged.pop(effect.txn, None)  # recovered ones have no rows of this incarnation
                 for emit_ns, rows in staged.emitted.pairs() if staged is not None else ():
                     metrics.latency(VISIBLE, emit_ns, rows)
             elif isinstance(effect, ReportCommitted):

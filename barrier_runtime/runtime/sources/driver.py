@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 _DAY_MS = 86_400_000
 _FAR_MS = _DAY_MS  # ahead of the clock: an event time that is told of
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; the rest when their turn comes
-_LOOK_EVERY_NS = 10_000_000  # for discovered splits, when nothing is due before
+_POLL_NS = 10_000_000  # for discovered splits, when nothing is due before
 _REOPEN_S = 1.0  # a discovered split that cannot be opened now is tried again then
 _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # its `order`, a number that no other place has, and the split
 
@@ -214,7 +214,7 @@ class SourceDriver:
     def next_due_ns(self) -> int | None:
         """When the next row is due, if every unfinished split knows that, or when to look for splits again; None =
         poll as soon as possible."""
-        earliest = None if self._discovery is None else self._looked_ns + _LOOK_EVERY_NS
+        earliest = None if self._discovery is None else self._looked_ns + _POLL_NS
         for *_, split in self._queue:
             assert split.reader is not None
             due_ns = split.reader.next_due_ns()

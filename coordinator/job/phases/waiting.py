@@ -118,8 +118,10 @@ class WaitingForSlots(Phase):
 
     def _impatient_ms(self, job: Job) -> int | None:
         """When the job ends because servers do not answer."""
-        patience_ms = job.restarts.patience_ms
-        return None if self._waiting_since_ms is None or patience_ms is None else self._waiting_since_ms + patience_ms
+        wait_limit_ms = job.restarts.wait_limit_ms
+        return (
+            None if self._waiting_since_ms is None or wait_limit_ms is None else self._waiting_since_ms + wait_limit_ms
+        )
 
     def _ask_for_kills(self, job: Job, now_ms: int) -> None:
         """Tasks of processes out of reach hold places. Asked only now that the FENCE has appended."""

@@ -105,7 +105,7 @@ def test_a_killed_job_is_whole_and_its_orphans_go_when_asked(tmp_path: Path, url
     assert (report["exit_code"], job["damage"], job["records"]) == (1, [], records(store))
     assert job["verified"] == [job["checkpoint"]]
     assert job["files"] > 0
-    orphans = {each["key"] for each in job["leftovers"] if each["state"] == "orphan"}
+    orphans = {each["key"] for each in job["unreferenced"] if each["state"] == "orphan"}
     assert "killed/data/1/slot/never-decided" in orphans
 
     done = fsck(url, "--min-age", "0", "--delete")
@@ -117,8 +117,8 @@ def test_a_killed_job_is_whole_and_its_orphans_go_when_asked(tmp_path: Path, url
     run_and_kill(tmp_path, url)  # it goes on from there
 
     (job,) = as_json(url)["jobs"]
-    assert [each for each in job["leftovers"] if each["state"] == "orphan"] == [], "too young"
-    loose = {each["key"] for each in job["leftovers"]}
+    assert [each for each in job["unreferenced"] if each["state"] == "orphan"] == [], "too young"
+    loose = {each["key"] for each in job["unreferenced"]}
     key = next(found.key for found in store.list(PATHS.data_prefix) if found.key not in loose)
     whole = store.get(key)
     middle = len(whole) // 2

@@ -196,7 +196,7 @@ def test_a_pending_set_too_large_for_the_manifest_is_listed_and_committed(tmp_pa
 
 
 def test_abort_drops_what_was_never_decided_and_keeps_what_was(killed: Killed) -> None:
-    """T8, T9: as the next generation would; the killed one's undecided rows are leftovers by now."""
+    """T8, T9: as the next generation would; the killed one's undecided rows are unreferenced by now."""
     wanted = sum(each["rows"] for each in json.loads(killed.settle("list", "--format", "json").stdout)["transactions"])
     done = killed.settle("abort")
     assert (done.returncode, done.stderr) == (0, "")

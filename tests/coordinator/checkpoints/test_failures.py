@@ -191,18 +191,18 @@ def test_the_strategy_that_ended_the_job_is_named_with_the_remedy(options, failu
 def test_a_server_that_does_not_answer_uses_up_no_attempts_of_the_exponential_delay():
     restarts = policy(max_attempts=2)
     assert [restarts.delay_ms(0, unavailable=True) for _ in range(100)][-1] == 1_000
-    assert restarts.patience_ms is None
+    assert restarts.wait_limit_ms is None
     assert [restarts.delay_ms(0), restarts.delay_ms(0), restarts.delay_ms(0)] == [1_000, 1_000, None]
 
 
 def test_no_restart_at_all_waits_for_no_server_either():
     restarts = policy(max_attempts=0)
     assert restarts.delay_ms(0, unavailable=True) is None
-    assert restarts.patience_ms == 0
+    assert restarts.wait_limit_ms == 0
 
 
 @pytest.mark.parametrize(
-    ("options", "patience_ms"),
+    ("options", "wait_limit_ms"),
     [
         ({"strategy": "none"}, 0),
         ({"strategy": "fixed_delay", "initial_ms": 2_000, "max_attempts": 30}, 60_000),
@@ -210,9 +210,9 @@ def test_no_restart_at_all_waits_for_no_server_either():
         ({"strategy": "failure_rate", "interval_ms": 5_000}, 5_000),
     ],
 )
-def test_other_strategies_say_how_long_a_server_is_waited_for(options, patience_ms):
+def test_other_strategies_say_how_long_a_server_is_waited_for(options, wait_limit_ms):
     restarts = policy(**options)
-    assert restarts.patience_ms == patience_ms
+    assert restarts.wait_limit_ms == wait_limit_ms
     assert f"strategy {options['strategy']} waits" in restarts.impatient()
 
 

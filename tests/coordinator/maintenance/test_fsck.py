@@ -1,4 +1,4 @@
-"""What fsck says of stores that real coordinators wrote: whole ones, damaged ones, and ones with leftovers."""
+"""What fsck says of stores that real coordinators wrote: whole ones, damaged ones, and ones with unreferenced."""
 
 import hashlib
 
@@ -58,7 +58,7 @@ def checked(store, min_age_ms=MIN_AGE_MS, job=None, progress=no_progress):
 
 
 def reasons(report, state):
-    return {each.key: each.reason for each in report.leftovers if each.state == state}
+    return {each.key: each.reason for each in report.unreferenced if each.state == state}
 
 
 def exit_code(store, *found):
@@ -143,7 +143,7 @@ def test_what_the_job_writes_beside_its_checkpoints_is_known_and_read():
     store.put(f"{PATHS.probe_prefix}/0123-twice-0", b"first")
     store.put(PATHS.savepoint("mine", "file"), b"the user's")
     report = checked(store).report
-    assert (report.damage, report.leftovers) == ((), ())
+    assert (report.damage, report.unreferenced) == ((), ())
     for key in (PATHS.lease, PATHS.history):
         store.put(key, b"{}")
     damage = checked(store).report.damage
@@ -372,7 +372,7 @@ def test_a_range_is_what_was_written_or_says_what_was_found():
     assert (harm.expected, harm.found) == ("3 bytes from byte 7 with sha256 aa", "2 bytes with sha256 bb")
 
 
-# ---------------------------------------------------------------- leftovers
+# ---------------------------------------------------------------- unreferenced
 
 
 def littered():

@@ -199,5 +199,5 @@ def test_a_put_whose_outcome_is_unknown_is_repeated_until_it_is_known(left, faul
 def test_a_store_that_does_not_answer_at_all_is_named_and_nothing_is_settled(left):
     for _ in range(100):
         left.inject(Fault.FAIL_BEFORE, "put_if_absent")
-    with pytest.raises(Unavailable, match=r"whether FENCE appended at log position 4 .* do the same again"):
+    with pytest.raises(Unavailable, match=r"whether FENCE was appended at log position 4 .* do the same again"):
         resolution(left).begin()

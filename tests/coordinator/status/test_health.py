@@ -9,7 +9,7 @@ from barrier_runtime.coordinator.job.events import StoreAnswered, StoreRetried
 from barrier_runtime.coordinator.status.health import (
     BLOCKED_MS,
     HANGING_MS,
-    PATIENCE_MS,
+    REPORT_AFTER_MS,
     BlockedSlot,
     Condition,
     Facts,
@@ -203,18 +203,19 @@ def test_many_subtasks_are_counted_and_not_all_named():
 
 def test_a_store_call_that_keeps_failing_is_named_and_one_that_heals_at_once_is_not():
     down = facts(store=(StoreRetry("append flights/log/3.json", "no route to host", 9),))
-    conditions = seen((0, down), (PATIENCE_MS - 1, down), (PATIENCE_MS, down), (PATIENCE_MS + 1, facts()))
+    conditions = seen((0, down), (REPORT_AFTER_MS - 1, down), (REPORT_AFTER_MS, down), (REPORT_AFTER_MS + 1, facts()))
     assert [condition.state for condition in conditions] == ["RUNNING", "RUNNING", "WAITING_STORE", "RUNNING"]
     assert conditions[2].reason == "append flights/log/3.json: no route to host (9 attempts, it is tried again)"
     assert (
-        states((0, down), (PATIENCE_MS - 1, facts()), (PATIENCE_MS, down), (PATIENCE_MS + 5, down)) == ["RUNNING"] * 4
+        states((0, down), (REPORT_AFTER_MS - 1, facts()), (REPORT_AFTER_MS, down), (REPORT_AFTER_MS + 5, down))
+        == ["RUNNING"] * 4
     ), "another trouble is judged by its own time"
 
 
 @pytest.mark.parametrize("phase", ["loading", "resuming", "fencing", "waiting", "running", "finishing"])
 def test_in_every_phase_a_store_that_fails_is_what_is_waited_for(phase):
     down = facts(phase, store=(StoreRetry("read flights/log/", "down"),))
-    assert states((0, down), (PATIENCE_MS, down))[-1] == "WAITING_STORE"
+    assert states((0, down), (REPORT_AFTER_MS, down))[-1] == "WAITING_STORE"
 
 
 def test_a_store_that_does_not_even_refuse_is_waited_for():
@@ -233,7 +234,7 @@ def test_a_store_that_does_not_even_refuse_is_waited_for():
 
 def test_a_commit_that_keeps_failing_is_named_with_its_sink_attempts_and_error():
     fails = facts(failing=(FailingCommit("out/1", 7, 3, "OSError: target down"),))
-    conditions = seen((0, fails), (PATIENCE_MS, fails), (PATIENCE_MS + 1, facts()))
+    conditions = seen((0, fails), (REPORT_AFTER_MS, fails), (REPORT_AFTER_MS + 1, facts()))
     assert [condition.state for condition in conditions] == ["RUNNING", "WAITING_SINK", "RUNNING"]
     assert conditions[1].reason == (
         "sink out/1 cannot commit checkpoint 7: OSError: target down (3 attempts, it is tried again)"
@@ -262,7 +263,7 @@ def test_sinks_are_judged_only_while_the_job_runs():
 
     assert states(
         (0, fails("running")), (500, fails("waiting")), (5 * TIMEOUT, fails("restoring")),
-        (6 * TIMEOUT, fails("running")), (6 * TIMEOUT + PATIENCE_MS, fails("running")),
+        (6 * TIMEOUT, fails("running")), (6 * TIMEOUT + REPORT_AFTER_MS, fails("running")),
     ) == ["RUNNING", "RECOVERING", "RECOVERING", "RUNNING", "WAITING_SINK"]  # fmt: skip
 
 
@@ -273,9 +274,9 @@ def test_sinks_are_judged_only_while_the_job_runs():
     ("said", "at"),
     [
         (facts(), TIMEOUT),
-        (facts(store=(StoreRetry("append x", "down"),)), PATIENCE_MS),
+        (facts(store=(StoreRetry("append x", "down"),)), REPORT_AFTER_MS),
         (facts(undecided=StoreWait(1, "x", 0)), HANGING_MS),
-        (facts(failing=(FailingCommit("out/0", 1, 1, "down"),)), PATIENCE_MS),
+        (facts(failing=(FailingCommit("out/0", 1, 1, "down"),)), REPORT_AFTER_MS),
         (facts("waiting"), None),
         (facts(expects_checkpoint=False), None),
         (facts("running", expects_checkpoint=False, behind=(("out/0", 1),)), TIMEOUT),
@@ -391,7 +392,7 @@ def test_a_failing_sink_is_named_until_it_has_committed():
     number = coordinator.checkpoint(a, b)
     a.commit(number)
     b.say(CommitFailing(1, number, "out", 1, 1, "OSError: down"))
-    coordinator.later(PATIENCE_MS)
+    coordinator.later(REPORT_AFTER_MS)
     status = coordinator.status
     assert status.condition == "WAITING_SINK"
     assert "sink out/1 cannot commit checkpoint 1: OSError: down (1 attempt" in status.condition_reason

@@ -44,11 +44,11 @@ def commits_prefix(job: str, sink: str) -> str:
 def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> tuple[CommitRecord, ...]:
     """Every record after the first `after` ones, oldest first. A reader that keeps count reads each record once.
 
-    Summaries stand for whole blocks of records; where there is none, records are asked for in lots that double, many at
-    a time: one by one, a long log would take hours on S3."""
+    Summaries stand for whole blocks of records; where there is none, records are asked for in batches that double, many
+    at a time: one by one, a long log would take hours on S3."""
     log = CommitLog(store, job, sink)
     records: list[CommitRecord] = []
-    lot = summaries = 1
+    count = summaries = 1
     with ThreadPoolExecutor(READS_AT_ONCE) as reading:
         while True:
             block, over = divmod(after + len(records), RECORDS)
@@ -59,12 +59,12 @@ def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> 
                 summaries = min(2 * summaries, _MOST_SUMMARIES) if found else 1
                 if found:
                     continue
-            first, asked = after + len(records) + 1, min(lot, RECORDS - over)
+            first, asked = after + len(records) + 1, min(count, RECORDS - over)
             news = [each for each in takewhile(_is_there, reading.map(log.record, range(first, first + asked))) if each]
             records += news
             if len(news) < asked:
                 return tuple(records)
-            lot = min(2 * lot, RECORDS)
+            count = min(2 * count, RECORDS)
 
 
 def _is_there(found: CommitRecord | Summary | None) -> bool:
@@ -183,8 +183,8 @@ class CommitLog:
             if summary is not None:
                 records: Sequence[CommitRecord] = summary.records
             else:
-                lot = 1 if head - sequence < _ONE_BY_ONE else over or RECORDS
-                records = in_parallel(self._there, range(sequence - lot + 1, sequence + 1), READS_AT_ONCE)
+                count = 1 if head - sequence < _ONE_BY_ONE else over or RECORDS
+                records = in_parallel(self._there, range(sequence - count + 1, sequence + 1), READS_AT_ONCE)
             for record in reversed(records):
                 yield record
                 if record.highest_token < token or record.highest_checkpoint < checkpoint:

@@ -27,7 +27,7 @@ from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, NameSet
 from barrier_runtime.connectors.source import Discovery, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob
 
-_SIZES_PER_LOOK = 10_000  # of known local files, in turn: whether they changed
+_SIZES_PER_POLL = 10_000  # of known local files, in turn: whether they changed
 
 
 class WatchedFiles:
@@ -77,7 +77,7 @@ class _Arrivals:
     def list(self) -> list[Split]:
         self._looks += 1
         self._compared = 0
-        every = 1 + len(self._seen) // _SIZES_PER_LOOK
+        every = 1 + len(self._seen) // _SIZES_PER_POLL
 
         def passed_over(id: str) -> bool:
             return (zlib.crc32(id.encode()) + self._looks) % every != 0 and id in self._seen

@@ -18,7 +18,7 @@ from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-_LOT_BYTES = 256 << 10
+_WRITE_BYTES = 256 << 10
 _QUEUE_KB = 64 << 10
 _FLUSH_S = 30.0
 _WAIT_S = 0.05
@@ -66,7 +66,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         transaction.write(rows)
 
     def stage_early(self, transaction: RowBuffer[int]) -> Callable[[], None] | None:
-        if transaction.bytes_in_current < _LOT_BYTES:
+        if transaction.bytes_in_current < _WRITE_BYTES:
             return None
         transaction.fill_up()
 

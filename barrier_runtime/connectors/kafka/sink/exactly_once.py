@@ -82,7 +82,7 @@ class KafkaWriteAhead(WriteAheadSink):
     def close(self) -> None:
         if hasattr(self, "_producers"):
             self._fenced = Fenced(f"{self._where}: closed")  # a commit may still be waiting for its turn
-            self.look_again()
+            self.check_again()
 
     # ------------------------------------------------------------ staging
 
@@ -108,7 +108,7 @@ class KafkaWriteAhead(WriteAheadSink):
             )
         return marker.checkpoint > token.checkpoint or (marker.checkpoint == token.checkpoint and marker.rows >= rows)
 
-    def look_again(self) -> None:
+    def check_again(self) -> None:
         for producer in list(self._producers.values()):
             producer.close()
 
@@ -135,23 +135,27 @@ class KafkaWriteAhead(WriteAheadSink):
         else:
             self._drop(entries)
 
-    def _deliver(self, first: DeliveryToken, lot: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
-        """`lot`: of one origin, oldest first."""
+    def _deliver(
+        self, first: DeliveryToken, transactions: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]
+    ) -> None:
+        """`transactions`: of one origin, oldest first."""
         producer = self._connected(first.lineage, first.subtask, first)
         try:
-            self._write(producer, lot)
+            self._write(producer, transactions)
         except BaseException:
             producer.abandon()
             raise
         if (first.lineage, first.subtask) == self._own:
             self._marked_at = time.monotonic()
 
-    def _write(self, producer: MarkedProducer, lot: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
+    def _write(
+        self, producer: MarkedProducer, transactions: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]
+    ) -> None:
         before = producer.marker
         assert before is not None, "connected without a marker"
         reached = before
         producer.begin()
-        for token, batches in lot:
+        for token, batches in transactions:
             written = before.rows if before.checkpoint == token.checkpoint else 0
             position = 0
             for batch in batches:

@@ -22,7 +22,7 @@ Partition: TypeAlias = tuple[str, int]  # topic and number
 
 EARLIEST, LATEST = -2, -1  # instead of a time, where offsets are looked up
 
-_PATIENCE_S = 15.0  # for the cluster's first answer, and for each one after it
+_TIMEOUT_S = 15.0  # for the cluster's first answer, and for each one after it
 _AGAIN_S = 0.05
 _OURS = {
     "bootstrap.servers": "pass bootstrap_servers=",
@@ -45,7 +45,7 @@ _READING = {
     "isolation.level": "read_committed",
     "fetch.error.backoff.ms": 500,
     "fetch.queue.backoff.ms": 5,  # the client's second is a pause whenever its queue is full
-    "queued.max.messages.kbytes": 16_384,  # what is waiting in the client; the feeds have bounds of their own
+    "queued.max.messages.kbytes": 16_384,  # what is waiting in the client; the queues have bounds of their own
 }
 
 
@@ -180,7 +180,7 @@ class Cluster:
 
     def _patiently(self, asker: Asker, ask: Callable[[Any, float], Any]) -> Any:
         """Short waits, because a wrong password shows only beside the answer that does not come."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             try:
                 return asker.ask(lambda client: ask(client, max(0.1, min(1.0, deadline - time.monotonic()))))
@@ -192,7 +192,7 @@ class Cluster:
                 if time.monotonic() > deadline:
                     said = f" ({(self._errors or error.args)[-1].str()})"
                     raise Unavailable(
-                        f"{self._client.where}: no answer from Kafka at {self._client.servers} for {_PATIENCE_S:.0f} s"
+                        f"{self._client.where}: no answer from Kafka at {self._client.servers} for {_TIMEOUT_S:.0f} s"
                         f"{said}: start the broker, or correct bootstrap_servers= and the security settings in config="
                     ) from error
                 self._errors.clear()

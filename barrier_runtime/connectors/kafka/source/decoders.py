@@ -1,6 +1,6 @@
 """Keys and values of Kafka records as typed Arrow columns: bytes, text, JSON, or the client's own deserialisers.
 
-A decoder is made in the slot from a `RecordFormat`, which travels. It takes many payloads at once; when something is
+A decoder is made in the slot from a `PayloadFormat`, which travels. It takes many payloads at once; when something is
 wrong with one of them `decoded` finds out which, so that the rest is good and the bad one can be named. JSON is decoded
 record by record: joined for one parse, a record could pass for two, and two for one.
 """
@@ -25,7 +25,7 @@ _CUT = 300  # characters of a reason that is not ours
 
 
 @dataclass(frozen=True)
-class RecordFormat:
+class PayloadFormat:
     """How a key or value is written, and the columns it becomes. `part`: "key" or "value"."""
 
     part: str
@@ -33,13 +33,13 @@ class RecordFormat:
     schema: pa.Schema
 
 
-def format_of(part: str, format_name: Any, schema: pa.Schema | None, where: str) -> RecordFormat:
+def format_of(part: str, format_name: Any, schema: pa.Schema | None, where: str) -> PayloadFormat:
     """Checks what can be seen without data. Raises `InvalidJob`."""
     schema_option = "schema=" if part == "value" else "key_schema="
     if format_name in ("bytes", "string"):
         if schema is not None:
             raise InvalidJob(f'{where}: {schema_option} goes with {part}="json" or a deserialiser, not {format_name!r}')
-        return RecordFormat(
+        return PayloadFormat(
             part, format_name, pa.schema([(part, pa.binary() if format_name == "bytes" else pa.string())])
         )
     if format_name != "json" and not callable(format_name):
@@ -50,7 +50,7 @@ def format_of(part: str, format_name: Any, schema: pa.Schema | None, where: str)
         raise InvalidJob(f"{where}: {part}= is decoded, so its columns must be known: pass {schema_option}")
     if format_name == "json":
         _json_row(schema, f"{where}, {schema_option}")
-    return RecordFormat(part, format_name, schema)
+    return PayloadFormat(part, format_name, schema)
 
 
 class Decoder(Protocol):
@@ -65,7 +65,7 @@ class Decoder(Protocol):
         ...
 
 
-def make_decoder(format: RecordFormat, where: str) -> Decoder:
+def make_decoder(format: PayloadFormat, where: str) -> Decoder:
     if format.format_name == "bytes" or format.format_name == "string":
         return _Plain(format.schema)
     if format.format_name == "json":
@@ -213,7 +213,7 @@ class _Client:
     """`AvroDeserializer`, `ProtobufDeserializer`, `JSONDeserializer` and whatever is called like them. A mapping gives
     columns by its keys, a Protobuf message by its fields, anything else is the one column of the schema."""
 
-    def __init__(self, format: RecordFormat, where: str) -> None:
+    def __init__(self, format: PayloadFormat, where: str) -> None:
         from confluent_kafka.serialization import MessageField, SerializationContext
 
         assert callable(format.format_name)

@@ -1,20 +1,20 @@
 """One consumer for all partitions that a slot reads of a source, and the thread that serves it.
 
-The thread waits in the client, converts what comes, and fills the feeds; a feed that is full has its partition paused.
-Nothing here touches the slot's loop: orders come through a queue, rows and trouble leave through the feeds. Partitions
-are assigned, never subscribed to. A partition is read once by a fetcher: a second reader of it, as after a failure,
-gets another fetcher (`kafka/source/fetcher_pool`), so that no record fetched for the first can pass for one of the
-second's.
+The thread waits in the client, converts what comes, and fills a `PartitionQueue` per partition; one that is full has
+its partition paused. Nothing here touches the slot's loop: orders come through `_orders`, rows and trouble leave
+through those queues. Partitions are assigned, never subscribed to. A partition is read once by a fetcher: a second
+reader of it, as after a failure, gets another fetcher (`kafka/source/fetcher_pool`), so that no record fetched for the
+first can pass for one of the second's.
 
-    broker ──► librdkafka's queue ──► convert ──► feed per partition ──► reader.poll
+    broker ──► librdkafka's queue ──► convert ──► queue per partition ──► reader.poll
                 (bounded)                          (bounded: pause)
 """
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from barrier_runtime.connectors.kafka.errors import Kind, kind_of
@@ -27,20 +27,20 @@ from barrier_runtime.connectors.kafka.source.client import (
     what_to_do,
 )
 from barrier_runtime.connectors.kafka.source.log_throttle import LogThrottle
-from barrier_runtime.connectors.kafka.source.partition_queue import Feed, Fetched
+from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.records import RecordConverter
 from barrier_runtime.connectors.kafka.source.retention import RetentionWatch
-from barrier_runtime.connectors.kafka.source.stall_detector import SilenceWatch, StallTimeouts
+from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts, StallWatch
 from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
 from barrier_runtime.connectors.kafka.source.turns import Turns, standing_at
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _AT_ONCE = 2_000  # messages: some milliseconds of the interpreter's time
 _WAIT_S = 0.1  # how long an order may lie
-_WAIT_FULL_S = 0.005  # while a feed is full
+_WAIT_FULL_S = 0.005  # while a queue is full
 _FEW = 200  # messages: after so few the next ones are let come together for a moment,
 _REST_S = 0.001  # since a turn of the thread costs as much as dozens of them
-_HELD_AT_LEAST = 1024 * 1024  # by one feed, however many there are
+_HELD_AT_LEAST = 1024 * 1024  # by one queue, however many there are
 _RETRY_S = 1.0  # a schema registry that does not answer
 
 T = TypeVar("T")
@@ -62,15 +62,15 @@ class Fetcher:
         self._make_converter = make_converter
         self._limit_bytes = limit_bytes
         self._kafka = load_client(where)
-        self._orders: queue.SimpleQueue[Callable[[Any], None]] = queue.SimpleQueue()
-        self._added: list[Feed] = []
+        self._orders: SimpleQueue[Callable[[Any], None]] = SimpleQueue()
+        self._added: list[PartitionQueue] = []
         self._failed: Exception | None = None
-        self._feeds: dict[Partition, Feed] = {}  # this and what follows: the thread's
-        self._full: set[Partition] = set()  # paused until their feeds are emptier
+        self._queues: dict[Partition, PartitionQueue] = {}  # this and what follows: the thread's
+        self._full: set[Partition] = set()  # paused until their queues are emptier
         self._over: set[Partition] = set()  # paused for good
-        self._look_at_s = 0.0
+        self._poll_at_s = 0.0
         self._watch = RetentionWatch(client, self._kafka)
-        self._silence = SilenceWatch(client, self._kafka, timeouts)
+        self._stall_watch = StallWatch(client, self._kafka, timeouts)
         self._log_throttle = LogThrottle(where)
         self._ids = TopicIds(client, self._kafka, partial(self._log_throttle.say, "ids"))
         self._turns = Turns()
@@ -80,20 +80,20 @@ class Fetcher:
 
     # ------------------------------------------------------------ any thread; does not block
 
-    def add(self, feed: Feed) -> None:
-        self._added.append(feed)
-        self._orders.put(lambda consumer: self._add(consumer, feed))
+    def add(self, queue: PartitionQueue) -> None:
+        self._added.append(queue)
+        self._orders.put(lambda consumer: self._add(consumer, queue))
         if self._failed is not None:
-            feed.fail(self._failed)
+            queue.fail(self._failed)
 
-    def remove(self, feed: Feed) -> None:
-        self._orders.put(lambda consumer: self._remove(consumer, feed))
+    def remove(self, queue: PartitionQueue) -> None:
+        self._orders.put(lambda consumer: self._remove(consumer, queue))
 
     def report(self, topic: str, partition: int, offset: int) -> None:
         """Commit an offset to the group: for monitoring, so nobody waits for it."""
         self._orders.put(lambda consumer: self._commit(consumer, topic, partition, offset))
 
-    def look(self, now_ns: int) -> None:
+    def poll(self, now_ns: int) -> None:
         """Say so if the thread hangs. For those that wait for it, again and again."""
         if self._turns.held(now_ns):
             log.warning(
@@ -121,10 +121,10 @@ class Fetcher:
         except BaseException as error:  # whatever ends the thread: readers must hear of it
             ended = Unavailable(f"{self._where}: the fetching thread ended ({error!r}): it is started again")
             self._failed = error if isinstance(error, Exception) else ended
-            for feed in self._added:
-                feed.fail(self._failed)
+            for queue in self._added:
+                queue.fail(self._failed)
         finally:
-            self._silence.close()
+            self._stall_watch.close()
             self._watch.close()
             if consumer is not None:
                 consumer.close()
@@ -140,11 +140,11 @@ class Fetcher:
             self._hold_back(consumer)
             if len(messages) < _FEW:
                 self._stop.wait(_REST_S)
-        if len(messages) < _AT_ONCE and self._silence.due:
-            self._silence.look(consumer, self._awaited())
-        if time.monotonic() >= self._look_at_s:
-            watched = [feed for feed in self._feeds.values() if not feed.over]
-            self._look_at_s = time.monotonic() + self._watch.look(consumer, watched)
+        if len(messages) < _AT_ONCE and self._stall_watch.due:
+            self._stall_watch.poll(consumer, self._awaited())
+        if time.monotonic() >= self._poll_at_s:
+            watched = [queue for queue in self._queues.values() if not queue.over]
+            self._poll_at_s = time.monotonic() + self._watch.poll(consumer, watched)
 
     def _obey(self, consumer: Any) -> None:
         while not self._orders.empty():
@@ -154,16 +154,18 @@ class Fetcher:
             except self._kafka.KafkaException as error:
                 raise what_to_do(error.args[0], self._where) from error
 
-    def _add(self, consumer: Any, feed: Feed) -> None:
-        self._feeds[(feed.topic, feed.partition)] = feed
-        self._ids.forget(feed.topic)
-        epoch = {} if feed.start.epoch is None else {"leader_epoch": feed.start.epoch}
-        consumer.incremental_assign([self._kafka.TopicPartition(feed.topic, feed.partition, feed.next_offset, **epoch)])
-        self._look_at_s = 0.0
+    def _add(self, consumer: Any, queue: PartitionQueue) -> None:
+        self._queues[(queue.topic, queue.partition)] = queue
+        self._ids.forget(queue.topic)
+        epoch = {} if queue.start.epoch is None else {"leader_epoch": queue.start.epoch}
+        consumer.incremental_assign(
+            [self._kafka.TopicPartition(queue.topic, queue.partition, queue.next_offset, **epoch)]
+        )
+        self._poll_at_s = 0.0
 
-    def _remove(self, consumer: Any, feed: Feed) -> None:
-        partition = (feed.topic, feed.partition)
-        if self._feeds.pop(partition, None) is not None:
+    def _remove(self, consumer: Any, queue: PartitionQueue) -> None:
+        partition = (queue.topic, queue.partition)
+        if self._queues.pop(partition, None) is not None:
             self._full.discard(partition)
             self._over.discard(partition)
             consumer.incremental_unassign([self._kafka.TopicPartition(*partition)])
@@ -180,27 +182,27 @@ class Fetcher:
     def _hold_back(self, consumer: Any) -> None:
         """Pause what is full, and what is over."""
         share = self._share()
-        over = {partition for partition, feed in self._feeds.items() if feed.over} - self._over
-        full = {partition for partition, feed in self._feeds.items() if feed.held_bytes >= share} - self._full
+        over = {partition for partition, queue in self._queues.items() if queue.over} - self._over
+        full = {partition for partition, queue in self._queues.items() if queue.held_bytes >= share} - self._full
         if over or full:
             consumer.pause([self._kafka.TopicPartition(*partition) for partition in over | full])
             self._over |= over
             self._full = (self._full | full) - self._over
 
     def _go_on(self, consumer: Any) -> None:
-        """With partitions whose feeds are down to half."""
+        """With partitions whose queues are down to half."""
         half = self._share() // 2
-        free = {partition for partition in self._full if self._feeds[partition].held_bytes <= half}
+        free = {partition for partition in self._full if self._queues[partition].held_bytes <= half}
         if free:
             consumer.resume([self._kafka.TopicPartition(*partition) for partition in free])
             self._full -= free
-            self._silence.heard(free)
+            self._stall_watch.heard(free)
 
-    def _awaited(self) -> dict[Partition, Feed]:
-        return {at: feed for at, feed in self._feeds.items() if not feed.over and at not in self._full}
+    def _awaited(self) -> dict[Partition, PartitionQueue]:
+        return {at: queue for at, queue in self._queues.items() if not queue.over and at not in self._full}
 
     def _share(self) -> int:
-        return max(min(_HELD_AT_LEAST, self._limit_bytes), self._limit_bytes // max(1, len(self._feeds)))
+        return max(min(_HELD_AT_LEAST, self._limit_bytes), self._limit_bytes // max(1, len(self._queues)))
 
     # ------------------------------------------------------------ what comes
 
@@ -215,12 +217,12 @@ class Fetcher:
             else:
                 events.append(message)
         came = [*records, *self._ended(events)]
-        self._silence.heard(came)
+        self._stall_watch.heard(came)
         again = self._not_sure_of(consumer, came)
         for partition, found in records.items():
-            feed = self._feeds.get(partition)
-            if feed is not None and not feed.over and partition not in again:
-                self._fill(converter, feed, found, at_ns)
+            queue = self._queues.get(partition)
+            if queue is not None and not queue.over and partition not in again:
+                self._fill(converter, queue, found, at_ns)
         for event in events:
             if (event.topic(), event.partition()) not in again:
                 self._on_event(consumer, event, at_ns)
@@ -231,22 +233,22 @@ class Fetcher:
 
     def _not_sure_of(self, consumer: Any, partitions: Sequence[Partition]) -> set[Partition]:
         """Those whose topic may be another by now: what came of them is dropped, and fetched again."""
-        feeds = {self._feeds[partition] for partition in partitions if partition in self._feeds}
-        doubtful = self._ids.judge([feed for feed in feeds if not feed.over])
-        for feed in doubtful:
-            self._look_at_s = 0.0
+        queues = {self._queues[partition] for partition in partitions if partition in self._queues}
+        doubtful = self._ids.judge([queue for queue in queues if not queue.over])
+        for queue in doubtful:
+            self._poll_at_s = 0.0
             try:
-                consumer.seek(self._kafka.TopicPartition(feed.topic, feed.partition, feed.next_offset))
+                consumer.seek(self._kafka.TopicPartition(queue.topic, queue.partition, queue.next_offset))
             except self._kafka.KafkaException as error:
                 said = error.args[0].str()
-                raise Unavailable(f"{feed.where}: cannot be fetched again ({said}): the client is replaced") from error
-        return {(feed.topic, feed.partition) for feed in doubtful}
+                raise Unavailable(f"{queue.where}: cannot be fetched again ({said}): the client is replaced") from error
+        return {(queue.topic, queue.partition) for queue in doubtful}
 
-    def _fill(self, converter: RecordConverter, feed: Feed, found: Sequence[Any], at_ns: int) -> None:
+    def _fill(self, converter: RecordConverter, queue: PartitionQueue, found: Sequence[Any], at_ns: int) -> None:
         offsets = [message.offset() for message in found]
-        end = feed.end
-        if offsets[0] < feed.next_offset or (end is not None and offsets[-1] >= end):
-            wanted = [feed.next_offset <= offset and (end is None or offset < end) for offset in offsets]
+        end = queue.end
+        if offsets[0] < queue.next_offset or (end is not None and offsets[-1] >= end):
+            wanted = [queue.next_offset <= offset and (end is None or offset < end) for offset in offsets]
             found = [message for message, keep in zip(found, wanted, strict=True) if keep]
             beyond = end is not None and offsets[-1] >= end
             offsets = [message.offset() for message in found]
@@ -258,36 +260,36 @@ class Fetcher:
             if rows.num_rows:
                 epoch = found[rows.num_rows - 1].leader_epoch()
                 last = offsets[rows.num_rows - 1]
-                feed.put(Fetched(rows, offsets[: rows.num_rows], last + 1, epoch, at_ns))
+                queue.put(Fetched(rows, offsets[: rows.num_rows], last + 1, epoch, at_ns))
             if converted.bad:
-                feed.fail(
+                queue.fail(
                     InvalidJob(
-                        f"{feed.where}, offset {offsets[rows.num_rows]}: the record cannot be decoded, "
+                        f"{queue.where}, offset {offsets[rows.num_rows]}: the record cannot be decoded, "
                         f"{converted.bad}. Correct schema= or the producer, or set such records aside with "
                         'bad_records="dead_letter"'
                     )
                 )
-        if beyond and end is not None and not feed.over:
-            feed.put(Fetched(None, (), end, None, at_ns))
+        if beyond and end is not None and not queue.over:
+            queue.put(Fetched(None, (), end, None, at_ns))
 
     def _on_event(self, consumer: Any, message: Any, at_ns: int) -> None:
         error, codes = message.error(), self._kafka.KafkaError
-        feed = self._feeds.get((message.topic(), message.partition()))
+        queue = self._queues.get((message.topic(), message.partition()))
         code = error.code()
-        if feed is None or feed.over:
+        if queue is None or queue.over:
             if error.fatal():
                 raise Unavailable(f"{self._where}: Kafka's client gave up ({error.str()}): it is started again")
         elif code == codes._PARTITION_EOF:
-            if message.offset() > feed.next_offset:  # what lies between are transactions that were given up
-                feed.put(Fetched(None, (), message.offset(), None, at_ns))
+            if message.offset() > queue.next_offset:  # what lies between are transactions that were given up
+                queue.put(Fetched(None, (), message.offset(), None, at_ns))
         elif code in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE, codes._LOG_TRUNCATION):
-            feed.fail(self._watch.explain(consumer, feed))
+            queue.fail(self._watch.explain(consumer, queue))
         elif code == codes.TOPIC_AUTHORIZATION_FAILED:
-            feed.fail(what_to_do(error, feed.where))
+            queue.fail(what_to_do(error, queue.where))
         elif kind_of(error) is Kind.MISSING:
-            self._look_at_s = 0.0
+            self._poll_at_s = 0.0
         elif not is_transient(error):
-            feed.fail(Unavailable(f"{feed.where}: Kafka cannot read on ({error.name()}: {error.str()}): tried again"))
+            queue.fail(Unavailable(f"{queue.where}: Kafka cannot read on ({error.name()}: {error.str()}): tried again"))
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Wait for a schema registry that does not answer; what it should explain is not a bad record."""

@@ -6,7 +6,7 @@ from functools import partial
 
 from barrier_runtime.connectors.kafka.source.client import KafkaClient, Partition
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
-from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.connectors.kafka.source.records import RecordConverter
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 
@@ -28,20 +28,20 @@ class FetcherPool:
         self._used: set[Partition] = set()  # by readers of the current fetcher, also those that left
         self._readers: dict[Fetcher, int] = {}
 
-    def join(self, feed: Feed) -> Fetcher:
+    def join(self, queue: PartitionQueue) -> Fetcher:
         with self._lock:
-            partition = (feed.topic, feed.partition)
+            partition = (queue.topic, queue.partition)
             if self._current is None or self._current.failed or partition in self._used:
                 self._current, self._used = self._make(), set()
                 self._readers[self._current] = 0
             self._used.add(partition)
             self._readers[self._current] += 1
-            self._current.add(feed)
+            self._current.add(queue)
             return self._current
 
-    def leave(self, fetcher: Fetcher, feed: Feed) -> None:
+    def leave(self, fetcher: Fetcher, queue: PartitionQueue) -> None:
         with self._lock:
-            fetcher.remove(feed)
+            fetcher.remove(queue)
             self._readers[fetcher] -= 1
             if not self._readers[fetcher]:
                 del self._readers[fetcher]

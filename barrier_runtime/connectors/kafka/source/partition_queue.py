@@ -26,7 +26,7 @@ class Fetched:
     at_ns: int  # steady clock, when it came
 
 
-class Feed:
+class PartitionQueue:
     """`partition` is read from `position` on."""
 
     def __init__(self, topic: str, partition: int, position: KafkaPosition, where: str) -> None:
@@ -92,23 +92,23 @@ class Feed:
     def _joined(self, max_rows: int) -> tuple[Fetched, int]:
         """The next chunk, and small ones behind it: a batch costs as much as hundreds of rows. With their bytes as they
         were put: joined, they may be others."""
-        lot = [self._items.popleft()]
-        count, size = len(lot[0].offsets), _size(lot[0])
+        taken = [self._items.popleft()]
+        count, size = len(taken[0].offsets), _size(taken[0])
         while self._items:
             behind = self._items[0]
             if count + len(behind.offsets) > max_rows or size + _size(behind) > _TOGETHER_BYTES:
                 break
-            lot.append(self._items.popleft())
+            taken.append(self._items.popleft())
             count, size = count + len(behind.offsets), size + _size(behind)
-        if len(lot) == 1:
-            return lot[0], size
-        batches = [each.rows for each in lot if each.rows is not None]
+        if len(taken) == 1:
+            return taken[0], size
+        batches = [each.rows for each in taken if each.rows is not None]
         joined = Fetched(
             pa.concat_batches(batches) if batches else None,
-            list(itertools.chain.from_iterable(each.offsets for each in lot)),
-            lot[-1].next_offset,
-            next((each.epoch for each in reversed(lot) if each.epoch is not None), None),
-            lot[0].at_ns,
+            list(itertools.chain.from_iterable(each.offsets for each in taken)),
+            taken[-1].next_offset,
+            next((each.epoch for each in reversed(taken) if each.epoch is not None), None),
+            taken[0].at_ns,
         )
         return joined, size
 

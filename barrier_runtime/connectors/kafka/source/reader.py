@@ -1,4 +1,4 @@
-"""The reader of one partition: a position, and a feed that the subtask's fetcher fills.
+"""The reader of one partition: a position, and a queue that the subtask's fetcher fills.
 
 It commits the offsets of decided checkpoints to the group, for people and their monitoring; nothing is ever read back
 from there (but see `start="group"`).
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import (
     POSITION,
     KafkaPosition,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
     from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 
-_LOOK_AGAIN_NS = 1_000_000  # at an empty feed
+_POLL_NS = 1_000_000  # at an empty queue
 
 
 class KafkaReader:
@@ -36,7 +36,7 @@ class KafkaReader:
         self._pool = pool
         self._position = begin(split)
         self._fetcher: Fetcher | None = None
-        self._feed: Feed | None = None
+        self._queue: PartitionQueue | None = None
         self._polled_ns = 0
         self._at_checkpoint: dict[int, int] = {}  # offset by checkpoint
 
@@ -47,26 +47,26 @@ class KafkaReader:
     @property
     def held_bytes(self) -> int:
         """Fetched and not yet taken."""
-        return self._feed.held_bytes if self._feed is not None else 0
+        return self._queue.held_bytes if self._queue is not None else 0
 
     def prepare(self) -> None:
         """Begin to fetch."""
-        if self._feed is None and not self.finished:
+        if self._queue is None and not self.finished:
             split = self._split
-            feed = Feed(split.topic, split.partition, self._position, self._where)
-            self._fetcher = self._pool.join(feed)
-            self._feed = feed
+            queue = PartitionQueue(split.topic, split.partition, self._position, self._where)
+            self._fetcher = self._pool.join(queue)
+            self._queue = queue
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         self._polled_ns = now_ns
         self.prepare()
         if self.finished:
             return None
-        assert self._feed is not None
+        assert self._queue is not None
         assert self._fetcher is not None
-        fetched = self._feed.take(max_rows)
+        fetched = self._queue.take(max_rows)
         if fetched is None:
-            self._fetcher.look(now_ns)
+            self._fetcher.poll(now_ns)
             return None
         position = self._position
         offset = fetched.next_offset if position.end is None else min(fetched.next_offset, position.end)
@@ -77,9 +77,9 @@ class KafkaReader:
         return Polled(fetched.rows, now_ns - (time.monotonic_ns() - fetched.at_ns))
 
     def next_due_ns(self) -> int | None:
-        if self._feed is None or self._feed.waiting:
+        if self._queue is None or self._queue.waiting:
             return None
-        return self._polled_ns + _LOOK_AGAIN_NS
+        return self._polled_ns + _POLL_NS
 
     def position(self) -> bytes:
         return msgspec.json.encode(self._position)
@@ -102,6 +102,6 @@ class KafkaReader:
             self._fetcher.report(self._split.topic, self._split.partition, offset)
 
     def close(self) -> None:
-        if self._fetcher is not None and self._feed is not None:
-            self._pool.leave(self._fetcher, self._feed)
+        if self._fetcher is not None and self._queue is not None:
+            self._pool.leave(self._fetcher, self._queue)
             self._fetcher = None

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.kafka.source.decoders import RecordFormat, decoded, make_decoder
+from barrier_runtime.connectors.kafka.source.decoders import PayloadFormat, decoded, make_decoder
 from barrier_runtime.state.errors import InvalidJob
 
 BadRecords: TypeAlias = Literal["fail", "dead_letter"]
@@ -19,7 +19,11 @@ METADATA: dict[str, pa.DataType] = {
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
 ERROR = "dead_letter_error"  # null where the record is good
-LETTER = {"key": "dead_letter_key", "value": "dead_letter_value", **{name: f"dead_letter_{name}" for name in METADATA}}
+DEAD_LETTER = {
+    "key": "dead_letter_key",
+    "value": "dead_letter_value",
+    **{name: f"dead_letter_{name}" for name in METADATA},
+}
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,8 @@ class RecordColumns:
     """What a record becomes. `metadata`: the column's name by Kafka's name for it. With dead letters there are hidden
     columns, null for good records: the reason and the record as it came."""
 
-    key: RecordFormat | None
-    value: RecordFormat
+    key: PayloadFormat | None
+    value: PayloadFormat
     metadata: Mapping[str, str]
     bad_records: BadRecords = "fail"
 
@@ -44,12 +48,12 @@ class RecordColumns:
         if self.bad_records == "fail":
             return self.schema
         types = {"key": pa.binary(), "value": pa.binary(), **METADATA}
-        letter = [(column, types[name]) for name, column in LETTER.items()]
-        return pa.schema([*(field.with_nullable(True) for field in self.schema), (ERROR, pa.string()), *letter])
+        dead_letter = [(column, types[name]) for name, column in DEAD_LETTER.items()]
+        return pa.schema([*(field.with_nullable(True) for field in self.schema), (ERROR, pa.string()), *dead_letter])
 
 
 def record_columns(
-    key: RecordFormat | None, value: RecordFormat, metadata: Sequence[str] | Mapping[str, str], bad: str, where: str
+    key: PayloadFormat | None, value: PayloadFormat, metadata: Sequence[str] | Mapping[str, str], bad: str, where: str
 ) -> RecordColumns:
     """Checks names. Raises `InvalidJob`."""
     if bad not in ("fail", "dead_letter"):
@@ -125,19 +129,19 @@ def _letters(messages: Sequence[Any], bad: Mapping[int, str]) -> list[pa.Array]:
     count = len(messages)
     types = {"key": pa.binary(), "value": pa.binary(), **METADATA}
     if not bad:
-        return [pa.nulls(count, pa.string()), *(pa.nulls(count, types[name]) for name in LETTER)]
+        return [pa.nulls(count, pa.string()), *(pa.nulls(count, types[name]) for name in DEAD_LETTER)]
     order = sorted(bad)
-    letters = [messages[index] for index in order]
+    dead_letters = [messages[index] for index in order]
     places: list[int | None] = [None] * count
     for place, index in enumerate(order):
         places[index] = place
     indices = pa.array(places, pa.int64())
     arrays = [pa.array([bad[index] for index in order], pa.string())]
-    for name in LETTER:
+    for name in DEAD_LETTER:
         if name in METADATA:
-            arrays.append(_METADATA_ARRAYS[name](letters))
+            arrays.append(_METADATA_ARRAYS[name](dead_letters))
         else:
-            arrays.append(pa.array([getattr(letter, name)() for letter in letters], pa.binary()))
+            arrays.append(pa.array([getattr(dead_letter, name)() for dead_letter in dead_letters], pa.binary()))
     return [array.take(indices) for array in arrays]
 
 

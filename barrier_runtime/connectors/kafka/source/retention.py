@@ -19,11 +19,11 @@ from barrier_runtime.connectors.kafka.source.client import (
     log,
     what_to_do,
 )
-from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.state.errors import InvalidJob
 
 _SHARE = 0.1
-_LOOK_AGAIN_S = 30.0
+_POLL_S = 30.0
 _LOOK_SOON_S = 1.0
 _MISSING_S = 20.0  # a topic that is not there: brokers that have just started may not know it yet
 _ANSWER_S = 5.0
@@ -32,7 +32,7 @@ Outlook = Literal["fine", "soon", "lost"]
 
 
 def outlook(position: int, earliest: int, earliest_before: int | None, end: int | None) -> Outlook:
-    """`earliest_before`: at the last look. `end`: None when it is not known."""
+    """`earliest_before`: at the last poll. `end`: None when it is not known."""
     if position < earliest:
         return "lost"
     moving = earliest_before is not None and earliest > earliest_before
@@ -41,15 +41,15 @@ def outlook(position: int, earliest: int, earliest_before: int | None, end: int 
     return "fine"
 
 
-def lost(feed: Feed, wanted: int, earliest: int, end: int) -> InvalidJob:
+def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> InvalidJob:
     """What to say when offset `wanted` is not there."""
     if wanted > end:
         return InvalidJob(
-            f"{feed.where}: offset {wanted} is wanted, but the partition ends at {end}: the topic was made again, or "
+            f"{queue.where}: offset {wanted} is wanted, but the partition ends at {end}: the topic was made again, or "
             "its brokers lost records. Bring the records back, or start without state (restore='none')"
         )
     return InvalidJob(
-        f"{feed.where}: offset {wanted} is wanted, but the earliest that is retained is {earliest}: "
+        f"{queue.where}: offset {wanted} is wanted, but the earliest that is retained is {earliest}: "
         f"{max(0, earliest - wanted)} offsets were deleted before they were read. Raise the topic's retention.ms or "
         "retention.bytes, and start without state (restore='none') if you accept the gap"
     )
@@ -67,22 +67,22 @@ class RetentionWatch:
         self._missing: dict[Partition, float] = {}  # since when, monotonic
         self._warned: set[Partition] = set()
 
-    def look(self, consumer: Any, feeds: Collection[Feed]) -> float:
-        """Fails feeds whose records are gone. Seconds until the next look, also when no broker answered."""
-        wanted = [self._kafka.TopicPartition(feed.topic, feed.partition, EARLIEST) for feed in feeds]
+    def poll(self, consumer: Any, queues: Collection[PartitionQueue]) -> float:
+        """Fails queues whose records are gone. Seconds until the next poll, also when no broker answered."""
+        wanted = [self._kafka.TopicPartition(queue.topic, queue.partition, EARLIEST) for queue in queues]
         if not wanted:
-            return _LOOK_AGAIN_S
+            return _POLL_S
         try:
             answers = self._offsets(consumer, wanted)
         except self._kafka.KafkaException as error:
             if not is_transient(error.args[0]):
                 log.warning("%s", what_to_do(error.args[0], "the retained offsets"))
-            return _LOOK_AGAIN_S
+            return _POLL_S
         by_partition = {(answer.topic, answer.partition): answer for answer in answers}
         self._missing = {partition: since for partition, since in self._missing.items() if partition in by_partition}
-        for feed in feeds:
-            self._judge(consumer, feed, by_partition[(feed.topic, feed.partition)])
-        return _LOOK_SOON_S if self._missing or _leaderless(answers) else _LOOK_AGAIN_S
+        for queue in queues:
+            self._judge(consumer, queue, by_partition[(queue.topic, queue.partition)])
+        return _LOOK_SOON_S if self._missing or _leaderless(answers) else _POLL_S
 
     def close(self) -> None:
         self._other.close()
@@ -97,49 +97,49 @@ class RetentionWatch:
             self._other.replace()
         return list(answers)
 
-    def explain(self, consumer: Any, feed: Feed) -> InvalidJob:
-        """The broker says that the feed's next offset is not there."""
+    def explain(self, consumer: Any, queue: PartitionQueue) -> InvalidJob:
+        """The broker says that the queue's next offset is not there."""
         found = {}
         for what in (EARLIEST, LATEST):
-            place = self._kafka.TopicPartition(feed.topic, feed.partition, what)
+            place = self._kafka.TopicPartition(queue.topic, queue.partition, what)
             try:
                 found[what] = raised(self._offsets(consumer, [place]))[0].offset
             except self._kafka.KafkaException:
                 return InvalidJob(
-                    f"{feed.where}: offset {feed.next_offset} is not in the log: start without state (restore='none') "
-                    "if you accept the gap"
+                    f"{queue.where}: offset {queue.next_offset} is not in the log: start without state "
+                    "(restore='none') if you accept the gap"
                 )
-        return lost(feed, feed.next_offset, found[EARLIEST], found[LATEST])
+        return lost(queue, queue.next_offset, found[EARLIEST], found[LATEST])
 
-    def _judge(self, consumer: Any, feed: Feed, answer: Any) -> None:
-        partition = (feed.topic, feed.partition)
+    def _judge(self, consumer: Any, queue: PartitionQueue, answer: Any) -> None:
+        partition = (queue.topic, queue.partition)
         if answer.error is not None:
-            self._miss(feed, partition, answer.error)
+            self._miss(queue, partition, answer.error)
             return
         self._missing.pop(partition, None)
         earliest, before = answer.offset, self._earliest.get(partition)
         self._earliest[partition] = earliest
-        if feed.next_offset < earliest:
-            feed.fail(lost(feed, feed.next_offset, earliest, earliest))
+        if queue.next_offset < earliest:
+            queue.fail(lost(queue, queue.next_offset, earliest, earliest))
             return
         cached = consumer.get_watermark_offsets(self._kafka.TopicPartition(*partition), cached=True)
         end = cached[1] if cached is not None and cached[1] >= 0 else None
-        if outlook(feed.reached, earliest, before, end) == "fine":
+        if outlook(queue.reached, earliest, before, end) == "fine":
             self._warned.discard(partition)
         elif partition not in self._warned:
             self._warned.add(partition)
             log.warning(
                 "%s: offset %d is next, and all before %d is deleted already, of %s: records are about to be lost. "
                 "Give the job more parallelism, or raise the topic's retention.ms or retention.bytes",
-                *(feed.where, feed.reached, earliest, end),
+                *(queue.where, queue.reached, earliest, end),
             )
 
-    def _miss(self, feed: Feed, partition: Partition, error: Any) -> None:
+    def _miss(self, queue: PartitionQueue, partition: Partition, error: Any) -> None:
         if is_transient(error):
             return
         since = self._missing.setdefault(partition, time.monotonic())
         if time.monotonic() - since >= _MISSING_S:
-            feed.fail(what_to_do(error, feed.where))
+            queue.fail(what_to_do(error, queue.where))
 
 
 def _leaderless(answers: Collection[Any]) -> bool:

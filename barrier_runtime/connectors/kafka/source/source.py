@@ -24,8 +24,8 @@ from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 from barrier_runtime.connectors.kafka.source.position import SPLIT, KafkaSplit, owner, split_id, where_of
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.records import (
+    DEAD_LETTER,
     ERROR,
-    LETTER,
     BadRecords,
     RecordColumns,
     RecordConverter,
@@ -174,7 +174,7 @@ class KafkaTopics:
     def dead_letters(self) -> DeadLetters | None:
         if self._columns.bad_records == "fail":
             return None
-        return DeadLetters(ERROR, tuple(self._columns.schema.names), {**LETTER, "error": ERROR})
+        return DeadLetters(ERROR, tuple(self._columns.schema.names), {**DEAD_LETTER, "error": ERROR})
 
     def __repr__(self) -> str:
         start = f"{self._start:%Y-%m-%dT%H:%M:%S%z}" if isinstance(self._start, datetime.datetime) else self._start
@@ -232,7 +232,7 @@ class KafkaTopics:
         return owner(split_id, parallelism)
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        """Without `discover=` there is one look, at a start from a checkpoint: what was made since the checkpoint is
+        """Without `discover=` there is one poll, at a start from a checkpoint: what was made since the checkpoint is
         read from its earliest record, wherever the job once began."""
         if self._until:
             return None

@@ -19,7 +19,7 @@ from typing import Any
 from barrier_runtime.connectors.kafka.asking import answered, put_away
 from barrier_runtime.connectors.kafka.errors import Kind, kind_of
 from barrier_runtime.connectors.kafka.source.client import KafkaClient, is_transient, known_id, what_to_do
-from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import made_again
 
 _TRUSTED_S = 0.4
@@ -47,10 +47,10 @@ class TopicIds:
         self._asked.pop(topic, None)
         self._in_vain_s.pop(topic, None)
 
-    def judge(self, feeds: Collection[Feed]) -> list[Feed]:
-        """Fails feeds of topics that are others by now. Gives those of which nobody can tell at present."""
-        checked = [feed for feed in feeds if feed.start.topic_id]
-        topics = sorted({feed.topic for feed in checked})
+    def judge(self, queues: Collection[PartitionQueue]) -> list[PartitionQueue]:
+        """Fails queues of topics that are others by now. Gives those of which nobody can tell at present."""
+        checked = [queue for queue in queues if queue.start.topic_id]
+        topics = sorted({queue.topic for queue in checked})
         now_s = time.monotonic()
         due = [topic for topic in topics if self._is_due(topic, now_s)]
         if due:
@@ -58,11 +58,11 @@ class TopicIds:
         for topic in topics:
             self._hear(topic, checked, now_s)
         unknown = []
-        for feed in checked:
-            if feed.topic not in self._seen:
-                unknown.append(feed)
-            elif self._seen[feed.topic][0] not in ("", feed.start.topic_id):
-                feed.fail(made_again(feed.where, feed.next_offset))
+        for queue in checked:
+            if queue.topic not in self._seen:
+                unknown.append(queue)
+            elif self._seen[queue.topic][0] not in ("", queue.start.topic_id):
+                queue.fail(made_again(queue.where, queue.next_offset))
         return unknown
 
     def _is_due(self, topic: str, now_s: float) -> bool:
@@ -79,7 +79,7 @@ class TopicIds:
         for topic, answer in self._admin.describe_topics(wanted, request_timeout=_ANSWER_S).items():
             self._asked[topic] = answer, now_s
 
-    def _hear(self, topic: str, feeds: Collection[Feed], now_s: float) -> None:
+    def _hear(self, topic: str, queues: Collection[PartitionQueue], now_s: float) -> None:
         """The answer, if it is there; where the last one is too old by now it is waited for."""
         if topic in self._seen and now_s - self._seen[topic][1] >= _TRUSTED_S:
             del self._seen[topic]
@@ -96,9 +96,9 @@ class TopicIds:
                     self._replace_admin(reason.str())
                 return
             if kind_of(reason) is not Kind.MISSING:
-                for feed in feeds:
-                    if feed.topic == topic:
-                        feed.fail(what_to_do(reason, feed.where))
+                for queue in queues:
+                    if queue.topic == topic:
+                        queue.fail(what_to_do(reason, queue.where))
         self._in_vain_s.pop(topic, None)
 
     def _replace_admin(self, reason: str) -> None:

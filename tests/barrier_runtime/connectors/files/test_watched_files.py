@@ -298,7 +298,7 @@ def test_every_row_of_every_file_is_visible_once_over_restarts_with_other_parall
 def test_files_that_are_known_cost_a_look_at_a_bounded_number_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_files, "_SIZES_PER_LOOK", 10)
+    monkeypatch.setattr(watched_files, "_SIZES_PER_POLL", 10)
     for n in range(200):
         appear(tmp_path, f"{n}.jsonl", 1)
     looked_at: list[str] = []

@@ -1,4 +1,4 @@
-"""The parts of the Kafka source that need no broker: ownership, positions, feeds, what retention means, options."""
+"""The parts of the Kafka source that need no broker: ownership, positions, queues, what retention means, options."""
 
 import datetime
 import pickle
@@ -11,7 +11,7 @@ from confluent_kafka import Uuid
 
 from barrier_runtime import Dataflow
 from barrier_runtime.connectors.kafka.source.client import known_id
-from barrier_runtime.connectors.kafka.source.partition_queue import Feed, Fetched
+from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit, owner, resumed, split_id
 from barrier_runtime.connectors.kafka.source.retention import lost, outlook
 from barrier_runtime.state.errors import InvalidJob
@@ -53,7 +53,7 @@ def test_payloads_and_positions_survive_their_json() -> None:
     assert split.split().id == "t-2"
 
 
-# ---------------------------------------------------------------- feeds
+# ---------------------------------------------------------------- queues
 
 
 def rows(*offsets: int) -> Fetched:
@@ -61,56 +61,56 @@ def rows(*offsets: int) -> Fetched:
     return Fetched(batch, list(offsets), offsets[-1] + 1, 1, 0)
 
 
-def feed_from(offset: int, end: int | None = None) -> Feed:
-    return Feed("t", 0, KafkaPosition(offset, end), "source 'src', topic 't', partition 0")
+def feed_from(offset: int, end: int | None = None) -> PartitionQueue:
+    return PartitionQueue("t", 0, KafkaPosition(offset, end), "source 'src', topic 't', partition 0")
 
 
-def taken(feed: Feed, max_rows: int) -> tuple[list[int], int] | None:
+def taken(queue: PartitionQueue, max_rows: int) -> tuple[list[int], int] | None:
     """The offsets of the rows, and the position after them."""
-    found = feed.take(max_rows)
+    found = queue.take(max_rows)
     return None if found is None else (found.rows.column(0).to_pylist() if found.rows else [], found.next_offset)
 
 
 def test_a_batch_that_is_taken_in_parts_has_a_position_after_each() -> None:
     """Offsets have gaps, where markers and transactions that were given up lie."""
-    feed = feed_from(0)
-    feed.put(rows(0, 1, 5, 9))
-    feed.put(Fetched(None, (), 12, None, 0))
-    assert [taken(feed, 3), taken(feed, 3), taken(feed, 3)] == [([0, 1, 5], 6), ([9], 12), None]
-    assert feed.reached == feed.next_offset == 12
+    queue = feed_from(0)
+    queue.put(rows(0, 1, 5, 9))
+    queue.put(Fetched(None, (), 12, None, 0))
+    assert [taken(queue, 3), taken(queue, 3), taken(queue, 3)] == [([0, 1, 5], 6), ([9], 12), None]
+    assert queue.reached == queue.next_offset == 12
 
 
 def test_what_is_held_is_counted_until_it_is_taken() -> None:
-    feed = feed_from(0)
+    queue = feed_from(0)
     batch = rows(*range(1000))
-    feed.put(batch)
-    assert feed.held_bytes == batch.rows.nbytes
+    queue.put(batch)
+    assert queue.held_bytes == batch.rows.nbytes
     for _ in range(10):
-        held = feed.held_bytes
-        feed.take(100)
-        assert feed.held_bytes < held
-    assert feed.held_bytes == 0
-    assert not feed.waiting
+        held = queue.held_bytes
+        queue.take(100)
+        assert queue.held_bytes < held
+    assert queue.held_bytes == 0
+    assert not queue.waiting
 
 
 def test_trouble_is_met_after_the_rows_before_it_and_stays() -> None:
-    feed = feed_from(0)
-    feed.put(rows(0, 1))
-    feed.fail(InvalidJob("first"))
-    feed.fail(InvalidJob("second"))
-    assert feed.over
-    assert taken(feed, 10) == ([0, 1], 2)
+    queue = feed_from(0)
+    queue.put(rows(0, 1))
+    queue.fail(InvalidJob("first"))
+    queue.fail(InvalidJob("second"))
+    assert queue.over
+    assert taken(queue, 10) == ([0, 1], 2)
     for _ in range(2):
         with pytest.raises(InvalidJob, match="first"):
-            feed.take(10)
+            queue.take(10)
 
 
 def test_a_feed_with_an_end_is_over_there() -> None:
-    feed = feed_from(0, end=3)
-    feed.put(rows(0, 1))
-    assert not feed.over
-    feed.put(Fetched(None, (), 3, None, 0))
-    assert feed.over
+    queue = feed_from(0, end=3)
+    queue.put(rows(0, 1))
+    assert not queue.over
+    queue.put(Fetched(None, (), 3, None, 0))
+    assert queue.over
 
 
 # ---------------------------------------------------------------- retention
@@ -121,7 +121,7 @@ def test_a_feed_with_an_end_is_over_there() -> None:
     [
         (9, 10, 10, 100, "lost"),
         (10, 10, 10, 100, "fine"),  # nothing is being deleted
-        (10, 10, None, 100, "fine"),  # first look
+        (10, 10, None, 100, "fine"),  # first poll
         (10, 10, 5, 100, "soon"),
         (18, 10, 5, 100, "soon"),
         (19, 10, 5, 100, "fine"),  # a tenth of what is kept lies between
@@ -136,9 +136,9 @@ def test_a_loss_is_near_when_deletion_moves_and_is_a_tenth_away(
 
 
 def test_a_loss_is_told_from_a_log_that_ends_too_early() -> None:
-    feed = feed_from(40)
-    assert "offset 40 is wanted, but the earliest that is retained is 60: 20 offsets" in str(lost(feed, 40, 60, 100))
-    assert "offset 40 is wanted, but the partition ends at 7" in str(lost(feed, 40, 0, 7))
+    queue = feed_from(40)
+    assert "offset 40 is wanted, but the earliest that is retained is 60: 20 offsets" in str(lost(queue, 40, 60, 100))
+    assert "offset 40 is wanted, but the partition ends at 7" in str(lost(queue, 40, 0, 7))
 
 
 # ---------------------------------------------------------------- options

@@ -1,14 +1,14 @@
-"""What a feed hands over: small chunks together, in their order, and never more than is asked for."""
+"""What a queue hands over: small chunks together, in their order, and never more than is asked for."""
 
 import pyarrow as pa
 import pytest
 
-from barrier_runtime.connectors.kafka.source.partition_queue import Feed, Fetched
+from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 
 
-def feed():
-    return Feed("topic", 0, KafkaPosition(10, None, None, None), "source 's', topic 'topic', partition 0")
+def queue():
+    return PartitionQueue("topic", 0, KafkaPosition(10, None, None, None), "source 's', topic 'topic', partition 0")
 
 
 def chunk(first, rows, value="x", epoch=None):
@@ -24,7 +24,7 @@ def taken(source, max_rows):
 
 
 def test_small_pieces_are_taken_together():
-    source = feed()
+    source = queue()
     for first in (10, 13, 14):
         source.put(chunk(first, {10: 3, 13: 1, 14: 6}[first], epoch=first))
     together = source.take(100)
@@ -37,7 +37,7 @@ def test_small_pieces_are_taken_together():
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 7, 100])
 def test_never_more_than_is_asked_for_and_every_row_once(max_rows):
-    source, put = feed(), []
+    source, put = queue(), []
     for first, rows in ((10, 3), (13, 1), (20, 5), (30, 2)):  # offsets may have gaps
         source.put(chunk(first, rows))
         put += range(first, first + rows)
@@ -52,8 +52,8 @@ def test_never_more_than_is_asked_for_and_every_row_once(max_rows):
 
 def test_what_is_held_is_nothing_once_all_is_taken_whatever_the_columns_weigh_together():
     """Bits of truth values and nulls are packed anew when chunks are joined: what grew with every chunk would pass for
-    a full feed in the end, and nothing would be fetched any more."""
-    source = feed()
+    a full queue in the end, and nothing would be fetched any more."""
+    source = queue()
     schema = pa.schema([("yes", pa.bool_()), ("text", pa.string()), ("tags", pa.list_(pa.string()))])
     for number in range(1_000):
         row = {"yes": [number % 2 == 0], "text": [None if number % 3 else "x"], "tags": [["a"] * (number % 4)]}
@@ -64,14 +64,14 @@ def test_what_is_held_is_nothing_once_all_is_taken_whatever_the_columns_weigh_to
 
 
 def test_large_pieces_stay_what_they_are():
-    source = feed()
+    source = queue()
     for first in (10, 11, 12):
         source.put(chunk(first, 1, value="x" * 200_000))
     assert [len(rows) for rows, _, _ in taken(source, 1_000)] == [1, 1, 1]
 
 
 def test_what_was_given_up_between_rows_moves_the_position_only():
-    source = feed()
+    source = queue()
     source.put(chunk(10, 2))
     source.put(Fetched(None, (), 17, None, 0))
     together = source.take(100)
@@ -83,7 +83,7 @@ def test_what_was_given_up_between_rows_moves_the_position_only():
 
 
 def test_rows_come_before_the_trouble_behind_them():
-    source = feed()
+    source = queue()
     source.put(chunk(10, 2))
     source.put(chunk(12, 1))
     source.fail(ValueError("bad record"))

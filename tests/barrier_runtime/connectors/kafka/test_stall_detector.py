@@ -8,131 +8,131 @@ from confluent_kafka import KafkaError
 
 from barrier_runtime.connectors.kafka.asking import Asker
 from barrier_runtime.connectors.kafka.source.client import KafkaClient
-from barrier_runtime.connectors.kafka.source.partition_queue import Feed
+from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 from barrier_runtime.connectors.kafka.source.retention import RetentionWatch
-from barrier_runtime.connectors.kafka.source.stall_detector import Silences, StallTimeouts, to_blame
+from barrier_runtime.connectors.kafka.source.stall_detector import StallDetector, StallTimeouts, client_to_blame
 from barrier_runtime.connectors.kafka.source.turns import Turns, standing_at
 from barrier_runtime.state.errors import InvalidJob
 
 A, B, C = ("t", 0), ("t", 1), ("u", 0)
-PATIENCE = StallTimeouts(quiet=5, still=15, answer=1.5, trial=30, tried=300)
+PATIENCE = StallTimeouts(quiet=5, still=15, answer=1.5, probe=30, tried=300)
 
 
 def watched(*partitions, until, since=0.0):
     """After that many seconds in which nothing came of these partitions and nobody asked."""
-    silences = Silences(PATIENCE)
-    turn(silences, partitions, since, until)
-    return silences
+    detector = StallDetector(PATIENCE)
+    turn(detector, partitions, since, until)
+    return detector
 
 
-def turn(silences, partitions, since, until):
+def turn(detector, partitions, since, until):
     """Looks ten times a second; gives what was asked for, and when."""
     asked = []
     for tenth in range(round(since * 10), round(until * 10) + 1):
-        found = silences.to_ask(partitions, tenth / 10)
+        found = detector.to_ask(partitions, tenth / 10)
         if found:
             asked.append((tenth / 10, found))
     return asked
 
 
 def test_quiet_partitions_are_asked_about_together_and_seldom():
-    silences = Silences(PATIENCE)
-    assert turn(silences, [A, B], 0, 4.9) == []
-    assert turn(silences, [A, B], 5, 16) == [(5, [A, B]), (10, [A, B]), (15, [A, B])]
+    detector = StallDetector(PATIENCE)
+    assert turn(detector, [A, B], 0, 4.9) == []
+    assert turn(detector, [A, B], 5, 16) == [(5, [A, B]), (10, [A, B]), (15, [A, B])]
 
 
 def test_what_speaks_now_and_then_is_never_asked_about():
-    silences = Silences(PATIENCE)
+    detector = StallDetector(PATIENCE)
     for second in range(60):
-        silences.heard([A], second)
-        assert turn(silences, [A], second, second + 0.9) == []
+        detector.heard([A], second)
+        assert turn(detector, [A], second, second + 0.9) == []
 
 
 def test_an_end_that_stays_unread_over_many_answers_makes_a_partition_stand_still():
-    silences = watched(A, B, until=5)
-    silences.answered({A: 10, B: 7}, {A: 12, B: 7}, 5)
+    detector = watched(A, B, until=5)
+    detector.answered({A: 10, B: 7}, {A: 12, B: 7}, 5)
     for second in (10, 15, 19.9):
-        turn(silences, [A, B], second - 4, second)
-        silences.answered({A: 10, B: 7}, {A: 99, B: 7}, second)
-        assert silences.standing_still(second) == []
-    turn(silences, [A, B], 20, 20)
-    silences.answered({A: 10, B: 7}, {A: 99, B: 7}, 20)
-    assert silences.standing_still(20) == [A]
-    assert silences.suspicion(A).end == 12, "the first end that was heard of"
-    assert silences.quiet_s(A, 20) == 20
+        turn(detector, [A, B], second - 4, second)
+        detector.answered({A: 10, B: 7}, {A: 99, B: 7}, second)
+        assert detector.stalled(second) == []
+    turn(detector, [A, B], 20, 20)
+    detector.answered({A: 10, B: 7}, {A: 99, B: 7}, 20)
+    assert detector.stalled(20) == [A]
+    assert detector.suspected(A).end == 12, "the first end that was heard of"
+    assert detector.quiet_s(A, 20) == 20
 
 
 @pytest.mark.parametrize(
     "ends_it",
     [
-        lambda silences: silences.heard([A], 10),
-        lambda silences: silences.answered({A: 12}, {A: 12}, 10),  # read meanwhile, or deleted behind it
-        lambda silences: silences.answered({A: 10}, {}, 10),  # the topic is not there just now
-        lambda silences: silences.unanswered([A], 10),
-        lambda silences: turn(silences, [B], 10, 10),  # full, over or removed
-        lambda silences: turn(silences, [A], 15, 15),  # the thread itself was held up
+        lambda detector: detector.heard([A], 10),
+        lambda detector: detector.answered({A: 12}, {A: 12}, 10),  # read meanwhile, or deleted behind it
+        lambda detector: detector.answered({A: 10}, {}, 10),  # the topic is not there just now
+        lambda detector: detector.unanswered([A], 10),
+        lambda detector: turn(detector, [B], 10, 10),  # full, over or removed
+        lambda detector: turn(detector, [A], 15, 15),  # the thread itself was held up
     ],
 )
 def test_whatever_explains_the_silence_ends_the_suspicion(ends_it):
-    silences = watched(A, until=9)
-    silences.answered({A: 10}, {A: 12}, 9)
-    assert silences.suspicion(A) is not None
-    ends_it(silences)
-    turn(silences, [A], 15.1, 15.1)
-    assert silences.suspicion(A) is None
-    assert silences.standing_still(1_000) == []
+    detector = watched(A, until=9)
+    detector.answered({A: 10}, {A: 12}, 9)
+    assert detector.suspected(A) is not None
+    ends_it(detector)
+    turn(detector, [A], 15.1, 15.1)
+    assert detector.suspected(A) is None
+    assert detector.stalled(1_000) == []
 
 
 def test_a_partition_that_was_full_begins_anew_when_it_goes_on():
-    silences = watched(A, until=4)
-    turn(silences, [], 4.1, 60)
-    silences.heard([A], 60)
-    assert turn(silences, [A], 60.1, 70.1) == [(65.0, [A]), (70.0, [A])]
+    detector = watched(A, until=4)
+    turn(detector, [], 4.1, 60)
+    detector.heard([A], 60)
+    assert turn(detector, [A], 60.1, 70.1) == [(65.0, [A]), (70.0, [A])]
 
 
 def test_a_thread_that_was_held_up_could_hear_nothing():
-    silences = watched(A, until=4)
-    assert turn(silences, [A], 30, 34.9) == []
-    assert turn(silences, [A], 35, 35) == [(35, [A])]
+    detector = watched(A, until=4)
+    assert turn(detector, [A], 30, 34.9) == []
+    assert turn(detector, [A], 35, 35) == [(35, [A])]
 
 
 def test_while_a_broker_is_away_partitions_are_asked_about_one_by_one_the_suspect_first():
-    silences = watched(A, B, C, until=5)
-    silences.unanswered([A, B, C], 5)
+    detector = watched(A, B, C, until=5)
+    detector.unanswered([A, B, C], 5)
     partitions = [A, B, C]
-    assert turn(silences, partitions, 5.1, 19.9) == []
-    assert turn(silences, partitions, 20, 20) == [(20, [A])]
-    silences.unanswered([A], 20)
-    assert turn(silences, partitions, 20.1, 35) == [(35, [B])]
-    silences.answered({B: 1}, {B: 5}, 35)
-    assert turn(silences, partitions, 35.1, 50) == [(40, [B]), (45, [B]), (50, [B])]
-    silences.answered({B: 1}, {B: 5}, 50)
-    assert silences.standing_still(50) == [B]
-    silences.heard([B], 51)
-    assert turn(silences, partitions, 50.1, 60) == [(55, [C]), (60, [A])]
-    assert turn(silences, partitions, 60.1, 305)[-1] == (305, partitions), "together again"
+    assert turn(detector, partitions, 5.1, 19.9) == []
+    assert turn(detector, partitions, 20, 20) == [(20, [A])]
+    detector.unanswered([A], 20)
+    assert turn(detector, partitions, 20.1, 35) == [(35, [B])]
+    detector.answered({B: 1}, {B: 5}, 35)
+    assert turn(detector, partitions, 35.1, 50) == [(40, [B]), (45, [B]), (50, [B])]
+    detector.answered({B: 1}, {B: 5}, 50)
+    assert detector.stalled(50) == [B]
+    detector.heard([B], 51)
+    assert turn(detector, partitions, 50.1, 60) == [(55, [C]), (60, [A])]
+    assert turn(detector, partitions, 60.1, 305)[-1] == (305, partitions), "together again"
 
 
 def test_where_another_client_reads_nothing_either_nobody_asks_for_a_while():
-    silences = watched(A, until=5)
-    silences.answered({A: 10}, {A: 12}, 5)
-    silences.acquit(A, 50)
-    assert silences.standing_still(100) == []
-    assert turn(silences, [A], 5.1, 349.9) == []
-    assert turn(silences, [A], 350, 351) == [(350, [A])]
+    detector = watched(A, until=5)
+    detector.answered({A: 10}, {A: 12}, 5)
+    detector.clear(A, 50)
+    assert detector.stalled(100) == []
+    assert turn(detector, [A], 5.1, 349.9) == []
+    assert turn(detector, [A], 350, 351) == [(350, [A])]
 
 
 def test_a_partition_that_spoke_since_is_asked_about_as_any_other():
-    silences = watched(A, until=5)
-    silences.acquit(A, 5)
-    silences.heard([A], 6)
-    assert turn(silences, [A], 5.1, 11.1) == [(11.0, [A])]
+    detector = watched(A, until=5)
+    detector.clear(A, 5)
+    detector.heard([A], 6)
+    assert turn(detector, [A], 5.1, 11.1) == [(11.0, [A])]
 
 
 def test_who_is_hardly_slower_than_another_is_not_to_blame():
-    assert to_blame(quiet_s=20, took_s=5)
-    assert not to_blame(quiet_s=20, took_s=6)
+    assert client_to_blame(quiet_s=20, took_s=5)
+    assert not client_to_blame(quiet_s=20, took_s=6)
 
 
 # ---------------------------------------------------------------- the fetching thread itself
@@ -175,13 +175,13 @@ def test_where_a_thread_stands_is_said():
 
 def test_a_client_that_does_not_know_the_leader_any_more_is_suspected_as_one_that_is_silent():
     """It may answer so for ever, and then nothing comes either."""
-    silences = watched(A, B, until=5)
+    detector = watched(A, B, until=5)
     for second in (5, 10, 15, 20):
-        turn(silences, [A, B], second, second)
-        silences.answered({A: 10, B: 7}, {A: None, B: 7}, second)
-    assert silences.standing_still(20) == [A]
-    silences.answered({A: 10}, {A: 10}, 21)
-    assert silences.standing_still(30) == []
+        turn(detector, [A, B], second, second)
+        detector.answered({A: 10, B: 7}, {A: None, B: 7}, second)
+    assert detector.stalled(20) == [A]
+    detector.answered({A: 10}, {A: 10}, 21)
+    assert detector.stalled(30) == []
 
 
 class Answers:
@@ -211,11 +211,11 @@ def test_retained_offsets_are_asked_of_another_client_when_ours_does_not_know_th
     client = KafkaClient("source 'src'", "10.0.0.1:9092", "group", {})
     watch = RetentionWatch(client, confluent_kafka)
     watch._other = Asker(lambda: next(made))
-    ours, feed = Answers(KafkaError.NOT_LEADER_FOR_PARTITION), Feed("t", 0, KafkaPosition(3), "here")
-    assert watch.look(ours, [feed]) == 1.0
-    assert watch.look(ours, [feed]) == 1.0
-    assert feed.trouble is None
-    assert watch.look(ours, [feed]) == 30.0
+    ours, queue = Answers(KafkaError.NOT_LEADER_FOR_PARTITION), PartitionQueue("t", 0, KafkaPosition(3), "here")
+    assert watch.poll(ours, [queue]) == 1.0
+    assert watch.poll(ours, [queue]) == 1.0
+    assert queue.trouble is None
+    assert watch.poll(ours, [queue]) == 30.0
     assert [ours.asked, *[each.asked for each in others]] == [1, 1, 1]
-    assert isinstance(feed.trouble, InvalidJob)  # offset 3 is gone: 5 is the first that is retained
+    assert isinstance(queue.trouble, InvalidJob)  # offset 3 is gone: 5 is the first that is retained
     watch.close()

@@ -1,0 +1,88 @@
+"""One name, one meaning: public classes are unique, and words that the field has a better term for stay out."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.parsed import parsed
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("barrier_runtime", "coordinator", "state")
+
+# A part of an identifier → what to write in its place.
+TERMS = {
+    "alarm": "timer",
+    "bag": "key batch",
+    "complaint": "log throttle",
+    "dense": "column table",
+    "farewell": "shutdown",
+    "gang": "waiting for slots",
+    "glance": "poll",
+    "grant": "credit",
+    "halt": "cancel",
+    "lane": "sequential executor",
+    "landed": "appended (to the log), created (in a store)",
+    "lot": "batch",
+    "patience": "timeout",
+    "piece": "chunk",
+    "spelling": "format",
+    "stranger": "unknown object",
+    "suspicion": "suspected stall",
+    "tidy": "clean up",
+    "trial": "probe",
+}
+_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def files() -> Iterator[Path]:
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            if file.relative_to(ROOT).parts[:2] not in (
+                ("barrier_runtime", "coordinator"),
+                ("barrier_runtime", "state"),
+            ):
+                yield file
+
+
+def test_a_public_class_name_exists_once() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for file in files():
+        for node in ast.walk(parsed(str(file))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(file.relative_to(ROOT)))
+    assert len(places) > 300
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def words(identifier: str) -> set[str]:
+    return {part.lower().removesuffix("s") for part in _PARTS.findall(identifier)}
+
+
+def test_identifiers_use_the_terms_of_the_field() -> None:
+    found = {
+        f"{file.relative_to(ROOT)}: {name}": f"write {TERMS[word]}"
+        for file in files()
+        for name in set(identifiers(parsed(str(file))))
+        for word in words(name) & TERMS.keys()
+    }
+    assert found == {}
+
+
+def test_words_are_told_apart_in_identifiers() -> None:
+    assert words("slot_of_lots") == {"slot", "of", "lot"}
+    assert words("TcpDataPlane") == {"tcp", "data", "plane"}
+    assert words("_GRANT_BYTES") == {"grant", "byte"}
