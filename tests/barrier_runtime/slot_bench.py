@@ -116,7 +116,7 @@ class Totals(Operator):
 
 
 @dataclass
-class InFlightWriter:
+class Recorder:
     """The slot's end of a control connection. `up=False`: what is said is lost, as on a broken connection."""
 
     said: list = field(default_factory=list)
@@ -156,7 +156,7 @@ class Bench:
         self.workers = Workers(self.loop)
         graph = self._graph()
         mesh = LocalMesh()
-        self.links = [InFlightWriter() for _ in range(parallelism)]
+        self.links = [Recorder() for _ in range(parallelism)]
         self.slots = [self._slot(graph, index, directory / str(index), plane(mesh)) for index in range(parallelism)]
         for slot in self.slots:
             slot.connected()

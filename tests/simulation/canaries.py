@@ -26,7 +26,7 @@ from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.alignment import aligner as alignment
-from barrier_runtime.runtime.in_flight import recorder as recording
+from barrier_runtime.runtime.in_flight.writer import InFlightWriter
 from barrier_runtime.runtime.network import channels
 from barrier_runtime.runtime.sinks import driver as sink_driver
 from barrier_runtime.runtime.sinks import effects as sink_effects
@@ -480,7 +480,7 @@ def _in_flight_channel_forgotten() -> Iterator[None]:
 
         return begin
 
-    with _replaced(recording.InFlightWriter, "begin", make):
+    with _replaced(InFlightWriter, "begin", make):
         yield
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog
 from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
-from barrier_runtime.coordinator.checkpoints.retention import Retention, Verdict
+from barrier_runtime.coordinator.checkpoints.retention import Retention, RetentionVerdict
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.server import store_effects
@@ -93,9 +93,9 @@ def _classify(original: Any, note: Note) -> Any:
     def classify(self: Any, *arguments: Any) -> Any:
         waiting = {key for dropped in self._dropped for key in dropped.kept.files}
         for found, verdict in original(self, *arguments):
-            if verdict is Verdict.NEEDED and found.key in waiting:
+            if verdict is RetentionVerdict.NEEDED and found.key in waiting:
                 note("an object of a dropped checkpoint spared by the sweep")
-            elif verdict in (Verdict.NEWEST_GENERATION, Verdict.YOUNG, Verdict.ORPHAN):
+            elif verdict in (RetentionVerdict.NEWEST_GENERATION, RetentionVerdict.YOUNG, RetentionVerdict.ORPHAN):
                 note(f"the sweep met an object: {verdict.value}")
             yield found, verdict
 

@@ -40,16 +40,16 @@ class Two:
         self.sim.network.faults.late = 0.0
         self.client = SimProcess(self.sim, "client")
         self.server = SimProcess(self.sim, "server")
-        self.accepted: list[InFlightWriter] = []
+        self.accepted: list[Recorder] = []
         self.server.spawn(self.server.loop.create_server(self._accept, "server", 7))
         self.sim.run_for(0.001)
 
-    def _accept(self) -> "InFlightWriter":
-        self.accepted.append(InFlightWriter())
+    def _accept(self) -> "Recorder":
+        self.accepted.append(Recorder())
         return self.accepted[-1]
 
-    def connected(self) -> "InFlightWriter":
-        client = InFlightWriter()
+    def connected(self) -> "Recorder":
+        client = Recorder()
         connecting = self.client.spawn(self.client.loop.create_connection(lambda: client, "server", 7))
         assert self.sim.run_until(lambda: connecting.done() and bool(self.accepted), 5)
         assert self.sim.run_until(lambda: self.accepted[-1].made, 5)
@@ -64,7 +64,7 @@ class Two:
         self.sim.__exit__()
 
 
-class InFlightWriter(asyncio.Protocol):
+class Recorder(asyncio.Protocol):
     def __init__(self) -> None:
         self.made = False
         self.data = b""
@@ -198,7 +198,7 @@ def test_a_stalled_process_catches_up_in_order() -> None:
         loop.call_later(1.0, seen.append, 1)
         loop.call_later(2.0, seen.append, 2)
         client.transport.write(b"x" * 10)
-        second = InFlightWriter()
+        second = Recorder()
         connecting = two.client.spawn(two.client.loop.create_connection(lambda: second, "server", 7))
         two.sim.run_for(30)
         assert connecting.done()  # the kernel accepts for it
@@ -328,7 +328,7 @@ def test_close_flushes_and_abort_does_not() -> None:
 
 def test_a_connect_to_nobody_is_refused() -> None:
     with Two() as two:
-        connecting = two.client.spawn(two.client.loop.create_connection(InFlightWriter, "server", 8))
+        connecting = two.client.spawn(two.client.loop.create_connection(Recorder, "server", 8))
         assert two.sim.run_until(connecting.done, 5)
         assert isinstance(connecting.exception(), ConnectionRefusedError)
 
@@ -379,7 +379,7 @@ def test_clogged_ways_are_freed_one_by_one() -> None:
         network.partition([two.client], [two.server])
         client.transport.write(b"there")
         accepted.transport.write(b"back")
-        connecting = two.client.spawn(two.client.loop.create_connection(InFlightWriter, "server", 7))
+        connecting = two.client.spawn(two.client.loop.create_connection(Recorder, "server", 7))
         two.sim.run_for(60)
         assert (client.data, accepted.data, connecting.done()) == (b"", b"", False)
         network.unclog("client", "server")
@@ -421,17 +421,17 @@ def test_connects_wait_in_the_backlog_of_an_inherited_socket() -> None:
     with Two() as two:
         listening = two.sim.network.listen("driver", 9, place="driver")
         first = SimProcess(two.sim, "first", "driver")
-        first.spawn(first.loop.create_server(InFlightWriter, sock=listening))
+        first.spawn(first.loop.create_server(Recorder, sock=listening))
         two.sim.run_for(0.01)
         first.crash()
-        waiting = InFlightWriter()
+        waiting = Recorder()
         connecting = two.client.spawn(two.client.loop.create_connection(lambda: waiting, "driver", 9))
         two.sim.run_for(5)
         assert connecting.done()
         waiting.transport.write(b"hello")
         two.sim.run_for(5)
         second = SimProcess(two.sim, "second", "driver")
-        served = InFlightWriter()
+        served = Recorder()
         second.spawn(second.loop.create_server(lambda: served, sock=listening))
         two.sim.run_for(5)
         assert served.data == b"hello"

@@ -10,7 +10,7 @@ from barrier_runtime.coordinator.log.reader import LogReader, find_head, read_lo
 from barrier_runtime.coordinator.log.records import (
     FIRST_POSITION,
     NO_RECORD,
-    CheckpointComplete,
+    Complete,
     Fence,
     Finish,
     decode_record,
@@ -46,7 +46,7 @@ def fence(log, put_id="f", run="run-1", restored=NO_RECORD, floor=0):
 
 
 def complete(log, checkpoint, put_id=None):
-    return CheckpointComplete(
+    return Complete(
         put_id=put_id or f"c{checkpoint}-{log.next_position}",
         parent_sha256=log.head_sha256,
         token=log.token,

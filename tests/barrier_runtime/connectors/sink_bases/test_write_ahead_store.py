@@ -11,7 +11,7 @@ import pytest
 from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken
-from barrier_runtime.coordinator.checkpoints.retention import Retention, Verdict, discarded
+from barrier_runtime.coordinator.checkpoints.retention import Retention, RetentionVerdict, discarded
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.local import LocalStore
@@ -99,6 +99,6 @@ def test_a_sweep_leaves_staged_rows_alone_and_the_deleting_of_a_job_takes_them()
     ]
     objects = [ObjectInfo(key, 1, 0) for key in keys]
     verdicts = [verdict for _, verdict in Retention(1).classify(PATHS, objects, 9, 2**60)]
-    assert verdicts == [Verdict.NOT_OURS] * 4
+    assert verdicts == [RetentionVerdict.NOT_OURS] * 4
     assert Retention(1).sweep(PATHS, objects, 9, 2**60).keys == ()
     assert sorted(discarded(PATHS, objects, 3).keys) == sorted(keys[:2])
