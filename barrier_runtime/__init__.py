@@ -14,6 +14,7 @@ _HOME = {
     "Stream": "barrier_runtime.api.stream",
     "KeyedStream": "barrier_runtime.api.stream",
     "Tumbling": "barrier_runtime.operators.windows.assigners",
+    "Sliding": "barrier_runtime.operators.windows.assigners",
     "count": "barrier_runtime.operators.aggregation.functions",
     "sum_": "barrier_runtime.operators.aggregation.functions",
     "mean": "barrier_runtime.operators.aggregation.functions",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.functions import sum_ as sum_
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
     from barrier_runtime.operators.state import ValueState as ValueState
+    from barrier_runtime.operators.windows.assigners import Sliding as Sliding
     from barrier_runtime.operators.windows.assigners import Tumbling as Tumbling
     from barrier_runtime.state.errors import BarrierRuntimeError as BarrierRuntimeError
     from barrier_runtime.state.errors import Corrupt as Corrupt

@@ -35,7 +35,7 @@ from barrier_runtime.operators.union import UnionOperator
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermarks import WatermarkOperator
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator, window_schema
-from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 
@@ -313,11 +313,11 @@ class KeyedStream:
         def __getattr__(self, name: str) -> NoReturn:
             raise no_step(self, name, BEFORE_KEY_BY)
 
-    def window(self, name: str, window: Tumbling, *, event_time: str) -> "WindowedStream":
+    def window(self, name: str, window: WindowAssigner, *, event_time: str) -> "WindowedStream":
         """Group rows by event-time window as well. `event_time` is a timestamp, date or int64-milliseconds column."""
         where = f"window {name!r}"
-        if not isinstance(window, Tumbling):
-            raise InvalidJob(f"{where}: {window!r} is no window: pass Tumbling(timedelta(…))")
+        if not isinstance(window, WindowAssigner):
+            raise InvalidJob(f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), or Sliding")
         schema = self._stream.schema
         require_columns(schema, (event_time,), where)
         if schema is not None:
@@ -421,7 +421,7 @@ class KeyedStream:
 class WindowedStream:
     """A keyed stream whose rows are grouped by window, too."""
 
-    def __init__(self, keyed: KeyedStream, name: str, window: Tumbling, event_time: str) -> None:
+    def __init__(self, keyed: KeyedStream, name: str, window: WindowAssigner, event_time: str) -> None:
         self._keyed = keyed
         self._name = name
         self._window = window

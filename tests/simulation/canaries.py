@@ -50,11 +50,11 @@ CANARIES: dict[str, Canary] = {}
 def canary(
     name: str, what: str, story: str | None = None
 ) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
-    def accumulator(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    def register(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
         CANARIES[name] = Canary(name, what, contextlib.contextmanager(plant), story)
         return plant
 
-    return accumulator
+    return register
 
 
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:

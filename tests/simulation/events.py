@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime import Dataflow, Tumbling, ValueState, count, sum_
+from barrier_runtime import Dataflow, Sliding, Tumbling, ValueState, count, sum_
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
 
@@ -74,6 +74,7 @@ class EventTimes:
     text_keys: bool
     burst_ms: int = 1  # events come together at multiples of it
     batch_rows: int = 8  # at most, of one poll
+    slide_ms: int | None = None  # between starts of windows; None: they do not overlap
 
     def exists(self, split: int, seq: int) -> bool:
         if seq < 0 or (self.bounded and seq >= self.count):
@@ -104,9 +105,10 @@ class EventTimes:
         earlier = seq - 1 - (h >> 8) % 12
         return split * 1_000_000 + (earlier if h % 4 == 0 and earlier >= 0 else seq)
 
-    def window(self, split: int, seq: int) -> int:
-        at = self.at_ms(split, seq)
-        return at - at % self.window_ms
+    def windows(self, split: int, seq: int) -> range:
+        """The starts of its windows."""
+        at, slide_ms = self.at_ms(split, seq), self.slide_ms or self.window_ms
+        return range(at - at % slide_ms, at - self.window_ms, -slide_ms)
 
     def gap_before_ms(self, split: int, seq: int) -> int:
         """How long nothing comes before event `seq`."""
@@ -288,7 +290,9 @@ class EventWorkload:
 
     def _windows(self, events: Any) -> Any:
         keys = ("key", "number") if self.times.text_keys else ("number",)
-        windows = events.key_by(*keys).window("windows", Tumbling(_ms(self.times.window_ms)), event_time="at")
+        size, slide_ms = _ms(self.times.window_ms), self.times.slide_ms
+        window = Tumbling(size) if slide_ms is None else Sliding(size, _ms(slide_ms))
+        windows = events.key_by(*keys).window("windows", window, event_time="at")
         return windows.aggregate(n=count(), mask=sum_("bit")).map_batches(_plain_windows, schema=WINDOWS)
 
     def _sessions(self, events: Any) -> Any:
@@ -318,7 +322,8 @@ class EventWorkload:
                 split, self._indexed[split]
             ):
                 seq = self._indexed[split]
-                self._of_window[times.key(split, seq), times.window(split, seq)].append((split, seq))
+                for each in times.windows(split, seq):
+                    self._of_window[times.key(split, seq), each].append((split, seq))
                 self._indexed[split] += 1
         return self._of_window.get((key, start), [])
 

@@ -47,6 +47,7 @@ AIMED: dict[str, int] = {  # the same for strikes that wait for their moment, so
 
 _TRANSFERS = 80  # of one source: what a run costs is mostly rows
 _EVENTS = 100
+_TURNS_OF_A_CHECKPOINT = 200  # of a slot's loop, before it may expire
 _CHECKPOINTS = 50  # of a run, before it calms down; more only as far as trouble needs the time
 _SHORTEST_MS = 3_000
 START_NS = WALL_START_NS + 500_000_000  # when the first record is due
@@ -123,7 +124,13 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
-    return _bounded(_draw_corners(_draw_kind(seed)))
+    return _bounded(_timely(_draw_corners(_draw_kind(seed))))
+
+
+def _timely(schedule: Schedule) -> Schedule:
+    """Rows that an aligned barrier waits for get through within the checkpoint's time, however slow the loops are. If
+    not, every generation would end as the one before, with nothing gained."""
+    return replace(schedule, timeout_ms=max(schedule.timeout_ms, _TURNS_OF_A_CHECKPOINT * schedule.turn_ms))
 
 
 def _bounded(schedule: Schedule) -> Schedule:
@@ -143,7 +150,7 @@ def _draw_kind(seed: int) -> Schedule:
         schedule = _draw_queues(schedule)
     if random.Random(f"clocks {seed}").random() < 0.2:
         schedule = replace(schedule, clocks_jump=True)
-    schedule = replace(schedule, small_chunks=random.Random(f"chunks {seed}").random() < 0.4)
+    schedule = replace(schedule, small_chunks=random.Random(f"pieces {seed}").random() < 0.4)
     kind = random.Random(f"kind {seed}").random()
     if kind < 0.3:
         return _draw_events(schedule)
@@ -303,6 +310,7 @@ def _draw_events(schedule: Schedule) -> Schedule:
         text_keys=rng.random() < 0.3,
         burst_ms=min(300, schedule.burst_ms),
         batch_rows=schedule.batch_rows,
+        slide_ms=period_ms if random.Random(f"slide {schedule.seed}").random() < 0.3 else None,
     )
     rescaled_every = rng.choice((2, 5))
     actions = schedule.actions
@@ -361,6 +369,7 @@ def _rescaled_behind(schedule: Schedule) -> Schedule:
     events = replace(
         schedule.events,
         window_ms=period_ms * 2,
+        slide_ms=None,
         bound_ms=0,
         disorder_ms=period_ms * rng.choice((8, 16)),
         pause_at=None,

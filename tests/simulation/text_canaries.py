@@ -34,6 +34,14 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "            self._",
     ),
     (
+        "row-in-all-windows-but-the-first",
+        "a row is missing in the first of the windows that it belongs to",
+        "events",
+        "barrier_runtime/operators/windows/assigners.py",
+        "(last[:, None] - self._back_ms).ravel()",
+        "np.maximum(last[:, None] - self._back_ms, last[:, None] - self._back_ms[1]).ravel()",
+    ),
+    (
         "newest-first-recovery",
         "what a successor takes over is committed newest first: rows in the wrong order, a marker that goes back",
         "topic",

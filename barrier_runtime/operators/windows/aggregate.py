@@ -1,4 +1,4 @@
-"""Aggregates per key and event-time window: one dense entry per (keys, window start), results when the window is over.
+"""Aggregates per key and event-time window: one entry per (keys, window start), results when the window is over.
 
 A window is over when the watermark reaches its last millisecond; it is emitted then, once, and removed. Rows of
 windows that are over are late: dropped and counted as `late_rows`. Results of one watermark come ordered by window
@@ -22,10 +22,11 @@ from barrier_runtime.operators.aggregation.accumulators import BatchValues, SumB
 from barrier_runtime.operators.aggregation.functions import Aggregate, plan_aggregates, sum_left
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
-from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 
 _MAX_ROWS = 65_536  # of one emitted batch
+_MAX_ASSIGNED = 262_144  # rows of a batch, each as often as it has windows: more are worked on in parts
 _TIME = pa.timestamp("ms", "UTC")
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -38,7 +39,7 @@ class WindowAggregateOperator(KeyedOperator):
         self,
         name: str,
         keys: Sequence[str],
-        window: Tumbling,
+        window: WindowAssigner,
         event_time: str,
         aggregates: Mapping[str, Aggregate],
         schema: pa.Schema | None = None,
@@ -66,6 +67,11 @@ class WindowAggregateOperator(KeyedOperator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         rows = batch.rows
         self._check(rows.schema)
+        if rows.num_rows * self._window.per_row > _MAX_ASSIGNED and rows.num_rows > 1:
+            half = rows.num_rows // 2
+            self.process(batch.slice(0, half), emit)
+            self.process(batch.slice(half), emit)
+            return
         if self._watermark_ms == WATERMARK_MAX:
             raise InvalidJob(
                 f"{self.where}: this job had read all of its input and closed every window, so rows added since would "
@@ -85,12 +91,18 @@ class WindowAggregateOperator(KeyedOperator):
         lowest_ms, highest_ms = extremes(times_ms)
         if not self._window.holds(lowest_ms, highest_ms):
             raise self._no_window(times_ms)
-        starts = self._window.starts(times_ms)
+        assigned, starts = self._window.assign(times_ms)
         watermarks = self._row_watermarks(batch)
+        first_open: int | Ints
         if watermarks is not None:
-            rows, starts = self._without_late(rows, starts, self._window.first_open_starts(watermarks))
-        elif self._window.start(lowest_ms) < self._window.first_open_start(self._watermark_ms):
-            rows, starts = self._without_late(rows, starts, self._window.first_open_start(self._watermark_ms))
+            first_open = self._window.first_open_starts(watermarks)
+            first_open = first_open if assigned is None else first_open[assigned]
+            rows, starts = self._without_late(rows, assigned, starts, first_open)
+        elif self._window.first_start(lowest_ms) < self._window.first_open_start(self._watermark_ms):
+            first_open = self._window.first_open_start(self._watermark_ms)
+            rows, starts = self._without_late(rows, assigned, starts, first_open)
+        elif assigned is not None:
+            rows = rows.take(pa.array(assigned))
         if not rows.num_rows:
             return
         row_ids = self._row_ids(rows, starts)
@@ -121,12 +133,18 @@ class WindowAggregateOperator(KeyedOperator):
         groups = group_rows([*keys, pa.array(starts)])
         return self._table.row_ids(groups.keys)[groups.of_row]
 
-    def _without_late(self, rows: pa.RecordBatch, starts: Ints, first_open: int | Ints) -> tuple[pa.RecordBatch, Ints]:
+    def _without_late(
+        self, rows: pa.RecordBatch, assigned: Ints | None, starts: Ints, first_open: int | Ints
+    ) -> tuple[pa.RecordBatch, Ints]:
+        """The rows, each once per window of it that is not over. A row is late when all of its windows are over."""
         kept = np.flatnonzero(starts >= first_open)
-        if len(kept) == len(starts):
+        if assigned is None and len(kept) == len(starts):
             return rows, starts
-        self.metrics.count(LATE_ROWS, float(len(starts) - len(kept)))
-        return rows.take(pa.array(kept)), starts[kept]
+        of_row = kept if assigned is None else assigned[kept]
+        late = rows.num_rows - (len(kept) if assigned is None else len(np.unique(of_row)))
+        if late:
+            self.metrics.count(LATE_ROWS, float(late))
+        return rows.take(pa.array(of_row)), starts[kept]
 
     def _no_window(self, times_ms: Ints) -> InvalidJob:
         far = next(time for time in times_ms.tolist() if not self._window.holds(time, time))

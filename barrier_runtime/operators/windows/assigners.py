@@ -1,6 +1,10 @@
-"""Which window a row belongs to, and when that window is over. Pure arithmetic on milliseconds since the epoch."""
+"""Which windows a row belongs to, and when a window is over. Pure arithmetic on milliseconds since the epoch.
+
+A new kind of window is a subclass of `WindowAssigner` here and a public name in `barrier_runtime/__init__`.
+"""
 
 import datetime
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,39 +15,39 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.data.schemas import milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
+Ints = npt.NDArray[np.int64]
 
-@dataclass(frozen=True)
-class Tumbling:
-    """Windows of equal `size` that touch and never overlap: [start, start + size). Starts are `offset` + n * `size`.
 
-    >>> Tumbling(datetime.timedelta(hours=1)).starts(np.array([0, 3_599_999, 3_600_000])).tolist()
-    [0, 0, 3600000]
-    """
+class WindowAssigner(ABC):
+    """Windows of one length that begin at known times: a window is told by its start."""
 
-    size: datetime.timedelta
-    offset: datetime.timedelta = datetime.timedelta()
-
-    def __post_init__(self) -> None:
-        if milliseconds(self.size, "the size of a Tumbling window") == 0:
-            raise InvalidJob("the size of a Tumbling window is 0: use at least one millisecond")
-        if milliseconds(self.offset, "the offset of a Tumbling window") >= self.size_ms:
-            raise InvalidJob(f"the offset {self.offset} of a Tumbling window must be less than its size {self.size}")
-
-    @cached_property
+    @property
+    @abstractmethod
     def size_ms(self) -> int:
-        return self.size // datetime.timedelta(milliseconds=1)
+        """Of each window: it is [start, start + size_ms)."""
 
-    @cached_property
-    def offset_ms(self) -> int:
-        return self.offset // datetime.timedelta(milliseconds=1)
+    @property
+    def per_row(self) -> int:
+        """Windows that a row belongs to, at most."""
+        return 1
 
-    def starts(self, times_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Start of the window of each time."""
-        return times_ms - np.mod(times_ms - self.offset_ms, self.size_ms)
+    @abstractmethod
+    def first_start(self, time_ms: int) -> int:
+        """Start of the first window that a time belongs to."""
 
-    def start(self, time_ms: int) -> int:
-        """Start of the window of one time."""
-        return time_ms - (time_ms - self.offset_ms) % self.size_ms
+    @abstractmethod
+    def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
+        """(row of each assignment, start of its window): a row has one assignment per window that it belongs to. None
+        in place of the rows: each row belongs to exactly one window, in their order."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The definition, for people and for snapshots: the same windows are always written alike."""
+
+    @property
+    def definition(self) -> str:
+        """Stored with the state of windows and compared with at a restore."""
+        return str(self)
 
     def holds(self, lowest_ms: int, highest_ms: int) -> bool:
         """Whether windows of these times begin and end within 64 bits, and are over before the end of time."""
@@ -57,13 +61,106 @@ class Tumbling:
         """Smallest start that is not over at `watermark_ms`; rows of earlier windows are late."""
         return watermark_ms - self.size_ms + 2  # start + size - 1 > watermark, in whole milliseconds
 
-    def first_open_starts(self, watermarks_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def first_open_starts(self, watermarks_ms: Ints) -> Ints:
         return np.maximum(watermarks_ms, WATERMARK_MIN + self.size_ms) - self.size_ms + 2
 
-    @property
-    def definition(self) -> str:
-        """Stored with the state of windows and compared with at a restore: the same window is always written alike."""
-        return str(self)
+
+def _size_ms(size: datetime.timedelta, what: str) -> int:
+    size_ms = milliseconds(size, what)
+    if size_ms == 0:
+        raise InvalidJob(f"{what} is 0: use at least one millisecond")
+    return size_ms
+
+
+@dataclass(frozen=True)
+class Tumbling(WindowAssigner):
+    """Windows of equal `size` that touch and never overlap: [start, start + size). Starts are `offset` + n * `size`.
+
+    >>> Tumbling(datetime.timedelta(hours=1)).starts(np.array([0, 3_599_999, 3_600_000])).tolist()
+    [0, 0, 3600000]
+    """
+
+    size: datetime.timedelta
+    offset: datetime.timedelta = datetime.timedelta()
+
+    def __post_init__(self) -> None:
+        size_ms = _size_ms(self.size, "the size of a Tumbling window")
+        if milliseconds(self.offset, "the offset of a Tumbling window") >= size_ms:
+            raise InvalidJob(f"the offset {self.offset} of a Tumbling window must be less than its size {self.size}")
+
+    @cached_property
+    def size_ms(self) -> int:
+        return self.size // datetime.timedelta(milliseconds=1)
+
+    @cached_property
+    def offset_ms(self) -> int:
+        return self.offset // datetime.timedelta(milliseconds=1)
+
+    def starts(self, times_ms: Ints) -> Ints:
+        """Start of the window of each time."""
+        return times_ms - np.mod(times_ms - self.offset_ms, self.size_ms)
+
+    def first_start(self, time_ms: int) -> int:
+        return time_ms - (time_ms - self.offset_ms) % self.size_ms
+
+    def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
+        return None, self.starts(times_ms)
 
     def __str__(self) -> str:
         return f"tumbling {self.size}" + (f" + {self.offset}" if self.offset else "")
+
+
+@dataclass(frozen=True)
+class Sliding(WindowAssigner):
+    """Windows of equal `size` that begin every `slide`, at `offset` + n * `slide`. They overlap when `slide` is less
+    than `size`: a row is in each of the size / slide windows around it. `size` is a multiple of `slide`.
+
+    >>> rows, starts = Sliding(datetime.timedelta(hours=2), datetime.timedelta(hours=1)).assign(np.array([3_600_000]))
+    >>> rows.tolist(), starts.tolist()
+    ([0, 0], [0, 3600000])
+    """
+
+    size: datetime.timedelta
+    slide: datetime.timedelta
+    offset: datetime.timedelta = datetime.timedelta()
+
+    def __post_init__(self) -> None:
+        size_ms = _size_ms(self.size, "the size of a Sliding window")
+        slide_ms = _size_ms(self.slide, "the slide of a Sliding window")
+        if size_ms % slide_ms:
+            raise InvalidJob(f"the size {self.size} of a Sliding window must be a multiple of its slide {self.slide}")
+        if milliseconds(self.offset, "the offset of a Sliding window") >= slide_ms:
+            raise InvalidJob(f"the offset {self.offset} of a Sliding window must be less than its slide {self.slide}")
+
+    @cached_property
+    def size_ms(self) -> int:
+        return self.size // datetime.timedelta(milliseconds=1)
+
+    @cached_property
+    def slide_ms(self) -> int:
+        return self.slide // datetime.timedelta(milliseconds=1)
+
+    @cached_property
+    def offset_ms(self) -> int:
+        return self.offset // datetime.timedelta(milliseconds=1)
+
+    @cached_property
+    def _back_ms(self) -> Ints:
+        """From the last window that a time belongs to back to each of them, first window first."""
+        return np.arange(self.size_ms - self.slide_ms, -1, -self.slide_ms, dtype=np.int64)
+
+    @property
+    def per_row(self) -> int:
+        return self.size_ms // self.slide_ms
+
+    def first_start(self, time_ms: int) -> int:
+        return time_ms - (time_ms - self.offset_ms) % self.slide_ms - (self.size_ms - self.slide_ms)
+
+    def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
+        last = times_ms - np.mod(times_ms - self.offset_ms, self.slide_ms)
+        if self.per_row == 1:
+            return None, last
+        return np.arange(len(times_ms), dtype=np.int64).repeat(self.per_row), (last[:, None] - self._back_ms).ravel()
+
+    def __str__(self) -> str:
+        return f"sliding {self.size} every {self.slide}" + (f" + {self.offset}" if self.offset else "")

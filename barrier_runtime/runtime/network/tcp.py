@@ -238,7 +238,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Incoming(_Connection):
-    """The downstream end: handshake, then frames into an input channel, as many as were credit."""
+    """The downstream end: handshake, then frames into an input channel, as much as there is credit for."""
 
     def __init__(self, plane: TcpDataPlane) -> None:
         super().__init__(plane)

@@ -15,7 +15,7 @@ from operator_harness import Driven, Kind, World
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.aggregation.functions import count, max_, mean, min_, sum_
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.operators.windows.assigners import Sliding, Tumbling, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 
 SIZE, OFFSET = 100, 30
@@ -39,8 +39,8 @@ UTC = datetime.timezone.utc
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def operator() -> WindowAggregateOperator:
-    return WindowAggregateOperator("w", ["a", "b"], WINDOW, "t", AGGREGATES)
+def operator(window: WindowAssigner = WINDOW) -> WindowAggregateOperator:
+    return WindowAggregateOperator("w", ["a", "b"], window, "t", AGGREGATES)
 
 
 def at(ms: int) -> datetime.datetime:
@@ -54,7 +54,8 @@ def row(a: str | None, b: int | None, t: int, v: int | None = None, x: float | N
 class Model:
     """The same, one row at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, slide: int = SIZE) -> None:
+        self.slide = slide
         self.windows: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
         self.watermark = WATERMARK_MIN
         self.late = 0
@@ -63,10 +64,10 @@ class Model:
     def feed(self, rows: list[dict[str, Any]]) -> None:
         for each in rows:
             t = (each["t"].replace(tzinfo=UTC) - EPOCH) // datetime.timedelta(milliseconds=1)
-            start = (t - OFFSET) // SIZE * SIZE + OFFSET
-            if start + SIZE - 1 <= self.watermark:
-                self.late += 1
-            else:
+            last = (t - OFFSET % self.slide) // self.slide * self.slide + OFFSET % self.slide
+            starts = [start for start in range(last, t - SIZE, -self.slide) if start + SIZE - 1 > self.watermark]
+            self.late += not starts
+            for start in starts:
                 self.windows[(start, each["a"], each["b"])].append(each)
 
     def advance(self, watermark: int) -> None:
@@ -112,12 +113,14 @@ ACTION = st.one_of(
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.lists(ACTION, max_size=12))
+@given(st.lists(ACTION, max_size=12), st.sampled_from([SIZE, SIZE // 4]))
 def test_windows_equal_a_row_by_row_model_whatever_the_order_lateness_and_restarts(
-    actions: list[tuple[str, Any]],
+    actions: list[tuple[str, Any]], slide: int
 ) -> None:
-    world, model = World(), Model()
-    driven, collected = Driven(operator(), world, name="w"), []
+    ms = datetime.timedelta(milliseconds=1)
+    window = WINDOW if slide == SIZE else Sliding(SIZE * ms, slide * ms, OFFSET % slide * ms)
+    world, model = World(), Model(slide)
+    driven, collected = Driven(operator(window), world, name="w"), []
     for checkpoint, (action, argument) in enumerate([*actions, ("watermark", WATERMARK_MAX)], 1):
         if action == "rows":
             driven.feed(argument, SCHEMA)
@@ -129,7 +132,7 @@ def test_windows_equal_a_row_by_row_model_whatever_the_order_lateness_and_restar
             snapshot = driven.snapshot(checkpoint)
             collected += driven.take()
             driven.operator.close()
-            driven = Driven(operator(), world, (snapshot,), name="w")
+            driven = Driven(operator(window), world, (snapshot,), name="w")
     assert collected + driven.rows == model.out
     assert world.metrics.counts.get("late_rows", 0) == model.late
 
