@@ -30,7 +30,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.operators.base import Operator
+from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from benchmarks.machine import describe
@@ -70,6 +70,7 @@ class Bench:
         self._sources = [SourceDriver() for _ in range(2)]
         for source, surroundings in zip(self._sources, self._surroundings, strict=True):
             source.open(surroundings.context(chain.source.name), chain.source)
+        self._emit = Emit(self._emitted)
         self._steps = [spec.make() for spec in chain.operators if not spec.is_sink]
         self._keys = self.graph.edges[0].keys if self.graph.edges else ()
         self.keyed = [self._operator(subtask) for subtask in range(2)] if self._keys else []
@@ -100,7 +101,7 @@ class Bench:
             else:
                 self.stages.run("steps", self._chained, 0, batch)
         for operator in self.keyed:
-            self.stages.run("watermark", operator.on_watermark, WATERMARK_MAX, self._emitted)
+            self.stages.run("watermark", operator.on_watermark, WATERMARK_MAX, self._emit)
         self.wait_for_uploads()
         self.wall_s, self.cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
 
@@ -117,16 +118,16 @@ class Bench:
         if position == len(self._steps):
             self._emitted(batch)
         else:
-            self._steps[position].process(batch, lambda result: self._chained(position + 1, result))
+            self._steps[position].process(batch, Emit(lambda result: self._chained(position + 1, result)))
 
     def _shuffled(self, subtask: int, batch: Batch) -> None:
         parts = self.stages.run("partition", hash_partition, batch, self._keys, 2, self.graph.max_parallelism)
         for target, part in parts:
             received = [part] if target == subtask else self.stages.run("frames", self._sent, subtask, part)
             for each in received:
-                self.stages.run("process", self.keyed[target].process, each, self._emitted)
+                self.stages.run("process", self.keyed[target].process, each, self._emit)
         for operator in self.keyed:
-            self.stages.run("watermark", operator.on_watermark, min(self._watermarks), self._emitted)
+            self.stages.run("watermark", operator.on_watermark, min(self._watermarks), self._emit)
 
     def _sent(self, subtask: int, batch: Batch) -> list[Batch]:
         data = b"".join(bytes(memoryview(chunk)) for chunk in self._writers[subtask].encode(batch))

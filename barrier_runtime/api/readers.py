@@ -4,8 +4,6 @@ import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, overload
 
-import pyarrow.compute as pc
-
 from barrier_runtime.api.stream import Stream
 from barrier_runtime.connectors.files.source.csv import CsvSource
 from barrier_runtime.connectors.files.source.files import OnChange
@@ -88,8 +86,7 @@ class Readers:
                 f'source {name!r}: it has no dead letters: use source(…), or KafkaSource with bad_records="dead_letter"'
             )
         stream = self._rows_of(name, made, event_time, max_out_of_orderness, idle_timeout)
-        good = pc.field(dead_letters.error).is_null()
-        return stream.filter(good).select(dead_letters.good), stream.filter(~good).select(dead_letters.dead_letter)
+        return stream._with_dead_letters(dead_letters.error, dead_letters.good, dead_letters.dead_letter)
 
     def _rows_of(
         self,

@@ -26,6 +26,7 @@ from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
 from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator
+from barrier_runtime.operators.dead_letters import DEAD_LETTERS, DeadLetterOperator
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
 from barrier_runtime.operators.process import ProcessOperator, declared_states
@@ -48,9 +49,12 @@ class Stream:
     get all rows). `schema` is known or None (then fixed by the first batch); as rows are handed from one subtask to
     another dictionary columns become columns of their values, so it names no dictionaries."""
 
-    def __init__(self, plan: Plan, node: int, schema: pa.Schema | None, rebalanced: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, node: int, schema: pa.Schema | None, rebalanced: bool = False, tag: str = ""
+    ) -> None:
         self._plan = plan
         self._node = node
+        self._tag = tag  # of a side output of the node; empty: its main output
         self.schema = None if schema is None else plain_schema(schema)
         self._rebalanced = rebalanced
 
@@ -221,7 +225,7 @@ class Stream:
 
     def rebalance(self) -> "Stream":
         """Spread rows evenly over the subtasks of what follows."""
-        return Stream(self._plan, self._node, self.schema, rebalanced=True)
+        return Stream(self._plan, self._node, self.schema, rebalanced=True, tag=self._tag)
 
     def key_by(self, *columns: str) -> "KeyedStream":
         """Rows with equal values in `columns` go to the same subtask. Nulls are a value."""
@@ -290,8 +294,28 @@ class Stream:
 
     # ------------------------------------------------------------ inside
 
+    def _with_dead_letters(
+        self, error: str, good: Sequence[str], dead_letter: Mapping[str, str]
+    ) -> tuple["Stream", "Stream"]:
+        """Good rows, and the others: see `DeadLetterOperator`."""
+        schema = self.schema
+        good_schema = letter_schema = None
+        if schema is not None:
+            good_schema = pa.schema([schema.field(name) for name in good])
+            letter_schema = pa.schema([schema.field(column).with_name(name) for name, column in dead_letter.items()])
+        node = StepNode(
+            None,
+            "dead letters",
+            (self._as_input(),),
+            partial(DeadLetterOperator, error=error, good=good, dead_letter=dead_letter),
+            good_schema,
+            side_outputs={DEAD_LETTERS: letter_schema},
+        )
+        number = self._plan.add(node)
+        return Stream(self._plan, number, good_schema), Stream(self._plan, number, letter_schema, tag=DEAD_LETTERS)
+
     def _as_input(self) -> Input:
-        return Input(self._node, "rebalance" if self._rebalanced else "forward")
+        return Input(self._node, "rebalance" if self._rebalanced else "forward", tag=self._tag)
 
     def _step(
         self, kind: str, name: str | None, make: Callable[..., Any], schema: pa.Schema | None, describe: str
@@ -410,7 +434,7 @@ class KeyedStream:
         if not isinstance(name, str):
             raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
         plan = self._stream._plan
-        inputs = (Input(self._stream._node, "hash", self._keys),)
+        inputs = (Input(self._stream._node, "hash", self._keys, self._stream._tag),)
         node = StepNode(
             name, kind, inputs, make, schema, stateful=True, describe=describe, definition=definition, detail=detail
         )

@@ -1,7 +1,8 @@
 """From the plan of a flow to the graph of slots: chains where rows just pass on, edges where they are spread or split.
 
-A step joins the chain of its input when that is a plain forward from a step nobody else reads. It begins a chain when
-rows are exchanged (hash, rebalance), when it has several inputs, or when its input has several readers.
+A step joins the chain of its input when that is a plain forward from a main output nobody else reads. It begins a chain
+when rows are exchanged (hash, rebalance), when it has several inputs, when its input has several readers, and behind a
+side output.
 """
 
 import warnings
@@ -16,7 +17,7 @@ from barrier_runtime.connectors.source import DiscoveringSource, Source, Split
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
-from barrier_runtime.graph.logical import Node, Plan, SourceNode, StepNode
+from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
 from barrier_runtime.state.errors import InvalidJob
 
 _MAX_KEY_GROUPS = 32_768
@@ -73,17 +74,17 @@ def _named(nodes: list[Node]) -> list[Node]:
     return named
 
 
-def _readers(nodes: list[Node]) -> dict[int, list[int]]:
-    """Per node the nodes that read it, once per input."""
-    readers: dict[int, list[int]] = {number: [] for number in range(len(nodes))}
-    for number, node in enumerate(nodes):
+def _readers(nodes: list[Node]) -> dict[int, list[Input]]:
+    """Per node the inputs that read it, side outputs included."""
+    readers: dict[int, list[Input]] = {number: [] for number in range(len(nodes))}
+    for node in nodes:
         if isinstance(node, StepNode):
             for input in node.inputs:
-                readers[input.node].append(number)
+                readers[input.node].append(input)
     return readers
 
 
-def _check_ends(flow: str, nodes: list[Node], readers: dict[int, list[int]]) -> None:
+def _check_ends(flow: str, nodes: list[Node], readers: dict[int, list[Input]]) -> None:
     if not any(isinstance(node, SourceNode) for node in nodes):
         raise InvalidJob(f"flow {flow!r} has no source: begin with read_parquet(), rate() or another source")
     if not any(isinstance(node, StepNode) and node.is_sink for node in nodes):
@@ -114,14 +115,15 @@ def _check_guarantees(nodes: list[Node]) -> None:
 
 
 def _chained(
-    nodes: list[Node], readers: dict[int, list[int]], list_splits: _List
+    nodes: list[Node], readers: dict[int, list[Input]], list_splits: _List
 ) -> tuple[tuple[Chain, ...], tuple[Edge, ...]]:
     members: list[list[int]] = []  # nodes of each chain
     chain_of: dict[int, int] = {}
     for number, node in enumerate(nodes):
         if isinstance(node, StepNode) and len(node.inputs) == 1:
             input = node.inputs[0]
-            if input.partitioning == "forward" and len(readers[input.node]) == 1:
+            alone = sum(not each.tag for each in readers[input.node]) == 1
+            if input.partitioning == "forward" and not input.tag and alone:
                 chain_of[number] = chain_of[input.node]
                 members[chain_of[number]].append(number)
                 continue
@@ -145,14 +147,19 @@ def _chained(
                     input.partitioning,
                     input.keys,
                     port,
-                    _schema(nodes[input.node]),
+                    _schema(nodes[input.node], input.tag),
+                    (nodes[input.node].name or "") if input.tag else "",
+                    input.tag,
                 )
             )
     return chains, tuple(edges)
 
 
-def _schema(node: Node) -> pa.Schema | None:
-    schema = node.source.schema if isinstance(node, SourceNode) else node.schema
+def _schema(node: Node, tag: str) -> pa.Schema | None:
+    if isinstance(node, SourceNode):
+        schema = node.source.schema
+    else:
+        schema = node.side_outputs[tag] if tag else node.schema
     return None if schema is None else plain_schema(schema)
 
 

@@ -51,4 +51,5 @@ def _chain(chain: Chain, graph: JobGraph) -> list[str]:
 def _edge(edge: Edge) -> str:
     keys = f" ({', '.join(edge.keys)})" if edge.keys else ""
     schema = "" if edge.schema is None else ": " + ", ".join(f"{field.name} {field.type}" for field in edge.schema)
-    return f"chain {edge.source_chain}, {edge.partitioning}{keys}, {_EDGE[edge.partitioning]}{schema}"
+    side = f", {edge.tag} of {edge.operator}" if edge.tag else ""
+    return f"chain {edge.source_chain}{side}, {edge.partitioning}{keys}, {_EDGE[edge.partitioning]}{schema}"

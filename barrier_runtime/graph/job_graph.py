@@ -60,6 +60,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class Edge:
+    """`operator` and `tag`: of a side output, whose it is and which; empty for the main output of the chain's last
+    operator."""
+
     id: int
     source_chain: int
     target_chain: int
@@ -67,6 +70,8 @@ class Edge:
     keys: tuple[str, ...] = ()  # hash only: columns
     port: int = 0  # which input of the target chain's first operator
     schema: pa.Schema | None = None  # None: known at the first batch
+    operator: str = ""
+    tag: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """What a `Dataflow` has collected: sources and steps as plain values, connected by their numbers. Compiled by
 `compiler`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ class Input:
     node: int
     partitioning: Partitioning = "forward"
     keys: tuple[str, ...] = ()
+    tag: str = ""  # of a side output; empty: the main output
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class StepNode:
     kind: str
     inputs: tuple[Input, ...]
     make: Callable[[str], Operator]
-    schema: pa.Schema | None  # of its output, when known
+    schema: pa.Schema | None  # of its main output, when known
     stateful: bool = False
     is_sink: bool = False
     guarantee: str = ""
@@ -50,6 +51,7 @@ class StepNode:
     definition: str = ""  # see `OperatorSpec`
     makes_watermarks: bool = False  # whatever its input has
     detail: Detail = "none"  # how closely it follows event time
+    side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, when known
 
 
 Node: TypeAlias = SourceNode | StepNode

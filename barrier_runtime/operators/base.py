@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.metrics import MetricGroup
@@ -18,7 +18,28 @@ from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
 
-Emit: TypeAlias = Callable[[Batch], None]
+
+class Emit:
+    """Where an operator's results go: `emit(batch)` is its main output, `emit.to(tag, batch)` a side output. Rows of a
+    side output that nobody reads are dropped, and batches without rows go nowhere."""
+
+    __slots__ = ("_main", "_side")
+
+    def __init__(
+        self, main: Callable[[Batch], None], side: Mapping[str, Sequence[Callable[[Batch], None]]] | None = None
+    ) -> None:
+        """`side`: by tag, those who read it."""
+        self._main = main
+        self._side = side or {}
+
+    def __call__(self, batch: Batch) -> None:
+        if batch.rows.num_rows:
+            self._main(batch)
+
+    def to(self, tag: str, batch: Batch) -> None:
+        if batch.rows.num_rows:
+            for reader in self._side.get(tag, ()):
+                reader(batch)
 
 
 class SequentialExecutor(Protocol):

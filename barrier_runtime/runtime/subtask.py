@@ -113,6 +113,7 @@ class Subtask:
         self._announcements: deque[tuple[int, Announced]] = deque()
         for channel in inputs:
             channel.announcements = self._announcements
+        self._main = [output for output in outputs if not output.tag]
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         self._assigned = dict.fromkeys(self._assigners, WATERMARK_MIN)
@@ -210,20 +211,23 @@ class Subtask:
 
     def _emit_from(self, position: int) -> Emit:
         """What operator `position - 1` emits into: operator `position`, or the edges after the last one."""
+        name = self.operators[position - 1][0] if position else ""
+        side: dict[str, list[Callable[[Batch], None]]] = {}
+        for output in self.outputs:
+            if output.tag and output.operator == name:
+                side.setdefault(output.tag, []).append(output.emit)
         if position == len(self.operators):
-            return self._output
+            return Emit(self._output, side)
         operator = self.operators[position][1]
 
-        def emit(batch: Batch) -> None:
-            if batch.rows.num_rows:
-                operator.process(batch, self._emits[position + 1])
+        def process(batch: Batch) -> None:
+            operator.process(batch, self._emits[position + 1])
 
-        return emit
+        return Emit(process, side)
 
     def _output(self, batch: Batch) -> None:
-        if batch.rows.num_rows:
-            for output in self.outputs:
-                output.emit(batch)
+        for output in self._main:
+            output.emit(batch)
 
     def _batch(self, batch: Batch, port: int) -> None:
         if not batch.rows.num_rows:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.operators.base import CommitReport, OperatorContext
+from barrier_runtime.operators.base import CommitReport, Emit, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
@@ -176,7 +176,7 @@ class Process:
     def write(self, subtask: int, rows: pa.RecordBatch, ids: Sequence[int]) -> None:
         hand = self.hands[subtask]
         self.open_transaction(subtask).ids.extend(ids)  # before the call: it may be the last one
-        hand.operator.process(Batch(rows, 0), lambda batch: None)
+        hand.operator.process(Batch(rows, 0), Emit(lambda batch: None))
         while hand.executor.waiting:
             hand.executor.run_one()
 

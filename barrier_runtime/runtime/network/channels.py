@@ -212,11 +212,12 @@ class ResultPartition:
     def __init__(
         self, edge: Edge, channels: list[OutputChannel], subtask: int, max_parallelism: int, operator: str = ""
     ) -> None:
-        """`operator`: whose rows these are, for messages."""
+        """`operator`: whose rows these are."""
         self._edge = edge
+        self.tag = edge.tag
         self._channels = channels
         self._max_parallelism = max_parallelism
-        self._operator = operator
+        self.operator = operator
         self._plain = PlainRows()
         self._rebalancer = Rebalancer(len(channels), first=subtask)
         self.rows = 0
@@ -241,7 +242,7 @@ class ResultPartition:
             for target, part in parts:
                 self._channels[target].send(part)
         except RowTooLarge as error:
-            raise InvalidJob(f"operator {self._operator!r}: {error}") from error
+            raise InvalidJob(f"operator {self.operator!r}: {error}") from error
 
     def control(self, element: Element) -> None:
         for channel in self._channels:

@@ -65,7 +65,7 @@ class Wiring:
     async def outputs(self, chain: Chain, peers: dict[int, Peer]) -> list[ResultPartition]:
         """Those of `chain`, connected."""
         operator = chain.operators[-1].name if chain.operators or chain.source is None else chain.source.name
-        return [await self._connect(edge, peers, operator) for edge in self._graph.outputs(chain.id)]
+        return [await self._connect(edge, peers, edge.operator or operator) for edge in self._graph.outputs(chain.id)]
 
     async def _connect(self, edge: Edge, peers: dict[int, Peer], operator: str) -> ResultPartition:
         targets = [self._slot] if edge.partitioning == "forward" else range(self._graph.parallelism)

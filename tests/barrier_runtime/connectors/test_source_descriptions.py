@@ -112,7 +112,7 @@ HOUR = datetime.timedelta(hours=1)
     ("method", "description", "nodes"),
     [
         ("read_kafka", kafka(), 1),
-        ("read_kafka", kafka(bad_records="dead_letter"), 5),  # the source, and a filter and a select for each stream
+        ("read_kafka", kafka(bad_records="dead_letter"), 2),  # the source, and the step where the streams part
         ("read_rabbitmq", RabbitMQSource("amqp://h/v", "q", deduplicate=None), 1),
         ("read_rabbitmq", RabbitMQSource("amqp://h/v", "q", deduplicate="forever"), 2),
         ("read_rabbitmq", RabbitMQSource("amqp://h/v", "q", deduplicate=HOUR), 2),
