@@ -80,7 +80,7 @@ class Dataflow(Readers):
 
 
 def _checked(options: "RunOptions") -> "RunOptions":
-    """Raises `InvalidJob` for what is no option, or cannot be its value."""
+    """Raises `InvalidJob` for what is not an option, or cannot be its value."""
     if options:
         from barrier_runtime.launch.options import typed
 

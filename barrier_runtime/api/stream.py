@@ -211,7 +211,7 @@ class Stream:
         known = [stream.schema for stream in (self, *others) if stream.schema is not None]
         for stream in others:
             if not isinstance(stream, Stream) or stream._plan is not self._plan:
-                raise InvalidJob(f"union: {stream!r} is no stream of flow {self._plan.name!r}: pass its streams")
+                raise InvalidJob(f"union: {stream!r} is not a stream of flow {self._plan.name!r}: pass its streams")
         for schema in known[1:]:
             if not schema.equals(known[0]):
                 raise InvalidJob(
@@ -275,7 +275,7 @@ class Stream:
         else:
             what = "give CallableSink(…) around a function of a pyarrow.RecordBatch, " if callable(sink) else "pass "
             raise InvalidJob(
-                f"{where}: {sink!r} is no sink: {what}a TwoPhaseCommitSink such as ParquetSink(url), or a factory "
+                f"{where}: {sink!r} is not a sink: {what}a TwoPhaseCommitSink such as ParquetSink(url), or a factory "
                 "of one with an attribute `guarantee`"
             )
         node = StepNode(
@@ -385,7 +385,7 @@ class KeyedStream:
         """
         where = f"process {name!r}"
         if not callable(getattr(function, "process", function)):
-            raise InvalidJob(f"{where}: {function!r} is no function and has no process() method: pass one")
+            raise InvalidJob(f"{where}: {function!r} is not a function and has no process() method: pass one")
         if isinstance(function, type) and not callable(getattr(function, "process", None)):
             raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
         declared_states(function, state)
@@ -485,7 +485,7 @@ def _check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
         raise InvalidJob(f"{where}: no aggregates: give at least one, such as n=count()")
     for name, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
-            raise InvalidJob(f"{where}: {name}={aggregate!r} is no aggregate: use count, sum_, mean, min_ or max_")
+            raise InvalidJob(f"{where}: {name}={aggregate!r} is not an aggregate: use count, sum_, mean, min_ or max_")
 
 
 def _check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:

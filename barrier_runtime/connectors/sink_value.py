@@ -52,7 +52,7 @@ def decode_sink(data: bytes, where: str) -> SinkValue:
 def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
     """An unopened sink. Raises `InvalidJob` for an unknown kind, or settings that it does not take."""
     if kind not in SINKS:
-        raise InvalidJob(f"{kind!r} is no kind of sink that this release has; it has: {', '.join(sorted(SINKS))}")
+        raise InvalidJob(f"{kind!r} is not a kind of sink that this release has; it has: {', '.join(sorted(SINKS))}")
     sink_class = getattr(importlib.import_module(SINKS[kind].module), SINKS[kind].name)
     try:
         sink = sink_class(**settings)

@@ -135,7 +135,7 @@ class RowWriter:
 
     def taken(self, row: Any) -> Any:
         """A copy of `row` that shares nothing with it that can be changed, or `row` where nobody else holds it; what
-        is no row comes back as it is. The caller holds `row` in one local variable."""
+        is not a row comes back as it is. The caller holds `row` in one local variable."""
         if type(row) is not dict and not isinstance(row, Mapping):
             return row
         copied = row if self._changeable and type(row) is dict and getrefcount(row) == _HELD_ONCE else dict(row)

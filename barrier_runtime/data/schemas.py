@@ -61,7 +61,7 @@ def _as_type(kind: Any, column: str, where: str) -> pa.DataType:
     known = _PYTHON_TYPES.get(kind) if isinstance(kind, type) else None
     if known is None:
         raise InvalidJob(
-            f"{where}: column {column!r} has type {kind!r}, which is no Arrow type: use pa.int64() and such"
+            f"{where}: column {column!r} has type {kind!r}, which is not an Arrow type: use pa.int64() and such"
         )
     return known
 

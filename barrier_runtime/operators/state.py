@@ -65,7 +65,7 @@ class States:
         handle = vars(self).get(name)
         if isinstance(handle, ValueState):
             raise handle.assigned(value)
-        raise InvalidJob(f"ctx.state.{name} is no declared state: add {name!r} to state= of process()")
+        raise InvalidJob(f"ctx.state.{name} is not a declared state: add {name!r} to state= of process()")
 
 
 class ValueState(Generic[T]):

@@ -77,7 +77,7 @@ class Timers:
                 self._look()
 
     def delete(self, timestamp_ms: int) -> None:
-        """Forget the current key's timer at `timestamp_ms`; it is no error if there is none."""
+        """Forget the current key's timer at `timestamp_ms`; it is not an error if there is none."""
         entry = (*self._current.key, _whole(timestamp_ms))
         if self._table.get(entry) is not None:
             self._table.delete(entry)

@@ -3,7 +3,7 @@
 It owns: alignment and blocking of its inputs, the watermark, the order *forward the barrier, then capture state*, and
 the end of its input. It never waits, opens a socket or reads a clock; captures that need more work go to the host.
 
-What was in flight in the restored checkpoint (`replay`) is worked off before anything that comes in: so rows keep their
+What was in flight in the restored checkpoint (`replay`) is processed before anything that comes in: so rows keep their
 order and are not late, also when they come from other subtasks than before. What of it is left when a snapshot is taken
 is in flight again.
 """

@@ -34,14 +34,14 @@ class WrittenFrames:
 
 
 def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
-    """Timestamps are UTC. Raises `InvalidJob` for what is no DataFrame, or has columns that Arrow cannot hold."""
+    """Timestamps are UTC. Raises `InvalidJob` for what is not a DataFrame, or has columns that Arrow cannot hold."""
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql.pandas.types import to_arrow_schema
     except ImportError as error:
         raise InvalidJob(f"pyspark cannot be imported ({error}): pip install 'barrier-runtime[spark]'") from error
     if not hasattr(dataframe, "mapInArrow"):
-        raise InvalidJob(f"{where}: {type(dataframe).__name__} is no Spark DataFrame: pass one")
+        raise InvalidJob(f"{where}: {type(dataframe).__name__} is not a Spark DataFrame: pass one")
     if dataframe.isStreaming:
         raise InvalidJob(f"{where}: the DataFrame is a stream and has no end: pass one made with read, not readStream")
     names = dataframe.columns

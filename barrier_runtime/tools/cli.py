@@ -38,7 +38,7 @@ def load_flow(target: str) -> "Dataflow":
         raise InvalidJob(f"there is no file {file!r} (looked in {Path.cwd()})")
     spec = importlib.util.spec_from_file_location(_USER_MODULE, path)
     if spec is None or spec.loader is None:
-        raise InvalidJob(f"{file!r} is no Python file: give one that ends in .py")
+        raise InvalidJob(f"{file!r} is not a Python file: give one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[_USER_MODULE] = module
     sys.path.insert(0, str(path.resolve().parent))
@@ -133,7 +133,7 @@ def coordinator(context: typer.Context) -> None:
 def status(
     coordinator: Coordinator, token_file: TokenFile, job: Annotated[str | None, typer.Argument(help="one job")] = None
 ) -> None:
-    """Print the state of one job, or the list of jobs, as JSON; and whether each gets on, in a line on stderr."""
+    """Print the state of one job, or the list of jobs, as JSON; on stderr whether each makes progress, in a line."""
     client = _client(coordinator, token_file)
     if job:
         one = client.status(job)

@@ -226,7 +226,7 @@ def _factory(entry: str) -> tuple[str, Callable[[], TwoPhaseCommitSink]]:
         raise InvalidJob(f"--sink {entry}: there is no file {file!r} (looked in {Path.cwd()})")
     spec = importlib.util.spec_from_file_location("barrier_runtime_user_sink", path)
     if spec is None or spec.loader is None:
-        raise InvalidJob(f"--sink {entry}: {file!r} is no Python file: give one that ends in .py")
+        raise InvalidJob(f"--sink {entry}: {file!r} is not a Python file: give one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(path.resolve().parent))

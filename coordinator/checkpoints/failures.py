@@ -6,7 +6,7 @@ to blame for, each id once; a success forgets them, and failures of checkpoints 
 differs in two points: the first restart of a row comes at once, and a row ends only when the job ran for
 `reset_after_ms` *and* completed a checkpoint. What is counted is counted by one coordinator process.
 
-A server that does not answer is no failure of the job: `exponential_delay` waits for it without end, with its pauses,
+A server that does not answer is not a failure of the job: `exponential_delay` waits for it without end, with pauses,
 unless it allows no restart at all (`max_attempts` 0); the other strategies as long as their restarts would last.
 """
 

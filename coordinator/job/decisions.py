@@ -79,7 +79,7 @@ class FinishJob:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The user wants the job to end. Checkpoints are dropped only by who leads, and only when asked for."""
+    """The user wants the job to end. Only the leader drops checkpoints, and only when asked to."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class CheckProgress(Protocol):
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """For who does not watch."""
+    """For non-interactive use."""
 
 
 @dataclass

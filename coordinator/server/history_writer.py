@@ -1,6 +1,6 @@
 """A job's figures in its store, beside everything else: no step of the job waits for them, or ends for them.
 
-Written by who leads, one put at a time; what happens while one is under way goes with the next. At the end of a run it
+Written by the leader, one put at a time; what happens while one is under way goes with the next. At the end of a run it
 is written down how that ended, for whoever asks a daemon that did not see it.
 """
 

@@ -95,7 +95,7 @@ class JobDirectory:
 
     async def submit(self, spec: JobSpec) -> JobRunner:
         """Lead this run. Submitting the same run again changes nothing. Raises `LedElsewhere` if another daemon has it;
-        another run of the same job is no obstacle, the log fences it."""
+        another run of the same job is not an obstacle, the log fences it."""
         spec = validated_spec(spec)
         await self._proven()
         if self._leases is not None and self._live(spec.job, spec.run_id) is None:

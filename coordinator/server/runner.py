@@ -161,7 +161,7 @@ class JobRunner:
 
     @property
     def condition(self) -> Condition:
-        """Whether the job gets on, as of its last event."""
+        """Whether the job makes progress, as of its last event."""
         known = self._protocol.condition
         if self._broken:
             return Condition("FAILED", self._broken, known.since_ms)

@@ -1,6 +1,6 @@
 """What a job remembers of itself across coordinators and runs: counters, checkpoints, recoveries, its slots, its end.
 
-One object per job, written by who leads after what it tells of has happened. It decides nothing: losing it loses
+One object per job, written by the leader after what it tells of has happened. It decides nothing: losing it loses
 figures. Pure: the bytes, what they mean, and how they agree with the decision log.
 """
 

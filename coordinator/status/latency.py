@@ -58,7 +58,7 @@ class ToldHistograms:
 
 
 def merged(encoded: Iterable[Encoded]) -> dict[str, LatencyStatus]:
-    """One status per name over all processes. What is no histogram is left out: this is for display only."""
+    """One status per name over all processes. What is not a histogram is left out: this is for display only."""
     return _statuses(_by_name(encoded), {})
 
 

@@ -95,7 +95,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     submitter: str
     phase: str  # loading, resuming, fencing, waiting (for all slots), restoring, running, finishing, or how it ended
     outcome: str | None  # finished, failed, cancelled, fenced, replaced; None while it lives
-    condition: str = ""  # a value of `progress.State`: does it get on, and if not, what does it wait for?
+    condition: str = ""  # a value of `progress.State`: is it making progress, and if not, what does it wait for?
     condition_reason: str = ""  # names the object, sink or subtasks
     condition_since_ms: int = 0
     reason: str  # of the present phase

@@ -17,7 +17,7 @@ from barrier_runtime.state.keys.key_codec import decode_key
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
 
-_KEY_BYTES = 50  # of a key that is no int, encoded or waiting for it
+_KEY_BYTES = 50  # of a key that is not an int, encoded or waiting for it
 
 
 class FrozenSegment:

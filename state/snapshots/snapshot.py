@@ -42,7 +42,7 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows that were on their way to input `port` of an operator subtask when its snapshot was taken: frames of a data
-    connection, to be worked off in this order before anything new."""
+    connection, to be processed in this order before anything new."""
 
     port: int
     file: FileRef

@@ -50,7 +50,7 @@ def store_values(
 
 def _check_name(name: str) -> None:
     if not is_value_name(name):
-        raise ProtocolViolation(f"{name[:200]!r} is no name for a large value: use letters, digits and . _ -")
+        raise ProtocolViolation(f"{name[:200]!r} is not a name for a large value: use letters, digits and . _ -")
 
 
 def with_values(store: ObjectStore, snapshots: Sequence[OperatorSnapshot], at_once: int) -> list[OperatorSnapshot]:

@@ -160,7 +160,7 @@ def test_a_missing_column_is_named_with_those_that_are_there(
 
 def test_a_column_that_can_be_no_key_is_refused(kafka: KafkaServer, topic: Topic, job: Job) -> None:
     sink = job.open(kafka_sink(kafka, topic, key="list"))
-    with pytest.raises(InvalidJob, match="column 'list' is list<item: int64>, which is no key, value or header"):
+    with pytest.raises(InvalidJob, match="column 'list' is list<item: int64>, which is not a key, value or header"):
         written(sink, [{"list": [1, 2]}])
 
 

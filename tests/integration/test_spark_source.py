@@ -163,7 +163,7 @@ def test_what_cannot_be_staged_is_refused_before_anything_runs(spark: Any, tmp_p
     twice = spark.range(3).selectExpr("id", "id as id")
     with pytest.raises(InvalidJob, match="column 'id' is in the DataFrame twice"):
         flow.from_spark("rows", twice)
-    with pytest.raises(InvalidJob, match="Table is no Spark DataFrame"):
+    with pytest.raises(InvalidJob, match="Table is not a Spark DataFrame"):
         flow.from_spark("rows", pa.table({"a": [1]}))
     with pytest.raises(InvalidJob, match="is a stream and has no end: pass one made with read"):
         flow.from_spark("rows", spark.readStream.format("rate").load())

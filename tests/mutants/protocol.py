@@ -238,7 +238,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-server-away-uses-up-attempts",
-        "a server that does not answer is no failure of the job",
+        "a server that does not answer is not a failure of the job",
         "coordinator/checkpoints/failures.py",
         'if unavailable and options.strategy == "exponential_delay" and options.max_attempts != 0:',
         "if False:",

@@ -54,7 +54,7 @@ def kind_of(error: object) -> Kind:
 
 class Refusals:
     """Which brokers refuse, and since when. `lasting` is what the last of them said, once one has refused for so long
-    that it is no broker just starting: without another error of the same broker or an answer of any in between."""
+    that it is not a broker just starting: without another error of the same broker or an answer of any in between."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}  # by broker, as the client calls it

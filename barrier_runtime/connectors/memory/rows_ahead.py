@@ -32,7 +32,7 @@ class IteratorRaised(Exception):
 
 class RowsAhead:
     """`begin` makes the iterator; it runs in the thread, too, and may take as long as it likes. `writer` is used by the
-    thread and by who takes rows."""
+    thread and by the caller that takes rows."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RowsAhead:
         self._writer = writer
         self._wide = [field.name for field in schema if not _is_narrow(field.type)]
         self._changed = threading.Condition()
-        self._rest: pa.RecordBatch | None = None  # the oldest rows, of who takes; then …
+        self._rest: pa.RecordBatch | None = None  # the oldest rows, the caller's; then …
         self._chunks: list[pa.RecordBatch] = []
         self._chunks_bytes = 0
         self._filling: list[Row] = []  # those after them; the thread appends while another one looks
@@ -146,7 +146,7 @@ class RowsAhead:
         return True
 
     def _weight(self, row: Row) -> int:
-        """Bytes, about. What is no row is refused later."""
+        """Bytes, about. What is not a row is refused later."""
         if not self._wide or not isinstance(row, dict):
             return 0
         return sum([_weight(row.get(name)) for name in self._wide])

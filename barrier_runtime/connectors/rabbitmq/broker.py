@@ -35,7 +35,7 @@ class Broker:
         except (ValueError, AttributeError):
             parts, port_is_valid = urlsplit(""), False
         if parts.scheme not in _SCHEMES or not parts.hostname or not port_is_valid:
-            raise InvalidJob(f"{where}: its url is no broker's: pass amqp://host:5672/vhost (amqps:// for TLS)")
+            raise InvalidJob(f"{where}: its url is not a broker's: pass amqp://host:5672/vhost (amqps:// for TLS)")
         if parts.password is not None:
             raise InvalidJob(
                 f"{where}: its url carries a password: remove it, and set {_USER} and {_PASSWORD} in the environment "

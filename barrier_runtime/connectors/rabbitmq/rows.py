@@ -128,7 +128,9 @@ class MessageRows:
         good = []
         for message, id in zip(messages, ids, strict=True):
             if self._bodies([message]) is None:
-                bad.append((message, f"its body ({len(message.body)} bytes) is no JSON object of the declared columns"))
+                bad.append(
+                    (message, f"its body ({len(message.body)} bytes) is not a JSON object of the declared columns")
+                )
             else:
                 good.append((message, id))
         body = self._bodies([message for message, _ in good])

@@ -177,7 +177,7 @@ def _final_match(file: StagedFile) -> re.Match[str]:
     match = _FINAL.fullmatch(file.final)
     if match is None:
         raise Corrupt(
-            f"a committable calls {file.final!r} a file of this sink, which is no name of ours: restore a backup"
+            f"a committable calls {file.final!r} a file of this sink, which is not a name of ours: restore a backup"
         )
     return match
 

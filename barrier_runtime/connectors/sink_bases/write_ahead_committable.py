@@ -94,7 +94,7 @@ def decode_committable(data: bytes, job: str, sink: str, where: str) -> WriteAhe
         if not each.key.startswith(paths.staged_rows_prefix(sink)) or paths.staged_rows_origin(each.key) != origin:
             raise Corrupt(
                 f"{where}: a committable of subtask {committable.subtask}, generation {committable.token} names "
-                f"{each.key[:200]!r}, which is no object of theirs: nothing was delivered or deleted; restore an "
+                f"{each.key[:200]!r}, which is not an object of theirs: nothing was delivered or deleted; restore an "
                 "intact copy of the checkpoint"
             )
     return committable

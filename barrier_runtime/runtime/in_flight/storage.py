@@ -4,7 +4,7 @@ They are frames as on a data connection, one file per input port (more if a sche
 one object, or inside the manifest when they are tiny. On worker threads only.
 
 At another parallelism rows are spread anew: by key group on a hash edge, so that they meet the state of their key;
-whole subtasks' shares on a rebalance edge. Rows that reach a subtask thus are worked off there before anything new, so
+whole subtasks' shares on a rebalance edge. Rows that reach a subtask thus are processed there before anything new, so
 those of one key keep their order. Other edges have no rows in flight: their barriers are always aligned.
 """
 
@@ -23,7 +23,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, Operator
 from barrier_runtime.state.snapshots.verified import describe, read_verified
 from barrier_runtime.state.store.object_store import ObjectStore
 
-_ROWS_AT_ONCE = 256  # worked off before the slot looks at anything else
+_ROWS_AT_ONCE = 256  # processed before the slot does anything else
 
 
 def write_in_flight(
@@ -67,9 +67,9 @@ def read_in_flight(
             edge = edges.get(each.port)
             if edge is None or edge.partitioning not in ("hash", "rebalance"):
                 raise InvalidJob(
-                    f"the checkpoint has rows in flight to input {each.port} of {operator}, which is no input by key "
-                    "or round robin any more: start the old version of the program, let it end with stop(), and start "
-                    "the new one from there"
+                    f"the checkpoint has rows in flight to input {each.port} of {operator}, which is not an input by "
+                    "key or round robin any more: start the old version of the program, let it end with stop(), and "
+                    "start the new one from there"
                 )
             for batch in _own(each, snapshot, edge, subtask, parallelism, max_parallelism, store):
                 replay.append((each.port, batch))

@@ -5,8 +5,8 @@ takes in `DRAIN_S`, so that a barrier is never far behind; a reader that keeps u
 nothing, since its queue is empty. It begins in between, so that a slow reader does not find more than it takes in a
 minute.
 
-A *chunk* is what of a batch is worked off at once: about `CHUNK_NS` of work, so that a slow operator does not hold up
-barriers, sockets and timers of its slot for as long as a large batch takes it.
+A *chunk* is the part of a batch that is processed at once: about `CHUNK_NS` of work, so that a slow operator does not
+hold up barriers, sockets and timers of its slot for as long as a large batch takes it.
 """
 
 MAX_WINDOW_BYTES = 4 * 1024 * 1024
@@ -45,7 +45,7 @@ class Window:
 
 
 class Chunk:
-    """Bytes of a batch that are worked off at once, by measuring: it shrinks at once and grows step by step."""
+    """Bytes of a batch that are processed at once, by measuring: it shrinks at once and grows step by step."""
 
     __slots__ = ("_last", "bytes")
 
@@ -54,7 +54,7 @@ class Chunk:
         self._last = 0
 
     def taken(self, size: int) -> None:
-        """A batch of `size` bytes, 0: something else, is being worked off."""
+        """A batch of `size` bytes, 0: something else, is being processed."""
         self._last = size
 
     def worked(self, took_ns: int) -> None:

@@ -217,7 +217,7 @@ class _Connection(asyncio.Protocol):
         self._plane = plane
         self._channel: ChannelId | None = None
         self._reason = ""
-        self._finished = False  # EndOfInput went through: what follows is no failure
+        self._finished = False  # EndOfInput went through: what follows is not a failure
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name

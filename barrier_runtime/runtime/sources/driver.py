@@ -321,7 +321,7 @@ class SourceDriver:
         return reached
 
     def _tell_of_far_row(self, split: OpenSplit, times: pa.Array, now_ms: int) -> None:
-        """One such row, and what comes after it is late. It is no error: nobody else can know what is meant."""
+        """One such row, and what comes after it is late. It is not an error: nobody else can know what is meant."""
         known = event_times_ms(times.drop_null())
         first = int(np.argmax(known > now_ms + _FAR_MS))
         at = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))[first]

@@ -124,7 +124,7 @@ class Failing(Phase):
         return None
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
-        """Who does not lead yet may only have lost to what its predecessor still had under way."""
+        """A process that does not lead yet may only have lost to what its predecessor still had under way."""
         record = foreign.entry.record
         if job.leads or isinstance(record, Fence | Lead | Finish):
             return FencedBy(record)

@@ -179,7 +179,7 @@ def test_a_union_of_different_columns_is_refused() -> None:
 def test_a_union_with_a_stream_of_another_flow_is_refused() -> None:
     _, ticks = flow_and_stream()
     _, others = flow_and_stream()
-    with pytest.raises(InvalidJob, match="is no stream of flow 'job'"):
+    with pytest.raises(InvalidJob, match="is not a stream of flow 'job'"):
         ticks.union(others)
 
 
@@ -193,7 +193,7 @@ def test_a_broadcast_table_must_have_unique_keys() -> None:
 
 def test_what_is_no_sink_is_refused() -> None:
     _, ticks = flow_and_stream()
-    with pytest.raises(InvalidJob, match="is no sink"):
+    with pytest.raises(InvalidJob, match="is not a sink"):
         ticks.sink("out", print)  # type: ignore[arg-type]
 
 
@@ -351,7 +351,7 @@ def test_explain_shows_chains_edges_settings_and_guarantees() -> None:
     ("schema", "message"),
     [
         ({"a": "int65"}, "unknown type name 'int65'"),
-        ({"a": list}, "which is no Arrow type"),
+        ({"a": list}, "which is not an Arrow type"),
         ({}, "no columns"),
         ([("a", int)], "pass a pyarrow.Schema or a mapping"),
     ],

@@ -366,7 +366,7 @@ def test_a_state_beside_a_plain_function_is_told_from_its_value_too() -> None:
 
     with pytest.raises(JobFailed, match=r"assigned to ctx\.state\.n.*write ctx\.state\.n\.value = …"):
         ran(NUMBERS, PLAIN, keyed(assigns, state={"n": ValueState(int)}))
-    with pytest.raises(JobFailed, match=r"ctx\.state\.n is no declared state: add 'n' to state="):
+    with pytest.raises(JobFailed, match=r"ctx\.state\.n is not a declared state: add 'n' to state="):
         ran(NUMBERS, PLAIN, keyed(assigns))
 
 

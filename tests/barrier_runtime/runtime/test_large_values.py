@@ -214,6 +214,6 @@ def test_values_that_are_named_twice_or_strangely_are_refused():
     store = MemoryStore()
     ref = FileRef("a", 1, "00", "job/data/1/u/x")
     for values, stored in (({"a": b"1"}, {"a": ref}), ({"a/b": LARGE}, {}), ({}, {"": ref})):
-        with pytest.raises(ProtocolViolation, match=r"handed over both|is no name"):
+        with pytest.raises(ProtocolViolation, match=r"handed over both|is not a name"):
             store_values(values, stored, store, lambda: "job/data/1/u/y", 10, lambda: None)
     assert list(store.list("")) == []

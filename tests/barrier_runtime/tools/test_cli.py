@@ -194,7 +194,7 @@ def test_a_users_exception_is_all_that_is_printed(tmp_path: Path) -> None:
         ("nowhere.py:flow", "there is no file 'nowhere.py' (looked in "),
         ("app.py:job", "app.py has no Dataflow called 'job'; it has: flow"),
         ("app.py:", "names no flow"),
-        ("app.txt:flow", "is no Python file: give one that ends in .py"),
+        ("app.txt:flow", "is not a Python file: give one that ends in .py"),
     ],
 )
 def test_a_target_that_names_no_flow_is_explained(app: str, tmp_path: Path, target: str, said: str) -> None:

@@ -348,7 +348,7 @@ def test_a_folder_is_named_by_its_whole_path() -> None:
 
 
 def test_no_other_module_is_imported_whatever_a_snapshot_says() -> None:
-    with pytest.raises(InvalidJob, match="is no kind of sink"):
+    with pytest.raises(InvalidJob, match="is not a kind of sink"):
         make_sink("os:system", {})
 
 

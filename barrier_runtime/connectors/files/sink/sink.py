@@ -3,7 +3,7 @@
 Pre-commit stages whole, durable, hidden objects; nothing about them can expire. Commit publishes each under its final
 name (atomic, idempotent, checked by hash). One file per subtask and checkpoint, more when a transaction outgrows
 memory. When all subtasks have published, the global committer names the files in the sink's commit log, in one atomic
-step: who reads through that log (`committed_files`) sees whole checkpoints, who lists the folder sees whole files.
+step: a reader of that log (`committed_files`) sees whole checkpoints, one that lists the folder sees whole files.
 """
 
 from collections.abc import Callable, Sequence

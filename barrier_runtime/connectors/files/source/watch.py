@@ -3,7 +3,7 @@
 Files must be complete when they appear: write them under a name that begins with `.` or `_` (or elsewhere on the same
 file system) and rename them into place. A file whose size changes after it was seen, or its bytes (see `comparing`)
 after it was read to its end, fails the job, or is read on if it grew and `on_change="append"` allows that. Which file
-is read first is decided by time of change and name, but this is no promise: several are read at once, by several
+is read first is decided by time of change and name, but this is not a promise: several are read at once, by several
 subtasks.
 
 With event times, a file may bring rows that are older than what was read before it by at most `max_out_of_orderness`;

@@ -75,14 +75,14 @@ class RecordFormat:
         for name in plain:
             if isinstance(name, str) and pa.types.is_nested(schema.field(name).type):
                 raise InvalidJob(
-                    f"{self._where}: column {name!r} is {schema.field(name).type}, which is no key, value or header: "
-                    'use value="json", or a text or binary column'
+                    f"{self._where}: column {name!r} is {schema.field(name).type}, which is not a key, value or "
+                    'header: use value="json", or a text or binary column'
                 )
         if self._timestamp is not None:
             kind = schema.field(self._timestamp).type
             if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
                 raise InvalidJob(
-                    f"{self._where}: column {self._timestamp!r} is {kind}, which is no time of a record: use a "
+                    f"{self._where}: column {self._timestamp!r} is {kind}, which is not a time of a record: use a "
                     "timestamp column, or an integer one in milliseconds"
                 )
 

@@ -97,7 +97,8 @@ class TransactionOrigin:
 
 
 class MarkedProducer:
-    """`writer`: the fencing token of who writes. Every error leaves it closed; `connect` again. Blocking."""
+    """`writer`: the fencing token of the generation that writes. Every error leaves it closed; `connect` again.
+    Blocking."""
 
     def __init__(
         self, cluster: KafkaCluster, topic: str, origin: TransactionOrigin, writer: int, settings: dict[str, Any]

@@ -215,7 +215,7 @@ def is_transient(error: Any) -> bool:
 
 
 def is_refusal_of_credentials(error: Any) -> bool:
-    """Said by who is asked at once, because a person waits for the start; see `Refusals` for all others."""
+    """Raised at once, because a person waits for the start; see `Refusals` for all others."""
     return bool(error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"))
 
 

@@ -65,7 +65,7 @@ def chosen_topics(topics: str | Sequence[str] | None, pattern: str | None, where
     try:
         re.compile(pattern or "")
     except (re.error, TypeError) as error:
-        raise InvalidJob(f"{where}: pattern={pattern!r} is no regular expression ({error}): correct it") from error
+        raise InvalidJob(f"{where}: pattern={pattern!r} is not a regular expression ({error}): correct it") from error
     if not pattern:
         raise InvalidJob(f'{where}: pattern="" matches no topic: give a regular expression such as "orders-.*"')
     return Topics(pattern=pattern)

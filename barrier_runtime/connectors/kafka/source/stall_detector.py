@@ -3,8 +3,8 @@
 The client may lose a partition, as after an outage of the brokers: nothing comes of it any more, and no error either.
 Of partitions that are quiet the same client asks the end now and then, for all of them in one question. A broker serves
 a connection in order, so an answer means that what was fetched before has come. What lies before an end that was heard
-of, and has not come many answers later, is then read by another client: only if that one gets on from the same place is
-ours to blame. Otherwise there may be nothing to read (compaction can leave no record before the end), or long
+of, and has not come many answers later, is then read by another client: only if that one reads on from there is ours to
+blame. Otherwise there may be nothing to read (compaction can leave no record before the end), or long
 transactions that were given up: of these the client says nothing until it is through.
 
 A question that is not answered ends every suspicion: that is an outage, and the client's own business. One that is
@@ -21,7 +21,7 @@ from barrier_runtime.connectors.kafka.source.client import LATEST, KafkaClient, 
 from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.state.errors import Unavailable
 
-_QUICKER = 4  # the other client got on in so small a part of the time in which ours did not
+_QUICKER = 4  # the other client read on in so small a part of the time in which ours did not
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class StallDetector:
 
 
 def client_to_blame(quiet_s: float, took_s: float) -> bool:
-    """Another client got on in `took_s`, ours has not for `quiet_s`. Both may just be slow."""
+    """Another client read on in `took_s`, ours has not for `quiet_s`. Both may just be slow."""
     return quiet_s >= _QUICKER * took_s
 
 
@@ -137,7 +137,7 @@ class _Probe:
     def __init__(self, client: KafkaClient, kafka: Any, queue: PartitionQueue, now_s: float) -> None:
         self.partition = (queue.topic, queue.partition)
         self.began_s = now_s
-        self.took_s: float | None = None  # until it got on
+        self.took_s: float | None = None  # until it read on
         self._offset = queue.next_offset
         self._kafka = kafka
         self._consumer = client.consumer()

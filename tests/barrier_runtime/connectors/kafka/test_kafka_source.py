@@ -155,7 +155,7 @@ def read(topics: Any = "t", servers: str = "localhost:9", **options: Any) -> Any
         ({"topics": None}, "either topics= or pattern="),
         ({"pattern": "a.*"}, "either topics= or pattern="),
         ({"topics": []}, "give the name of a topic"),
-        ({"topics": None, "pattern": "a("}, "no regular expression"),
+        ({"topics": None, "pattern": "a("}, "not a regular expression"),
         ({"topics": None, "pattern": ""}, "matches no topic"),
         ({"group": ""}, "group=''"),
         ({"servers": " "}, "bootstrap_servers=' '"),
