@@ -129,7 +129,7 @@ class Subtask:
         return all(operator.has_room for operator in self._bounded)
 
     def step(self) -> bool:
-        """Do a bounded chunk of work. True when something was done."""
+        """Do a bounded piece of work. True when something was done."""
         if self.ended:
             return False
         if self.source is not None:

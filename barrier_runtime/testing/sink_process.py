@@ -69,7 +69,7 @@ class _Executor:
         self.work_of_one()()
 
     def work_of_one(self) -> Callable[[], None]:
-        """Do the oldest chunk of work, if there is one; what is returned tells the operator of the outcome."""
+        """Do the oldest piece of work, if there is one; what is returned tells the operator of the outcome."""
         if not self.waiting:
             return lambda: None
         work, done = self.waiting.popleft()

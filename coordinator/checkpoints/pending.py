@@ -154,7 +154,7 @@ class PendingCheckpoints:
         return ended
 
     def complete(self, checkpoint: Checkpoint, now_ms: int) -> list[Checkpoint]:
-        """The decision appended. Returns the older ones it subsumes."""
+        """The decision is appended. Returns the older ones it subsumes."""
         self._end(checkpoint, CheckpointPhase.COMPLETE, now_ms)
         older = [other for other in self._expirable() if other.id < checkpoint.id]
         for other in older:

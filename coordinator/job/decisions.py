@@ -59,7 +59,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Gather:
-    """FENCE has appended: wait for all slots, and deploy to them from `deploy_from_ms` on."""
+    """FENCE is appended: wait for all slots, and deploy to them from `deploy_from_ms` on."""
 
     reason: str
     deploy_from_ms: int

@@ -109,14 +109,14 @@ class Job:
         return self.leadership
 
     def lead(self, appended: Appended) -> None:
-        """A record of ours appended: this process leads generation `appended.permit.token`."""
+        """A record of ours is appended: this process leads generation `appended.permit.token`."""
         fence = self.log.fence
         assert fence is not None
         self.leadership = Leadership(appended.permit, fence.lineage)
         self.has_led = True
 
     def begin_generation(self, appended: Appended, restored: DecidedManifest | None) -> None:
-        """A FENCE of ours appended."""
+        """A FENCE of ours is appended."""
         self.lead(appended)
         self.decided = restored
         self.generation = Generation(FailureCounter(self.spec.checkpoints.tolerable_failures), restored)

@@ -118,7 +118,7 @@ class Resuming(Phase):
 
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
         if job.log.in_flight:
-            return None  # looked at when LEAD has appended
+            return None  # looked at when LEAD is appended
         return self._consider(job, arrival.slot, now_ms) or self._lead_if_complete(job, now_ms)
 
     def listens_to(self, job: Job) -> int | None:

@@ -124,7 +124,7 @@ class WaitingForSlots(Phase):
         )
 
     def _ask_for_kills(self, job: Job, now_ms: int) -> None:
-        """Tasks of processes out of reach hold places. Asked only now that the FENCE has appended."""
+        """Tasks of processes out of reach hold places. Asked only now that the FENCE is appended."""
         for slot, lost_ms in job.slots.to_be_killed():
             if now_ms - lost_ms >= job.spec.reconnect_grace_ms:
                 job.outbox.put(job.slots.want_killed(slot))

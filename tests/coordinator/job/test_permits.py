@@ -1,4 +1,4 @@
-"""Only a appended record permits to tell slots of a completed checkpoint, and to delete."""
+"""Only an appended record permits to tell slots of a completed checkpoint, and to delete."""
 
 import ast
 import inspect

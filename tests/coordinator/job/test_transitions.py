@@ -55,7 +55,7 @@ def test_every_phase_and_every_decision_is_in_the_table():
 @pytest.mark.parametrize(
     ("phase", "wanted"),
     [
-        (Loading(Attempts()), Gather("no FENCE has appended", 0)),
+        (Loading(Attempts()), Gather("no FENCE is appended", 0)),
         (Loading(Attempts()), FinishJob()),
         (Ended("cancelled", ""), LoadLog(Attempts())),
     ],
