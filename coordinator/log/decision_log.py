@@ -50,7 +50,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class Permit:
-    """Proof that a record of generation `token` is appended at `position`: needed to tell slots what is complete, and to
+    """Proof that a record of generation `token` is appended at `position`: needed to tell slots what is complete and to
     delete. `completed`: the checkpoint that the generation's state is, or grew into; 0 for none.
 
     Only `DecisionLog` makes one.

@@ -232,7 +232,7 @@ class KafkaTopics:
         return owner(split_id, parallelism)
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        """Without `discover=` splits are listed once, at a start from a checkpoint: what was made since the checkpoint is
+        """Without `discover=` splits are listed once, at a start from a checkpoint: what was made since is
         read from its earliest record, wherever the job once began."""
         if self._until:
             return None
