@@ -36,7 +36,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Trigger,
     Visible,
 )
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 SWEEP_EVERY_MS = 60 * 60 * 1000
 
@@ -197,7 +197,7 @@ class Running(Phase):
             return None
         try:
             manifest = verified_manifest(key, data, complete_of(entry).sha256)
-        except Corrupt as error:
+        except (Corrupt, InvalidJob) as error:
             job.record.ignored[str(error)] += 1
             return None
         job.commits.decided(manifest.checkpoint, manifest.operators, ManifestRef(key, complete_of(entry).sha256))
@@ -408,7 +408,7 @@ def _retention_from(job: Job, listed: Listed) -> Retention | None:
             continue
         try:
             manifest = verified_manifest(record.manifest, data, record.sha256)
-        except Corrupt as error:
+        except (Corrupt, InvalidJob) as error:
             job.record.ignored[f"retention is off: {error}"] += 1
             return None
         kept.append(job.kept(DecidedManifest(record.manifest, record.sha256, manifest)))
