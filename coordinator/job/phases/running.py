@@ -273,7 +273,7 @@ class Running(Phase):
 
     def _tell(self, job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) -> None:
         for slot in slots:
-            job.outbox.send(slot, _trigger(checkpoint))
+            job.outbox.send(slot, _trigger(checkpoint, job.stop_from))
             self._told = max(self._told, checkpoint.id)
 
     def _persist(self, job: Job, checkpoint: Checkpoint, now_ms: int) -> Decision | None:
@@ -374,8 +374,9 @@ class Running(Phase):
         return checkpoint if checkpoint is not None and checkpoint.phase is CheckpointPhase.PERSISTING else None
 
 
-def _trigger(checkpoint: Checkpoint) -> Trigger:
-    return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms)
+def _trigger(checkpoint: Checkpoint, stop_from: int | None) -> Trigger:
+    stop = stop_from is not None and checkpoint.id >= stop_from
+    return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms, stop)
 
 
 def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
