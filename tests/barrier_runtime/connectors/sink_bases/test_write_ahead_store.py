@@ -56,7 +56,7 @@ def ran(tmp_path: Path) -> Path:
 def test_a_job_that_ended_leaves_no_rows_and_fsck_finds_nothing_unknown(ran: Path) -> None:
     (checked,) = check_store(LocalStore(ran), None, 0, 2**60)
     assert checked.report.damage == ()
-    assert [each for each in checked.report.leftovers if each.state == "unknown"] == []
+    assert [each for each in checked.report.unreferenced if each.state == "unknown"] == []
     assert list((ran / "job" / "write-ahead").glob("*/staged/*/*")) == []
     assert list((ran / "job" / "write-ahead").glob("*/delivered/*/*/*")) != []
 
@@ -66,7 +66,7 @@ def test_fsck_says_what_staged_rows_of_an_older_generation_are_and_never_calls_t
     key = PATHS.staged_rows("out", 0, 1, 3, "name")
     store.put(key, b"rows")
     (checked,) = check_store(store, None, 0, 2**60)
-    (found,) = [each for each in checked.report.leftovers if each.key == key]
+    (found,) = [each for each in checked.report.unreferenced if each.key == key]
     assert found.state == "kept"
     assert "rows staged by generation 0, subtask 1, of a write-ahead sink" in found.reason
     assert key not in checked.sweep.keys
