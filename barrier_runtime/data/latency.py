@@ -27,9 +27,6 @@ class LatencyRecorder:
         """Everything so far, as text for a message (HdrHistogram V2, compressed, base64)."""
         return str(self._histogram.encode().decode("ascii"))
 
-    def reset(self) -> None:
-        self._histogram.reset()
-
 
 class EmitTimes:
     """Intended emission times of a transaction's rows, at most `limit` of them; the earliest of each bucket is kept.

@@ -67,7 +67,8 @@ class PendingJob:
 
 
 def read_pending(store: ObjectStore, job: str) -> PendingJob:
-    """Raises `InvalidJob` when there is no such job, `Corrupt` when log or manifest are damaged."""
+    """Raises `InvalidJob` when there is no such job or a newer release wrote it, `Corrupt` when log or manifest are
+    damaged."""
     paths = Paths(job)
     view = _read_log(store, paths)
     if view.head is None or view.fence is None:
@@ -154,7 +155,7 @@ def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], No
     if first is not None:
         try:
             lease = decode_lease(paths.lease, first)
-        except Corrupt:
+        except (Corrupt, InvalidJob):
             lease = None
         if lease is not None and not lease.released:
             watch_s, leader = lease.lease_ms / 1000, f"daemon {lease.leader} at {lease.http}"

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
@@ -146,10 +147,12 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
     """Run `plan` in this process until it ends. `options`: of `JobOptions.for_local_run`. `wire`: for tests, see the
     module.
 
-    Raises what `Dataflow.run` raises. Ctrl-C ends it.
+    Raises what `Dataflow.run` raises. Ctrl-C ends it, and SIGTERM ends the program, without what is temporary.
     """
     troubles: list[BaseException] = []
-    return _run(plan, options, partial(run_graph, wire=wire, troubles=troubles), troubles)
+    with _Termination() as termination:
+        run = partial(run_graph, wire=wire, troubles=troubles)
+        return _run(plan, options, lambda *job: termination.watched(run(*job)), troubles)
 
 
 def run_until_terminated(plan: Plan, options: JobOptions) -> tuple[JobResult | None, bool]:
@@ -203,6 +206,57 @@ class _Terminator:
             return await running
         finally:
             loop.remove_signal_handler(signal.SIGTERM)
+
+
+class _Termination:
+    """SIGTERM to a program that does nothing about it itself: the job is cancelled and its folders are removed; then
+    the program ends by that signal. A program's own handler is left alone."""
+
+    def __init__(self) -> None:
+        self._ours = False
+        self._came = False
+        self._cleaning = False
+
+    def __enter__(self) -> "_Termination":
+        if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._ours = True
+            signal.signal(signal.SIGTERM, self._outside_the_loop)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if self._came:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    async def watched(self, job: Coroutine[Any, Any, JobStatus]) -> JobStatus:
+        """A handler that raises would do so in any task, which might take it for an error of its own."""
+        if not (self._ours and _in_main_thread()):
+            return await job
+        loop, running = asyncio.get_running_loop(), asyncio.current_task()
+        assert running is not None, "a coroutine without its task"
+
+        def terminate() -> None:
+            if not self._came:
+                self._came = True
+                running.cancel()
+
+        loop.add_signal_handler(signal.SIGTERM, terminate)
+        try:
+            return await job
+        finally:
+            self._cleaning = True
+            loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, self._outside_the_loop)
+
+    def _outside_the_loop(self, number: int, frame: object) -> None:
+        first, self._came = not self._came, True
+        if first and not self._cleaning:
+            raise SystemExit(128 + number)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _run_to_its_end(main: Coroutine[Any, Any, JobStatus]) -> JobStatus:

@@ -102,6 +102,7 @@ class Slot:
         self._committed: dict[str, int] = {}
         self._unresolved: dict[tuple[int, SubtaskId], Ack | Decline] = {}
         self._ended: dict[SubtaskId, SubtaskEnded] = {}
+        self._stops = False  # a checkpoint was triggered with which the job stops
         self._failure: SubtaskFailed | None = None
         self._told = ""  # of the last failure, which is told with its stack the first time
         self.trouble: BaseException | None = None  # the last one; for a program in whose process the slot is
@@ -217,6 +218,7 @@ class Slot:
         if message.token != self.token or self._phase != "running" or self._execution is None:
             return
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
+        self._stops = self._stops or message.stop
         self._execution.trigger(
             Barrier(message.checkpoint, message.token, message.triggered_at_ms, message.aligned_timeout_ms)
         )
@@ -271,6 +273,7 @@ class Slot:
         self._phase = "idle"
         self._unresolved.clear()
         self._ended.clear()
+        self._stops = False
         self._failure = None
         self._restored = None
 
@@ -290,6 +293,8 @@ class Slot:
             return
         ack = Ack(self.token, checkpoint, subtask, operators, times, ended)
         self._unresolved[(checkpoint, subtask)] = ack
+        if self._stops:
+            self._tell_figures()
         self._send(ack)
 
     def declined(self, checkpoint: int, subtask: SubtaskId, reason: str, unavailable: bool = False) -> None:
@@ -304,7 +309,7 @@ class Slot:
     def committed(self, checkpoint: int, operator: str, subtask: int) -> None:
         key = sink_key(operator, subtask)
         self._committed[key] = max(checkpoint, self._committed.get(key, 0))
-        if self._ended:
+        if self._ended or self._stops:
             self._tell_figures()  # the job may end with this commit: the last word must be complete
         self._send(Committed(self.token, checkpoint, operator, subtask))
 

@@ -221,9 +221,10 @@ def _owner(paths: Paths, key: str) -> int | None:
 
 
 def _owner_of_rows(paths: Paths, key: str) -> int | None:
-    """The generation that wrote this object of a write-ahead sink; None: it is none. Only the sink sweeps them."""
+    """The generation that wrote this object of a write-ahead sink; None: it is none, or its name does not tell. Only
+    the sink sweeps them."""
     staged, note = paths.staged_rows_origin(key), paths.delivery_of(key)
-    return staged[0] if staged is not None else note[1] if note is not None else None
+    return staged[0] if staged is not None else (note[1] or None) if note is not None else None
 
 
 def _in_order(paths: Paths, keys: Iterable[str]) -> SweepPlan:

@@ -59,7 +59,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Shutdown,
     Waiting,
 )
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 STALL_MS = 1_000
 POLL_MS = 5_000  # a leader that appends nothing for this long looks whether somebody else did
@@ -154,7 +154,7 @@ class JobProtocol:
         before = (self._phase, self._phase.name)
         try:
             self._follow(self._dispatch(event, now_ms), now_ms)
-        except Corrupt as error:
+        except (Corrupt, InvalidJob) as error:
             self._follow(EndJob("failed", str(error)), now_ms)
         if (self._phase, self._phase.name) != before or self._may_change_progress(event):
             self._look(now_ms)
@@ -260,7 +260,7 @@ class JobProtocol:
         if read.history is not None:
             try:
                 known = decode_history(job.paths.history, read.history)
-            except Corrupt as error:
+            except (Corrupt, InvalidJob) as error:
                 trouble = str(error)
         if trouble:
             job.record.ignored[trouble] += 1

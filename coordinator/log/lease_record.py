@@ -8,7 +8,6 @@ from typing import Annotated
 import msgspec
 
 from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
-from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 LEASE_VERSION = 1
@@ -33,8 +32,7 @@ _FORMAT = Format(
     "lease {}",
     LEASE_VERSION,
     damaged="delete it, the leader writes it anew",
-    newer="run the same release in all daemons of one storage",
-    refusal=Corrupt,  # both are passed over
+    newer="run the same release in all daemons of one storage; if no newer one runs any more, delete it",
 )
 _DECODER = VersionedDecoder(_FORMAT, msgspec.json.Decoder(Lease))
 
@@ -44,5 +42,6 @@ def encode_lease(lease: Lease) -> bytes:
 
 
 def decode_lease(name: str, data: bytes) -> Lease:
-    """The lease stored under `name`. Raises `Corrupt`, which is never a reason to stop: see `server/lease`."""
+    """The lease stored under `name`. Raises `InvalidJob` for one of another version, `Corrupt` for anything else; none
+    is a reason to stop leading: see `server/lease`."""
     return _DECODER.decode(data, name)

@@ -52,12 +52,7 @@ class DecidedManifest:
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _JSON: msgspec.json.Decoder[Manifest] = msgspec.json.Decoder(Manifest)
-_FORMAT = Format(
-    "manifest {}",
-    MANIFEST_VERSION,
-    damaged="restore it from a backup of the store",
-    refusal=Corrupt,  # it ends a job as damage does
-)
+_FORMAT = Format("manifest {}", MANIFEST_VERSION, damaged="restore it from a backup of the store")
 _DECODER = VersionedDecoder(_FORMAT, _JSON)
 
 
@@ -66,7 +61,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(key: str, data: bytes) -> Manifest:
-    """The manifest stored under `key`. An unknown version is refused, never guessed at."""
+    """The manifest stored under `key`. Raises `InvalidJob` for one of another version, `Corrupt` for anything else."""
     return _DECODER.decode(data, key)
 
 

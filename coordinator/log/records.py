@@ -15,7 +15,7 @@ import msgspec
 
 from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
 from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 RECORD_VERSION = 1
@@ -77,7 +77,6 @@ _FORMAT = Format(
     "log record {}",
     RECORD_VERSION,
     damaged="the log is never skipped or guessed; restore the object from a backup of the store",
-    refusal=Corrupt,  # it ends a job as damage does
 )
 _DECODER = VersionedDecoder(_FORMAT, _JSON)
 
@@ -94,12 +93,28 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(name: str, data: bytes) -> Record:
-    """The record stored under `name`. Raises `Corrupt` for anything else, an unknown version included."""
-    record = _DECODER.decode(data, name)
-    check = stamp_of(data, record.check)
-    if record.check != check:
+    """The record stored under `name`. Raises `InvalidJob` for one of another version, `Corrupt` for anything else."""
+    try:
+        record = _DECODER.decode(data, name)
+    except InvalidJob:  # unless it is the version that was read wrongly
+        if stamp := _STAMP.decode(data).check:
+            _check_stamp(name, data, stamp)
+        raise
+    _check_stamp(name, data, record.check)
+    return record
+
+
+class _Stamp(msgspec.Struct, frozen=True):
+    check: str = ""
+
+
+_STAMP = msgspec.json.Decoder(_Stamp)
+
+
+def _check_stamp(name: str, data: bytes, stamp: str) -> None:
+    check = stamp_of(data, stamp)
+    if stamp != check:
         raise Corrupt(
-            f"log record {name} is damaged: its bytes should hash to {record.check or 'what it says'}, they hash to "
+            f"log record {name} is damaged: its bytes should hash to {stamp or 'what it says'}, they hash to "
             f"{check}: read it again, or restore the object from a backup of the store"
         )
-    return record

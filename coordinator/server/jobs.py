@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from barrier_runtime.coordinator.job.facts import Origin
+from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView, complete_of
 from barrier_runtime.coordinator.log.lease_record import Lease
+from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Fence
 from barrier_runtime.coordinator.options import validated_spec
@@ -25,8 +27,8 @@ from barrier_runtime.coordinator.status.past_run import past_status
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.handshake import job_secret
 from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Unavailable
-from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("coordinator.jobs")
@@ -206,6 +208,7 @@ class JobDirectory:
         if self._leases is not None and not self._leases.may_take(job, run_id, found):
             why = found.trouble or "no lease names this run (yet): it may be starting at another daemon"
             return NotHere(f"job {job} is not taken over: {why}", fenced=False)
+        await asyncio.to_thread(self._check_version, job, view)
         position = view.head.position + 1
         if self._leases is not None:
             claimed = await self._leases.claim(job, run_id, position, found)
@@ -218,12 +221,20 @@ class JobDirectory:
         log.info("job %s: adopted from the log, generation %d", job, fence.token)
         return self._start(validated_spec(fence.spec), Origin.ADOPTED, position)
 
+    def _check_version(self, job: str, view: LogView) -> None:
+        """Raises `InvalidJob` for a job whose newest manifest a newer release wrote. Damage is left to who leads."""
+        decided = DecisionLog(job, view).restore_point
+        data = None if decided is None else get_or_none(self._store, complete_of(decided).manifest)
+        if decided is not None and data is not None:
+            with contextlib.suppress(Corrupt):
+                decode_manifest(complete_of(decided).manifest, data)
+
     def _history(self, paths: Paths) -> History | None:
         try:
             return decode_history(paths.history, self._store.get(paths.history))
         except ObjectNotFound:
             return None
-        except Corrupt as error:
+        except (Corrupt, InvalidJob) as error:
             log.warning("job %s: %s", paths.job, error)
             return None
 

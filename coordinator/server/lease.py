@@ -14,6 +14,7 @@ What a daemon finds (`LeaseWatch`)
 | another's, changed within its term     | HELD     | is sent to the leader                              |
 | another's, unchanged for a whole term  | FREE     | is served                                          |
 | something unreadable                   | as another's of our own term                                  |
+| one that a newer release wrote         | HELD     | waits: only that release knows for how long        |
 
 A run that the log names and no lease may just be starting at another daemon, whose first lease follows its FENCE: it is
 taken over only after it was seen so for a whole term of our own (`may_take`).
@@ -37,7 +38,7 @@ from dataclasses import dataclass
 import msgspec
 
 from barrier_runtime.coordinator.log.lease_record import Lease, decode_lease
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class LeaseState(enum.Enum):
 @dataclass(frozen=True)
 class Judgement:
     state: LeaseState
-    lease: Lease | None = None  # None: there is none, or it is unreadable
-    trouble: str = ""  # why it is unreadable
+    lease: Lease | None = None  # None: there is none, or it can't be read
+    trouble: str = ""  # why it can't be read
 
 
 class LeaseWatch:
@@ -82,6 +83,8 @@ class LeaseWatch:
             return Judgement(LeaseState.FREE)
         try:
             lease, trouble = decode_lease(self._name, data), ""
+        except InvalidJob as error:
+            return Judgement(LeaseState.HELD, None, str(error))
         except Corrupt as error:
             lease, trouble = None, str(error)
         if lease is not None and lease.released:

@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.status.status import CheckpointStatus, RecoveryStatus
-from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 HISTORY_VERSION = 1
@@ -56,7 +55,6 @@ _FORMAT = Format(
     HISTORY_VERSION,
     damaged="counters start anew; nothing else depends on it",
     newer="a newer release wrote it; counters start anew, nothing else depends on it",
-    refusal=Corrupt,  # both are passed over
 )
 _DECODER = VersionedDecoder(_FORMAT, msgspec.json.Decoder(History))
 
@@ -66,5 +64,6 @@ def encode_history(history: History) -> bytes:
 
 
 def decode_history(name: str, data: bytes) -> History:
-    """The history stored under `name`. Raises `Corrupt`, which must not stop a job: only figures are lost."""
+    """The history stored under `name`. Raises `InvalidJob` for one of another version, `Corrupt` for anything else:
+    they must not stop a job, only figures are lost."""
     return _DECODER.decode(data, name)

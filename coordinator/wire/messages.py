@@ -237,6 +237,7 @@ class Trigger(Message, frozen=True):
     checkpoint: int
     triggered_at_ms: int
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned however long it takes
+    stop: bool = False  # the job stops with it: the slot's last figures come before its acks and commits
 
 
 class CheckpointComplete(Message, frozen=True, tag="Complete"):  # the name that is on the wire

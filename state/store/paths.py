@@ -188,7 +188,7 @@ class Paths:
 
     def delivery_note(self, sink: str, lineage: str, subtask: int, checkpoint: int, token: int) -> str:
         """Says that all of `subtask` up to `checkpoint` was delivered. `token`: of the generation that staged its last
-        rows; of the one that says so, where the target knows the rest and `checkpoint` is 0."""
+        rows; 0 where the target knows the rest, and `checkpoint` is a note's number (`kafka/sink/marker_notes`)."""
         name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
         return check_key(self.delivery_notes_prefix(sink, lineage, subtask) + name)
 

@@ -6,7 +6,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from barrier_runtime.connectors.kafka.sink import transactions as kafka_transactions
-from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
+from barrier_runtime.connectors.kafka.sink.topic_limits import LIMITS_VERSION, KafkaLimits, encode_limits
+from barrier_runtime.state.errors import Corrupt, Fenced, InvalidJob, Unavailable
+from barrier_runtime.state.store.memory import Fault
+from barrier_runtime.state.store.object_store import get_or_none
+from barrier_runtime.state.store.paths import Paths
 from examples.servers import KafkaServer
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
 
@@ -71,7 +75,7 @@ def test_the_answer_says_how_far_of_several_checkpoints_the_rows_are_there(
     delete_markers(kafka, job)
     with pytest.raises(Corrupt, match=r"n is 1 if .*, 3 if all up to checkpoint 3 are, 0 if they are not"):
         job.open(kafka_sink(kafka, topic), token=3, recover=decided)
-    told = job.open(kafka_sink(kafka, topic, lost_marker={"line/0/2": last_there}), token=4, recover=decided)
+    told = job.open(kafka_sink(kafka, topic, lost_marker={"line/0/1": last_there}), token=4, recover=decided)
     told.commit(sealed(told, 4, [4]))
     assert numbers(topic) == list(range(last_there + 1, 5))
 
@@ -89,11 +93,138 @@ def test_an_answer_that_stays_in_the_program_is_good_for_that_loss_only(
     job.open(kafka_sink(kafka, topic, lost_marker=answers), token=3, recover=[committable]).close()
     assert numbers(topic) == [1]
     delete_markers(kafka, job)
-    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/3': n\}"):
+    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/2': n\}"):
         job.open(kafka_sink(kafka, topic, lost_marker=answers), token=4, recover=[committable])
-    answers["line/0/3"] = 1
+    answers["line/0/2"] = 1
     job.open(kafka_sink(kafka, topic, lost_marker=answers), token=5, recover=[committable])
     assert numbers(topic) == [1]
+
+
+def test_a_marker_that_is_gone_is_missed_where_no_list_shows_that_there_was_one(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    """O10, T4: the rows were written, and are still staged; a first marker would write them again."""
+    job.store.inject(Fault.STALE_LIST, "list", times=None)
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1])
+    job.store.inject(Fault.FAIL_BEFORE, "delete", "/staged/")
+    with pytest.raises(Unavailable):  # it dies before it deletes what it has written
+        sink.commit(committable)
+    sink.close()
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/1': n\}"):
+        job.open(kafka_sink(kafka, topic), token=2, recover=[committable])
+    assert numbers(topic) == [1]
+
+
+def test_an_answer_is_good_for_one_loss_where_no_list_shows_that_it_was_used(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    """O10, T4: the list shows the notes of the first generation alone."""
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1])
+    sink.close()
+    job.store.inject(Fault.STALE_LIST, "list", times=None)
+    delete_markers(kafka, job)
+    answers = {"line/0/1": 0}
+    job.store.inject(Fault.FAIL_BEFORE, "delete", "/staged/")
+    with pytest.raises(Unavailable):
+        job.open(kafka_sink(kafka, topic, lost_marker=answers), token=2, recover=[committable])
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/2': n\}"):
+        job.open(kafka_sink(kafka, topic, lost_marker=answers), token=3, recover=[committable])
+    assert numbers(topic) == [1]
+
+
+def test_an_answer_that_nothing_depended_on_is_used_for_no_later_loss(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    """T4: it was asked for, and then the job began with nothing in doubt: the next marker has a name of its own."""
+    sink = job.open(kafka_sink(kafka, topic))
+    sink.close()
+    delete_markers(kafka, job)
+    answers = {"line/0/1": 0}
+    sink = job.open(kafka_sink(kafka, topic, lost_marker=answers), token=2)
+    committable = sealed(sink, 1, [1])
+    sink.commit(committable)
+    sink.close()
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/2': n\}"):
+        job.open(kafka_sink(kafka, topic, lost_marker=answers), token=3, recover=[committable])
+    assert numbers(topic) == [1]
+
+
+def test_a_zombie_begins_no_marker_after_a_later_generation(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """Z1: its note would give the next loss a name that was used before."""
+    job.open(kafka_sink(kafka, topic), token=2).close()
+    delete_markers(kafka, job)
+    zombie = kafka_sink(kafka, topic)
+    for _ in range(2):
+        with pytest.raises(Fenced, match="generation 2 has begun a marker; generation 1 stops"):
+            job.open(zombie, token=1)
+
+
+def test_an_unknown_outcome_of_a_note_is_tried_again_before_any_row(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    """O1: the note lands late, and the marker must be there from then on."""
+    sink = kafka_sink(kafka, topic)
+    job.store.inject(Fault.LAND_LATE, "put_if_absent")
+    with pytest.raises(Unavailable, match=r"nobody knows whether .*/delivered/line/0/.* was put: tried again"):
+        job.open(sink)
+    committable = sealed(sink, 1, [1])
+    sink.recover([committable])
+    assert job.store.land_late() == 1
+    sink.close()
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/1': n\}"):
+        job.open(kafka_sink(kafka, topic), token=2, recover=[committable])
+
+
+def note_of_an_earlier_build(job: Job, generation: int) -> str:
+    key = Paths(job.name).delivery_note("out", job.lineage, 0, 0, generation)
+    job.store.put(key, encode_limits(KafkaLimits(LIMITS_VERSION, 1_000_000, 60_000, 3_600)))
+    return key
+
+
+def forget_notes(job: Job) -> None:
+    job.store.delete(info.key for info in job.store.list(f"{job.name}/write-ahead/out/delivered/"))
+
+
+def test_a_note_of_an_earlier_build_is_known_until_a_later_one_is_there(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    """Those were named after generations, so only a list shows them."""
+    sink = job.open(kafka_sink(kafka, topic), token=3)
+    committable = sealed(sink, 1, [1])
+    sink.commit(committable)
+    sink.close()
+    forget_notes(job)
+    note = note_of_an_earlier_build(job, 3)
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/3': n\}"):
+        job.open(kafka_sink(kafka, topic), token=4, recover=[committable])
+    assert job.store.get(note)
+    answers = {"line/0/3": 1}
+    job.open(kafka_sink(kafka, topic, lost_marker=answers), token=5, recover=[committable]).close()
+    assert get_or_none(job.store, note) is None
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/5': n\}"):
+        job.open(kafka_sink(kafka, topic, lost_marker=answers), token=6, recover=[committable])
+    assert numbers(topic) == [1]
+
+
+def test_a_marker_of_an_earlier_build_gets_a_note_that_needs_no_list(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    sink = job.open(kafka_sink(kafka, topic))
+    committable = sealed(sink, 1, [1])
+    sink.close()
+    forget_notes(job)
+    note = note_of_an_earlier_build(job, 1)
+    job.open(kafka_sink(kafka, topic), token=2, recover=[committable]).close()
+    assert get_or_none(job.store, note) is None
+    delete_markers(kafka, job)
+    with pytest.raises(Corrupt, match=r"lost_marker=\{'line/0/2': n\}"):
+        job.open(kafka_sink(kafka, topic), token=3, recover=[committable])
 
 
 def test_each_subtask_asks_for_itself(kafka: KafkaServer, topic: Topic, job: Job) -> None:

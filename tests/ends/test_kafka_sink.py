@@ -12,7 +12,7 @@ from barrier_runtime.connectors.kafka.sink import topic_limits as kafka_target
 from barrier_runtime.connectors.kafka.sink import transactions as kafka_transactions
 from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
-from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.testing import certify
 from examples.servers import KafkaServer, kafka_server
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
@@ -247,8 +247,10 @@ def commit_until(sink: KafkaSink, committables: list[Any], patience_s: float = 6
 
 
 def test_a_subtask_that_starts_while_the_brokers_are_away_goes_on_staging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T4: it knows the topic's limits from its predecessor; the rows are written when the brokers are back."""
+    """T4: it knows the topic's limits from its predecessor, by no list; the rows are written when the brokers are
+    back."""
     with kafka_server() as kafka, new_topic(kafka) as topic, new_job() as job:
+        job.store.inject(Fault.STALE_LIST, "list", times=None)
         sink = job.open(kafka_sink(kafka, topic))
         decided = sealed(sink, 1, [1])
         kafka.kill()

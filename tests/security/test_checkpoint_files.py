@@ -20,7 +20,7 @@ from barrier_runtime.coordinator.wire.messages import JobSpec, ToCoordinator, To
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.runtime.sinks.pending_set import PendingSet
 from barrier_runtime.runtime.sources.progress import SourceProgress
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.kv.rocksdb import CONFIG_FILE, RocksDbKv, SlotMemory, link_database
 
 ROWS, KEYS = 12_000, 10_000  # enough state for objects of their own beside the manifest
@@ -292,5 +292,5 @@ def test_a_changed_manifest_whose_hash_was_not_changed_is_refused(tmp_path: Path
     stored.manifest_path().write_bytes(data.replace(b'"version":1', b'"version":2', 1))
     said = refused(tmp_path)
     assert hashlib.sha256(data).hexdigest() in said
-    with pytest.raises(Corrupt, match="version 2"):
+    with pytest.raises(InvalidJob, match="version 2"):
         decode_manifest("m", stored.manifest_path().read_bytes())

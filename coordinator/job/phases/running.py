@@ -36,7 +36,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Trigger,
     Visible,
 )
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 SWEEP_EVERY_MS = 60 * 60 * 1000
 
@@ -197,7 +197,7 @@ class Running(Phase):
             return None
         try:
             manifest = verified_manifest(key, data, complete_of(entry).sha256)
-        except Corrupt as error:
+        except (Corrupt, InvalidJob) as error:
             job.record.ignored[str(error)] += 1
             return None
         job.commits.decided(manifest.checkpoint, manifest.operators, ManifestRef(key, complete_of(entry).sha256))
@@ -273,7 +273,7 @@ class Running(Phase):
 
     def _tell(self, job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) -> None:
         for slot in slots:
-            job.outbox.send(slot, _trigger(checkpoint))
+            job.outbox.send(slot, _trigger(checkpoint, job.stop_from))
             self._told = max(self._told, checkpoint.id)
 
     def _persist(self, job: Job, checkpoint: Checkpoint, now_ms: int) -> Decision | None:
@@ -374,8 +374,9 @@ class Running(Phase):
         return checkpoint if checkpoint is not None and checkpoint.phase is CheckpointPhase.PERSISTING else None
 
 
-def _trigger(checkpoint: Checkpoint) -> Trigger:
-    return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms)
+def _trigger(checkpoint: Checkpoint, stop_from: int | None) -> Trigger:
+    stop = stop_from is not None and checkpoint.id >= stop_from
+    return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms, stop)
 
 
 def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
@@ -408,7 +409,7 @@ def _retention_from(job: Job, listed: Listed) -> Retention | None:
             continue
         try:
             manifest = verified_manifest(record.manifest, data, record.sha256)
-        except Corrupt as error:
+        except (Corrupt, InvalidJob) as error:
             job.record.ignored[f"retention is off: {error}"] += 1
             return None
         kept.append(job.kept(DecidedManifest(record.manifest, record.sha256, manifest)))

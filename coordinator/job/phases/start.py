@@ -236,7 +236,7 @@ class Fencing(Phase):
             return self._missing(job, key, record, now_ms)
         try:
             manifest = verified_manifest(key, data, record.sha256)
-        except Corrupt as error:
+        except (Corrupt, InvalidJob) as error:
             return EndJob("failed", str(error))
         return self._fence(job, DecidedManifest(key, record.sha256, manifest), now_ms)
 

@@ -45,15 +45,6 @@ def test_nothing_recorded_reads_as_zeros() -> None:
     assert shown(LatencyRecorder()).max == 0.0
 
 
-def test_a_recorder_can_start_again() -> None:
-    recorder = LatencyRecorder()
-    recorder.record(5 * MS)
-    recorder.reset()
-    recorder.record(1 * MS)
-    assert shown(recorder).count == 1
-    assert shown(recorder).max == pytest.approx(1.0, rel=0.001)
-
-
 def test_emit_times_keep_every_row_and_the_earliest_time_of_each_bucket() -> None:
     times = EmitTimes()
     times.add(5 * MS + 10, rows=3)

@@ -69,6 +69,24 @@ def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_completion(t
     run(main())
 
 
+def test_before_it_answers_the_checkpoint_that_a_job_stops_with_a_slot_tells_its_last_figures(tmp_path):
+    """The job may end with that answer, and no heartbeat comes any more."""
+
+    async def main():
+        bench = Bench(tmp_path)
+        await bench.running(5)
+        bench.feed.rows[0] += [1, 2, 3]
+        await bench.until(lambda: bench.operators[0].total == 3)
+        bench.tell(Trigger(5, 1, 0, stop=True))
+        await bench.acks(1, 5)
+        told = [type(message) for message in bench.links[0].said]
+        assert told[-4:] == [Heartbeat, Ack, Heartbeat, Ack]
+        assert bench.links[0].got(Heartbeat)[-1].metrics["records"] == 3
+        await bench.close()
+
+    run(main())
+
+
 def test_every_order_may_come_twice(tmp_path):
     """C2, C8"""
 

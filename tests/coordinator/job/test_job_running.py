@@ -307,6 +307,16 @@ def test_orphans_of_an_older_generation_are_swept_and_nothing_else_is():
     assert {kept, fresh} <= set(keys_of(store)), "1 was dropped just now, and uploads of this generation are sacred"
 
 
+def test_the_checkpoint_that_a_job_stops_with_says_so_to_every_slot():
+    """So that they tell their last figures with it."""
+    coordinator, *slots = started(MemoryStore())
+    coordinator.checkpoint(*slots)
+    assert [slot.last(Trigger).stop for slot in slots] == [False, False]
+    coordinator.stop("checkpoint")
+    coordinator.settle()
+    assert [slot.last(Trigger).stop for slot in slots] == [True, True]
+
+
 def test_a_stale_list_changes_no_decision():
     """O10."""
     store = MemoryStore()

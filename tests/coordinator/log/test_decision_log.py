@@ -16,7 +16,7 @@ from barrier_runtime.coordinator.log.records import (
     decode_record,
     encode_record,
 )
-from barrier_runtime.state.errors import Corrupt, ProtocolViolation, Unavailable
+from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.state.store.paths import Paths
@@ -354,9 +354,20 @@ def test_an_unknown_record_version_is_refused():
     store = MemoryStore()
     log = opened(store)
     put(store, log, fence(log))
-    newer = store.get(PATHS.log_record(1)).replace(b'"version":1', b'"version":9')
-    store.damage(PATHS.log_record(1), newer)
-    with pytest.raises(Corrupt, match="version 9"):
+    record = decode_record(PATHS.log_record(1), store.get(PATHS.log_record(1)))
+    store.damage(PATHS.log_record(1), encode_record(msgspec.structs.replace(record, version=9)))
+    with pytest.raises(InvalidJob, match="version 9, this release reads 1: a newer release wrote it: use that release"):
+        view(store)
+
+
+def test_a_version_that_was_read_wrongly_is_no_newer_release():
+    """O8: the record's own hash tells."""
+    store = MemoryStore()
+    log = opened(store)
+    put(store, log, fence(log))
+    intact = store.get(PATHS.log_record(1))
+    store.damage(PATHS.log_record(1), intact.replace(b'"version":1', b'"version":3', 1))
+    with pytest.raises(Corrupt, match="is damaged: its bytes should hash to"):
         view(store)
 
 

@@ -17,7 +17,7 @@ from barrier_runtime.coordinator.log.manifest import (
 from barrier_runtime.coordinator.log.restore_choice import snapshots_for_slot
 from barrier_runtime.coordinator.maintenance.fsck import file_refs
 from barrier_runtime.coordinator.wire.messages import SubtaskId
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, KeyedSnapshot, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
 
@@ -53,7 +53,7 @@ def test_a_manifest_comes_back_as_it_was_and_its_bytes_are_canonical():
 def test_an_unknown_version_is_refused_never_guessed():
     """B6."""
     data = encode_manifest(msgspec.structs.replace(MANIFEST, version=2))
-    with pytest.raises(Corrupt, match="k has version 2"):
+    with pytest.raises(InvalidJob, match=r"k has version 2, .*: a newer release wrote it: use that release"):
         decode_manifest("k", data)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from barrier_runtime.coordinator.log.lease_record import Lease, decode_lease, encode_lease
 from barrier_runtime.coordinator.server.lease import Holder, Judgement, LeaseKeeper, LeaseState, LeaseWatch
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 FREE, OURS, HELD = LeaseState.FREE, LeaseState.OURS, LeaseState.HELD
 A = Holder("a", "10.0.0.1:7000", "http://10.0.0.1:8000", 1_000)
@@ -124,17 +124,31 @@ def test_a_held_lease_is_never_free_to_take_however_long_the_run_is_known():
         b"[]",
         b"\x80\x04\x95pickle",
         encode_lease(lease())[:-4],
-        encode_lease(lease()).replace(b'"version":1', b'"version":2'),
         encode_lease(lease()).replace(b'"lease_ms":1000', b'"lease_ms":99999999999'),
         encode_lease(lease()).replace(b'"lease_ms":1000', b'"lease_ms":0'),
         encode_lease(lease()).replace(b'"sequence":1', b'"sequence":1,"more":1'),
     ],
-    ids=["empty", "another type", "pickle", "cut", "version", "endless", "no term", "unknown field"],
+    ids=["empty", "another type", "pickle", "cut", "endless", "no term", "unknown field"],
 )
 def test_a_damaged_lease_is_refused(damage):
-    """B6: unknown versions and fields are refused, and no lease can last for ever."""
+    """B6: unknown fields are refused, and no lease can last for ever."""
     with pytest.raises(Corrupt, match=r"lease flights/lease\.json"):
         decode_lease("flights/lease.json", damage)
+
+
+def test_a_lease_of_a_newer_release_is_held_until_it_is_gone():
+    """B6: for how long it is good, only that release knows."""
+    newer = encode_lease(lease()).replace(b'"version":1', b'"version":2')
+    said = "has version 2, this release reads 1: run the same release in all daemons of one storage"
+    with pytest.raises(InvalidJob, match=said):
+        decode_lease("flights/lease.json", newer)
+    watch = LeaseWatch("flights/lease.json", B)
+    for now_ms in (0, 3_000, 10_000_000):
+        found = watch.judge(newer, now_ms, now_ms)
+        assert (found.state, found.lease) == (HELD, None)
+        assert said in found.trouble
+        assert not watch.may_take(found, "run-1", now_ms)
+    assert watch.judge(None, 10_000_001, 10_000_001).state is FREE
 
 
 # ---------------------------------------------------------------- what a leader writes

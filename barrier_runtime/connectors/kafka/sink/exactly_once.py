@@ -11,8 +11,7 @@ own, and however short checkpoints are, commits do not fall behind them by more 
 
 A marker that must be there and is not (it expired, or the topic was made anew) stops the commit: nobody can say whether
 the rows are in the topic, so a person must say it (`kafka/sink/lost_marker`). That it must be there says a note in the
-job's store, written between the first marker and the first rows. A marker that gets old is written again, also without
-rows.
+job's store (`kafka/sink/marker_notes`). A marker that gets old is written again, also without rows.
 
 A topic that refuses rows by their age (`message.timestamp.before.max.ms`) is refused itself when the sink gives rows
 their time: a decided row would become too old while the brokers are away. Rows with too late a time, without the key
@@ -28,14 +27,9 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
 from barrier_runtime.connectors.kafka.sink.lost_marker import Loss, LostMarkers
+from barrier_runtime.connectors.kafka.sink.marker_notes import MarkerNotes
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat
-from barrier_runtime.connectors.kafka.sink.topic_limits import (
-    KafkaLimits,
-    check_waiting,
-    decode_limits,
-    encode_limits,
-    read_limits,
-)
+from barrier_runtime.connectors.kafka.sink.topic_limits import check_waiting, read_limits
 from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, TransactionOrigin
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
@@ -63,7 +57,8 @@ class KafkaWriteAhead(WriteAheadSink):
         super().open(context)
         self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], self._cluster_of["config"], self._where)
         self._producers: dict[tuple[str, int], MarkedProducer] = {}  # by (lineage, origin subtask)
-        self._noted: set[tuple[str, int]] = set()
+        self._notes_of_markers = MarkerNotes(context, self._where)
+        self._noted: set[tuple[str, int]] = set()  # origins whose marker is known to have a note
         self._said: dict[tuple[str, int], int] = {}  # by a person, and not in a marker yet
         self._decided: dict[tuple[str, int], int] = {}  # last checkpoint of each origin that was to be written
         self._own = (context.lineage, context.subtask)
@@ -72,7 +67,7 @@ class KafkaWriteAhead(WriteAheadSink):
         try:
             self._limits = read_limits(self._cluster, self._topic, self._cluster_of["config"])
         except Unavailable:
-            known = self._known_limits()
+            known = self._notes_of_markers.limits(*self._own)
             if known is None:
                 raise
             self._limits = known
@@ -186,17 +181,17 @@ class KafkaWriteAhead(WriteAheadSink):
         producer = self._producers.get((lineage, subtask))
         if producer is None:
             producer = self._producers[lineage, subtask] = self._new_producer(self._origin(lineage, subtask))
-        if not producer.connected:
-            try:
+        try:
+            if not producer.connected:
                 producer.connect()
-            except Fenced as error:
-                self._fenced = error
-                raise
-        if producer.marker is None:
-            producer.begin()
-            producer.commit(self._first_marker(lineage, subtask, in_doubt))
-        self._said.pop((lineage, subtask), None)
-        self._take_note(lineage, subtask)
+            if producer.marker is None:
+                producer.begin()
+                producer.commit(self._first_marker(lineage, subtask, in_doubt))
+            self._said.pop((lineage, subtask), None)
+            self._take_note(lineage, subtask)
+        except Fenced as error:
+            self._fenced = error
+            raise
         return producer
 
     def _origin(self, lineage: str, subtask: int) -> TransactionOrigin:
@@ -213,41 +208,24 @@ class KafkaWriteAhead(WriteAheadSink):
 
     def _first_marker(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> Marker:
         origin = lineage, subtask
-        if origin not in self._said:
-            notes = self._first_notes(*origin)
-            if in_doubt is None or not notes:
-                return Marker(0, 0, 0, self._context.token)
-            last = max(in_doubt.checkpoint, self._decided.get(origin, 0))
-            loss = Loss(lineage, subtask, max(notes), in_doubt.checkpoint, last)
-            group = self._origin(lineage, subtask).group
-            self._said[origin] = loss.answer(self._lost_markers, self._where, self._topic, group)
-            self._take_note(lineage, subtask)
-        return Marker(self._said[origin], _A_PERSON, _ALL_ROWS, self._context.token)
-
-    def _first_notes(self, lineage: str, subtask: int) -> dict[int, str]:
-        """The notes, if any, that a marker was written for this origin: keys by the generation that wrote them."""
-        prefix = self._paths.delivery_notes_prefix(self._context.sink, lineage, subtask)
-        keys = [info.key for info in self._context.job_store.list(prefix)]
-        return {said[1]: key for key in keys if (said := self._paths.delivery_of(key)) is not None}
+        generation = self._notes_of_markers.generation(*origin)
+        if generation is not None:
+            if in_doubt is not None and origin not in self._said:
+                last = max(in_doubt.checkpoint, self._decided.get(origin, 0))
+                loss = Loss(lineage, subtask, generation, in_doubt.checkpoint, last)
+                group = self._origin(lineage, subtask).group
+                self._said[origin] = loss.answer(self._lost_markers, self._where, self._topic, group)
+            self._notes_of_markers.another(*origin)
+        if origin in self._said:
+            return Marker(self._said[origin], _A_PERSON, _ALL_ROWS, self._context.token)
+        return Marker(0, 0, 0, self._context.token)
 
     def _take_note(self, lineage: str, subtask: int) -> None:
-        """From now on a marker must be there."""
         if (lineage, subtask) not in self._noted:
-            notes = self._first_notes(lineage, subtask)
-            own = self._context.token
-            note = self._paths.delivery_note(self._context.sink, lineage, subtask, 0, own)
-            self._context.job_store.put(note, encode_limits(self._limits))
-            self._context.job_store.delete([key for token, key in notes.items() if token < own])
+            self._notes_of_markers.first(lineage, subtask)
+            if (lineage, subtask) == self._own:
+                self._notes_of_markers.keep_limits(lineage, subtask, self._limits)
             self._noted.add((lineage, subtask))
-
-    def _known_limits(self) -> KafkaLimits | None:
-        """What the latest generation knew of the topic."""
-        notes = self._first_notes(*self._own)
-        if not notes:
-            return None
-        key = notes[max(notes)]
-        store = self._context.job_store
-        return decode_limits(store.get(key), f"{store.url}/{key}")
 
 
 _A_PERSON = 0  # in place of the generation that staged rows: somebody said that they are in the topic

@@ -1,8 +1,8 @@
 """What a person says when a marker is gone that must be there: how far the rows of one subtask are in the topic.
 
-Each loss has a name: whose marker it was, and which generation wrote it last. An answer is for one loss only. The note
-of the generation that acts on it is written before the marker, so a later loss has another name: an answer that stays
-in the program says nothing about that one.
+Each loss has a name: whose marker it was, and with which generation it began. An answer is for one loss only. The note
+of the generation that acts on it (`kafka/sink/marker_notes`) is written before the marker, so a later loss has another
+name: an answer that stays in the program says nothing about that one.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def checked_answers(given: Any) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Loss:
-    """`generation`: which wrote the marker last. `asked`: the checkpoint to be written, `last`: the latest one decided
+    """`generation`: with which the marker began. `asked`: the checkpoint to be written, `last`: the latest one decided
     of this origin."""
 
     lineage: str

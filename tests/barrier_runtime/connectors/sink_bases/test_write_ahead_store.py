@@ -90,15 +90,17 @@ def test_only_the_names_of_staged_rows_and_notes_are_taken_for_such() -> None:
 
 
 def test_a_sweep_leaves_staged_rows_alone_and_the_deleting_of_a_job_takes_them() -> None:
-    """I7: no manifest names them, and yet they may be decided; a later run's stay."""
+    """I7: no manifest names them, and yet they may be decided; a later run's stay, and what does not say whose it
+    is."""
     keys = [
         PATHS.staged_rows("out", 3, 0, 1, "a"),
         PATHS.delivery_note("out", "line", 0, 5, 3),
         PATHS.staged_rows("out", 4, 0, 1, "b"),
         PATHS.delivery_note("out", "line", 0, 6, 4),
+        PATHS.delivery_note("out", "line", 0, 1, 0),
     ]
     objects = [ObjectInfo(key, 1, 0) for key in keys]
     verdicts = [verdict for _, verdict in Retention(1).classify(PATHS, objects, 9, 2**60)]
-    assert verdicts == [RetentionVerdict.NOT_OURS] * 4
+    assert verdicts == [RetentionVerdict.NOT_OURS] * 5
     assert Retention(1).sweep(PATHS, objects, 9, 2**60).keys == ()
     assert sorted(discarded(PATHS, objects, 3).keys) == sorted(keys[:2])

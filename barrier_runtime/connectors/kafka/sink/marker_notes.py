@@ -1,0 +1,118 @@
+"""What later generations must know of an origin subtask without its marker: that there must be one, and the limits.
+
+Each marker that is begun, the first one and each that replaces a lost one, has a *note*: an object with the next number
+and the generation that put it. The first note is put between the first marker and the first rows, every other one
+before the marker. Notes are created and never changed, and they are asked for by name, from the first number on: a
+listing may lack them, and then a lost marker would be taken for one that never was, or for one whose loss somebody has
+explained already. There are as many as markers were lost.
+
+What is cancelled leaves its notes behind: a name that can be asked for says nothing of the generation, by which the
+coordinator tells what it may delete. A later run has another lineage.
+
+Earlier builds put one note per generation, with the limits in it. These are found by a listing alone, and deleted once
+there is a note of ours. The limits are an object of their own now, which each generation overwrites: a sink that starts
+while the brokers are away goes on with them.
+"""
+
+import msgspec
+
+from barrier_runtime.connectors.kafka.sink.topic_limits import KafkaLimits, decode_limits, encode_limits
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.state.errors import Fenced, Unavailable
+from barrier_runtime.state.store.object_store import PutOutcome, get_or_none
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.versioned import Format, VersionedDecoder
+
+NOTE_VERSION = 3  # 1 and 2 are the limits that notes of earlier builds held
+
+
+class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    generation: int
+
+
+_FORMAT = Format("{}", NOTE_VERSION, damaged="restore it from a backup", oldest=NOTE_VERSION)
+_NOTE = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Note))
+_NO_GENERATION = 0  # in names: they are known without it, and no earlier build used it
+_LIMITS = 0  # in place of a note's number
+
+
+class MarkerNotes:
+    """Blocking. `where` names job, sink and subtask for messages."""
+
+    def __init__(self, context: SinkContext, where: str) -> None:
+        self._context = context
+        self._store = context.job_store
+        self._paths = Paths(context.job)
+        self._where = where
+
+    # ------------------------------------------------------------ markers
+
+    def generation(self, lineage: str, subtask: int) -> int | None:
+        """With which generation the last marker of this origin began. None: there never was one."""
+        noted = [self._last(lineage, subtask)[1], *self._of_earlier_builds(lineage, subtask)]
+        return max(noted) or None
+
+    def first(self, lineage: str, subtask: int) -> None:
+        """A marker is there, and must be from now on."""
+        if self._read(lineage, subtask, 1) is None:
+            self._put(lineage, subtask, 1)
+
+    def another(self, lineage: str, subtask: int) -> None:
+        """A lost marker is about to be replaced: another loss shall have another name. Repeated, it does nothing."""
+        number, generation = self._last(lineage, subtask)
+        if generation != self._context.token:
+            self._refuse_if_later(generation)
+            self._put(lineage, subtask, number + 1)
+
+    def _last(self, lineage: str, subtask: int) -> tuple[int, int]:
+        """Number and generation of the last note; zeros if there is none."""
+        number = generation = 0
+        while (found := self._read(lineage, subtask, number + 1)) is not None:
+            number, generation = number + 1, found
+        return number, generation
+
+    def _read(self, lineage: str, subtask: int, number: int) -> int | None:
+        key = self._key(lineage, subtask, number)
+        data = get_or_none(self._store, key)
+        return None if data is None else _NOTE.decode(data, f"{self._store.url}/{key}").generation
+
+    def _put(self, lineage: str, subtask: int, number: int) -> None:
+        key = self._key(lineage, subtask, number)
+        note = msgspec.json.encode(_Note(NOTE_VERSION, self._context.token))
+        if self._store.put_if_absent(key, note) is not PutOutcome.CREATED:
+            generation = self._read(lineage, subtask, number)
+            if generation is None:
+                raise Unavailable(f"{self._where}: nobody knows whether {self._store.url}/{key} was put: tried again")
+            self._refuse_if_later(generation)
+        self._store.delete(list(self._of_earlier_builds(lineage, subtask).values()))
+
+    def _refuse_if_later(self, generation: int) -> None:
+        if generation > self._context.token:
+            raise Fenced(
+                f"{self._where}: generation {generation} has begun a marker; generation {self._context.token} stops"
+            )
+
+    def _key(self, lineage: str, subtask: int, number: int) -> str:
+        return self._paths.delivery_note(self._context.sink, lineage, subtask, number, _NO_GENERATION)
+
+    def _of_earlier_builds(self, lineage: str, subtask: int) -> dict[int, str]:
+        """Keys by the generation that put them."""
+        prefix = self._paths.delivery_notes_prefix(self._context.sink, lineage, subtask)
+        keys = [info.key for info in self._store.list(prefix)]
+        named = [(said[1], key) for key in keys if (said := self._paths.delivery_of(key)) is not None]
+        return {generation: key for generation, key in named if generation != _NO_GENERATION}
+
+    # ------------------------------------------------------------ limits
+
+    def keep_limits(self, lineage: str, subtask: int, limits: KafkaLimits) -> None:
+        self._store.put(self._key(lineage, subtask, _LIMITS), encode_limits(limits))
+
+    def limits(self, lineage: str, subtask: int) -> KafkaLimits | None:
+        """What the latest generation knew of the topic."""
+        key = self._key(lineage, subtask, _LIMITS)
+        data = get_or_none(self._store, key)
+        if data is None and (earlier := self._of_earlier_builds(lineage, subtask)):
+            key = earlier[max(earlier)]
+            data = self._store.get(key)
+        return None if data is None else decode_limits(data, f"{self._store.url}/{key}")

@@ -1,0 +1,102 @@
+"""A person goes back to an older release: it says which release is wanted, calls nothing damaged, and touches nothing.
+
+What a newer release has written stands in the log or in the newest manifest; of leases see `server/test_lease`.
+"""
+
+import asyncio
+import hashlib
+
+import msgspec
+import pytest
+from coordinator_world import keys_of, options, spec, started
+
+from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
+from barrier_runtime.coordinator.log.decision_log import Permit
+from barrier_runtime.coordinator.log.records import decode_record, encode_record
+from barrier_runtime.coordinator.maintenance.fsck_store import check_store
+from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
+from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.inspect.pending_transactions import read_pending
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.paths import Paths
+
+PATHS = Paths("flights")
+JOB = spec(checkpoints=options(retained=1))
+SAYS = r"has version 2, this release reads 1: a newer release wrote it: use that release, or a newer one"
+BOTH = pytest.mark.parametrize("newer", ["record", "manifest"])
+
+
+def job_of(newer: str) -> MemoryStore:
+    """FENCE and COMPLETE 1, of which a newer release wrote the head, or the manifest."""
+    store = MemoryStore()
+    coordinator, *slots = started(store, JOB)
+    coordinator.checkpoint(*slots)
+    key = PATHS.log_record(2)
+    record = decode_record(key, store.get(key))
+    if newer == "manifest":
+        manifest = store.get(record.manifest).replace(b'"version":1', b'"version":2', 1)
+        store.damage(record.manifest, manifest)
+        record = msgspec.structs.replace(record, sha256=hashlib.sha256(manifest).hexdigest())
+    else:
+        record = msgspec.structs.replace(record, version=2)
+    store.damage(key, encode_record(record))
+    return store
+
+
+def content(store: MemoryStore) -> dict[str, bytes]:
+    return {key: store.get(key) for key in keys_of(store)}
+
+
+@BOTH
+def test_its_program_is_refused_before_the_fence(newer: str) -> None:
+    """B6"""
+    store = job_of(newer)
+    before = content(store)
+
+    async def submitted():
+        runner = JobRunner(msgspec.structs.replace(JOB, run_id="again"), store, leader="b", host="h")
+        return await asyncio.wait_for(runner.run(), 60)
+
+    outcome = asyncio.run(submitted())
+    assert outcome.outcome == "failed"
+    assert SAYS in outcome.reason
+    assert content(store) == before
+
+
+@BOTH
+def test_its_slots_find_no_daemon_that_adopts_it(newer: str) -> None:
+    """B6: who leads a job writes to its log, and deletes."""
+    store = job_of(newer)
+    before = content(store)
+
+    async def asked():
+        directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h")
+        answer = await directory.for_slot(JOB.job, JOB.run_id)
+        await directory.close()
+        return answer, directory.jobs
+
+    answer, jobs = asyncio.run(asyncio.wait_for(asked(), 60))
+    assert isinstance(answer, NotHere)
+    assert (answer.fenced, jobs) == (False, {})
+    assert SAYS in answer.reason
+    assert content(store) == before
+
+
+@BOTH
+def test_checks_of_the_store_call_it_newer_and_not_damaged(newer: str) -> None:
+    store = job_of(newer)
+    for check in (lambda: list(check_store(store, None, 0, 0)), lambda: read_pending(store, JOB.job)):
+        with pytest.raises(InvalidJob, match=SAYS):
+            check()
+
+
+def test_who_was_replaced_by_a_newer_release_deletes_nothing_more() -> None:
+    """I7: whatever the record is, it stands behind the permit."""
+    store = job_of("record")
+    store.put("flights/data/1/slot/file", b"x")
+    with pytest.raises(InvalidJob, match=SAYS):
+        delete_in_order(
+            store, PATHS, ["flights/data/1/slot/file"], lambda: check_permit(store, PATHS, Permit(1, 1, completed=0))
+        )
+    assert "flights/data/1/slot/file" in keys_of(store)
