@@ -1,13 +1,19 @@
 """Fixtures that several parts share, and how tests are collected. An S3 endpoint is one moto server per test session,
 on a free loopback port."""
 
+import asyncio
 import gc
+import inspect
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
+
+from barrier_runtime.state.store.memory import MemoryStore
+
+_LOOP_S = 300.0  # for a test that is a coroutine
 
 
 @pytest.hookimpl(wrapper=True)
@@ -20,6 +26,33 @@ def pytest_collection() -> Iterator[object]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs on a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(_bounded(pyfuncitem.obj(**arguments)))
+    return True
+
+
+async def _bounded(test: Awaitable[None]) -> None:
+    """Without a task of its own: tests count tasks."""
+    task = asyncio.current_task()
+    assert task is not None
+    too_long = asyncio.get_running_loop().call_later(_LOOP_S, task.cancel, f"no end within {_LOOP_S:g} s")
+    try:
+        await test
+    finally:
+        too_long.cancel()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """An empty store of this test's own."""
+    return MemoryStore()
 
 
 @pytest.fixture(scope="session")

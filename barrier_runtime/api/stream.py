@@ -20,19 +20,18 @@ from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.rows import Row
-from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds, require_columns
+from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milliseconds, require_columns
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
-from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator
+from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator, UnionOperator
 from barrier_runtime.operators.dead_letters import DEAD_LETTERS, DeadLetterOperator
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
 from barrier_runtime.operators.process import ProcessOperator, declared_states
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.state import ValueState
-from barrier_runtime.operators.union import UnionOperator
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermarks import WatermarkOperator
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator, window_schema
@@ -215,7 +214,7 @@ class Stream:
         for schema in known[1:]:
             if not schema.equals(known[0]):
                 raise InvalidJob(
-                    f"union: one input has ({_one_line(known[0])}), another ({_one_line(schema)}): "
+                    f"union: one input has ({described(known[0])}), another ({described(schema)}): "
                     "select() the same columns and types in every input"
                 )
         inputs = tuple(stream._as_input() for stream in (self, *others))
@@ -500,7 +499,3 @@ def _shown(aggregates: Mapping[str, Aggregate]) -> str:
 
 def _listed(columns: str | Sequence[str]) -> list[str]:
     return [columns] if isinstance(columns, str) else list(columns)
-
-
-def _one_line(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

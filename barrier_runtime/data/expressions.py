@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.acero as acero
 import pyarrow.compute as pc
 
+from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -24,13 +25,12 @@ def evaluate(batch: pa.RecordBatch, expressions: list[pc.Expression], where: str
         columns = plan.to_table(use_threads=False).columns
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, pa.ArrowTypeError) as error:
         raise InvalidJob(
-            f"{where}: the expression cannot be computed: {error}. The rows have the columns "
-            + ", ".join(f"{field.name}: {field.type}" for field in batch.schema)
+            f"{where}: the expression cannot be computed: {error}. The rows have the columns " + described(batch.schema)
         ) from error
-    return [_one_array(column) for column in columns]
+    return [one_array(column) for column in columns]
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

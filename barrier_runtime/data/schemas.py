@@ -85,6 +85,11 @@ def require_columns(schema: pa.Schema | None, columns: tuple[str, ...], where: s
             raise InvalidJob(f"{where}: there is no column {column!r}: use one of {', '.join(schema.names)}")
 
 
+def described(schema: pa.Schema) -> str:
+    """Names and types on one line, for messages."""
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
 def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: str) -> Callable[[bytes], pa.RecordBatch]:
     """From whole lines to rows of `schema`. `read` gets what is not blank."""
     no_rows = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

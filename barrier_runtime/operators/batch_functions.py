@@ -1,10 +1,11 @@
-"""`select` by names, and `map_batches`: a batch at a time, no Python per row."""
+"""`select` by names, `map_batches` and `union`: a batch at a time, no Python per row."""
 
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
@@ -61,11 +62,29 @@ class MapBatchesOperator(Operator):
             self._schema = result.schema
         elif not result.schema.equals(self._schema):
             raise InvalidJob(
-                f"{function_name(self._function)} of operator {self._name!r} returned ({_one_line(result.schema)}), "
-                f"but its schema is ({_one_line(self._schema)}): return one schema always, or correct schema="
+                f"{function_name(self._function)} of operator {self._name!r} returned ({described(result.schema)}), "
+                f"but its schema is ({described(self._schema)}): return one schema always, or correct schema="
             )
         if result.num_rows:
             emit(Batch(result, batch.emit_ns))
+
+
+class UnionOperator(Operator):
+    """Whatever comes in on any port goes out. Watermarks are merged by the subtask's inputs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._schema: pa.Schema | None = None
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        if self._schema is None:
+            self._schema = batch.rows.schema
+        elif batch.rows.schema is not self._schema and not batch.rows.schema.equals(self._schema):
+            raise InvalidJob(
+                f"union {self._name!r}: input {port} has the columns {described(batch.rows.schema)}, earlier ones had "
+                f"{described(self._schema)}: select() the same columns in every input"
+            )
+        emit(batch)
 
 
 def column_of(rows: pa.RecordBatch, column: str, where: str) -> pa.Array:
@@ -75,7 +94,3 @@ def column_of(rows: pa.RecordBatch, column: str, where: str) -> pa.Array:
         raise InvalidJob(
             f"{where}: there is no column {column!r}: use one of {', '.join(rows.schema.names)}"
         ) from error
-
-
-def _one_line(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

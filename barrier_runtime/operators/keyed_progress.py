@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MIN
+from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, value_format
@@ -117,7 +118,7 @@ def check_same(now: pa.Schema, before: pa.Schema, where: str) -> None:
     """State was written for `before`; rows come as `now`."""
     if not now.equals(before):
         raise InvalidJob(
-            f"{where}: its state was made of ({_one_line(before)}), but now its rows have ({_one_line(now)}): "
+            f"{where}: its state was made of ({described(before)}), but now its rows have ({described(now)}): "
             "keep the columns and types, or give the operator a new name to start without state"
         )
 
@@ -128,11 +129,7 @@ def check_none_added(columns: Sequence[str], before: pa.Schema, where: str) -> N
     if added:
         shown = ", ".join(map(repr, added))
         raise InvalidJob(
-            f"{where}: its state was made of ({_one_line(before)}), but now it uses {shown} as well, of "
+            f"{where}: its state was made of ({described(before)}), but now it uses {shown} as well, of "
             "which that state knows nothing: keep its keys and aggregates as they were and put others into a step "
             "of another name, or give it a new name to start without state"
         )
-
-
-def _one_line(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

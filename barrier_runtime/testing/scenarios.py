@@ -159,30 +159,38 @@ def _straight(environment: Environment) -> None:
     environment.recover_once_more()
 
 
-def _stall(environment: Environment, at: int, steps: int, parallelism: int = 0, successor_parallelism: int = 0) -> None:
+def _stall(environment: Environment, at: int, steps: int) -> None:
+    first, overtaken_by = _stalled(environment, at, steps)
+    if overtaken_by is None:  # it had fewer crash points
+        environment.end(first)
+        return
+    second, life = overtaken_by
+    environment.steps.append(f"generation {second.token} goes on alone")
+    environment.look()
+    environment.run(life)
+    environment.end(second)
+    environment.crash(first)
+    environment.recover_once_more(0)
+
+
+def _stalled(
+    environment: Environment, at: int, steps: int, parallelism: int = 0, successor_parallelism: int = 0
+) -> tuple[Process, tuple[Process, Iterator[bool]] | None]:
+    """A process that is held up at crash point `at` and goes on as a zombie, and its successor, which went `steps` far
+    meanwhile; None: it had fewer crash points."""
     successor: list[tuple[Process, Iterator[bool]]] = []
 
     def held_up() -> None:
         first.is_zombie = True
         second = environment.start(successor_parallelism)
         environment.steps.append(f"generation {first.token} is held up, generation {second.token} takes over")
-        life = environment.live(second)
-        successor.append((second, life))
-        environment.run(life, steps)
+        successor.append((second, environment.live(second)))
+        environment.run(successor[0][1], steps)
         environment.steps.append(f"generation {first.token} goes on as a zombie")
 
     first = environment.start(parallelism, CrashPoints(at, held_up))
     environment.run_as_zombie(environment.live(first))
-    if not successor:  # it had fewer crash points
-        environment.end(first)
-        return
-    second, life = successor[0]
-    environment.steps.append(f"generation {second.token} goes on alone")
-    environment.look()
-    environment.run(life)
-    environment.end(second)
-    environment.crash(first)
-    environment.recover_once_more(successor_parallelism)
+    return first, successor[0] if successor else None
 
 
 def _walk(environment: Environment) -> None:
@@ -202,19 +210,9 @@ def _walk(environment: Environment) -> None:
 
 def _stall_once(environment: Environment, at: int, steps: int, parallelism: int, successor_parallelism: int) -> None:
     """As `_stall`, but the successor dies too, after `steps` more."""
-    successor: list[tuple[Process, Iterator[bool]]] = []
-
-    def held_up() -> None:
-        first.is_zombie = True
-        second = environment.start(successor_parallelism)
-        environment.steps.append(f"generation {first.token} is held up, generation {second.token} takes over")
-        successor.append((second, environment.live(second)))
-        environment.run(successor[0][1], steps)
-        environment.steps.append(f"generation {first.token} goes on as a zombie")
-
-    first = environment.start(parallelism, CrashPoints(at, held_up))
-    environment.run_as_zombie(environment.live(first))
-    for second, life in successor:
+    first, overtaken_by = _stalled(environment, at, steps, parallelism, successor_parallelism)
+    if overtaken_by is not None:
+        second, life = overtaken_by
         environment.look()
         environment.run(life, environment.random.randint(0, 10))
         environment.crash(second)

@@ -78,7 +78,7 @@ def run(
         if local:
             _run_local(flow, options)
         else:
-            from barrier_runtime.spark.user_module import ship_by_value
+            from barrier_runtime.spark.closure import ship_by_value
 
             ship_by_value(sys.modules[_USER_MODULE])
             print(flow.run(**options))

@@ -400,8 +400,6 @@ def recognised(paths: Paths, key: str) -> str:
         return "lease or history: written again and again"
     if key.startswith(f"{paths.probe_prefix}/"):
         return "left by a probe of the store that was interrupted: harmless"
-    if key.startswith(f"{paths.job}/savepoints/"):
-        return "a savepoint: its user's"
     if paths.staged_rows_origin(key) is not None or paths.delivery_of(key) is not None:
         return "rows of a write-ahead sink, or its note of what was delivered: the sink deletes them"
     if paths.is_staged_source(key):

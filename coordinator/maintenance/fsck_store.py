@@ -40,7 +40,7 @@ from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Fenced, InvalidJob
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, get_or_none
-from barrier_runtime.state.store.paths import Paths, check_key
+from barrier_runtime.state.store.paths import Paths
 
 _CHUNK = 4 << 20
 _PARALLEL = 8
@@ -324,9 +324,6 @@ class _Check:
             yield from self._undecodable(self.paths.lease, lambda data: decode_lease(self.paths.lease, data))
         if self.paths.history in present:
             yield from self._undecodable(self.paths.history, lambda data: decode_history(self.paths.history, data))
-        for key in sorted(present):
-            if key.startswith(f"{self.job}/savepoints/") and key.endswith("/manifest.json"):
-                yield from self._savepoint_damage(key)
 
     def _undecodable(self, key: str, decode: Callable[[bytes], object]) -> Iterator[Damage]:
         data = get_or_none(self.store, key)
@@ -336,21 +333,6 @@ class _Check:
             decode(data)
         except Corrupt as error:
             yield Damage(key, "readable", str(error), "delete it: it is written anew, and no decision rests on it")
-
-    def _savepoint_damage(self, key: str) -> list[Damage]:
-        data = get_or_none(self.store, key)
-        if data is None:
-            return []
-        try:
-            manifest = decode_manifest(key, data)
-        except Corrupt as error:
-            return [Damage(key, "a savepoint's manifest that this release can read", str(error), BACKUP)]
-        for ref in file_refs(manifest):
-            try:
-                check_key(ref.key or "inline")
-            except InvalidJob as error:
-                return [Damage(key, "keys of objects below the store's root", str(error), BACKUP)]
-        return self._verify_files(key, manifest, f"{self.job}: files of {key}")
 
     # ---- unreferenced
 

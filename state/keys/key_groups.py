@@ -405,13 +405,8 @@ def check_max_parallelism(parallelism: int, max_parallelism: int) -> int:
     return max_parallelism
 
 
-def subtask_of_key_group(group: int, parallelism: int, max_parallelism: int) -> int:
-    """Which subtask owns a key group. Vectorised form: `groups.astype(int64) * parallelism // max_parallelism`."""
-    return group * parallelism // max_parallelism
-
-
 def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> tuple[int, int]:
-    """First and last key group (both inclusive) of a subtask.
+    """First and last key group (both inclusive) of a subtask: those with `group * parallelism // max_parallelism`.
 
     >>> [key_group_range(subtask, 3, 10) for subtask in range(3)]
     [(0, 3), (4, 6), (7, 9)]

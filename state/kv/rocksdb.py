@@ -36,10 +36,6 @@ class SlotMemory:
         self.total_bytes = total_bytes
         self._shared: tuple[Any, Any] | None = None
 
-    def usage_bytes(self) -> int:
-        """Held now, memtables included."""
-        return int(self._shared[0].get_usage()) if self._shared else 0
-
     def shared(self) -> tuple[Any, Any]:
         """(block cache, write-buffer manager), made when first asked for."""
         if self._shared is None:

@@ -5,7 +5,6 @@ Layout of one job below the store's root; see the protocol chapter of the docume
     <job>/log/<position, 20 digits>.json             one log record; immutable for ever
     <job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names it
     <job>/data/<token>/<slot uuid>/<uuid>            snapshot files; a name is never used twice
-    <job>/savepoints/<name>/...                      self-contained, owned by the user
     <job>/write-ahead/<sink>/staged/<token>/...      rows of a sink that are not delivered yet; the sink deletes them
     <job>/write-ahead/<sink>/delivered/<lineage>/... what was delivered, for targets that do not remember it
     <job>/sources/<source>/current.json              which of the next ones count: one put for ever, or by a fresh start
@@ -225,10 +224,7 @@ class Paths:
     def history(self) -> str:
         return check_key(f"{self.job}/history.json")
 
-    # ---- savepoints and probes
-
-    def savepoint(self, name: str, file: str = "manifest.json") -> str:
-        return check_key(f"{self.job}/savepoints/{_segment('savepoint name', name)}/{_segment('file', file)}")
+    # ---- probes
 
     @property
     def probe_prefix(self) -> str:

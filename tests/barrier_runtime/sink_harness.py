@@ -5,12 +5,13 @@ coordinator: it crashes where a test says, restores the last *decided* checkpoin
 """
 
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.csv
@@ -26,6 +27,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore, PutOutcome
 
 SCHEMA = pa.schema([("n", pa.int64())])
+Store = TypeVar("Store", bound=ObjectStore)
 NOW_NS = 100_000_000  # for latencies
 
 
@@ -199,7 +201,7 @@ class Subtask:
     def settle(self) -> None:
         """Run the executor, and play the coordinator of a job with this one sink subtask."""
         self.executor.run()
-        while self.operator.has_global_committer and self.parallelism == 1 and self._committed() > self._visible():
+        while self.operator._sink.global_committer and self.parallelism == 1 and self._committed() > self._visible():
             through = self._committed()
             self.operator.on_commit_globally(through, partial(self._manifest, through))
             self.executor.run()
@@ -291,3 +293,30 @@ def numbers_of(name: str, data: bytes) -> list[int]:
 
 def staged_in(store: ObjectStore) -> list[str]:
     return [info.key for info in store.list("_staging/")]
+
+
+def crashed_everywhere(
+    make_store: Callable[[], Store],
+    make_sink: Callable[[], TwoPhaseCommitSink],
+    crashing: Callable[[Store, int], ObjectStore],
+    left_in: Callable[[Store], list[str]],
+    late_commits: bool,
+) -> int:
+    """A job of four rows dies at every place where `crashing` can die, and is run again. Returns how many there are."""
+    for crash_at in itertools.count():
+        store, job, crashed = make_store(), Job(make_sink, rows=4, late_commits=late_commits), False
+        try:
+            job.run(crashing(store, crash_at))
+        except Crash:
+            crashed = True
+            seen = numbers_in(store)
+            assert seen == list(range(len(seen))), f"crash at {crash_at}"
+            logged = numbers_in_commit_log(store)
+            assert logged == seen[: len(logged)], f"crash at {crash_at}"
+            job.run(store)
+        assert numbers_in(store) == [0, 1, 2, 3], f"crash at {crash_at}"
+        assert numbers_in_commit_log(store) == [0, 1, 2, 3], f"crash at {crash_at}"
+        assert left_in(store) == [], f"crash at {crash_at}"
+        if not crashed:
+            return crash_at
+    raise AssertionError("a job has an end")

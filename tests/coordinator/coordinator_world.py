@@ -428,6 +428,22 @@ def started(store: MemoryStore, job: JobSpec | None = None, **arguments: object)
     return coordinator, *slots
 
 
+def checkpoint(coordinator: Coordinator, *slots: FakeSlot, files: str) -> int:
+    """A whole checkpoint whose files are really there."""
+    for slot in slots:
+        for name in files.split():
+            if slot.data_key(name) not in keys_of(coordinator.store):
+                slot.upload(name)
+    return coordinator.checkpoint(*slots, files=files)
+
+
+def new_generation(coordinator: Coordinator, a: FakeSlot, b: FakeSlot) -> None:
+    """Of the same slots, because one of them failed."""
+    a.fail()
+    coordinator.settle()
+    coordinator.run_with(a, b)
+
+
 def keys_of(store: MemoryStore) -> tuple[str, ...]:
     return store.keys()
 

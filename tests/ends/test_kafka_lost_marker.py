@@ -1,7 +1,5 @@
 """A marker that is gone: what the exactly-once Kafka sink asks a person, and how far it takes the answer."""
 
-from collections.abc import Iterator
-
 import pytest
 from confluent_kafka.admin import AdminClient
 
@@ -12,19 +10,7 @@ from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.object_store import get_or_none
 from barrier_runtime.state.store.paths import Paths
 from examples.servers import KafkaServer
-from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
-
-
-@pytest.fixture
-def topic(kafka: KafkaServer) -> Iterator[Topic]:
-    with new_topic(kafka) as topic:
-        yield topic
-
-
-@pytest.fixture
-def job() -> Iterator[Job]:
-    with new_job() as job:
-        yield job
+from tests.ends.kafka_target import Job, Topic, kafka_sink, numbers, sealed
 
 
 def delete_markers(kafka: KafkaServer, job: Job) -> None:

@@ -1,7 +1,6 @@
 """The exactly-once Kafka sink against a real broker: certified; zombies, lost answers, long outages."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,18 +17,6 @@ from examples.servers import KafkaServer, kafka_server
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
 
 
-@pytest.fixture
-def topic(kafka: KafkaServer) -> Iterator[Topic]:
-    with new_topic(kafka) as topic:
-        yield topic
-
-
-@pytest.fixture
-def job() -> Iterator[Job]:
-    with new_job() as job:
-        yield job
-
-
 def markers_of(kafka: KafkaServer, job: Job) -> dict[str, int]:
     from confluent_kafka import ConsumerGroupTopicPartitions
 
@@ -42,9 +29,8 @@ def markers_of(kafka: KafkaServer, job: Job) -> dict[str, int]:
     return found
 
 
-def test_the_sink_is_exactly_once_wherever_it_crashes(kafka: KafkaServer, topic: Topic) -> None:
+def test_the_sink_is_exactly_once_wherever_it_crashes(kafka: KafkaServer, topic: Topic, store: MemoryStore) -> None:
     """T1, T2, T3, T6, T7, T8, T9, T10, T11, T12, T14, T15: see the scenarios of `certify`."""
-    store = MemoryStore()
 
     def lose(sink: Any) -> None:
         sink.close()

@@ -16,20 +16,8 @@ from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
 from examples.servers.base import free_port
-from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, sealed, written
+from tests.ends.kafka_target import Job, Topic, kafka_sink, new_topic, sealed, written
 from tests.ends.test_kafka_source_registry import Registry, client
-
-
-@pytest.fixture
-def topic(kafka: KafkaServer) -> Iterator[Topic]:
-    with new_topic(kafka) as topic:
-        yield topic
-
-
-@pytest.fixture
-def job() -> Iterator[Job]:
-    with new_job() as job:
-        yield job
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Rows that a topic's own settings refuse: the Kafka sink says so when it opens or stages, not after the decision."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,15 +10,9 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from barrier_runtime.connectors.kafka.sink.topic_limits import LIMITS_VERSION, decode_limits
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import KafkaServer
-from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
+from tests.ends.kafka_target import Job, Topic, kafka_sink, new_topic, numbers, sealed
 
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-def job() -> Iterator[Job]:
-    with new_job() as job:
-        yield job
 
 
 def now_ms() -> int:

@@ -10,7 +10,7 @@ from barrier_runtime.connectors.kafka.sink import transactions as kafka_transact
 from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from examples.servers import KafkaServer
-from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
+from tests.ends.kafka_target import Job, Topic, kafka_sink, new_topic, numbers, sealed
 from tests.ends.test_kafka_lost_marker import delete_markers
 
 
@@ -18,12 +18,6 @@ from tests.ends.test_kafka_lost_marker import delete_markers
 def topic(kafka: KafkaServer) -> Iterator[Topic]:
     with new_topic(kafka, partitions=1) as topic:
         yield topic
-
-
-@pytest.fixture
-def job() -> Iterator[Job]:
-    with new_job() as job:
-        yield job
 
 
 def transactions_on(kafka: KafkaServer, topic: Topic) -> int:

@@ -11,7 +11,7 @@ from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
 from tests.ends import kafka_world
-from tests.ends.kafka_target import Job, new_job, new_topic, numbers, sealed
+from tests.ends.kafka_target import Job, new_topic, numbers, sealed
 from tests.ends.kafka_tls import Certificates, CutHandshakes, tls_server
 from tests.ends.kafka_world import reading, rows_from, source_of, wait_until
 
@@ -31,12 +31,6 @@ def network() -> Iterator[CutHandshakes]:
 def secure(certificates: Certificates, network: CutHandshakes) -> Iterator[KafkaServer]:
     with tls_server(certificates, network) as server:
         yield server
-
-
-@pytest.fixture
-def job() -> Iterator[Job]:
-    with new_job() as job:
-        yield job
 
 
 def settings(authority: str) -> dict[str, object]:

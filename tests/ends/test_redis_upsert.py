@@ -18,14 +18,8 @@ from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.testing import certify
 from examples.servers import RedisServer
-from tests.ends.kafka_target import Job, new_job, written
+from tests.ends.kafka_target import Job, written
 from tests.ends.late_requests import LateRequests
-
-
-@pytest.fixture
-def job() -> Iterator[Job]:
-    with new_job() as job:
-        yield job
 
 
 @pytest.fixture

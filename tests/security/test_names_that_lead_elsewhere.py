@@ -65,7 +65,7 @@ def spec(**changes: Any) -> JobSpec:
 
 @evil_ids
 def test_no_id_of_any_kind_may_be_a_path(evil: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """G4, B1, B2: job, run, operator and sink names, slot uuids, files and savepoints, at every door."""
+    """G4, B1, B2: job, run, operator and sink names, slot uuids and files, at every door."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     paths = Paths("flights")
     client = CoordinatorClient("http://127.0.0.1:9", "t")
@@ -81,7 +81,6 @@ def test_no_id_of_any_kind_may_be_a_path(evil: str, tmp_path: Path, monkeypatch:
         lambda: paths.data_file(1, evil, "file"),
         lambda: paths.data_file(1, "slot", evil),
         lambda: paths.manifest(1, 1, evil),
-        lambda: paths.savepoint(evil),
         lambda: client.status(evil),
         lambda: client.stop(evil),
         lambda: client.checkpoints(evil),

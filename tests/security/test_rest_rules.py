@@ -3,8 +3,9 @@ and says, and that no kind of connection goes round the token."""
 
 import ast
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -22,22 +23,19 @@ from barrier_runtime.state.store.memory import MemoryStore
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "7" * 64
 GOOD = {"Authorization": f"Bearer {SECRET}", "X-Barrier-Runtime": "1", "Content-Type": "application/json"}
-Step = Callable[[httpx.AsyncClient, JobDirectory], Awaitable[None]]
 
 
 def directory() -> JobDirectory:
     return JobDirectory(MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h")
 
 
-def calls(step: Step) -> None:
-    async def whole() -> None:
-        jobs = directory()
-        app = application(jobs, ControlAddress("127.0.0.1", 7), Token("operator", SECRET.encode()), pid=42)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://coordinator") as client:
-            await step(client, jobs)
-        await jobs.close()
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[tuple[httpx.AsyncClient, JobDirectory]]:
+    jobs = directory()
+    app = application(jobs, ControlAddress("127.0.0.1", 7), Token("operator", SECRET.encode()), pid=42)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://coordinator") as client:
+        yield client, jobs
+    await jobs.close()
 
 
 def body(job: JobSpec | None = None) -> bytes:
@@ -80,10 +78,9 @@ def test_secrets_are_compared_in_constant_time(file: str) -> None:
     ] == []
 
 
-def test_the_open_route_says_nothing_of_jobs() -> None:
+async def test_the_open_route_says_nothing_of_jobs() -> None:
     """G2: health and process id, whatever else there is."""
-
-    async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
+    async with served() as (client, _):
         await client.put("/jobs/flights", content=body(), headers=GOOD)
         assert (await client.get("/healthz")).json() == {"status": "ok", "pid": 42}
         for trick in (
@@ -95,8 +92,6 @@ def test_the_open_route_says_nothing_of_jobs() -> None:
             "/healthz;/jobs",
         ):
             assert (await client.get(trick)).status_code in (401, 404), trick
-
-    calls(step)
 
 
 # ---------------------------------------------------------------- what is taken
@@ -112,18 +107,15 @@ def test_the_open_route_says_nothing_of_jobs() -> None:
         "",
     ],
 )
-def test_only_json_is_taken(kind: str) -> None:
+async def test_only_json_is_taken(kind: str) -> None:
     """G3, G5: no form, no upload, no code."""
-
-    async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
+    async with served() as (client, jobs):
         answer = await client.put("/jobs/flights", content=body(), headers={**GOOD, "Content-Type": kind})
         assert answer.status_code == 415
         assert "only JSON is understood" in answer.json()["error"]
         assert jobs.jobs == {}
         good = {**GOOD, "Content-Type": "application/json; charset=utf-8"}
         assert (await client.put("/jobs/flights", content=body(), headers=good)).status_code == 200
-
-    calls(step)
 
 
 def test_no_route_takes_code_files_or_names_of_logs() -> None:
@@ -161,10 +153,9 @@ def test_no_route_takes_code_files_or_names_of_logs() -> None:
         ("POST", "/jobs/flights/stop?run=%252e", 400),
     ],
 )
-def test_refusals_have_one_shape(method: str, path: str, status: int) -> None:
+async def test_refusals_have_one_shape(method: str, path: str, status: int) -> None:
     """G4, B2: JSON with a message, no redirect, nothing of the inside."""
-
-    async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
+    async with served() as (client, _):
         answer = await client.request(method, path, headers={**GOOD, "Host": "evil"})
         assert answer.status_code == status
         assert answer.headers["content-type"] == "application/json"
@@ -172,8 +163,6 @@ def test_refusals_have_one_shape(method: str, path: str, status: int) -> None:
         assert "Traceback" not in answer.text
         if method != "HEAD":
             assert isinstance(answer.json()["error"], str)
-
-    calls(step)
 
 
 @pytest.mark.parametrize(
@@ -187,55 +176,45 @@ def test_refusals_have_one_shape(method: str, path: str, status: int) -> None:
     ],
     ids=["digits", "line end", "path", "huge", "negative"],
 )
-def test_a_job_with_values_that_only_break_something_is_refused(changes: dict) -> None:
+async def test_a_job_with_values_that_only_break_something_is_refused(changes: dict) -> None:
     """G4, G5"""
-
-    async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
+    async with served() as (client, jobs):
         answer = await client.put("/jobs/flights", content=body(spec(**changes)), headers=GOOD)
         assert answer.status_code == 400, answer.text
         assert jobs.jobs == {}
 
-    calls(step)
-
 
 @pytest.mark.parametrize("length", ["1" * 5_000, "-1", "1e3", "٣", "99999999999"])
-def test_a_length_that_is_none_is_refused(length: str) -> None:
+async def test_a_length_that_is_none_is_refused(length: str) -> None:
     """G5"""
-
-    async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
+    async with served() as (client, _):
         headers = {key.encode(): value.encode() for key, value in {**GOOD, "Content-Length": length}.items()}
         answer = await client.put("/jobs/flights", content=body(), headers=headers)
         assert answer.status_code == 413
-
-    calls(step)
 
 
 # ---------------------------------------------------------------- what is logged and said
 
 
-def test_the_audit_has_one_line_per_call_with_the_tokens_name_however_the_path_is_written(
+async def test_the_audit_has_one_line_per_call_with_the_tokens_name_however_the_path_is_written(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """G6: line ends in a path stay as they were sent."""
     forged = "/jobs/x%0a2026-01-01%20INFO%20token%20root:%20PUT%20/jobs/y"
-
-    async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
-        await client.put("/jobs/flights", content=body(), headers=GOOD)
-        await client.put(forged, content=body(), headers=GOOD)
-        await client.put("/jobs/flights", content=body(), headers={**GOOD, "Authorization": "Bearer wrong"})
-        await client.get("/jobs", headers=GOOD)
-
     with caplog.at_level(logging.INFO, "coordinator.audit"):
-        calls(step)
+        async with served() as (client, _):
+            await client.put("/jobs/flights", content=body(), headers=GOOD)
+            await client.put(forged, content=body(), headers=GOOD)
+            await client.put("/jobs/flights", content=body(), headers={**GOOD, "Authorization": "Bearer wrong"})
+            await client.get("/jobs", headers=GOOD)
     lines = [record.getMessage() for record in caplog.records if record.name == "coordinator.audit"]
     assert lines == ["token operator: PUT /jobs/flights", f"token operator: PUT {forged}"]
 
 
 @pytest.mark.slow
-def test_a_request_id_counts_for_one_run_of_one_job_only() -> None:
+async def test_a_request_id_counts_for_one_run_of_one_job_only() -> None:
     """G6: the same id for another run is another request."""
-
-    async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
+    async with served() as (client, jobs):
         for run_id in ("run-1", "run-2"):
             await client.put("/jobs/flights", content=body(spec(run_id=run_id)), headers=GOOD)
         for run_id in ("run-1", "run-1", "run-2"):
@@ -250,13 +229,10 @@ def test_a_request_id_counts_for_one_run_of_one_job_only() -> None:
         long = {**GOOD, "X-Request-Id": "x" * 129}
         assert (await client.post("/jobs/flights/stop", headers=long)).status_code == 400
 
-    calls(step)
 
-
-def test_nothing_may_be_kept_by_a_cache_or_taken_for_a_page() -> None:
+async def test_nothing_may_be_kept_by_a_cache_or_taken_for_a_page() -> None:
     """G5, J6: the reply to a submission carries the job's secret."""
-
-    async def step(client: httpx.AsyncClient, jobs: JobDirectory) -> None:
+    async with served() as (client, _):
         answers = [
             await client.put("/jobs/flights", content=body(), headers=GOOD),
             await client.get("/jobs/flights", headers=GOOD),
@@ -266,5 +242,3 @@ def test_nothing_may_be_kept_by_a_cache_or_taken_for_a_page() -> None:
         for answer in answers:
             assert answer.headers["cache-control"] == "no-store"
             assert answer.headers["x-content-type-options"] == "nosniff"
-
-    calls(step)

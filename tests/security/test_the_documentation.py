@@ -20,8 +20,9 @@ def table() -> dict[str, list[str]]:
 def docstring(test: str) -> str:
     """Of a test named as path::function. Fails when it is not there."""
     path, _, name = test.partition("::")
-    functions = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
-    [found] = [node for node in functions if isinstance(node, ast.FunctionDef) and node.name == name]
+    nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    [found] = [function for function in functions if function.name == name]
     return ast.get_docstring(found) or ""
 
 

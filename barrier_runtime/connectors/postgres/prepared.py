@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from barrier_runtime.connectors.postgres.committable import Names, PostgresCommittable
+from barrier_runtime.connectors.postgres.fence import check_fence, fence_lock
 from barrier_runtime.connectors.postgres.session import PostgresSession, load_psycopg
 from barrier_runtime.connectors.postgres.target import PostgresTarget, copy_into
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.state.errors import Corrupt, Fenced, InvalidJob
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 PREPARED_PER_SUBTASK = 4  # the open checkpoint, one that expired, one being committed, one left by a killed generation
 _OWNER = "job = %s and sink = %s and lineage = %s"
@@ -83,19 +84,7 @@ class PreparedTransactions:
 
     def _check_fence(self, connection: Any) -> None:
         """The lock is the session's own: a row lock would stay with the prepared transaction."""
-        context = self._context
-        row = connection.execute(
-            f"select token from barrier_runtime.fences where {_OWNER}", (context.job, context.sink, context.lineage)
-        ).fetchone()
-        if row is None or row[0] > context.token:
-            raise Fenced(
-                f"{self._where}: generation {context.token} may not prepare transactions any more: "
-                + (
-                    "its row in barrier_runtime.fences is gone"
-                    if row is None
-                    else f"generation {row[0]} has taken over"
-                )
-            )
+        check_fence(connection, self._context, self._where, "prepare transactions")
 
     def commit(self, committable: PostgresCommittable) -> None:
         def work(connection: Any) -> None:
@@ -143,11 +132,6 @@ class PreparedTransactions:
             f"not say that it was committed to {committable.target}. It was aborted, an operator rolled it back, or an "
             "older backup of the database was restored: restore the database, or replay from an older checkpoint"
         )
-
-
-def fence_lock(context: SinkContext) -> str:
-    """Name of the advisory lock that guards a sink's fence: shared while preparing, exclusive to raise it."""
-    return f"barrier_runtime fence {context.job} {context.sink} {context.lineage}"
 
 
 def _is_prepared(connection: Any, gid: str) -> bool:

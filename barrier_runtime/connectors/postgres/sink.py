@@ -23,7 +23,8 @@ from barrier_runtime.connectors.postgres.committable import (
     digest,
     encode_committable,
 )
-from barrier_runtime.connectors.postgres.prepared import PreparedTransactions, check_limit, fence_lock
+from barrier_runtime.connectors.postgres.fence import fence_lock
+from barrier_runtime.connectors.postgres.prepared import PreparedTransactions, check_limit
 from barrier_runtime.connectors.postgres.session import PostgresSession, load_psycopg, parameters_of, shown_server
 from barrier_runtime.connectors.postgres.staged import StagedTransactions
 from barrier_runtime.connectors.postgres.target import PostgresTarget, make_layout, read_target

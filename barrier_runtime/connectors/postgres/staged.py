@@ -24,10 +24,11 @@ from typing import Any
 
 from barrier_runtime.connectors.decisions import decided_checkpoints
 from barrier_runtime.connectors.postgres.committable import Names, PostgresCommittable
+from barrier_runtime.connectors.postgres.fence import check_fence
 from barrier_runtime.connectors.postgres.session import PostgresSession, load_psycopg
 from barrier_runtime.connectors.postgres.target import PostgresTarget, copy_into, make_check_table
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.state.errors import Corrupt, Fenced
+from barrier_runtime.state.errors import Corrupt
 
 _MOVE_BYTES = 16 << 20  # fetched and copied at a time
 _ROWS_TABLE = "barrier_runtime_check"
@@ -90,20 +91,7 @@ class StagedTransactions:
 
     def _check_fence(self, connection: Any) -> None:
         """Last in its SQL transaction, so that the lock is short."""
-        context = self._context
-        row = connection.execute(
-            "select token from barrier_runtime.fences where job = %s and sink = %s and lineage = %s for share",
-            (context.job, context.sink, context.lineage),
-        ).fetchone()
-        if row is None or row[0] > context.token:
-            raise Fenced(
-                f"{self._where}: generation {context.token} may not stage rows any more: "
-                + (
-                    "its row in barrier_runtime.fences is gone"
-                    if row is None
-                    else f"generation {row[0]} has taken over"
-                )
-            )
+        check_fence(connection, self._context, self._where, "stage rows", " for share")
 
     def commit(self, committable: PostgresCommittable) -> None:
         """Nothing to do before all subtasks are there, but to see that the rows are: staged, or visible already."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.expressions import one_array
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.state.errors import InvalidJob
 
@@ -86,12 +87,10 @@ class EnrichOperator(Operator):
     def _bind(self, schema: pa.Schema) -> None:
         self._output = enriched_schema(schema, self._table.schema, self._on, self._where)
         self._input = schema
-        self._added = [
-            _one_array(self._table.column(name)) for name in self._table.schema.names if name not in self._on
-        ]
+        self._added = [one_array(self._table.column(name)) for name in self._table.schema.names if name not in self._on]
         keys = []
         for column in self._on:
-            mine, theirs = _one_array(self._table.column(column)), schema.field(column).type
+            mine, theirs = one_array(self._table.column(column)), schema.field(column).type
             try:
                 keys.append(mine.cast(theirs))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -121,12 +120,6 @@ class EnrichOperator(Operator):
             code = pc.index_in(column, value_set=distinct, skip_nulls=True).cast(pa.int64())
             combined = code if combined is None else pc.add(pc.multiply(combined, np.int64(len(distinct))), code)
         return combined
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _has_null(key: Any) -> bool:

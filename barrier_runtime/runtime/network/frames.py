@@ -31,6 +31,7 @@ from barrier_runtime.data.elements import (
     Idle,
     Watermark,
 )
+from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.versioned import Format
 
@@ -96,7 +97,7 @@ class FrameWriter:
         if self._schema is not rows.schema and (self._schema is None or not self._schema.equals(rows.schema)):
             if self._schema is not None:
                 raise FrameError(
-                    f"the schema of an edge changed from ({_short(self._schema)}) to ({_short(rows.schema)}): "
+                    f"the schema of an edge changed from ({described(self._schema)}) to ({described(rows.schema)}): "
                     "pass schema= to the step that produces these rows"
                 )
             chunks += self._frame(SCHEMA, rows.schema.serialize().to_pybytes())
@@ -210,7 +211,3 @@ def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
     half = rows.num_rows // 2
     yield from _payloads(rows.slice(0, half))
     yield from _payloads(rows.slice(half))
-
-
-def _short(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -117,10 +117,6 @@ class SinkOperator(Operator):
         rescaled = any(each.parallelism != context.parallelism for each in context.restored)
         self._recover_now(self._driver.recover(checkpoint, entries), rescaled)
 
-    @property
-    def has_global_committer(self) -> bool:
-        return self._sink.global_committer
-
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._recovered is not None:
             self._hear_of_recovery()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.partitioning import Rebalancer, hash_partition
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.keys.key_groups import key_group, subtask_of_key_group
+from barrier_runtime.state.keys.key_groups import key_group
 
 
 @settings(max_examples=100, deadline=None)
@@ -33,7 +33,7 @@ def test_rows_go_to_the_subtask_that_owns_their_state_in_their_order(keys, paral
         assert positions == sorted(positions)
         for position in positions:
             group = key_group(keys[position], 128)
-            assert subtask_of_key_group(group, parallelism, 128) == target
+            assert group * parallelism // 128 == target
         seen += positions
     assert sorted(seen) == list(range(len(keys)))
 

@@ -4,10 +4,11 @@ Every state is seen to come with its reason, and to go by itself once the cause 
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -53,7 +54,9 @@ class Target(CollectSink):
 class Job:
     """A running job: its coordinator and what its store and target can be made to do."""
 
-    def __init__(self, runner: JobRunner, store: MemoryStore, target: Target) -> None:
+    running: "asyncio.Task[JobStatus]"
+
+    def __init__(self, runner: JobRunner, store: MemoryStore, target: Any) -> None:
         self.runner = runner
         self.store = store
         self.target = target
@@ -69,37 +72,49 @@ class Job:
             await asyncio.sleep(0.02)
 
 
-def watch(check: Callable[[Job], Awaitable[None]], **options: object) -> None:
-    """Run a job that never ends, hand it to `check` when it runs, stop it."""
-    target, store = Target(), MemoryStore()
-    flow = Dataflow("watched")
+@contextlib.asynccontextmanager
+async def begun(flow: Dataflow, target: CollectSink, **options: object) -> AsyncIterator[Job]:
+    """A job that never ends, from its beginning; stopped at the end, if it still runs."""
+    chosen = JobOptions.from_keywords({"parallelism": 1, "checkpoint_interval": 0.1, **options})
+    graph = compile_plan(flow.plan, 1, chosen.max_parallelism, mode=chosen.mode)
+    spec, store = job_spec(graph, chosen), MemoryStore()
+    job = Job(make_runner(spec, store), store, target)
+    job.running = asyncio.create_task(run_graph(graph, spec, store, chosen, job.runner))
+    yield job
+    if not job.running.done():
+        job.runner.stop("now")
+    await asyncio.wait_for(job.running, PATIENCE_S)
+
+
+@contextlib.asynccontextmanager
+async def watched(**options: object) -> AsyncIterator[Job]:
+    """A job when it runs; store and target answer again before it is stopped."""
+    target, flow = Target(), Dataflow("watched")
     numbers = flow.rate("numbers", 20_000, keys=20_000)
     numbers.map_batches(scatter).key_by("key").aggregate("count", n=count()).sink("out", target)
-    chosen = JobOptions.from_keywords(
-        {"parallelism": 1, "checkpoint_interval": 0.1, "progress_timeout": 0.5, "tolerable_failures": 1_000, **options}
-    )
-    graph = compile_plan(flow.plan, 1, chosen.max_parallelism, mode=chosen.mode)
-    spec = job_spec(graph, chosen)
-
-    async def main() -> None:
-        job = Job(make_runner(spec, store), store, target)
-        running = asyncio.create_task(run_graph(graph, spec, store, chosen, job.runner))
+    async with begun(flow, target, **{"progress_timeout": 0.5, "tolerable_failures": 1_000, **options}) as job:
         await job.until("RUNNING")
-        await check(job)
-        store.heal()
+        yield job
+        job.store.heal()
         target.down.clear()
         target.answers.set()
-        job.runner.stop("now")
-        status = await asyncio.wait_for(running, PATIENCE_S)
-        assert (status.outcome, status.condition) == ("cancelled", "CANCELLED")
-
-    asyncio.run(main())
+    status = job.running.result()
+    assert (status.outcome, status.condition) == ("cancelled", "CANCELLED")
 
 
-def test_a_store_outage_is_shown_with_the_object_until_it_heals() -> None:
+@contextlib.asynccontextmanager
+async def with_away(**options: object) -> AsyncIterator[Job]:
+    """A job, when it runs, whose sink's server goes away."""
+    flow, target = Dataflow("away"), Away()
+    flow.rate("numbers", 1_000).sink("out", target)
+    async with begun(flow, target, **{"checkpoint_interval": 0.05, **options}) as job:
+        await job.until("RUNNING")
+        yield job
+
+
+async def test_a_store_outage_is_shown_with_the_object_until_it_heals() -> None:
     """O5, O6: the coordinator's own writes."""
-
-    async def check(job: Job) -> None:
+    async with watched() as job:
         job.store.inject(Fault.FAIL_BEFORE, "put", "manifest.json", times=None)
         status = await job.until(
             "WAITING_STORE", "write watched/checkpoints/", "manifest.json", "got no answer", "attempts"
@@ -113,13 +128,10 @@ def test_a_store_outage_is_shown_with_the_object_until_it_heals() -> None:
         await job.until("RUNNING")
         assert job.runner.status().storage_trouble == ""
 
-    watch(check)
 
-
-def test_uploads_that_fail_are_shown_with_the_object_until_they_succeed() -> None:
+async def test_uploads_that_fail_are_shown_with_the_object_until_they_succeed() -> None:
     """O5: a slot's writes; its checkpoints are declined with the object and the reason."""
-
-    async def check(job: Job) -> None:
+    async with watched() as job:
         job.store.inject(Fault.FAIL_BEFORE, "put", "/data/", times=None)
         await job.until(
             "NO_CHECKPOINT",
@@ -131,13 +143,10 @@ def test_uploads_that_fail_are_shown_with_the_object_until_they_succeed() -> Non
         job.store.heal()
         await job.until("RUNNING")
 
-    watch(check)
 
-
-def test_a_commit_that_fails_is_shown_with_the_sink_until_it_succeeds() -> None:
+async def test_a_commit_that_fails_is_shown_with_the_sink_until_it_succeeds() -> None:
     """T4: retried for ever, shown as such, never dropped."""
-
-    async def check(job: Job) -> None:
+    async with watched() as job:
         job.target.down.set()
         status = await job.until("WAITING_SINK", "sink out/0 cannot commit checkpoint", "OSError: the target is down")
         seen = len(job.target.rows())
@@ -146,37 +155,24 @@ def test_a_commit_that_fails_is_shown_with_the_sink_until_it_succeeds() -> None:
         assert len(job.target.rows()) > seen
         assert status.commits.troubles
 
-    watch(check)
 
-
-def test_a_subtask_that_never_acknowledges_is_named_until_it_does() -> None:
+async def test_a_subtask_that_never_acknowledges_is_named_until_it_does() -> None:
     """C7: the checkpoint hangs in one subtask."""
-
-    async def check(job: Job) -> None:
+    async with watched() as job:
         job.target.answers.clear()
         await job.until("NO_CHECKPOINT", "waits for 1/0 (count, out)")
         job.target.answers.set()
         await job.until("RUNNING")
 
-    watch(check)
 
-
-def test_a_snapshot_that_never_ends_expires_and_the_job_says_so_while_it_recovers_again_and_again() -> None:
+async def test_a_snapshot_that_never_ends_expires_and_the_job_says_so_while_it_recovers_again_and_again() -> None:
     """C7, C11: expiry counts as a failure; with none tolerated every expiry ends a generation."""
-
-    async def check(job: Job) -> None:
+    async with watched(
+        checkpoint_timeout=0.2, tolerable_failures=0, restart="fixed_delay", restart_delay=0, restart_attempts=None
+    ) as job:
         job.target.answers.clear()
         await job.until("NO_CHECKPOINT", "expired: no answer within 200 ms; missing subtasks: 1/0")
         assert job.runner.status().generations > 1
-
-    watch(
-        check,
-        checkpoint_timeout=0.2,
-        tolerable_failures=0,
-        restart="fixed_delay",
-        restart_delay=0,
-        restart_attempts=None,
-    )
 
 
 class Away(CollectSink):
@@ -204,78 +200,51 @@ class Away(CollectSink):
             raise Unavailable("the server at 10.0.0.1 does not answer: start it")
 
 
-def with_away(check: Callable[[JobRunner, Away], Awaitable[None]], **options: object) -> JobStatus:
-    """A job whose sink's server goes away."""
-    target, store = Away(), MemoryStore()
-    flow = Dataflow("away")
-    flow.rate("numbers", 1_000).sink("out", target)
-    chosen = JobOptions.from_keywords({"parallelism": 1, "checkpoint_interval": 0.05, **options})
-    graph = compile_plan(flow.plan, 1, chosen.max_parallelism, mode=chosen.mode)
-    spec = job_spec(graph, chosen)
-
-    async def main() -> JobStatus:
-        runner = make_runner(spec, store)
-        job = Job(runner, store, Target())
-        running = asyncio.create_task(run_graph(graph, spec, store, chosen, runner))
-        await job.until("RUNNING")
-        await check(runner, target)
-        return await asyncio.wait_for(running, PATIENCE_S)
-
-    return asyncio.run(main())
-
-
-def test_a_server_that_is_down_is_waited_for_in_one_generation_and_named(
+async def test_a_server_that_is_down_is_waited_for_in_one_generation_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """T4: many more attempts than restarts are allowed, one line of the log, no stack."""
     monkeypatch.setattr("barrier_runtime.runtime.opening._OPEN_AGAIN_MOST_S", 0.05)
-
-    async def check(runner: JobRunner, target: Away) -> None:
-        job = Job(runner, MemoryStore(), Target())
-        before = runner.status().token
-        target.away.set()
-        status = await job.until(
-            "WAITING_SERVER", "operator out/0 cannot be opened", "the server at 10.0.0.1 does not answer: start it"
-        )
-        while target.opened < 30:
-            await asyncio.sleep(0.02)
-        waiting = runner.status()
-        assert (waiting.condition, waiting.token) == ("WAITING_SERVER", status.token)
-        assert (before, status.token) == (1, 2)
-        target.away.clear()
-        await job.until("RUNNING")
-        runner.stop("now")
-
     with caplog.at_level(logging.WARNING, "barrier_runtime"):
-        assert with_away(check, restart_attempts=3).outcome == "cancelled"
+        async with with_away(restart_attempts=3) as job:
+            before = job.runner.status().token
+            job.target.away.set()
+            status = await job.until(
+                "WAITING_SERVER", "operator out/0 cannot be opened", "the server at 10.0.0.1 does not answer: start it"
+            )
+            while job.target.opened < 30:
+                await asyncio.sleep(0.02)
+            waiting = job.runner.status()
+            assert (waiting.condition, waiting.token) == ("WAITING_SERVER", status.token)
+            assert (before, status.token) == (1, 2)
+            job.target.away.clear()
+            await job.until("RUNNING")
+    assert job.running.result().outcome == "cancelled"
     told = [record for record in caplog.records if record.name.startswith("barrier_runtime")]
     assert len(told) <= 1
     assert all(record.exc_info is None for record in told)
 
 
-def test_a_strategy_that_allows_no_restart_waits_for_no_server() -> None:
-    async def check(runner: JobRunner, target: Away) -> None:
-        target.away.set()
-
-    status = with_away(check, restart="none")
+async def test_a_strategy_that_allows_no_restart_waits_for_no_server() -> None:
+    async with with_away(restart="none") as job:
+        job.target.away.set()
+        status = await asyncio.wait_for(job.running, PATIENCE_S)
     assert status.outcome == "failed"
     assert "the server at 10.0.0.1 does not answer" in str(status.error)
 
 
-def test_a_server_is_waited_for_as_long_as_a_strategy_with_an_end_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_is_waited_for_as_long_as_a_strategy_with_an_end_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barrier_runtime.runtime.opening._OPEN_AGAIN_MOST_S", 0.05)
-
-    async def check(runner: JobRunner, target: Away) -> None:
-        target.away.set()
-
-    status = with_away(check, restart="fixed_delay", restart_delay=0.1, restart_attempts=5)
+    async with with_away(restart="fixed_delay", restart_delay=0.1, restart_attempts=5) as job:
+        job.target.away.set()
+        status = await asyncio.wait_for(job.running, PATIENCE_S)
     assert status.outcome == "failed"
     assert "the server at 10.0.0.1 does not answer: start it" in str(status.error)
     assert "restart strategy fixed_delay waits 0.5 s for a server that does not answer" in str(status.error)
 
 
 @pytest.mark.slow
-def test_a_sink_that_hangs_while_it_is_opened_is_named_until_it_opens() -> None:
+async def test_a_sink_that_hangs_while_it_is_opened_is_named_until_it_opens() -> None:
     answers = threading.Event()
 
     class Hanging(Target):
@@ -285,16 +254,13 @@ def test_a_sink_that_hangs_while_it_is_opened_is_named_until_it_opens() -> None:
 
     flow = Dataflow("hanging")
     flow.rate("numbers", 1_000).sink("out", Hanging())
-
-    async def check(job: Job) -> None:
+    async with begun(flow, Target(), progress_timeout=0.5) as job:
         await job.until("WAITING_RESTORE", "slot 0 has been opening out for")
         answers.set()
         await job.until("RUNNING")
 
-    follow(flow, check, progress_timeout=0.5)
 
-
-def test_a_function_that_keeps_a_slot_from_everything_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_function_that_keeps_a_slot_from_everything_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barrier_runtime.runtime.scheduler._LONG_STEP_S", 0.2)
     slept: list[float] = []
 
@@ -306,24 +272,5 @@ def test_a_function_that_keeps_a_slot_from_everything_else_is_named(monkeypatch:
 
     flow = Dataflow("blocked")
     flow.rate("numbers", 1_000).map(sleeps_once, name="sleepy").sink("out", CollectSink())
-
-    async def check(job: Job) -> None:
+    async with begun(flow, Target()) as job:
         await job.until("BLOCKED", "slot 0 by 0/0 (numbers → sleepy → out) for 0.")
-
-    follow(flow, check)
-
-
-def follow(flow: Dataflow, check: Callable[[Job], Awaitable[None]], **options: object) -> None:
-    """Run a job that never ends, with `check` beside it from its beginning; stop it."""
-    chosen = JobOptions.from_keywords({"parallelism": 1, "checkpoint_interval": 0.1, **options})
-    graph = compile_plan(flow.plan, 1, chosen.max_parallelism, mode=chosen.mode)
-    spec, store = job_spec(graph, chosen), MemoryStore()
-
-    async def main() -> None:
-        job = Job(make_runner(spec, store), store, Target())
-        running = asyncio.create_task(run_graph(graph, spec, store, chosen, job.runner))
-        await check(job)
-        job.runner.stop("now")
-        await asyncio.wait_for(running, PATIENCE_S)
-
-    asyncio.run(main())

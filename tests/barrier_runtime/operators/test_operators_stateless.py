@@ -11,11 +11,10 @@ from operator_harness import Driven
 from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import rows_of
-from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator
+from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator, UnionOperator
 from barrier_runtime.operators.expressions import FilterExpressionOperator, SelectExpressionsOperator
 from barrier_runtime.operators.joins.broadcast import EnrichOperator
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
-from barrier_runtime.operators.union import UnionOperator
 from barrier_runtime.operators.watermarks import WatermarkOperator
 from barrier_runtime.state.errors import InvalidJob, Unavailable, UserCodeError
 

@@ -1,12 +1,11 @@
 """Jobs that remember much, over real sockets: what was decided can be deployed, at any parallelism, in any outage."""
 
-import asyncio
 import hashlib
 import json
 import os
 import threading
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,6 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 
 SCHEMA = pa.schema([("n", pa.int64())])
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 120))
 
 
 class Numbers:
@@ -125,25 +120,21 @@ def manifest_bytes(job: TcpJob) -> bytes:
     return job.store.get(complete_of(view.completes[0]).manifest)
 
 
-def test_a_job_with_17_megabytes_of_finished_splits_goes_on_after_a_failure(tmp_path: Path) -> None:
+async def test_a_job_with_17_megabytes_of_finished_splits_goes_on_after_a_failure(tmp_path: Path) -> None:
     """R4: what is decided can be deployed, whatever its size."""
     ids = [f"done-{number}-{'x' * 850_000}" for number in range(20)]
-
-    async def main() -> None:
-        options = {"parallelism": 2, "checkpoint_interval": 0.2, "checkpoints": str(tmp_path)}
-        async with TcpJob(to_nowhere(Discovered(ids)), tmp_path, **options) as job:
-            await job.until(lambda: job.completed >= 3)
-            job.break_slot(1)
-            await job.until(lambda: job.generations == 2 and job.status.phase == "running")
-            before = job.completed
-            await job.until(lambda: job.completed > before)
-            data = manifest_bytes(job)
-            manifest = decode_manifest("m", data)
-            values = with_values(job.store, manifest.operators, 1)
-            assert len(data) < 100_000
-            assert sum(len(value) for each in values for value in each.values.values()) < 100_000, "ids are not stored"
-
-    run(main())
+    options = {"parallelism": 2, "checkpoint_interval": 0.2, "checkpoints": str(tmp_path)}
+    async with TcpJob(to_nowhere(Discovered(ids)), tmp_path, **options) as job:
+        await job.until(lambda: job.completed >= 3)
+        job.break_slot(1)
+        await job.until(lambda: job.generations == 2 and job.status.phase == "running")
+        before = job.completed
+        await job.until(lambda: job.completed > before)
+        data = manifest_bytes(job)
+        manifest = decode_manifest("m", data)
+        values = with_values(job.store, manifest.operators, 1)
+        assert len(data) < 100_000
+        assert sum(len(value) for each in values for value in each.values.values()) < 100_000, "ids are not stored"
 
 
 class Held(Numbers):
@@ -188,7 +179,7 @@ class HeldReader(NumbersReader):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stored_apart", "parallelism"), [(True, 1), (True, 3), (False, 3)])
-def test_17_megabytes_of_positions_survive_a_failure_and_a_restore_at_another_parallelism(
+async def test_17_megabytes_of_positions_survive_a_failure_and_a_restore_at_another_parallelism(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored_apart: bool, parallelism: int
 ) -> None:
     """R4: as objects that the manifest names, and inside acks of 8.5 MB each and a manifest of 17 MB."""
@@ -202,19 +193,16 @@ def test_17_megabytes_of_positions_survive_a_failure_and_a_restore_at_another_pa
         flow.source("src", Held(ids)).sink("out", JsonlSink(str(tmp_path / "out")))
         return flow
 
-    async def main() -> None:
-        async with TcpJob(flow(), tmp_path, parallelism=2, **options) as job:
-            await job.until(lambda: job.completed >= 2 and job.status.records > len(ids) + 20)
-            size = len(manifest_bytes(job))
-            assert size < 100_000 if stored_apart else size > 17_000_000
-            job.break_slot(1)
-            await job.until(lambda: job.generations == 2 and job.status.phase == "running")
-            before = job.completed
-            await job.until(lambda: job.completed > before)
-        async with TcpJob(flow(), tmp_path, parallelism=parallelism, **options) as job:
-            await job.until(lambda: job.completed > job.status.restored_checkpoint + 1)
-
-    run(main())
+    async with TcpJob(flow(), tmp_path, parallelism=2, **options) as job:
+        await job.until(lambda: job.completed >= 2 and job.status.records > len(ids) + 20)
+        size = len(manifest_bytes(job))
+        assert size < 100_000 if stored_apart else size > 17_000_000
+        job.break_slot(1)
+        await job.until(lambda: job.generations == 2 and job.status.phase == "running")
+        before = job.completed
+        await job.until(lambda: job.completed > before)
+    async with TcpJob(flow(), tmp_path, parallelism=parallelism, **options) as job:
+        await job.until(lambda: job.completed > job.status.restored_checkpoint + 1)
     files = committed_files(str(tmp_path / "out"))
     texts = [Path(file.removeprefix("file://")).read_text() for file in files]
     rows = [json.loads(line)["n"] for text in texts for line in text.splitlines()]
@@ -227,22 +215,18 @@ def test_17_megabytes_of_positions_survive_a_failure_and_a_restore_at_another_pa
 
 
 @pytest.mark.slow
-def test_a_job_over_a_table_of_95000_files_takes_checkpoints_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+async def test_a_job_over_a_table_of_95000_files_takes_checkpoints_and_goes_on_after_a_failure(tmp_path: Path) -> None:
     """R4"""
     ids = [
         f"year=2024/month={n % 12:02d}/part-{n:05d}-{os.urandom(16).hex()}-c000.snappy.parquet" for n in range(95_000)
     ]
-
-    async def main() -> None:
-        options = {"parallelism": 1, "checkpoint_interval": 0.5, "checkpoints": str(tmp_path)}
-        async with TcpJob(to_nowhere(Waiting(ids)), tmp_path, **options) as job:
-            await job.until(lambda: job.completed >= 1)
-            job.break_slot(0)
-            await job.until(lambda: job.generations == 2 and job.status.phase == "running")
-            before = job.completed
-            await job.until(lambda: job.completed > before)
-
-    run(main())
+    options = {"parallelism": 1, "checkpoint_interval": 0.5, "checkpoints": str(tmp_path)}
+    async with TcpJob(to_nowhere(Waiting(ids)), tmp_path, **options) as job:
+        await job.until(lambda: job.completed >= 1)
+        job.break_slot(0)
+        await job.until(lambda: job.generations == 2 and job.status.phase == "running")
+        before = job.completed
+        await job.until(lambda: job.completed > before)
 
 
 class Large(TwoPhaseCommitSink):
@@ -279,34 +263,30 @@ class Large(TwoPhaseCommitSink):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("carried_bytes", [1 << 20, 1])
-def test_a_target_that_is_down_stops_checkpoints_before_what_waits_is_too_much_and_loses_nothing(
+async def test_a_target_that_is_down_stops_checkpoints_before_what_waits_is_too_much_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried_bytes: int
 ) -> None:
     """R4: also when nothing is carried in messages."""
     monkeypatch.setattr(phase_waiting, "MAX_CARRIED_BYTES", carried_bytes)
     monkeypatch.setattr(commits, "MAX_CARRIED_BYTES", carried_bytes)
     sink = Large(4_000_000)
-
-    async def main() -> None:
-        flow = Dataflow("large")
-        flow.source("src", Numbers([])).sink("out", sink)
-        options = {"parallelism": 2, "checkpoint_interval": 0.1, "checkpoints": str(tmp_path)}
-        async with TcpJob(flow, tmp_path, **options) as job:
-            await job.until(lambda: "no checkpoint is taken" in job.status.condition_reason)
-            assert job.status.condition == "WAITING_SINK"
-            assert "33,554,432 are allowed" in job.status.condition_reason
-            stopped_at = job.completed
-            assert 4 <= stopped_at <= 7
-            job.break_slot(1)
-            await job.until(lambda: job.generations == 2 and job.status.phase == "running")
-            sink.down = False
-            await job.until(lambda: job.completed > stopped_at + 2)
-            reached = job.completed
-            await job.until(lambda: job.status.commits.through["out/global"] >= reached)
-            assert len(sink.shown) >= 2 * (reached - 1)
-            await job.until(lambda: job.status.condition == "RUNNING")
-
-    run(main())
+    flow = Dataflow("large")
+    flow.source("src", Numbers([])).sink("out", sink)
+    options = {"parallelism": 2, "checkpoint_interval": 0.1, "checkpoints": str(tmp_path)}
+    async with TcpJob(flow, tmp_path, **options) as job:
+        await job.until(lambda: "no checkpoint is taken" in job.status.condition_reason)
+        assert job.status.condition == "WAITING_SINK"
+        assert "33,554,432 are allowed" in job.status.condition_reason
+        stopped_at = job.completed
+        assert 4 <= stopped_at <= 7
+        job.break_slot(1)
+        await job.until(lambda: job.generations == 2 and job.status.phase == "running")
+        sink.down = False
+        await job.until(lambda: job.completed > stopped_at + 2)
+        reached = job.completed
+        await job.until(lambda: job.status.commits.through["out/global"] >= reached)
+        assert len(sink.shown) >= 2 * (reached - 1)
+        await job.until(lambda: job.status.condition == "RUNNING")
 
 
 def counting(out: Path) -> Dataflow:
@@ -317,46 +297,38 @@ def counting(out: Path) -> Dataflow:
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])
-def test_slots_that_read_the_manifest_themselves_restore_at_any_parallelism(
+async def test_slots_that_read_the_manifest_themselves_restore_at_any_parallelism(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int
 ) -> None:
     """R4"""
     monkeypatch.setattr(phase_waiting, "MAX_CARRIED_BYTES", 1)
-
-    async def main() -> None:
-        options = {"checkpoint_interval": 0.1, "checkpoints": str(tmp_path)}
-        async with TcpJob(counting(tmp_path / "out"), tmp_path, parallelism=2, **options) as job:
-            await job.until(lambda: job.completed >= 2 and job.status.records >= 80)
-            records, reached = job.status.records, job.completed
-            await job.until(lambda: job.completed >= reached + 2)
-        async with TcpJob(counting(tmp_path / "out"), tmp_path, parallelism=parallelism, **options) as job:
-            await job.until(lambda: job.status.records > 0)
-            assert job.status.records >= records
-            await job.until(lambda: job.completed > job.status.restored_checkpoint)
-
-    run(main())
+    options = {"checkpoint_interval": 0.1, "checkpoints": str(tmp_path)}
+    async with TcpJob(counting(tmp_path / "out"), tmp_path, parallelism=2, **options) as job:
+        await job.until(lambda: job.completed >= 2 and job.status.records >= 80)
+        records, reached = job.status.records, job.completed
+        await job.until(lambda: job.completed >= reached + 2)
+    async with TcpJob(counting(tmp_path / "out"), tmp_path, parallelism=parallelism, **options) as job:
+        await job.until(lambda: job.status.records > 0)
+        assert job.status.records >= records
+        await job.until(lambda: job.completed > job.status.restored_checkpoint)
 
 
-def test_an_ack_that_is_too_large_declines_its_checkpoint_and_names_operator_size_and_remedy(
+async def test_an_ack_that_is_too_large_declines_its_checkpoint_and_names_operator_size_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R4: it is no internal error, and no checkpoint is decided that could not be restored."""
     monkeypatch.setattr(carried, "MAX_ACK_BYTES", 1_000)
     ids = [f"done-{number}" for number in range(40)]
-
-    async def main() -> None:
-        options = {"checkpoint_interval": 0.1, "checkpoints": str(tmp_path), "restart": "none"}
-        async with TcpJob(to_nowhere(Numbers(ids)), tmp_path, parallelism=1, **options) as job:
-            status = await job.outcome()
-            assert status.outcome == "failed"
-            assert status.error is not None
-            for part in ("checkpoint 1 failed", "more than 1,000", "of operator 'src'", "raise the parallelism"):
-                assert part in status.error
-            view = read_log(job.store, job.paths.log_record, completes=1, restore=None, run_id="")
-            assert view.completes == ()
-            assert isinstance(view.head and view.head.record, Finish)
-
-    run(main())
+    options = {"checkpoint_interval": 0.1, "checkpoints": str(tmp_path), "restart": "none"}
+    async with TcpJob(to_nowhere(Numbers(ids)), tmp_path, parallelism=1, **options) as job:
+        status = await job.outcome()
+        assert status.outcome == "failed"
+        assert status.error is not None
+        for part in ("checkpoint 1 failed", "more than 1,000", "of operator 'src'", "raise the parallelism"):
+            assert part in status.error
+        view = read_log(job.store, job.paths.log_record, completes=1, restore=None, run_id="")
+        assert view.completes == ()
+        assert isinstance(view.head and view.head.record, Finish)
 
 
 class LateStore:
@@ -376,45 +348,39 @@ class LateStore:
 
 
 @pytest.mark.slow
-def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1, S9: nor while the generation that made them goes on for weeks."""
     monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
     monkeypatch.setattr(Retention.sweep, "__defaults__", (None, 0))  # objects are old at once
+    options = {
+        "parallelism": 2,
+        "checkpoint_interval": 0.05,
+        "checkpoint_timeout": 0.2,
+        "tolerable_failures": 1_000,
+        "checkpoints": str(tmp_path),
+    }
+    stores: list[LateStore] = []
 
-    async def main() -> None:
-        options = {
-            "parallelism": 2,
-            "checkpoint_interval": 0.05,
-            "checkpoint_timeout": 0.2,
-            "tolerable_failures": 1_000,
-            "checkpoints": str(tmp_path),
-        }
-        stores: list[LateStore] = []
+    def wrap(store: ObjectStore) -> Any:
+        stores.append(LateStore(store))
+        return stores[0]
 
-        def wrap(store: ObjectStore) -> Any:
-            stores.append(LateStore(store))
-            return stores[0]
+    async with TcpJob(counting(tmp_path / "out"), tmp_path, wrap=wrap, **options) as job:
+        await job.until(lambda: job.completed >= 2)
+        before = job.status.checkpoints.failed
+        stores[0].late.set()
+        await job.until(lambda: job.status.checkpoints.failed >= before + 6)
+        stores[0].late.clear()
+        uploaded = job.completed
+        await job.until(lambda: job.completed >= uploaded + 3)
 
-        async with TcpJob(counting(tmp_path / "out"), tmp_path, wrap=wrap, **options) as job:
-            await job.until(lambda: job.completed >= 2)
-            before = job.status.checkpoints.failed
-            stores[0].late.set()
-            await job.until(lambda: job.status.checkpoints.failed >= before + 6)
-            stores[0].late.clear()
-            uploaded = job.completed
-            await job.until(lambda: job.completed >= uploaded + 3)
+        def settled() -> bool:
+            named = set()
+            for info in list(job.store.list(job.paths.checkpoints_prefix)):
+                data = get_or_none(job.store, info.key)
+                named |= set() if data is None else own_files(decode_manifest(info.key, data), job.paths.data_prefix)
+            there = {info.key for info in job.store.list(job.paths.data_prefix)}
+            return len(there - named) <= 2  # of the checkpoint that is under way
 
-            def settled() -> bool:
-                named = set()
-                for info in list(job.store.list(job.paths.checkpoints_prefix)):
-                    data = get_or_none(job.store, info.key)
-                    named |= (
-                        set() if data is None else own_files(decode_manifest(info.key, data), job.paths.data_prefix)
-                    )
-                there = {info.key for info in job.store.list(job.paths.data_prefix)}
-                return len(there - named) <= 2  # of the checkpoint that is under way
-
-            await job.until(settled)
-            assert job.generations == 1
-
-    run(main())
+        await job.until(settled)
+        assert job.generations == 1

@@ -1,6 +1,5 @@
 """Values of a snapshot that are too large for its manifest: objects of their own, which no operator ever sees."""
 
-import asyncio
 import threading
 
 import msgspec
@@ -12,13 +11,8 @@ from barrier_runtime.operators.base import Capture
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.snapshots.stored_values import store_values
-from barrier_runtime.state.store.memory import MemoryStore
 
 LARGE = b"x" * 5_000
-
-
-def run(main):
-    asyncio.run(asyncio.wait_for(main, 30))
 
 
 class Runs(Totals):
@@ -51,86 +45,71 @@ def data_objects(bench):
     return sorted(info.key for info in bench.store.list("job/data/"))
 
 
-def test_a_large_value_is_an_object_and_comes_back_as_a_value(tmp_path):
+async def test_a_large_value_is_an_object_and_comes_back_as_a_value(tmp_path):
     """The manifest stays small whatever an operator remembers."""
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=Runs)
-        await bench.running(5)
-        bench.operators[0].runs = {"run-0": LARGE, "run-1": b"short"}
-        snapshots = await bench.checkpoint(1, 5)
-        (target,) = [each for each in snapshots if each.operator == "target"]
-        assert target.values == {"tail": b"1", "run-1": b"short"}
-        ref = target.objects["run-0"]
-        assert (ref.name, ref.size, ref.key.split("/")[:4]) == ("run-0", 5_000, ["job", "data", "5", "uuid-0"])
-        assert data_objects(bench) == [ref.key]
-        await bench.running(6, 1, snapshots)
-        assert bench.operators[1].runs == {"run-0": LARGE, "run-1": b"short"}
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=Runs)
+    await bench.running(5)
+    bench.operators[0].runs = {"run-0": LARGE, "run-1": b"short"}
+    snapshots = await bench.checkpoint(1, 5)
+    (target,) = [each for each in snapshots if each.operator == "target"]
+    assert target.values == {"tail": b"1", "run-1": b"short"}
+    ref = target.objects["run-0"]
+    assert (ref.name, ref.size, ref.key.split("/")[:4]) == ("run-0", 5_000, ["job", "data", "5", "uuid-0"])
+    assert data_objects(bench) == [ref.key]
+    await bench.running(6, 1, snapshots)
+    assert bench.operators[1].runs == {"run-0": LARGE, "run-1": b"short"}
+    await bench.close()
 
 
-def test_what_a_decided_checkpoint_stored_is_not_uploaded_again(tmp_path):
-    async def main():
-        bench = Bench(tmp_path, make_operator=Runs)
-        await bench.running(5)
-        (operator,) = bench.operators
-        operator.runs = {"run-0": LARGE}
-        await bench.checkpoint(1, 5)
-        operator.runs["run-1"] = LARGE + b"1"
-        second = await bench.checkpoint(2, 5)
-        assert operator.heard == [["run-0"], ["run-0", "run-1"]]
-        assert len(data_objects(bench)) == 2
-        del operator.runs["run-0"]
-        third = await bench.checkpoint(3, 5)
-        assert [sorted(each.objects) for each in second + third if each.operator == "target"] == [
-            ["run-0", "run-1"],
-            ["run-1"],
-        ]
-        assert len(data_objects(bench)) == 2
-        await bench.running(6, 3, third)
-        assert bench.operators[1].runs == {"run-1": LARGE + b"1"}
-        await bench.close()
-
-    run(main())
+async def test_what_a_decided_checkpoint_stored_is_not_uploaded_again(tmp_path):
+    bench = Bench(tmp_path, make_operator=Runs)
+    await bench.running(5)
+    (operator,) = bench.operators
+    operator.runs = {"run-0": LARGE}
+    await bench.checkpoint(1, 5)
+    operator.runs["run-1"] = LARGE + b"1"
+    second = await bench.checkpoint(2, 5)
+    assert operator.heard == [["run-0"], ["run-0", "run-1"]]
+    assert len(data_objects(bench)) == 2
+    del operator.runs["run-0"]
+    third = await bench.checkpoint(3, 5)
+    assert [sorted(each.objects) for each in second + third if each.operator == "target"] == [
+        ["run-0", "run-1"],
+        ["run-1"],
+    ]
+    assert len(data_objects(bench)) == 2
+    await bench.running(6, 3, third)
+    assert bench.operators[1].runs == {"run-1": LARGE + b"1"}
+    await bench.close()
 
 
-def test_what_an_undecided_checkpoint_stored_is_uploaded_again(tmp_path):
+async def test_what_an_undecided_checkpoint_stored_is_uploaded_again(tmp_path):
     """Its files may be deleted."""
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=Runs)
-        await bench.running(5)
-        (operator,) = bench.operators
-        operator.runs = {"run-0": LARGE}
-        bench.tell(Trigger(5, 1, 0))
-        await bench.acks(1, 5)
-        bench.tell(AbortCheckpoint(5, 1, "expired"))
-        snapshots = await bench.checkpoint(2, 5)
-        assert operator.heard == [["run-0"]]
-        assert len(data_objects(bench)) == 2
-        assert next(each for each in snapshots if each.operator == "target").objects["run-0"].key in data_objects(bench)
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=Runs)
+    await bench.running(5)
+    (operator,) = bench.operators
+    operator.runs = {"run-0": LARGE}
+    bench.tell(Trigger(5, 1, 0))
+    await bench.acks(1, 5)
+    bench.tell(AbortCheckpoint(5, 1, "expired"))
+    snapshots = await bench.checkpoint(2, 5)
+    assert operator.heard == [["run-0"]]
+    assert len(data_objects(bench)) == 2
+    assert next(each for each in snapshots if each.operator == "target").objects["run-0"].key in data_objects(bench)
+    await bench.close()
 
 
-def test_an_operator_hears_also_that_nothing_of_it_is_stored_any_more(tmp_path):
+async def test_an_operator_hears_also_that_nothing_of_it_is_stored_any_more(tmp_path):
     """What it heard before may be deleted from now on."""
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=Runs)
-        await bench.running(5)
-        (operator,) = bench.operators
-        operator.runs = {"run-0": LARGE}
-        await bench.checkpoint(1, 5)
-        operator.runs.clear()
-        await bench.checkpoint(2, 5)
-        assert operator.heard == [["run-0"], []]
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=Runs)
+    await bench.running(5)
+    (operator,) = bench.operators
+    operator.runs = {"run-0": LARGE}
+    await bench.checkpoint(1, 5)
+    operator.runs.clear()
+    await bench.checkpoint(2, 5)
+    assert operator.heard == [["run-0"], []]
+    await bench.close()
 
 
 class Waiting(Runs):
@@ -147,71 +126,59 @@ class Waiting(Runs):
         return Capture(blocking=blocking)
 
 
-def test_a_checkpoint_that_was_given_up_uploads_no_value(tmp_path):
-    async def main():
-        bench = Bench(tmp_path, make_operator=Waiting)
-        await bench.running(5)
-        (operator,) = bench.operators
-        bench.tell(Trigger(5, 1, 0))
-        await bench.until(operator.begun.is_set)
-        bench.tell(AbortCheckpoint(5, 1, "expired"))
-        operator.let_go.set()
-        snapshots = await bench.checkpoint(2, 5)
-        assert data_objects(bench) == [each.objects["large"].key for each in snapshots if each.objects]
-        acks = [(ack.checkpoint, ack.subtask.chain) for ack in bench.links[0].got(Ack)]
-        assert (1, TARGET) not in acks
-        await bench.close()
-
-    run(main())
+async def test_a_checkpoint_that_was_given_up_uploads_no_value(tmp_path):
+    bench = Bench(tmp_path, make_operator=Waiting)
+    await bench.running(5)
+    (operator,) = bench.operators
+    bench.tell(Trigger(5, 1, 0))
+    await bench.until(operator.begun.is_set)
+    bench.tell(AbortCheckpoint(5, 1, "expired"))
+    operator.let_go.set()
+    snapshots = await bench.checkpoint(2, 5)
+    assert data_objects(bench) == [each.objects["large"].key for each in snapshots if each.objects]
+    acks = [(ack.checkpoint, ack.subtask.chain) for ack in bench.links[0].got(Ack)]
+    assert (1, TARGET) not in acks
+    await bench.close()
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
-def test_a_damaged_value_stops_the_restore_with_the_name_of_its_object(tmp_path, damage):
+async def test_a_damaged_value_stops_the_restore_with_the_name_of_its_object(tmp_path, damage):
     """O8, J2"""
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=Runs)
-        await bench.running(5)
-        bench.operators[0].runs = {"run-0": LARGE}
-        snapshots = await bench.checkpoint(1, 5)
-        (key,) = data_objects(bench)
-        if damage == "gone":
-            bench.store.delete([key])
-        else:
-            bench.store.put(key, LARGE[:-1] + b"y")
-        bench.deploy(6, 1, snapshots)
-        failure = await bench.failure()
-        assert not failure.retryable
-        assert "run-0" in failure.error
-        assert key in failure.error
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=Runs)
+    await bench.running(5)
+    bench.operators[0].runs = {"run-0": LARGE}
+    snapshots = await bench.checkpoint(1, 5)
+    (key,) = data_objects(bench)
+    if damage == "gone":
+        bench.store.delete([key])
+    else:
+        bench.store.put(key, LARGE[:-1] + b"y")
+    bench.deploy(6, 1, snapshots)
+    failure = await bench.failure()
+    assert not failure.retryable
+    assert "run-0" in failure.error
+    assert key in failure.error
+    await bench.close()
 
 
-def test_snapshots_written_before_there_were_large_values_are_read(tmp_path):
+async def test_snapshots_written_before_there_were_large_values_are_read(tmp_path):
     """B6"""
-
-    async def main():
-        bench = Bench(tmp_path)
-        await bench.running(5)
-        bench.feed.rows[0] += [1, 2]
-        await bench.until(lambda: bench.operators[0].total == 2)
-        snapshots = await bench.checkpoint(1, 5)
-        old = []
-        for each in snapshots:
-            fields = msgspec.to_builtins(each)
-            assert fields.pop("objects") == {}
-            old.append(msgspec.convert(fields, type(each)))
-        await bench.running(6, 1, old)
-        assert bench.operators[1].total == 2
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path)
+    await bench.running(5)
+    bench.feed.rows[0] += [1, 2]
+    await bench.until(lambda: bench.operators[0].total == 2)
+    snapshots = await bench.checkpoint(1, 5)
+    old = []
+    for each in snapshots:
+        fields = msgspec.to_builtins(each)
+        assert fields.pop("objects") == {}
+        old.append(msgspec.convert(fields, type(each)))
+    await bench.running(6, 1, old)
+    assert bench.operators[1].total == 2
+    await bench.close()
 
 
-def test_values_that_are_named_twice_or_strangely_are_refused():
-    store = MemoryStore()
+def test_values_that_are_named_twice_or_strangely_are_refused(store):
     ref = FileRef("a", 1, "00", "job/data/1/u/x")
     for values, stored in (({"a": b"1"}, {"a": ref}), ({"a/b": LARGE}, {}), ({}, {"": ref})):
         with pytest.raises(ProtocolViolation, match=r"handed over both|is not a name"):

@@ -31,10 +31,6 @@ from barrier_runtime.runtime.resources import trim_memory
 from barrier_runtime.state.errors import ProtocolViolation
 
 
-def run(main):
-    asyncio.run(asyncio.wait_for(main, 30))
-
-
 def words(link):
     """What was said, without heartbeats."""
     return [type(message).__name__ for message in link.said if not isinstance(message, Heartbeat)]
@@ -47,124 +43,101 @@ def stored(bench):
 # ---------------------------------------------------------------- one generation
 
 
-def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_completion(tmp_path):
+async def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_completion(tmp_path):
     """C4"""
-
-    async def main():
-        bench = Bench(tmp_path)
-        bench.feed.rows[0] += [1, 2, 3]
-        bench.deploy(5)
-        await bench.until(lambda: bench.links[0].got(Restored))
-        bench.tell(Start(5))
-        await bench.until(lambda: bench.operators[0].total == 3)
-        bench.tell(Trigger(5, 1, 0))
-        source, target = await bench.acks(1, 5)
-        bench.tell(CheckpointComplete(5, 1))
-        assert [source.subtask, target.subtask] == [SubtaskId(SOURCE, 0), SubtaskId(TARGET, 0)]
-        assert target.operators[0].values == {"total": b"3"}
-        assert bench.operators[0].life == ["opened", "complete 1"]
-        assert words(bench.links[0]) == ["Register", "Restored", "Ack", "Ack"]
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path)
+    bench.feed.rows[0] += [1, 2, 3]
+    bench.deploy(5)
+    await bench.until(lambda: bench.links[0].got(Restored))
+    bench.tell(Start(5))
+    await bench.until(lambda: bench.operators[0].total == 3)
+    bench.tell(Trigger(5, 1, 0))
+    source, target = await bench.acks(1, 5)
+    bench.tell(CheckpointComplete(5, 1))
+    assert [source.subtask, target.subtask] == [SubtaskId(SOURCE, 0), SubtaskId(TARGET, 0)]
+    assert target.operators[0].values == {"total": b"3"}
+    assert bench.operators[0].life == ["opened", "complete 1"]
+    assert words(bench.links[0]) == ["Register", "Restored", "Ack", "Ack"]
+    await bench.close()
 
 
-def test_before_it_answers_the_checkpoint_that_a_job_stops_with_a_slot_tells_its_last_figures(tmp_path):
+async def test_before_it_answers_the_checkpoint_that_a_job_stops_with_a_slot_tells_its_last_figures(tmp_path):
     """The job may end with that answer, and no heartbeat comes any more."""
-
-    async def main():
-        bench = Bench(tmp_path)
-        await bench.running(5)
-        bench.feed.rows[0] += [1, 2, 3]
-        await bench.until(lambda: bench.operators[0].total == 3)
-        bench.tell(Trigger(5, 1, 0, stop=True))
-        await bench.acks(1, 5)
-        told = [type(message) for message in bench.links[0].said]
-        assert told[-4:] == [Heartbeat, Ack, Heartbeat, Ack]
-        assert bench.links[0].got(Heartbeat)[-1].metrics["records"] == 3
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path)
+    await bench.running(5)
+    bench.feed.rows[0] += [1, 2, 3]
+    await bench.until(lambda: bench.operators[0].total == 3)
+    bench.tell(Trigger(5, 1, 0, stop=True))
+    await bench.acks(1, 5)
+    told = [type(message) for message in bench.links[0].said]
+    assert told[-4:] == [Heartbeat, Ack, Heartbeat, Ack]
+    assert bench.links[0].got(Heartbeat)[-1].metrics["records"] == 3
+    await bench.close()
 
 
-def test_every_order_may_come_twice(tmp_path):
+async def test_every_order_may_come_twice(tmp_path):
     """C2, C8"""
-
-    async def main():
-        bench = Bench(tmp_path)
-        bench.deploy(5)
-        bench.deploy(5)
-        await bench.until(lambda: bench.links[0].got(Restored))
-        bench.deploy(5)
-        bench.tell(Start(5), Start(5))
-        bench.tell(Trigger(5, 1, 0), Trigger(5, 1, 0))
-        await bench.acks(1, 5)
-        bench.tell(Trigger(5, 1, 0), CheckpointComplete(5, 1), CheckpointComplete(5, 1), Trigger(5, 1, 0))
-        bench.tell(Trigger(5, 2, 0))
-        await bench.acks(2, 5)
-        bench.tell(AbortCheckpoint(5, 2, "no"), AbortCheckpoint(5, 2, "no"), Trigger(5, 2, 0))
-        await bench.checkpoint(3, 5)
-        bench.tell(CancelGeneration(6, 3), CancelGeneration(6, 3))
-        assert words(bench.links[0]) == ["Register", "Restored"] + ["Ack"] * 6
-        assert len(bench.operators) == 1
-        bench.tell(Shutdown("finished", ""), Shutdown("finished", ""))
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path)
+    bench.deploy(5)
+    bench.deploy(5)
+    await bench.until(lambda: bench.links[0].got(Restored))
+    bench.deploy(5)
+    bench.tell(Start(5), Start(5))
+    bench.tell(Trigger(5, 1, 0), Trigger(5, 1, 0))
+    await bench.acks(1, 5)
+    bench.tell(Trigger(5, 1, 0), CheckpointComplete(5, 1), CheckpointComplete(5, 1), Trigger(5, 1, 0))
+    bench.tell(Trigger(5, 2, 0))
+    await bench.acks(2, 5)
+    bench.tell(AbortCheckpoint(5, 2, "no"), AbortCheckpoint(5, 2, "no"), Trigger(5, 2, 0))
+    await bench.checkpoint(3, 5)
+    bench.tell(CancelGeneration(6, 3), CancelGeneration(6, 3))
+    assert words(bench.links[0]) == ["Register", "Restored"] + ["Ack"] * 6
+    assert len(bench.operators) == 1
+    bench.tell(Shutdown("finished", ""), Shutdown("finished", ""))
+    await bench.close()
 
 
-def test_orders_of_another_generation_have_no_effect(tmp_path):
+async def test_orders_of_another_generation_have_no_effect(tmp_path):
     """Z4, C8"""
-
-    async def main():
-        bench = Bench(tmp_path)
-        await bench.running(5)
-        bench.deploy(4)
-        bench.tell(
-            CancelGeneration(4, 0), Start(4), Trigger(4, 1, 0), CheckpointComplete(4, 9), AbortCheckpoint(4, 1, "old")
-        )
-        bench.tell(Trigger(6, 1, 0), CheckpointComplete(6, 9), AbortCheckpoint(6, 1, "of a generation not heard of"))
-        await bench.checkpoint(1, 5)
-        assert bench.slots[0].token == 5
-        assert bench.operators[0].life == ["opened", "complete 1"]
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path)
+    await bench.running(5)
+    bench.deploy(4)
+    bench.tell(
+        CancelGeneration(4, 0), Start(4), Trigger(4, 1, 0), CheckpointComplete(4, 9), AbortCheckpoint(4, 1, "old")
+    )
+    bench.tell(Trigger(6, 1, 0), CheckpointComplete(6, 9), AbortCheckpoint(6, 1, "of a generation not heard of"))
+    await bench.checkpoint(1, 5)
+    assert bench.slots[0].token == 5
+    assert bench.operators[0].life == ["opened", "complete 1"]
+    await bench.close()
 
 
-def test_a_higher_generation_replaces_a_running_one_without_a_halt(tmp_path):
-    async def main():
-        bench = Bench(tmp_path)
-        bench.feed.rows[0] += [1, 2]
-        await bench.running(5)
-        await bench.until(lambda: bench.operators[0].total == 2)
-        restored = await bench.checkpoint(1, 5)
-        bench.feed.rows[0] += [3]
-        await bench.running(8, 1, restored)
-        await bench.until(lambda: bench.operators[1].total == 3)
-        await bench.until(lambda: bench.operators[0].life[-1] == "closed")
-        await bench.close()
-
-    run(main())
+async def test_a_higher_generation_replaces_a_running_one_without_a_halt(tmp_path):
+    bench = Bench(tmp_path)
+    bench.feed.rows[0] += [1, 2]
+    await bench.running(5)
+    await bench.until(lambda: bench.operators[0].total == 2)
+    restored = await bench.checkpoint(1, 5)
+    bench.feed.rows[0] += [3]
+    await bench.running(8, 1, restored)
+    await bench.until(lambda: bench.operators[1].total == 3)
+    await bench.until(lambda: bench.operators[0].life[-1] == "closed")
+    await bench.close()
 
 
-def test_a_checkpoint_spans_slots_and_counts_every_row_once(tmp_path):
+async def test_a_checkpoint_spans_slots_and_counts_every_row_once(tmp_path):
     """A3, C5"""
-
-    async def main():
-        bench = Bench(tmp_path, parallelism=3)
-        for rows in bench.feed.rows:
-            rows += range(10)
-        await bench.running(5)
-        bench.tell(Trigger(5, 1, 0))
-        acks = await bench.acks(1, 5)
-        splits = [json.loads(ack.operators[0].values["splits"])["splits"] for ack in acks[:3]]
-        positions = sum(split["rows"] for each in splits for split in each.values())
-        totals = sum(int(ack.operators[0].values["total"]) for ack in acks[3:])
-        assert positions == totals
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, parallelism=3)
+    for rows in bench.feed.rows:
+        rows += range(10)
+    await bench.running(5)
+    bench.tell(Trigger(5, 1, 0))
+    acks = await bench.acks(1, 5)
+    splits = [json.loads(ack.operators[0].values["splits"])["splits"] for ack in acks[:3]]
+    positions = sum(split["rows"] for each in splits for split in each.values())
+    totals = sum(int(ack.operators[0].values["total"]) for ack in acks[3:])
+    assert positions == totals
+    await bench.close()
 
 
 # ---------------------------------------------------------------- the end of input
@@ -172,67 +145,55 @@ def test_a_checkpoint_spans_slots_and_counts_every_row_once(tmp_path):
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_a_job_without_any_row_takes_its_final_checkpoint_and_commits_it(tmp_path, parallelism, splits):
+async def test_a_job_without_any_row_takes_its_final_checkpoint_and_commits_it(tmp_path, parallelism, splits):
     """C18, T7: fewer splits than subtasks, sinks that got nothing, empty transactions."""
-
-    async def main():
-        bench = Bench(tmp_path, parallelism, sink_operator, splits)
-        bench.feed.end()
-        await bench.running(5)
-        await bench.until(lambda: all(len(link.got(SubtaskEnded)) == 2 for link in bench.links))
-        bench.tell(Trigger(5, 1, 0))
-        assert all(ack.ended for ack in await bench.acks(1, 5))
-        bench.tell(CheckpointComplete(5, 1))
-        await bench.until(lambda: all(link.got(Committed) for link in bench.links))
-        assert bench.visible() == []
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, parallelism, sink_operator, splits)
+    bench.feed.end()
+    await bench.running(5)
+    await bench.until(lambda: all(len(link.got(SubtaskEnded)) == 2 for link in bench.links))
+    bench.tell(Trigger(5, 1, 0))
+    assert all(ack.ended for ack in await bench.acks(1, 5))
+    bench.tell(CheckpointComplete(5, 1))
+    await bench.until(lambda: all(link.got(Committed) for link in bench.links))
+    assert bench.visible() == []
+    await bench.close()
 
 
-def test_a_checkpoint_triggered_while_its_input_ends_is_answered_by_everyone(tmp_path):
+async def test_a_checkpoint_triggered_while_its_input_ends_is_answered_by_everyone(tmp_path):
     """C18: the trigger meets a source that has ended, one that has not, and subtasks between the two."""
-
-    async def main():
-        bench = Bench(tmp_path, parallelism=2)
-        bench.feed.ended = [True, False]
-        await bench.running(5)
-        await bench.until(lambda: bench.links[0].got(SubtaskEnded))
-        bench.tell(Trigger(5, 1, 0))
-        bench.feed.end()
-        acks = await bench.acks(1, 5)
-        assert acks[0].ended
-        bench.tell(CheckpointComplete(5, 1))
-        await bench.until(lambda: all(len(link.got(SubtaskEnded)) == 2 for link in bench.links))
-        await bench.checkpoint(2, 5)
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, parallelism=2)
+    bench.feed.ended = [True, False]
+    await bench.running(5)
+    await bench.until(lambda: bench.links[0].got(SubtaskEnded))
+    bench.tell(Trigger(5, 1, 0))
+    bench.feed.end()
+    acks = await bench.acks(1, 5)
+    assert acks[0].ended
+    bench.tell(CheckpointComplete(5, 1))
+    await bench.until(lambda: all(len(link.got(SubtaskEnded)) == 2 for link in bench.links))
+    await bench.checkpoint(2, 5)
+    await bench.close()
 
 
-def test_a_generation_restored_after_part_of_the_input_ended_goes_on_with_the_rest(tmp_path):
+async def test_a_generation_restored_after_part_of_the_input_ended_goes_on_with_the_rest(tmp_path):
     """C18"""
-
-    async def main():
-        bench = Bench(tmp_path, 2, sink_operator)
-        bench.feed.rows[0] += [1, 2]
-        bench.feed.rows[1] += [3]
-        bench.feed.ended = [True, False]
-        await bench.running(5)
-        await bench.until(lambda: bench.links[0].got(SubtaskEnded))
-        restored = await bench.checkpoint(1, 5)
-        bench.tell(CancelGeneration(9, 1))
-        bench.feed.rows[1] += [4]
-        bench.feed.end()
-        for link in bench.links:
-            link.said.clear()
-        await bench.running(9, 1, restored)
-        await bench.until(lambda: all(len(link.got(SubtaskEnded)) == 2 for link in bench.links))
-        await bench.checkpoint(2, 9)
-        await bench.until(lambda: bench.visible() == [1, 2, 3, 4])
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, 2, sink_operator)
+    bench.feed.rows[0] += [1, 2]
+    bench.feed.rows[1] += [3]
+    bench.feed.ended = [True, False]
+    await bench.running(5)
+    await bench.until(lambda: bench.links[0].got(SubtaskEnded))
+    restored = await bench.checkpoint(1, 5)
+    bench.tell(CancelGeneration(9, 1))
+    bench.feed.rows[1] += [4]
+    bench.feed.end()
+    for link in bench.links:
+        link.said.clear()
+    await bench.running(9, 1, restored)
+    await bench.until(lambda: all(len(link.got(SubtaskEnded)) == 2 for link in bench.links))
+    await bench.checkpoint(2, 9)
+    await bench.until(lambda: bench.visible() == [1, 2, 3, 4])
+    await bench.close()
 
 
 # ---------------------------------------------------------------- cancel and restore
@@ -252,60 +213,50 @@ class Gated(Totals):
         super().open(context)
 
 
-def test_an_operator_that_is_halted_while_it_opens_is_closed_after_it_has_opened(tmp_path):
+async def test_an_operator_that_is_halted_while_it_opens_is_closed_after_it_has_opened(tmp_path):
     """Else what it opened (a database, its LOCK, its memory) would stay for the life of the process."""
-
-    async def main():
-        made = iter([Gated(), Totals()])
-        bench = Bench(tmp_path, make_operator=made.__next__)
-        bench.deploy(5)
-        await bench.until(lambda: bench.operators and bench.operators[0].opening.is_set())
-        bench.tell(CancelGeneration(6, 0))
-        await bench.running(6)  # and the next generation does not wait for that
-        gated = bench.operators[0]
-        assert gated.life == []
-        gated.go_on.set()
-        await bench.until(lambda: "closed" in gated.life)
-        assert gated.life == ["opened", "closed"]
-        assert [m.token for m in bench.links[0].got(Restored)] == [6]
-        await bench.close()
-
-    run(main())
+    made = iter([Gated(), Totals()])
+    bench = Bench(tmp_path, make_operator=made.__next__)
+    bench.deploy(5)
+    await bench.until(lambda: bench.operators and bench.operators[0].opening.is_set())
+    bench.tell(CancelGeneration(6, 0))
+    await bench.running(6)  # and the next generation does not wait for that
+    gated = bench.operators[0]
+    assert gated.life == []
+    gated.go_on.set()
+    await bench.until(lambda: "closed" in gated.life)
+    assert gated.life == ["opened", "closed"]
+    assert [m.token for m in bench.links[0].got(Restored)] == [6]
+    await bench.close()
 
 
-def test_a_generation_halted_while_it_waits_for_its_peers_is_left_behind(tmp_path):
-    async def main():
-        bench = Bench(tmp_path, parallelism=2)
-        bench.slots[0].handle(bench.deployment(5))  # the other one is not told: its channels never come
-        await bench.until(lambda: bench.operators and bench.operators[0].life)
-        bench.tell(CancelGeneration(6, 0))
-        await bench.running(6)
-        assert [m.token for m in bench.links[0].got(Restored)] == [6]
-        await bench.close()
-
-    run(main())
+async def test_a_generation_halted_while_it_waits_for_its_peers_is_left_behind(tmp_path):
+    bench = Bench(tmp_path, parallelism=2)
+    bench.slots[0].handle(bench.deployment(5))  # the other one is not told: its channels never come
+    await bench.until(lambda: bench.operators and bench.operators[0].life)
+    bench.tell(CancelGeneration(6, 0))
+    await bench.running(6)
+    assert [m.token for m in bench.links[0].got(Restored)] == [6]
+    await bench.close()
 
 
-def test_a_failure_to_open_is_said_and_the_next_generation_may_succeed(tmp_path):
+async def test_a_failure_to_open_is_said_and_the_next_generation_may_succeed(tmp_path):
     class Failing(Totals):
         def open(self, context):
             raise OSError("no space left")
 
-    async def main():
-        made = iter([Failing(), Totals()])
-        bench = Bench(tmp_path, make_operator=made.__next__)
-        bench.deploy(5)
-        failure = await bench.failure()
-        assert (failure.token, failure.retryable) == (5, True)
-        assert "no space left" in failure.error
-        bench.links[0].said.clear()
-        await bench.running(6)
-        await bench.close()
-
-    run(main())
+    made = iter([Failing(), Totals()])
+    bench = Bench(tmp_path, make_operator=made.__next__)
+    bench.deploy(5)
+    failure = await bench.failure()
+    assert (failure.token, failure.retryable) == (5, True)
+    assert "no space left" in failure.error
+    bench.links[0].said.clear()
+    await bench.running(6)
+    await bench.close()
 
 
-def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
+async def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
     """Its objects refer to each other in circles, and start-up objects are kept from the collector."""
     seen = []
 
@@ -314,19 +265,16 @@ def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
         seen.append(weakref.ref(operator))
         return operator
 
-    async def main():
-        bench = Bench(tmp_path, make_operator=make)
-        bench.operators = NoMemory()
-        for token in (5, 6, 7):
-            await bench.running(token)
-            bench.tell(Trigger(token, token, 0, 3_600_000))  # a timer for an hour
-            await bench.acks(token, token)
-            await bench.until(lambda: all(closed.done() for closed in bench.slots[0]._closing))
-        assert len(seen) == 3
-        assert seen[0]() is None
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=make)
+    bench.operators = NoMemory()
+    for token in (5, 6, 7):
+        await bench.running(token)
+        bench.tell(Trigger(token, token, 0, 3_600_000))  # a timer for an hour
+        await bench.acks(token, token)
+        await bench.until(lambda: all(closed.done() for closed in bench.slots[0]._closing))
+    assert len(seen) == 3
+    assert seen[0]() is None
+    await bench.close()
 
 
 class NoMemory:
@@ -337,78 +285,62 @@ class NoMemory:
 # ---------------------------------------------------------------- lost connections
 
 
-def test_after_a_reconnection_everything_unresolved_is_said_again(tmp_path):
+async def test_after_a_reconnection_everything_unresolved_is_said_again(tmp_path):
     """C2"""
-
-    async def main():
-        bench = Bench(tmp_path)
-        await bench.running(5)
-        bench.links[0].up = False
-        bench.tell(Trigger(5, 1, 0))
-        bench.feed.end()
-        await bench.until(lambda: len(bench.slots[0]._ended) == 2 and len(bench.slots[0]._unresolved) == 2)
-        said = [m for m in bench.reconnect() if not isinstance(m, Heartbeat)]
-        assert [type(m) for m in said] == [Ack, Ack, SubtaskEnded, SubtaskEnded]
-        register = bench.links[0].got(Register)[-1]
-        assert (register.token, register.phase, register.highest_checkpoint) == (5, "running", 1)
-        assert len(register.ended) == 2
-        bench.tell(CheckpointComplete(5, 1))
-        assert [type(m) for m in bench.reconnect() if not isinstance(m, Heartbeat)] == [SubtaskEnded, SubtaskEnded]
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path)
+    await bench.running(5)
+    bench.links[0].up = False
+    bench.tell(Trigger(5, 1, 0))
+    bench.feed.end()
+    await bench.until(lambda: len(bench.slots[0]._ended) == 2 and len(bench.slots[0]._unresolved) == 2)
+    said = [m for m in bench.reconnect() if not isinstance(m, Heartbeat)]
+    assert [type(m) for m in said] == [Ack, Ack, SubtaskEnded, SubtaskEnded]
+    register = bench.links[0].got(Register)[-1]
+    assert (register.token, register.phase, register.highest_checkpoint) == (5, "running", 1)
+    assert len(register.ended) == 2
+    bench.tell(CheckpointComplete(5, 1))
+    assert [type(m) for m in bench.reconnect() if not isinstance(m, Heartbeat)] == [SubtaskEnded, SubtaskEnded]
+    await bench.close()
 
 
-def test_a_completion_that_was_lost_is_made_good_by_the_answer_to_the_registration(tmp_path):
+async def test_a_completion_that_was_lost_is_made_good_by_the_answer_to_the_registration(tmp_path):
     """F4"""
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=sink_operator)
-        bench.feed.rows[0] += [1, 2]
-        await bench.running(5)
-        await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
-        bench.tell(Trigger(5, 1, 0))
-        await bench.acks(1, 5)
-        assert bench.visible() == []
-        said = bench.reconnect(last_completed=1)
-        assert not any(isinstance(message, Ack) for message in said)
-        await bench.until(lambda: bench.visible() == [1, 2])
-        await bench.until(lambda: bench.links[0].got(Committed))
-        assert bench.links[0].got(Committed)[-1].checkpoint == 1
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=sink_operator)
+    bench.feed.rows[0] += [1, 2]
+    await bench.running(5)
+    await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
+    bench.tell(Trigger(5, 1, 0))
+    await bench.acks(1, 5)
+    assert bench.visible() == []
+    said = bench.reconnect(last_completed=1)
+    assert not any(isinstance(message, Ack) for message in said)
+    await bench.until(lambda: bench.visible() == [1, 2])
+    await bench.until(lambda: bench.links[0].got(Committed))
+    assert bench.links[0].got(Committed)[-1].checkpoint == 1
+    await bench.close()
 
 
-def test_an_acknowledgement_of_a_dropped_generation_is_never_said_again(tmp_path):
+async def test_an_acknowledgement_of_a_dropped_generation_is_never_said_again(tmp_path):
     """I8, Z10"""
-
-    async def main():
-        bench = Bench(tmp_path)
-        await bench.running(5)
-        bench.tell(Trigger(5, 1, 0))
-        await bench.acks(1, 5)
-        await bench.running(6)
-        assert [m for m in bench.reconnect() if not isinstance(m, Heartbeat)] == []
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path)
+    await bench.running(5)
+    bench.tell(Trigger(5, 1, 0))
+    await bench.acks(1, 5)
+    await bench.running(6)
+    assert [m for m in bench.reconnect() if not isinstance(m, Heartbeat)] == []
+    await bench.close()
 
 
-def test_a_barrier_that_came_through_the_channels_alone_is_known_at_the_registration(tmp_path):
+async def test_a_barrier_that_came_through_the_channels_alone_is_known_at_the_registration(tmp_path):
     """F10: the only process that heard the trigger may be gone, and its id must not be used again."""
-
-    async def main():
-        bench = Bench(tmp_path, parallelism=2)
-        await bench.running(5)
-        bench.slots[0].handle(Trigger(5, 7, 0))
-        aligning = bench.slots[1]._execution.subtasks[1]
-        await bench.until(lambda: any(channel.blocked for channel in aligning.inputs))
-        bench.reconnect(1)
-        assert bench.links[1].got(Register)[-1].highest_checkpoint == 7
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, parallelism=2)
+    await bench.running(5)
+    bench.slots[0].handle(Trigger(5, 7, 0))
+    aligning = bench.slots[1]._execution.subtasks[1]
+    await bench.until(lambda: any(channel.blocked for channel in aligning.inputs))
+    bench.reconnect(1)
+    assert bench.links[1].got(Register)[-1].highest_checkpoint == 7
+    await bench.close()
 
 
 # ---------------------------------------------------------------- failures
@@ -439,28 +371,24 @@ class Failing(Totals):
 
 
 @pytest.mark.parametrize("at", ["row", "order", "timer", "executor"])
-def test_whatever_an_operator_raises_wherever_it_is_called_fails_the_generation(tmp_path, at):
+async def test_whatever_an_operator_raises_wherever_it_is_called_fails_the_generation(tmp_path, at):
     """An error that only reaches a log is a job that waits for ever."""
 
     class FailingThere(Failing):
         pass
 
     FailingThere.at = at
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=FailingThere)
-        bench.feed.rows[0] += [1]
-        bench.deploy(5)
-        while not bench.links[0].got(Restored) and not bench.links[0].got(SubtaskFailed):
-            await asyncio.sleep(0.001)
-        bench.tell(Start(5), Trigger(5, 1, 0))
-        bench.tell(CheckpointComplete(5, 1))
-        failure = await bench.failure()
-        assert f"broken in a {at}" in failure.error
-        assert not failure.retryable
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=FailingThere)
+    bench.feed.rows[0] += [1]
+    bench.deploy(5)
+    while not bench.links[0].got(Restored) and not bench.links[0].got(SubtaskFailed):
+        await asyncio.sleep(0.001)
+    bench.tell(Start(5), Trigger(5, 1, 0))
+    bench.tell(CheckpointComplete(5, 1))
+    failure = await bench.failure()
+    assert f"broken in a {at}" in failure.error
+    assert not failure.retryable
+    await bench.close()
 
 
 class OnAFullDisk(Totals):
@@ -484,37 +412,30 @@ class OnAFullDisk(Totals):
         return super().snapshot(checkpoint).__class__(keyed=self.backend)
 
 
-def test_a_full_disk_while_frozen_state_is_drained_fails_the_generation(tmp_path):
+async def test_a_full_disk_while_frozen_state_is_drained_fails_the_generation(tmp_path):
     """O7: nothing but the slot itself can know; a heart that beats on would hide it."""
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=OnAFullDisk)
-        bench.feed.rows[0] += [1, 2, 3]
-        await bench.running(5)
-        await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 3)
-        bench.tell(Trigger(5, 1, 0))
-        failure = await bench.failure()
-        assert failure.retryable
-        assert "No space left" in failure.error
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=OnAFullDisk)
+    bench.feed.rows[0] += [1, 2, 3]
+    await bench.running(5)
+    await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 3)
+    bench.tell(Trigger(5, 1, 0))
+    failure = await bench.failure()
+    assert failure.retryable
+    assert "No space left" in failure.error
+    await bench.close()
 
 
-def test_an_order_that_meets_a_bug_fails_the_generation(tmp_path):
-    async def main():
-        bench = Bench(tmp_path)
-        await bench.running(5)
-        bench.slots[0]._execution.trigger = None
-        bench.tell(Trigger(5, 1, 0))
-        failure = await bench.failure()
-        assert failure.token == 5
-        await bench.close()
-
-    run(main())
+async def test_an_order_that_meets_a_bug_fails_the_generation(tmp_path):
+    bench = Bench(tmp_path)
+    await bench.running(5)
+    bench.slots[0]._execution.trigger = None
+    bench.tell(Trigger(5, 1, 0))
+    failure = await bench.failure()
+    assert failure.token == 5
+    await bench.close()
 
 
-def test_the_cause_of_a_failure_is_said_before_the_peers_can_see_its_effect(tmp_path):
+async def test_the_cause_of_a_failure_is_said_before_the_peers_can_see_its_effect(tmp_path):
     """Else they report a broken connection first, and the user's error is lost behind a restart."""
     order = []
 
@@ -526,63 +447,56 @@ def test_the_cause_of_a_failure_is_said_before_the_peers_can_see_its_effect(tmp_
         def process(self, batch, emit, port=0):
             raise ProtocolViolation("the cause")
 
-    async def main():
-        bench = Bench(tmp_path, make_operator=Broken, plane=Watched)
-        bench.feed.rows[0] += [1]
-        send = bench.links[0].send
+    bench = Bench(tmp_path, make_operator=Broken, plane=Watched)
+    bench.feed.rows[0] += [1]
+    send = bench.links[0].send
 
-        def noted(message):
-            if isinstance(message, SubtaskFailed):
-                order.append("said")
-            send(message)
+    def noted(message):
+        if isinstance(message, SubtaskFailed):
+            order.append("said")
+        send(message)
 
-        bench.links[0].send = noted
-        await bench.running(5)
-        await bench.failure()
-        await bench.close()
-
-    run(main())
+    bench.links[0].send = noted
+    await bench.running(5)
+    await bench.failure()
+    await bench.close()
     assert order[0] == "said"
 
 
 # ---------------------------------------------------------------- sinks across generations
 
 
-def test_a_commit_that_still_runs_in_a_dropped_generation_meets_its_repetition_in_the_next_one(tmp_path):
+async def test_a_commit_that_still_runs_in_a_dropped_generation_meets_its_repetition_in_the_next_one(tmp_path):
     """T3, T10, Z11: decided rows are visible once, whoever is first."""
+    bench = Bench(tmp_path, make_operator=sink_operator)
+    publish, entered, go_on = bench.output.publish, threading.Event(), threading.Event()
 
-    async def main():
-        bench = Bench(tmp_path, make_operator=sink_operator)
-        publish, entered, go_on = bench.output.publish, threading.Event(), threading.Event()
+    def held(*arguments):
+        if not entered.is_set():
+            entered.set()
+            assert go_on.wait(20)
+        publish(*arguments)
 
-        def held(*arguments):
-            if not entered.is_set():
-                entered.set()
-                assert go_on.wait(20)
-            publish(*arguments)
-
-        bench.output.publish = held
-        bench.feed.rows[0] += [1, 2]
-        await bench.running(5)
-        await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
-        restored = await bench.checkpoint(1, 5)
-        await bench.until(entered.is_set)
-        bench.tell(CancelGeneration(6, 1))
-        bench.feed.rows[0] += [3]
-        await bench.running(6, 1, restored)
-        await bench.until(lambda: bench.visible() == [1, 2])
-        go_on.set()
-        await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 1)
-        await bench.checkpoint(2, 6)
-        await bench.until(lambda: bench.visible() == [1, 2, 3])
-        await bench.close()
-        assert [key for key in stored(bench) if key.startswith("_staging")] == []
-
-    run(main())
+    bench.output.publish = held
+    bench.feed.rows[0] += [1, 2]
+    await bench.running(5)
+    await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
+    restored = await bench.checkpoint(1, 5)
+    await bench.until(entered.is_set)
+    bench.tell(CancelGeneration(6, 1))
+    bench.feed.rows[0] += [3]
+    await bench.running(6, 1, restored)
+    await bench.until(lambda: bench.visible() == [1, 2])
+    go_on.set()
+    await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 1)
+    await bench.checkpoint(2, 6)
+    await bench.until(lambda: bench.visible() == [1, 2, 3])
+    await bench.close()
+    assert [key for key in stored(bench) if key.startswith("_staging")] == []
 
 
 @pytest.mark.parametrize("what", ["publish", "put_if_absent"])
-def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_else_of_its_generation(tmp_path, what):
+async def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_else_of_its_generation(tmp_path, what):
     """Z11: also the global committer's; state and channels of the dropped generation are gone."""
     dropped = []
 
@@ -591,118 +505,100 @@ def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_else_o
         dropped.append(weakref.ref(operator))
         return operator
 
-    async def main():
-        bench = Bench(tmp_path, make_operator=make)
-        bench.operators = NoMemory()
-        real, entered, go_on = getattr(bench.output, what), threading.Event(), threading.Event()
+    bench = Bench(tmp_path, make_operator=make)
+    bench.operators = NoMemory()
+    real, entered, go_on = getattr(bench.output, what), threading.Event(), threading.Event()
 
-        def held(*arguments):
-            if not entered.is_set():
-                entered.set()
-                assert go_on.wait(60)
-            return real(*arguments)
+    def held(*arguments):
+        if not entered.is_set():
+            entered.set()
+            assert go_on.wait(60)
+        return real(*arguments)
 
-        setattr(bench.output, what, held)
-        bench.feed.rows[0] += [1, 2]
-        await bench.running(5)
-        await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
-        dropped.extend(map(weakref.ref, [bench.slots[0]._execution, *bench.slots[0]._execution.subtasks]))
-        restored = await bench.checkpoint(1, 5)
-        if what == "put_if_absent":
-            own = tuple(each for each in restored if each.operator == "target")
-            bench.tell(CommitGlobally(5, 1, "target", own))
-        await bench.until(entered.is_set)
-        bench.tell(CancelGeneration(6, 1))
+    setattr(bench.output, what, held)
+    bench.feed.rows[0] += [1, 2]
+    await bench.running(5)
+    await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
+    dropped.extend(map(weakref.ref, [bench.slots[0]._execution, *bench.slots[0]._execution.subtasks]))
+    restored = await bench.checkpoint(1, 5)
+    if what == "put_if_absent":
+        own = tuple(each for each in restored if each.operator == "target")
+        bench.tell(CommitGlobally(5, 1, "target", own))
+    await bench.until(entered.is_set)
+    bench.tell(CancelGeneration(6, 1))
 
-        def gone():
-            trim_memory(True)
-            return all(each() is None for each in dropped)
+    def gone():
+        trim_memory(True)
+        return all(each() is None for each in dropped)
 
-        await bench.until(gone)
-        assert not any(closed.done() for closed in bench.slots[0]._closing)
-        go_on.set()
-        await bench.until(lambda: all(closed.done() for closed in bench.slots[0]._closing))
-        await bench.close()
-
-    run(main())
+    await bench.until(gone)
+    assert not any(closed.done() for closed in bench.slots[0]._closing)
+    go_on.set()
+    await bench.until(lambda: all(closed.done() for closed in bench.slots[0]._closing))
+    await bench.close()
 
 
-def test_what_an_operator_was_restored_from_is_let_go_of_once_it_is_open(tmp_path):
+async def test_what_an_operator_was_restored_from_is_let_go_of_once_it_is_open(tmp_path):
     """A value may be of many MB, and stands in memory a second time once the operator has read it."""
-
-    async def main():
-        bench = Bench(tmp_path)
-        await bench.running(5)
-        restored = await bench.checkpoint(1, 5)
-        bench.tell(CancelGeneration(6, 1))
-        await bench.running(6, 1, restored)
-        opened = bench.operators[-1]
-        assert opened.life == ["opened"]
-        assert opened.context.restored == ()
-        execution = bench.slots[0]._execution
-        assert (execution._deploy.operators, execution._chains._restored) == ((), ())
-        with pytest.raises(ProtocolViolation, match="opened once"):
-            opened.context.open_keyed()
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path)
+    await bench.running(5)
+    restored = await bench.checkpoint(1, 5)
+    bench.tell(CancelGeneration(6, 1))
+    await bench.running(6, 1, restored)
+    opened = bench.operators[-1]
+    assert opened.life == ["opened"]
+    assert opened.context.restored == ()
+    execution = bench.slots[0]._execution
+    assert (execution._deploy.operators, execution._chains._restored) == ((), ())
+    with pytest.raises(ProtocolViolation, match="opened once"):
+        opened.context.open_keyed()
+    await bench.close()
 
 
-def test_rows_of_an_aborted_checkpoint_ride_with_the_next_one(tmp_path):
+async def test_rows_of_an_aborted_checkpoint_ride_with_the_next_one(tmp_path):
     """T15"""
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=sink_operator)
-        bench.feed.rows[0] += [1]
-        await bench.running(5)
-        await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 1)
-        bench.tell(Trigger(5, 1, 0))
-        await bench.acks(1, 5)
-        bench.tell(AbortCheckpoint(5, 1, "expired"))
-        bench.feed.rows[0] += [2]
-        await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
-        await bench.checkpoint(2, 5)
-        await bench.until(lambda: bench.visible() == [1, 2])
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=sink_operator)
+    bench.feed.rows[0] += [1]
+    await bench.running(5)
+    await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 1)
+    bench.tell(Trigger(5, 1, 0))
+    await bench.acks(1, 5)
+    bench.tell(AbortCheckpoint(5, 1, "expired"))
+    bench.feed.rows[0] += [2]
+    await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
+    await bench.checkpoint(2, 5)
+    await bench.until(lambda: bench.visible() == [1, 2])
+    await bench.close()
 
 
-def test_a_generation_that_starts_over_from_before_a_checkpoint_shows_its_rows_once(tmp_path):
+async def test_a_generation_that_starts_over_from_before_a_checkpoint_shows_its_rows_once(tmp_path):
     """T15: what the older generation had staged but nobody decided is swept."""
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=sink_operator)
-        bench.feed.rows[0] += [1, 2]
-        await bench.running(5)
-        await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
-        bench.tell(Trigger(5, 1, 0))
-        await bench.acks(1, 5)
-        await bench.running(6)
-        await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
-        await bench.checkpoint(2, 6)
-        await bench.until(lambda: bench.visible() == [1, 2])
-        await bench.close()
-        assert [key for key in stored(bench) if key.startswith("_staging")] == []
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=sink_operator)
+    bench.feed.rows[0] += [1, 2]
+    await bench.running(5)
+    await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
+    bench.tell(Trigger(5, 1, 0))
+    await bench.acks(1, 5)
+    await bench.running(6)
+    await bench.until(lambda: bench.slots[0]._execution.subtasks[1].rows_in == 2)
+    await bench.checkpoint(2, 6)
+    await bench.until(lambda: bench.visible() == [1, 2])
+    await bench.close()
+    assert [key for key in stored(bench) if key.startswith("_staging")] == []
 
 
 # ---------------------------------------------------------------- leaving
 
 
-def test_shutdown_lets_go_of_everything_and_says_how_the_job_ended(tmp_path):
-    async def main():
-        bench = Bench(tmp_path)
-        await bench.running(5)
-        bench.tell(Shutdown("finished", "all read"))
-        assert (await bench.slots[0].left).outcome == "finished"
-        await bench.slots[0].closed()
-        assert bench.operators[0].life == ["opened", "closed"]
-        bench.tell(Start(5), Trigger(5, 1, 0), CheckpointComplete(5, 1))
-        await bench.close()
-
-    run(main())
+async def test_shutdown_lets_go_of_everything_and_says_how_the_job_ended(tmp_path):
+    bench = Bench(tmp_path)
+    await bench.running(5)
+    bench.tell(Shutdown("finished", "all read"))
+    assert (await bench.slots[0].left).outcome == "finished"
+    await bench.slots[0].closed()
+    assert bench.operators[0].life == ["opened", "closed"]
+    bench.tell(Start(5), Trigger(5, 1, 0), CheckpointComplete(5, 1))
+    await bench.close()
 
 
 # ---------------------------------------------------------------- unaligned checkpoints
@@ -725,53 +621,45 @@ class Held(Totals):
         self.called_off += [run.cancelled for run in self.runs() if run.barrier.id == checkpoint]
 
 
-def test_operators_hear_of_an_abort_before_the_rest_of_the_snapshot_is_called_off(tmp_path):
+async def test_operators_hear_of_an_abort_before_the_rest_of_the_snapshot_is_called_off(tmp_path):
     """U4, U3: nobody acknowledges it later."""
-
-    async def main():
-        bench = Bench(tmp_path, make_operator=Held)
-        await bench.running(5)
-        (operator,) = bench.operators
-        checkpointing = bench.slots[0]._execution._checkpointing
-        operator.runs = lambda: [run for run in checkpointing.runs if run.subtask == SubtaskId(TARGET, 0)]
-        bench.tell(Trigger(5, 1, 0, 0))
-        await bench.until(operator.runs)
-        bench.tell(AbortCheckpoint(5, 1, "expired"))
-        assert operator.life == ["opened", "abort 1"]
-        assert operator.called_off == [False]
-        operator.let_go.set()
-        bench.tell(Trigger(5, 2, 0, 0))
-        await bench.acks(2, 5)
-        assert [ack for ack in bench.links[0].got(Ack) if ack.subtask.chain == TARGET and ack.checkpoint == 1] == []
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, make_operator=Held)
+    await bench.running(5)
+    (operator,) = bench.operators
+    checkpointing = bench.slots[0]._execution._checkpointing
+    operator.runs = lambda: [run for run in checkpointing.runs if run.subtask == SubtaskId(TARGET, 0)]
+    bench.tell(Trigger(5, 1, 0, 0))
+    await bench.until(operator.runs)
+    bench.tell(AbortCheckpoint(5, 1, "expired"))
+    assert operator.life == ["opened", "abort 1"]
+    assert operator.called_off == [False]
+    operator.let_go.set()
+    bench.tell(Trigger(5, 2, 0, 0))
+    await bench.acks(2, 5)
+    assert [ack for ack in bench.links[0].got(Ack) if ack.subtask.chain == TARGET and ack.checkpoint == 1] == []
+    await bench.close()
 
 
 @pytest.mark.parametrize("aligned_timeout_ms", [0, 50])
-def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_worked_off_first_after_a_restore(
+async def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_worked_off_first_after_a_restore(
     tmp_path, aligned_timeout_ms
 ):
     """U1, U3: between three slots, over two generations; then nothing is left in flight."""
-
-    async def main():
-        bench = Bench(tmp_path, parallelism=3)
-        await bench.running(5)
-        targets = [slot._execution.subtasks[1] for slot in bench.slots]
-        for target in targets:
-            target.inputs[0].blocked = True  # nobody takes what slot 0 sends
-        for rows in bench.feed.rows:
-            rows += range(9)
-        await bench.until(lambda: sum(each.total for each in bench.operators) == 18)
-        await bench.until(lambda: sum(len(target.inputs[0]._elements) for target in targets) == 9)
-        bench.tell(Trigger(5, 1, 0, aligned_timeout_ms))
-        snapshots = [snapshot for ack in await bench.acks(1, 5) for snapshot in ack.operators]
-        assert sum(int(each.values["total"]) for each in snapshots if "total" in each.values) == 18
-        assert sum(len(each.in_flight) for each in snapshots) == 3
-        await bench.running(6, 1, snapshots)
-        await bench.until(lambda: sum(each.total for each in bench.operators[3:]) == 27)
-        again = await bench.checkpoint(2, 6)
-        assert sum(len(each.in_flight) for each in again) == 0
-        await bench.close()
-
-    run(main())
+    bench = Bench(tmp_path, parallelism=3)
+    await bench.running(5)
+    targets = [slot._execution.subtasks[1] for slot in bench.slots]
+    for target in targets:
+        target.inputs[0].blocked = True  # nobody takes what slot 0 sends
+    for rows in bench.feed.rows:
+        rows += range(9)
+    await bench.until(lambda: sum(each.total for each in bench.operators) == 18)
+    await bench.until(lambda: sum(len(target.inputs[0]._elements) for target in targets) == 9)
+    bench.tell(Trigger(5, 1, 0, aligned_timeout_ms))
+    snapshots = [snapshot for ack in await bench.acks(1, 5) for snapshot in ack.operators]
+    assert sum(int(each.values["total"]) for each in snapshots if "total" in each.values) == 18
+    assert sum(len(each.in_flight) for each in snapshots) == 3
+    await bench.running(6, 1, snapshots)
+    await bench.until(lambda: sum(each.total for each in bench.operators[3:]) == 27)
+    again = await bench.checkpoint(2, 6)
+    assert sum(len(each.in_flight) for each in again) == 0
+    await bench.close()

@@ -30,6 +30,16 @@ def visible(slot: FakeSlot) -> list[int]:
     return [message.checkpoint for message in slot.got(Visible)]
 
 
+def succeeded(store: MemoryStore, *slots: FakeSlot) -> Coordinator:
+    """A restarted coordinator to which all slots come back, none of which remembers what it was told."""
+    successor = Coordinator(store, JOB, leader="leader-b").begin().settle()
+    for slot in slots:
+        slot.coordinator = successor
+        slot.inbox.clear()
+        slot.connect()
+    return successor
+
+
 def test_slot_0_is_told_when_every_subtask_has_committed_and_everybody_when_it_is_done() -> None:
     coordinator, a, b = started(MemoryStore(), JOB)
     n = coordinator.checkpoint(a, b)
@@ -80,61 +90,37 @@ def test_slot_0_hears_it_again_on_a_new_connection() -> None:
     assert told(a) == [n, n]
 
 
-def test_a_restarted_coordinator_reads_the_manifest_and_goes_on() -> None:
+def test_a_restarted_coordinator_reads_the_manifest_and_goes_on(store: MemoryStore) -> None:
     """F4: decided, half of it committed, the coordinator gone."""
-    store = MemoryStore()
     coordinator, a, b = started(store, JOB)
     n = coordinator.checkpoint(a, b)
     a.commit(n)
     b.commit(n)
-    successor = Coordinator(store, JOB, leader="leader-b").begin()
-    for slot in (a, b):
-        slot.coordinator = successor
-        slot.inbox.clear()
-    successor.settle()
-    for slot in (a, b):
-        slot.connect()
-    successor.settle()
+    succeeded(store, a, b).settle()
     assert kinds(store)[-1] == "LEAD"
     assert told(a) == [n]
     assert [each.values["pending"] for each in a.last(CommitGlobally).snapshots] == [b"%d of 0" % n, b"%d of 1" % n]
 
 
-def test_a_restarted_coordinator_believes_slot_0_that_it_is_done() -> None:
-    store = MemoryStore()
+def test_a_restarted_coordinator_believes_slot_0_that_it_is_done(store: MemoryStore) -> None:
     coordinator, a, b = started(store, JOB)
     n = coordinator.checkpoint(a, b)
     for slot in (a, b):
         slot.commit(n)
     a.commit_globally(n)
-    successor = Coordinator(store, JOB, leader="leader-b").begin()
-    for slot in (a, b):
-        slot.coordinator = successor
-        slot.inbox.clear()
-    successor.settle()
-    for slot in (a, b):
-        slot.connect()
-    successor.settle()
+    succeeded(store, a, b).settle()
     assert told(a) == []
     assert n in visible(b)
 
 
-def test_a_damaged_manifest_is_reported_and_the_next_checkpoint_carries_all() -> None:
-    store = MemoryStore()
+def test_a_damaged_manifest_is_reported_and_the_next_checkpoint_carries_all(store: MemoryStore) -> None:
     coordinator, a, b = started(store, JOB)
     n = coordinator.checkpoint(a, b)
     a.commit(n)
     b.commit(n)
     key = coordinator.paths.manifest(n, a.token)
     store.damage(key, store.get(key)[:-1] + b"x")
-    successor = Coordinator(store, JOB, leader="leader-b").begin()
-    for slot in (a, b):
-        slot.coordinator = successor
-        slot.inbox.clear()
-    successor.settle()
-    for slot in (a, b):
-        slot.connect()
-    successor.settle()
+    successor = succeeded(store, a, b).settle()
     assert told(a) == []
     assert any(key in reason for reason in successor.status.checkpoints.ignored)
     later = successor.checkpoint(a, b)
@@ -143,9 +129,8 @@ def test_a_damaged_manifest_is_reported_and_the_next_checkpoint_carries_all() ->
     assert told(a) == [later]
 
 
-def test_the_next_generation_is_told_again() -> None:
+def test_the_next_generation_is_told_again(store: MemoryStore) -> None:
     """Half of the commits done when a slot dies: the successor finishes what the restored manifest lists."""
-    store = MemoryStore()
     coordinator, a, b = started(store, JOB)
     n = coordinator.checkpoint(a, b)
     a.commit(n)
@@ -175,9 +160,8 @@ def test_what_every_sink_is_through_with_is_not_looked_at_again_by_the_next_gene
     assert told(a) == ([n] if done else [n, n])
 
 
-def test_the_job_is_finished_only_when_all_is_visible() -> None:
+def test_the_job_is_finished_only_when_all_is_visible(store: MemoryStore) -> None:
     """I10"""
-    store = MemoryStore()
     coordinator, a, b = started(store, JOB)
     a.end()
     b.end()
@@ -232,19 +216,13 @@ def test_no_more_checkpoints_are_taken_while_a_sink_is_too_far_behind() -> None:
     assert coordinator.status.checkpoints.triggered == triggered + 2
 
 
-def test_two_answers_to_one_read_of_the_manifest_begin_one_generation() -> None:
+def test_two_answers_to_one_read_of_the_manifest_begin_one_generation(store: MemoryStore) -> None:
     """Asked for by the global committers, and again by the generation that a failing slot begins meanwhile."""
-    store = MemoryStore()
     coordinator, a, b = started(store, JOB)
     n = coordinator.checkpoint(a, b)
     a.commit(n)
     b.commit(n)
-    successor = Coordinator(store, JOB, leader="leader-b").begin()
-    for slot in (a, b):
-        slot.coordinator = successor
-    successor.settle()
-    for slot in (a, b):
-        slot.connect()
+    successor = succeeded(store, a, b)
     successor.run_until(ReadManifest)
     a.fail("boom")
     successor.settle()

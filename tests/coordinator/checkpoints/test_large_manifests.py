@@ -48,9 +48,8 @@ def decided_with_state(coordinator, a, b, operators):
 
 
 @pytest.mark.parametrize("operators", [3, 600])
-def test_a_deployment_carries_what_is_small_and_names_the_manifest_of_what_is_large(operators):
+def test_a_deployment_carries_what_is_small_and_names_the_manifest_of_what_is_large(operators, store):
     """R4: at another parallelism, too, where every slot is given all: 128 subtasks of 8 operators are as much."""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     number = decided_with_state(coordinator, a, b, operators)
     rescaled = msgspec.structs.replace(spec(), run_id="run-2", parallelism=3)
@@ -116,9 +115,8 @@ def there(store, keys):
     return [key in found for key in keys]
 
 
-def test_what_a_global_committer_has_to_read_stays_until_it_is_done(monkeypatch):
+def test_what_a_global_committer_has_to_read_stays_until_it_is_done(monkeypatch, store):
     """S1: although newer checkpoints have long been decided."""
-    store = MemoryStore()
     coordinator, a, b = started(store, GLOBAL)
     first, keys = decided_with_pending(coordinator, a, b, "one")
     a.commit(first)
@@ -133,9 +131,8 @@ def test_what_a_global_committer_has_to_read_stays_until_it_is_done(monkeypatch)
     assert there(store, [*keys, manifest]) == [False] * 3
 
 
-def test_a_global_committer_is_told_where_the_manifest_is_when_no_message_could_carry_it(monkeypatch):
+def test_a_global_committer_is_told_where_the_manifest_is_when_no_message_could_carry_it(monkeypatch, store):
     monkeypatch.setattr(commits, "MAX_CARRIED_BYTES", 10)
-    store = MemoryStore()
     coordinator, a, b = started(store, GLOBAL)
     first, _ = decided_with_pending(coordinator, a, b, "one")
     a.commit(first)

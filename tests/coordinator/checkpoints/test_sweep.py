@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 import pytest
-from coordinator_world import Coordinator, keys_of, log_of, options, spec, started
+from coordinator_world import Coordinator, checkpoint, keys_of, log_of, new_generation, options, spec, started
 from test_job_runner import JOB, LocalSlot, lead, until
 
 from barrier_runtime.coordinator.job.effects import Delete, DeleteAll, ListForSweep
@@ -13,24 +13,8 @@ from barrier_runtime.coordinator.wire.messages import Deploy
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 
 
-def checkpoint(coordinator, *slots, files):
-    """A whole checkpoint whose files are really there."""
-    for slot in slots:
-        for name in files.split():
-            if slot.data_key(name) not in keys_of(coordinator.store):
-                slot.upload(name)
-    return coordinator.checkpoint(*slots, files=files)
-
-
-def new_generation(coordinator, a, b):
-    a.fail()
-    coordinator.settle()
-    coordinator.run_with(a, b)
-
-
-def test_as_many_checkpoints_as_asked_for_outlive_a_new_generation():
+def test_as_many_checkpoints_as_asked_for_outlive_a_new_generation(store):
     """I7, R4: what was completed before the failure is still kept after it, files and all."""
-    store = MemoryStore()
     coordinator, a, b = started(store, spec(checkpoints=options(retained=3)))
     for number in (1, 2, 3):
         checkpoint(coordinator, a, b, files=f"f{number}")
@@ -43,9 +27,8 @@ def test_as_many_checkpoints_as_asked_for_outlive_a_new_generation():
     assert coordinator.paths.manifest(1, 1) not in keys_of(store)
 
 
-def test_they_outlive_a_generation_that_ended_before_what_is_kept_was_known():
+def test_they_outlive_a_generation_that_ended_before_what_is_kept_was_known(store):
     """I7, R4: the list of old manifests comes when the generation that asked for it is gone."""
-    store = MemoryStore()
     first, a, b = started(store, spec(checkpoints=options(retained=3)))
     for number in (1, 2, 3):
         checkpoint(first, a, b, files=f"f{number}")
@@ -100,9 +83,8 @@ def test_the_sweep_lists_undecided_manifests_before_files():
 
 
 @pytest.mark.parametrize("done", range(6))
-def test_a_sweep_that_dies_between_any_two_deletes_is_finished_by_the_successor(done):
+def test_a_sweep_that_dies_between_any_two_deletes_is_finished_by_the_successor(done, store):
     """S9: crash table, "sweep half done". The newest checkpoint is always whole, and no orphan is left in the end."""
-    store = MemoryStore()
     coordinator, a, b, delete = littered(store)
     store.delete(delete.keys[:done])
     needed = {slot.data_key("g1") for slot in (a, b)} | {coordinator.paths.manifest(3, a.token)}
@@ -122,9 +104,8 @@ def test_a_sweep_that_dies_between_any_two_deletes_is_finished_by_the_successor(
 
 
 @pytest.mark.parametrize("done", range(1, 6))
-def test_a_delete_that_was_answered_too_late_is_repeated_and_does_no_harm(done):
+def test_a_delete_that_was_answered_too_late_is_repeated_and_does_no_harm(done, store):
     """S9: the request was carried out, its answer lost, five times in a row at any place; then the next sweep."""
-    store = MemoryStore()
     coordinator, _a, _b, delete = littered(store)
     store.inject(Fault.APPLY_THEN_FAIL, "delete", delete.keys[done - 1], times=5)
     coordinator.settle()
@@ -136,9 +117,8 @@ def test_a_delete_that_was_answered_too_late_is_repeated_and_does_no_harm(done):
     assert not set(delete.keys) & set(keys_of(store))
 
 
-def test_files_that_are_uploaded_while_the_sweep_lists_and_deletes_stay():
+def test_files_that_are_uploaded_while_the_sweep_lists_and_deletes_stay(store):
     """S9."""
-    store = MemoryStore()
     coordinator, a, b, delete = littered(store)
     coordinator.todo.clear()
     coordinator.trigger()
@@ -161,9 +141,8 @@ def test_files_that_are_uploaded_while_the_sweep_lists_and_deletes_stay():
 # ---------------------------------------------------------------- zombies
 
 
-def test_a_coordinator_that_stalls_before_its_delete_and_was_replaced_meanwhile_deletes_nothing():
+def test_a_coordinator_that_stalls_before_its_delete_and_was_replaced_meanwhile_deletes_nothing(store):
     """I7, Z8: its successor may keep more than it did."""
-    store = MemoryStore()
     zombie, a, b = started(store)
     for number in (1, 2, 3):
         for slot in (a, b):
@@ -183,9 +162,8 @@ def test_a_coordinator_that_stalls_before_its_delete_and_was_replaced_meanwhile_
     assert zombie.deleted == []
 
 
-def test_a_coordinator_that_was_replaced_by_a_LEAD_of_its_own_generation_deletes_nothing():
+def test_a_coordinator_that_was_replaced_by_a_LEAD_of_its_own_generation_deletes_nothing(store):
     """I7, F6."""
-    store = MemoryStore()
     zombie, a, b, _delete = littered(store)
     successor = Coordinator(store, leader="leader-b").begin().settle()
     for slot in (a, b):
@@ -198,8 +176,7 @@ def test_a_coordinator_that_was_replaced_by_a_LEAD_of_its_own_generation_deletes
     assert keys_of(store) == before
 
 
-def test_its_own_later_decision_does_not_keep_a_coordinator_from_deleting():
-    store = MemoryStore()
+def test_its_own_later_decision_does_not_keep_a_coordinator_from_deleting(store):
     coordinator, a, b, delete = littered(store)
     coordinator.todo.remove(delete)
     checkpoint(coordinator, a, b, files="g2")
@@ -208,9 +185,8 @@ def test_its_own_later_decision_does_not_keep_a_coordinator_from_deleting():
     assert not set(delete.keys) & set(keys_of(store))
 
 
-def test_a_zombie_that_was_to_drop_all_checkpoints_leaves_the_next_runs_alone():
+def test_a_zombie_that_was_to_drop_all_checkpoints_leaves_the_next_runs_alone(store):
     """I7, F9: on_cancel=delete, a stall between FINISH and the deleting, and a new run in between."""
-    store = MemoryStore()
     zombie, a, b = started(store, spec(checkpoints=options(on_cancel="delete")))
     checkpoint(zombie, a, b, files="f1")
     zombie.stop("now")
@@ -227,12 +203,11 @@ def test_a_zombie_that_was_to_drop_all_checkpoints_leaves_the_next_runs_alone():
     assert "run-2" in zombie.status.error or "generation 4" in zombie.status.error
 
 
-def test_what_a_user_drops_is_all_of_the_job_and_nothing_that_is_not_its_own():
+def test_what_a_user_drops_is_all_of_the_job_and_nothing_that_is_not_its_own(store):
     """S10."""
-    store = MemoryStore()
     coordinator, a, b = started(store, spec(checkpoints=options(on_cancel="delete")))
     checkpoint(coordinator, a, b, files="f1")
-    strange = ["flights/data/notes.txt", "flights/checkpoints/1-1/notes.txt", coordinator.paths.savepoint("mine")]
+    strange = ["flights/data/notes.txt", "flights/checkpoints/1-1/notes.txt", "flights/savepoints/mine/manifest.json"]
     for key in strange:
         store.put(key, b"mine")
     coordinator.stop("now")
@@ -241,9 +216,8 @@ def test_what_a_user_drops_is_all_of_the_job_and_nothing_that_is_not_its_own():
     assert sorted(key for key in keys_of(store) if "/log/" not in key) == sorted(strange)
 
 
-def test_the_runner_looks_at_the_log_again_before_it_repeats_a_delete():
+def test_the_runner_looks_at_the_log_again_before_it_repeats_a_delete(store):
     """I7: a delete fails, and before it is tried again another run takes the job over."""
-    store = MemoryStore()
     store.inject(Fault.FAIL_BEFORE, "delete", "/checkpoints/")
     others = []
 
@@ -263,9 +237,8 @@ def test_the_runner_looks_at_the_log_again_before_it_repeats_a_delete():
     assert decided <= set(keys_of(store))
 
 
-def test_the_runner_deletes_what_nobody_needs():
+def test_the_runner_deletes_what_nobody_needs(store):
     """S1."""
-    store = MemoryStore()
 
     def decided():
         return [record.manifest for record in log_of(store) if hasattr(record, "manifest")]

@@ -44,9 +44,8 @@ def uploads(slot, *names):
     return {slot.data_key(name) for name in names}
 
 
-def test_what_a_declined_checkpoint_uploaded_goes_and_what_it_took_over_stays():
+def test_what_a_declined_checkpoint_uploaded_goes_and_what_it_took_over_stays(store):
     """S1, S4"""
-    store = MemoryStore()
     coordinator, a, b = started(store, spec(checkpoints=options(tolerable_failures=100)))
     coordinator.trigger()
     acked(a, 1, "base")
@@ -59,8 +58,7 @@ def test_what_a_declined_checkpoint_uploaded_goes_and_what_it_took_over_stays():
     assert data_of(store) == uploads(a, "base") | uploads(b, "base")
 
 
-def test_acks_that_come_after_the_end_of_their_checkpoint_name_what_goes():
-    store = MemoryStore()
+def test_acks_that_come_after_the_end_of_their_checkpoint_name_what_goes(store):
     coordinator, a, b = started(store, spec(checkpoints=options(tolerable_failures=100, timeout_ms=500)))
     coordinator.trigger()
     acked(a, 1, "early")
@@ -73,9 +71,8 @@ def test_acks_that_come_after_the_end_of_their_checkpoint_name_what_goes():
     assert data_of(store) == set()
 
 
-def test_a_repeated_ack_of_a_decided_checkpoint_deletes_nothing():
+def test_a_repeated_ack_of_a_decided_checkpoint_deletes_nothing(store):
     """S1"""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     for slot in (a, b):
         slot.upload("f")
@@ -86,9 +83,8 @@ def test_a_repeated_ack_of_a_decided_checkpoint_deletes_nothing():
     assert data_of(store) == before
 
 
-def test_what_a_subsumed_checkpoint_uploaded_goes_but_for_what_the_newer_one_names():
+def test_what_a_subsumed_checkpoint_uploaded_goes_but_for_what_the_newer_one_names(store):
     """C13"""
-    store = MemoryStore()
     coordinator, a, b = started(store, spec(checkpoints=options(max_concurrent=2)))
     coordinator.trigger()
     coordinator.trigger()

@@ -84,8 +84,7 @@ def in_phase(begun: Begun, store: MemoryStore, job: JobSpec) -> Coordinator:
 
 
 @pytest.mark.parametrize("begun", [loading, resuming, fencing_first, fencing_again, waiting])
-def test_a_stop_ends_the_job_in_every_phase_and_leaves_what_is_stored(begun: Begun) -> None:
-    store = MemoryStore()
+def test_a_stop_ends_the_job_in_every_phase_and_leaves_what_is_stored(begun: Begun, store: MemoryStore) -> None:
     coordinator = in_phase(begun, store, spec())
     before = store.keys()
     coordinator.stop("now")
@@ -123,8 +122,7 @@ def test_a_stop_of_who_leads_drops_the_checkpoints_when_that_is_wanted(begun: Be
 @pytest.mark.parametrize(
     "begun", [loading, resuming, leading_on, fencing_first, fencing_again, waiting, running, finishing]
 )
-def test_a_store_that_refuses_ends_the_job_in_every_phase(begun: Begun) -> None:
-    store = MemoryStore()
+def test_a_store_that_refuses_ends_the_job_in_every_phase(begun: Begun, store: MemoryStore) -> None:
     coordinator = in_phase(begun, store, spec())
     coordinator.post(REFUSED)
     assert coordinator.ended is not None
@@ -135,8 +133,7 @@ def test_a_store_that_refuses_ends_the_job_in_every_phase(begun: Begun) -> None:
     coordinator.post(REFUSED)  # it ends once
 
 
-def test_damage_that_is_found_after_the_end_makes_it_a_failure() -> None:
-    store = MemoryStore()
+def test_damage_that_is_found_after_the_end_makes_it_a_failure(store: MemoryStore) -> None:
     coordinator = running(store, spec())
     coordinator.stop("now")
     assert coordinator.ended is not None
@@ -148,8 +145,7 @@ def test_damage_that_is_found_after_the_end_makes_it_a_failure() -> None:
 
 
 @pytest.mark.parametrize("begun", [leading_on, fencing_again, finishing])
-def test_another_run_that_took_the_job_over_ends_this_one(begun: Begun) -> None:
-    store = MemoryStore()
+def test_another_run_that_took_the_job_over_ends_this_one(begun: Begun, store: MemoryStore) -> None:
     coordinator = in_phase(begun, store, spec())
     Coordinator(store, spec(run_id="run-2", submitter="bob@host pid 2"), leader="leader-c").begin().settle()
     coordinator.settle()
@@ -160,9 +156,8 @@ def test_another_run_that_took_the_job_over_ends_this_one(begun: Begun) -> None:
     assert "FINISH" not in kinds(store)
 
 
-def test_a_manifest_that_is_missing_when_a_generation_is_to_begin_fails_the_job() -> None:
+def test_a_manifest_that_is_missing_when_a_generation_is_to_begin_fails_the_job(store: MemoryStore) -> None:
     """Fencing, by who leads: only its FINISH makes that the job's end."""
-    store = MemoryStore()
     _, a, b = started(store)
     a.coordinator.checkpoint(a, b)
     key = a.coordinator.paths.manifest(1, 1)
@@ -191,8 +186,7 @@ def successor_of(store: MemoryStore, *slots: FakeSlot) -> Coordinator:
     return new
 
 
-def test_a_slot_that_is_lost_while_the_job_restores_once_too_often_fails_it() -> None:
-    store = MemoryStore()
+def test_a_slot_that_is_lost_while_the_job_restores_once_too_often_fails_it(store: MemoryStore) -> None:
     coordinator = Coordinator(store, spec(restart=RestartOptions(max_attempts=0))).begin().settle()
     slots = [coordinator.slot(index).connect() for index in range(2)]
     coordinator.settle()

@@ -65,10 +65,11 @@ def take_checkpoint(coordinator, slots, rng=None):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_writes_through_an_old_handle_is_fenced_however_often_it_is_opened_and_whatever_the_store_does(seed):
+def test_whoever_writes_through_an_old_handle_is_fenced_however_often_it_is_opened_and_whatever_the_store_does(
+    seed, store
+):
     """Z1, O2, O3: ten openings under storage faults; the old one writes after each of them."""
     rng = random.Random(seed)
-    store = MemoryStore()
     old, old_slots, decided = None, [], []
     for number in range(1, 11):
         new = opened(store, number)

@@ -51,9 +51,8 @@ def at_decision(store):
 # ---------------------------------------------------------------- a restarted coordinator, slots alive
 
 
-def test_a_restarted_coordinator_leads_on_without_a_new_generation_when_all_slots_survived():
+def test_a_restarted_coordinator_leads_on_without_a_new_generation_when_all_slots_survived(store):
     """F6: LEAD takes the position that the old process would need."""
-    store = MemoryStore()
     old, a, b = started(store)
     old.checkpoint(a, b)
     new = successor(store, a, b).settle()
@@ -64,9 +63,8 @@ def test_a_restarted_coordinator_leads_on_without_a_new_generation_when_all_slot
     assert new.checkpoint(a, b) == 2
 
 
-def test_checkpoints_that_were_under_way_are_aborted_and_their_ids_are_not_used_again():
+def test_checkpoints_that_were_under_way_are_aborted_and_their_ids_are_not_used_again(store):
     """F10."""
-    store = MemoryStore()
     old, a, b = started(store)
     old.checkpoint(a, b)
     old.later(1_000)
@@ -79,8 +77,7 @@ def test_checkpoints_that_were_under_way_are_aborted_and_their_ids_are_not_used_
     assert new.checkpoint(a, b) == 3
 
 
-def test_a_fresh_slot_among_the_survivors_means_a_new_generation_at_once():
-    store = MemoryStore()
+def test_a_fresh_slot_among_the_survivors_means_a_new_generation_at_once(store):
     old, a, b = started(store)
     old.checkpoint(a, b)
     new = successor(store, a)
@@ -91,8 +88,7 @@ def test_a_fresh_slot_among_the_survivors_means_a_new_generation_at_once():
     new.run_with(a, fresh)
 
 
-def test_a_slot_that_does_not_come_back_in_time_means_a_new_generation():
-    store = MemoryStore()
+def test_a_slot_that_does_not_come_back_in_time_means_a_new_generation(store):
     _old, a, _b = started(store)
     new = successor(store, a)
     new.later(2_999)
@@ -103,8 +99,7 @@ def test_a_slot_that_does_not_come_back_in_time_means_a_new_generation():
     assert a.last(CancelGeneration).token == 2
 
 
-def test_a_slot_lost_while_LEAD_is_on_its_way_is_noticed():
-    store = MemoryStore()
+def test_a_slot_lost_while_LEAD_is_on_its_way_is_noticed(store):
     _old, a, b = started(store)
     new = successor(store, a, b)
     b.cut()
@@ -113,9 +108,8 @@ def test_a_slot_lost_while_LEAD_is_on_its_way_is_noticed():
     assert a.last(CancelGeneration).token == 3
 
 
-def test_commits_reported_at_the_reconnection_count():
+def test_commits_reported_at_the_reconnection_count(store):
     """I10: the FINISH of a restarted coordinator waits for exactly what is not visible yet."""
-    store = MemoryStore()
     old, a, b = started(store)
     a.end()
     b.end()
@@ -139,9 +133,8 @@ def test_commits_reported_at_the_reconnection_count():
     assert new.ended.outcome == "finished"
 
 
-def test_a_zombie_of_the_same_generation_loses_its_next_append_and_leaves_the_slots_alone():
+def test_a_zombie_of_the_same_generation_loses_its_next_append_and_leaves_the_slots_alone(store):
     """F6, Z6, crash table."""
-    store = MemoryStore()
     zombie, a, b = at_decision(store)
     new = successor(store, a, b).settle()
     messages = len(a.inbox)
@@ -154,9 +147,8 @@ def test_a_zombie_of_the_same_generation_loses_its_next_append_and_leaves_the_sl
     assert new.checkpoint(a, b) == 2
 
 
-def test_a_zombies_decision_that_came_first_counts():
+def test_a_zombies_decision_that_came_first_counts(store):
     """Z3: LEAD finds COMPLETE(1) at its position; 1 is decided."""
-    store = MemoryStore()
     zombie, a, b = at_decision(store)
     new = successor(store, a, b)
     zombie.step_without_answer()
@@ -168,9 +160,8 @@ def test_a_zombies_decision_that_came_first_counts():
     assert new.checkpoint(a, b) == 2
 
 
-def test_a_stalled_coordinator_that_wakes_up_asks_for_no_kill_before_it_has_read_its_mail():
+def test_a_stalled_coordinator_that_wakes_up_asks_for_no_kill_before_it_has_read_its_mail(store):
     """Z8."""
-    store = MemoryStore()
     zombie, a, b = started(store)
     successor(store, a, b).settle()
     zombie.now_ms += 120_000
@@ -189,18 +180,16 @@ def recovered_checkpoint(store, *dead):
     return slots[0].last(Deploy).checkpoint, coordinator, slots
 
 
-def test_a_crash_before_the_decision_means_it_never_happened():
+def test_a_crash_before_the_decision_means_it_never_happened(store):
     """F1."""
-    store = MemoryStore()
     at_decision(store)
     restored, new, slots = recovered_checkpoint(store)
     assert restored == 0
     assert new.checkpoint(*slots) == 1
 
 
-def test_a_crash_between_the_decision_and_its_answer_means_it_is_decided():
+def test_a_crash_between_the_decision_and_its_answer_means_it_is_decided(store):
     """F2."""
-    store = MemoryStore()
     coordinator, *_ = at_decision(store)
     coordinator.step_without_answer()
     restored, _new, slots = recovered_checkpoint(store)
@@ -208,9 +197,8 @@ def test_a_crash_between_the_decision_and_its_answer_means_it_is_decided():
     assert slots[0].last(Deploy).operators, "what has to be committed again is in the snapshot"
 
 
-def test_a_crash_before_anyone_is_told_is_made_good_at_the_reconnection():
+def test_a_crash_before_anyone_is_told_is_made_good_at_the_reconnection(store):
     """F3: survivors learn from Registered what a lost CheckpointComplete would have said."""
-    store = MemoryStore()
     coordinator, a, b = at_decision(store)
     coordinator.step_without_answer()
     assert a.got(CheckpointComplete) == []
@@ -218,9 +206,8 @@ def test_a_crash_before_anyone_is_told_is_made_good_at_the_reconnection():
     assert a.last(Registered).last_completed == 1
 
 
-def test_a_crash_when_half_were_told_is_made_good_for_the_other_half():
+def test_a_crash_when_half_were_told_is_made_good_for_the_other_half(store):
     """F4."""
-    store = MemoryStore()
     coordinator, a, b = at_decision(store)
     coordinator.step()
     a.commit(1)
@@ -231,9 +218,8 @@ def test_a_crash_when_half_were_told_is_made_good_for_the_other_half():
     assert new.status.commits.through == {"out/0": 1, "out/1": 1}
 
 
-def test_a_crash_between_the_last_commit_and_FINISH_ends_the_job_once():
+def test_a_crash_between_the_last_commit_and_FINISH_ends_the_job_once(store):
     """F5."""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     for slot in (a, b):
         slot.end()
@@ -250,9 +236,8 @@ def test_a_crash_between_the_last_commit_and_FINISH_ends_the_job_once():
     assert kinds(store).count("FINISH") == 1
 
 
-def test_a_crash_after_the_manifest_alone_decides_nothing():
+def test_a_crash_after_the_manifest_alone_decides_nothing(store):
     """F8: an orphaned manifest is not canonical."""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.later(1_000)
     a.ack(1)
@@ -262,9 +247,8 @@ def test_a_crash_after_the_manifest_alone_decides_nothing():
     assert recovered_checkpoint(store)[0] == 0
 
 
-def test_a_crash_between_FENCE_and_deployment_is_just_another_generation():
+def test_a_crash_between_FENCE_and_deployment_is_just_another_generation(store):
     """F8."""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
     a.fail()
@@ -281,9 +265,8 @@ def test_a_crash_between_FENCE_and_deployment_is_just_another_generation():
 # ---------------------------------------------------------------- generation change while a decision is under way
 
 
-def test_a_slot_lost_while_the_decision_is_unknown_waits_for_the_decision():
+def test_a_slot_lost_while_the_decision_is_unknown_waits_for_the_decision(store):
     """I9: the new generation starts from what the log says, known only now."""
-    store = MemoryStore()
     coordinator, a, b = at_decision(store)
     store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
     a.fail("trouble")
@@ -294,8 +277,7 @@ def test_a_slot_lost_while_the_decision_is_unknown_waits_for_the_decision():
     assert b.last(Deploy).checkpoint == 1
 
 
-def test_a_manifest_that_is_written_too_late_decides_nothing():
-    store = MemoryStore()
+def test_a_manifest_that_is_written_too_late_decides_nothing(store):
     coordinator, a, b = started(store)
     coordinator.later(1_000)
     a.ack(1)
@@ -311,9 +293,8 @@ def test_a_manifest_that_is_written_too_late_decides_nothing():
 # ---------------------------------------------------------------- two runs
 
 
-def test_a_second_run_takes_over_and_the_first_learns_by_whom():
+def test_a_second_run_takes_over_and_the_first_learns_by_whom(store):
     """Z3, bug 12: one log, no fork."""
-    store = MemoryStore()
     first, a, b = started(store)
     first.checkpoint(a, b)
     second = Coordinator(store, spec(run_id="run-2", submitter="bob@other pid 7"), leader="leader-b").begin()
@@ -333,9 +314,8 @@ def test_a_second_run_takes_over_and_the_first_learns_by_whom():
     assert kinds(store) == ["FENCE", "COMPLETE", "FENCE", "COMPLETE"]
 
 
-def test_a_fenced_run_that_is_submitted_again_stays_fenced():
+def test_a_fenced_run_that_is_submitted_again_stays_fenced(store):
     """No ping-pong: only a run that never led may take over."""
-    store = MemoryStore()
     started(store)
     started(store, spec(run_id="run-2", submitter="bob"), leader="leader-b")
     again = Coordinator(store, leader="leader-c").begin().settle()
@@ -344,9 +324,8 @@ def test_a_fenced_run_that_is_submitted_again_stays_fenced():
     assert kinds(store) == ["FENCE", "FENCE"]
 
 
-def test_a_fenced_coordinator_deletes_nothing():
+def test_a_fenced_coordinator_deletes_nothing(store):
     """I7, F9."""
-    store = MemoryStore()
     first, a, b = started(store)
     for number in (1, 2):
         first.checkpoint(a, b, files=f"f{number}")
@@ -360,9 +339,8 @@ def test_a_fenced_coordinator_deletes_nothing():
     assert first.deleted == []
 
 
-def test_two_runs_that_start_at_once_end_with_one_leader():
+def test_two_runs_that_start_at_once_end_with_one_leader(store):
     """Z3, Z4: the loser of a position adopts what it finds and fences one further."""
-    store = MemoryStore()
     one = Coordinator(store, spec(run_id="run-1"), leader="leader-a").begin()
     two = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()
     one.run_until(Append)
@@ -381,9 +359,8 @@ def test_two_runs_that_start_at_once_end_with_one_leader():
 
 
 @pytest.mark.parametrize("order", ["ab", "ba", "aabb", "abab", "bbaa", "abba", "baab"])
-def test_whatever_the_order_of_two_coordinators_there_is_one_chain(order):
+def test_whatever_the_order_of_two_coordinators_there_is_one_chain(order, store):
     """F6, Z5: two live coordinators of one run, and both checkpoints race for one position."""
-    store = MemoryStore()
     old, a, b = at_decision(store)
     new = successor(store, a, b)
     sides = {"a": old, "b": new}
@@ -397,8 +374,7 @@ def test_whatever_the_order_of_two_coordinators_there_is_one_chain(order):
     assert old.ended is None or old.ended.outcome == "replaced"
 
 
-def test_an_adopted_job_leads_only_the_newest_run_of_the_log():
-    store = MemoryStore()
+def test_an_adopted_job_leads_only_the_newest_run_of_the_log(store):
     started(store)
     started(store, spec(run_id="run-2", submitter="bob"), leader="leader-b")
     stale = Coordinator(store, spec(run_id="run-0"), leader="leader-c", origin=Origin.ADOPTED).begin().settle()
@@ -406,9 +382,8 @@ def test_an_adopted_job_leads_only_the_newest_run_of_the_log():
     assert kinds(store) == ["FENCE", "FENCE"]
 
 
-def test_facts_told_while_LEAD_is_on_its_way_are_not_lost():
+def test_facts_told_while_LEAD_is_on_its_way_are_not_lost(store):
     """They are not said again: a commit, an end of input, a failure."""
-    store = MemoryStore()
     _, a, b = started(store)
     new = successor(store, a, b)
     a.commit(0)
@@ -421,8 +396,7 @@ def test_facts_told_while_LEAD_is_on_its_way_are_not_lost():
 
 
 @pytest.mark.parametrize("retryable", [True, False])
-def test_a_failure_told_while_LEAD_is_on_its_way_is_not_lost(retryable):
-    store = MemoryStore()
+def test_a_failure_told_while_LEAD_is_on_its_way_is_not_lost(retryable, store):
     _, a, b = started(store)
     new = successor(store, a, b)
     b.fail("operator count: boom", retryable=retryable)
@@ -434,9 +408,8 @@ def test_a_failure_told_while_LEAD_is_on_its_way_is_not_lost(retryable):
         assert new.ended.outcome == "failed"
 
 
-def test_messages_to_a_coordinator_that_does_not_lead_yet_have_no_effect():
+def test_messages_to_a_coordinator_that_does_not_lead_yet_have_no_effect(store):
     """Z7: no sink call before ownership is proven."""
-    store = MemoryStore()
     _old, a, b = started(store)
     successor(store, a, b)
     for slot in (a, b):
@@ -448,9 +421,8 @@ def test_messages_to_a_coordinator_that_does_not_lead_yet_have_no_effect():
 # ---------------------------------------------------------------- storage trouble while starting
 
 
-def test_an_unreadable_head_is_an_end_not_a_fresh_start():
+def test_an_unreadable_head_is_an_end_not_a_fresh_start(store):
     """F11, C15: never from an older checkpoint, never empty."""
-    store = MemoryStore()
     first, a, b = started(store)
     first.checkpoint(a, b)
     store.damage(first.paths.log_record(2), b"{}")
@@ -460,9 +432,8 @@ def test_an_unreadable_head_is_an_end_not_a_fresh_start():
     assert len([key for key in keys_of(store) if "/log/" in key]) == 2
 
 
-def test_a_transient_read_error_is_the_edges_to_retry_and_decides_nothing():
+def test_a_transient_read_error_is_the_edges_to_retry_and_decides_nothing(store):
     """F11 (FLINK-22502)."""
-    store = MemoryStore()
     started(store)
     store.inject(Fault.FAIL_BEFORE, "get")
     new = Coordinator(store, spec(run_id="run-2")).begin()
@@ -473,9 +444,8 @@ def test_a_transient_read_error_is_the_edges_to_retry_and_decides_nothing():
 
 
 @pytest.mark.parametrize("damage", ["flip", "missing"])
-def test_a_damaged_or_missing_manifest_ends_the_job_and_names_it(damage):
+def test_a_damaged_or_missing_manifest_ends_the_job_and_names_it(damage, store):
     """C15, F8, O8: the head is the only candidate; an older one is never taken."""
-    store = MemoryStore()
     first, a, b = started(store, spec(checkpoints=options(retained=3)))
     for _ in range(2):
         first.checkpoint(a, b)
@@ -498,9 +468,8 @@ def test_a_store_that_refuses_ends_the_job_with_its_words():
     assert "chmod" in coordinator.ended.reason
 
 
-def test_ids_and_times_rise_over_generations_runs_and_restarts():
+def test_ids_and_times_rise_over_generations_runs_and_restarts(store):
     """C10, F10, C14: recovery in the order of the log."""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
     a.fail()
@@ -516,9 +485,8 @@ def test_ids_and_times_rise_over_generations_runs_and_restarts():
     assert times == sorted(times)
 
 
-def test_a_restarted_coordinator_sweeps_only_when_it_knows_what_is_kept():
+def test_a_restarted_coordinator_sweeps_only_when_it_knows_what_is_kept(store):
     """C13, S10: with several kept checkpoints an unreadable manifest turns deleting off."""
-    store = MemoryStore()
     job = spec(checkpoints=options(retained=2))
     first, a, b = started(store, job)
     for number in (1, 2):
@@ -532,8 +500,7 @@ def test_a_restarted_coordinator_sweeps_only_when_it_knows_what_is_kept():
     assert any("retention is off" in reason for reason in new.status.checkpoints.ignored)
 
 
-def test_a_restarted_coordinator_goes_on_dropping_old_checkpoints():
-    store = MemoryStore()
+def test_a_restarted_coordinator_goes_on_dropping_old_checkpoints(store):
     first, a, b = started(store)
     first.checkpoint(a, b, files="f1")
     new = successor(store, a, b).settle()
@@ -544,8 +511,7 @@ def test_a_restarted_coordinator_goes_on_dropping_old_checkpoints():
     assert a.data_key("f3") not in new.deleted
 
 
-def test_start_is_told_once_all_restored_even_when_the_reading_of_the_manifest_is_slow():
-    store = MemoryStore()
+def test_start_is_told_once_all_restored_even_when_the_reading_of_the_manifest_is_slow(store):
     first, a, b = started(store)
     first.checkpoint(a, b)
     second = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()

@@ -28,8 +28,7 @@ from barrier_runtime.state.store.memory import Fault, MemoryStore
 # ---------------------------------------------------------------- gathering
 
 
-def test_a_generation_starts_when_all_slots_are_there_and_restored():
-    store = MemoryStore()
+def test_a_generation_starts_when_all_slots_are_there_and_restored(store):
     coordinator = Coordinator(store).begin().settle()
     assert kinds(store) == ["FENCE"]
     first = coordinator.slot(0).connect()
@@ -108,8 +107,7 @@ def test_a_slot_may_come_and_go_until_it_is_deployed():
     assert kinds(coordinator.store) == ["FENCE"]
 
 
-def test_a_slot_lost_while_restoring_means_a_new_generation():
-    store = MemoryStore()
+def test_a_slot_lost_while_restoring_means_a_new_generation(store):
     coordinator = Coordinator(store).begin().settle()
     first, second = coordinator.slot(0).connect(), coordinator.slot(1).connect()
     first.cut()
@@ -256,9 +254,8 @@ def test_a_generation_change_aborts_what_is_under_way_and_ids_go_on():
     assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "FENCE", "COMPLETE"]
 
 
-def test_files_of_dropped_checkpoints_are_deleted_by_the_leader_only_when_nobody_can_need_them():
+def test_files_of_dropped_checkpoints_are_deleted_by_the_leader_only_when_nobody_can_need_them(store):
     """S1, S9, I7."""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     for number in range(1, 5):
         for slot in (a, b):
@@ -284,9 +281,8 @@ def test_a_checkpoint_that_refers_to_deleted_files_is_never_decided():
     assert a.last(CheckpointComplete).checkpoint == 4
 
 
-def test_orphans_of_an_older_generation_are_swept_and_nothing_else_is():
+def test_orphans_of_an_older_generation_are_swept_and_nothing_else_is(store):
     """S5, S9: the sweep of a new generation, while uploads of its own go on."""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     for slot in (a, b):
         slot.upload("kept")
@@ -307,9 +303,9 @@ def test_orphans_of_an_older_generation_are_swept_and_nothing_else_is():
     assert {kept, fresh} <= set(keys_of(store)), "1 was dropped just now, and uploads of this generation are sacred"
 
 
-def test_the_checkpoint_that_a_job_stops_with_says_so_to_every_slot():
+def test_the_checkpoint_that_a_job_stops_with_says_so_to_every_slot(store):
     """So that they tell their last figures with it."""
-    coordinator, *slots = started(MemoryStore())
+    coordinator, *slots = started(store)
     coordinator.checkpoint(*slots)
     assert [slot.last(Trigger).stop for slot in slots] == [False, False]
     coordinator.stop("checkpoint")
@@ -317,9 +313,8 @@ def test_the_checkpoint_that_a_job_stops_with_says_so_to_every_slot():
     assert [slot.last(Trigger).stop for slot in slots] == [True, True]
 
 
-def test_a_stale_list_changes_no_decision():
+def test_a_stale_list_changes_no_decision(store):
     """O10."""
-    store = MemoryStore()
     store.inject(Fault.STALE_LIST, "list", times=None)
     coordinator, a, b = started(store)
     for number in range(1, 4):
@@ -651,19 +646,18 @@ def test_stop_now_leaves_everything_as_it_is():
     assert keys_of(coordinator.store) == keys
 
 
-def test_on_cancel_delete_drops_the_checkpoints_after_saying_so_in_the_log():
-    store = MemoryStore()
+def test_on_cancel_delete_drops_the_checkpoints_after_saying_so_in_the_log(store):
     coordinator, a, b = started(store, spec(checkpoints=options(on_cancel="delete")))
     a.upload("f1")
     coordinator.checkpoint(a, b, files="f1")
-    store.put(coordinator.paths.savepoint("mine"), b"theirs")
+    store.put("flights/savepoints/mine/manifest.json", b"theirs")
     coordinator.stop("now")
     assert coordinator.ended is None
     coordinator.settle()
     assert coordinator.ended.outcome == "cancelled"
     assert isinstance(log_of(store)[-1], Finish)
     left = [key for key in keys_of(store) if "/log/" not in key]
-    assert left == [coordinator.paths.savepoint("mine")]
+    assert left == ["flights/savepoints/mine/manifest.json"]
     again, *_ = started(store, spec(run_id="run-2"))
     assert again.status.restored_checkpoint == 0
     assert again.status.token == 4
@@ -681,8 +675,7 @@ def test_a_checkpoint_asked_for_by_the_user_comes_at_once():
     assert a.last(Trigger).checkpoint == 2
 
 
-def test_an_unsound_job_is_refused_before_anything_is_written():
-    store = MemoryStore()
+def test_an_unsound_job_is_refused_before_anything_is_written(store):
     with pytest.raises(InvalidJob):
         Coordinator(store, spec(parallelism=0))
     assert keys_of(store) == ()

@@ -23,8 +23,7 @@ def running(store):
     return coordinator, slots, coordinator.protocol._job
 
 
-def test_a_permit_says_what_is_complete_also_after_a_restore():
-    store = MemoryStore()
+def test_a_permit_says_what_is_complete_also_after_a_restore(store):
     coordinator, slots, job = running(store)
     assert job.leadership.permit == Permit(1, 1, completed=0)
     number = coordinator.checkpoint(*slots)

@@ -8,9 +8,8 @@ from barrier_runtime.coordinator.wire.messages import AbortCheckpoint, Heartbeat
 from barrier_runtime.state.store.memory import MemoryStore
 
 
-def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads() -> None:
+def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads(store: MemoryStore) -> None:
     """Found by the simulation: it appends nothing while it waits, and its successor has the slots it waits for."""
-    store = MemoryStore()
     coordinator, _a, b = started(store)
     b.cut()
     coordinator.later(2_000)
@@ -26,10 +25,9 @@ def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads() -> N
     assert "leader-b" in coordinator.ended.reason
 
 
-def test_a_manifest_that_went_while_the_log_was_being_read_is_looked_for_again() -> None:
+def test_a_manifest_that_went_while_the_log_was_being_read_is_looked_for_again(store: MemoryStore) -> None:
     """Found by the simulation: a starting coordinator read the log, the leader completed the next checkpoint and
     dropped the one before. Only a log that still names the missing manifest is damage."""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
     other = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()
@@ -41,8 +39,7 @@ def test_a_manifest_that_went_while_the_log_was_being_read_is_looked_for_again()
     assert log_of(store)[-1].restored_checkpoint == 4
 
 
-def test_a_manifest_that_the_log_still_names_and_that_is_gone_ends_the_job() -> None:
-    store = MemoryStore()
+def test_a_manifest_that_the_log_still_names_and_that_is_gone_ends_the_job(store: MemoryStore) -> None:
     coordinator, a, b = started(store)
     n = coordinator.checkpoint(a, b)
     store.delete([coordinator.paths.manifest(n, a.token)])
@@ -53,9 +50,8 @@ def test_a_manifest_that_the_log_still_names_and_that_is_gone_ends_the_job() -> 
     assert kinds(store)[-1] == "COMPLETE"
 
 
-def test_a_fenced_coordinator_does_not_take_what_its_successor_dropped_for_damage() -> None:
+def test_a_fenced_coordinator_does_not_take_what_its_successor_dropped_for_damage(store: MemoryStore) -> None:
     """Found by the simulation: its slot restored a checkpoint whose files the successor had deleted meanwhile."""
-    store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
     Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin().settle()
@@ -65,9 +61,8 @@ def test_a_fenced_coordinator_does_not_take_what_its_successor_dropped_for_damag
     assert a.last(Shutdown).outcome == "fenced"
 
 
-def test_a_log_record_with_a_flipped_bit_in_its_text_is_corrupt_and_not_a_crash() -> None:
+def test_a_log_record_with_a_flipped_bit_in_its_text_is_corrupt_and_not_a_crash(store: MemoryStore) -> None:
     """Found by the simulation: bytes that are no UTF-8 are no `DecodeError` to the decoder."""
-    store = MemoryStore()
     coordinator, _, _ = started(store)
     key = coordinator.paths.log_record(1)
     store.damage(key, store.get(key).replace(b"run-1", b"ru\xee-1"))
@@ -90,8 +85,7 @@ def test_a_leader_looks_again_only_when_its_last_look_was_answered() -> None:
     assert sum(isinstance(effect, ReadRecord) for effect in coordinator.todo) == 1
 
 
-def test_a_run_that_comes_after_our_finish_fences_nobody() -> None:
-    store = MemoryStore()
+def test_a_run_that_comes_after_our_finish_fences_nobody(store: MemoryStore) -> None:
     coordinator, a, b = started(store, spec(checkpoints=options(on_cancel="delete")))
     coordinator.checkpoint(a, b)
     coordinator.stop("now")
@@ -103,8 +97,7 @@ def test_a_run_that_comes_after_our_finish_fences_nobody() -> None:
     assert coordinator.ended.outcome == "cancelled"
 
 
-def test_a_successor_that_has_to_fail_the_job_waits_for_what_its_predecessor_had_under_way() -> None:
-    store = MemoryStore()
+def test_a_successor_that_has_to_fail_the_job_waits_for_what_its_predecessor_had_under_way(store: MemoryStore) -> None:
     coordinator, a, b = started(store)
     coordinator.trigger()
     a.ack(1)
@@ -124,10 +117,11 @@ def test_a_successor_that_has_to_fail_the_job_waits_for_what_its_predecessor_had
 
 
 @pytest.mark.parametrize("decided", [1, 3])
-def test_a_leader_that_stood_still_says_nothing_to_slots_that_have_heard_of_its_successor(decided: int) -> None:
+def test_a_leader_that_stood_still_says_nothing_to_slots_that_have_heard_of_its_successor(
+    decided: int, store: MemoryStore
+) -> None:
     """I3: found by the simulation. Its successor decided checkpoints and died; the slots came back, and heard of
     another checkpoint with an id of theirs. Its manifest would have replaced the decided one."""
-    store = MemoryStore()
     zombie, a, b = started(store, spec(reconnect_grace_ms=2_000))
     a.cut()
     b.cut()

@@ -17,7 +17,7 @@ from barrier_runtime.coordinator.log.records import (
     encode_record,
 )
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation, Unavailable
-from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.state.store.paths import Paths
 
@@ -93,9 +93,15 @@ def put(store, log, record):
     return step
 
 
-def test_records_land_in_order_and_are_found_again():
+def fenced(store):
+    """A log with one generation, whose record it is."""
+    log = opened(store)
+    put(store, log, fence(log))
+    return log
+
+
+def test_records_land_in_order_and_are_found_again(store):
     """I1, I3."""
-    store = MemoryStore()
     log = opened(store)
     assert put(store, log, fence(log)).permit.token == FIRST_POSITION
     for checkpoint in (1, 2, 3):
@@ -106,9 +112,8 @@ def test_records_land_in_order_and_are_found_again():
     assert again.checkpoint_floor == 3
 
 
-def test_an_unknown_outcome_repeats_the_same_bytes_at_the_same_position_until_it_is_known():
+def test_an_unknown_outcome_repeats_the_same_bytes_at_the_same_position_until_it_is_known(store):
     """O3: the put times out, nothing is there, it lands later: one outcome."""
-    store = MemoryStore()
     log = opened(store)
     first = log.propose(fence(log))
     store.inject(Fault.LAND_LATE, "put_if_absent")
@@ -122,26 +127,23 @@ def test_an_unknown_outcome_repeats_the_same_bytes_at_the_same_position_until_it
     assert isinstance(log.on_read_back(1, key, store.get(key)), Appended)
 
 
-def test_a_conflict_is_undecided_and_tried_again():
+def test_a_conflict_is_undecided_and_tried_again(store):
     """O2: 409 → retried."""
-    store = MemoryStore()
     store.inject(Fault.CONFLICT, "put_if_absent", times=3)
     log = opened(store)
     assert isinstance(put(store, log, fence(log)), Appended)
 
 
-def test_our_own_record_behind_a_lost_answer_is_a_success():
+def test_our_own_record_behind_a_lost_answer_is_a_success(store):
     """O2, Z6: 412 on our own record, which is owned."""
-    store = MemoryStore()
     store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
     log = opened(store)
     assert isinstance(put(store, log, fence(log)), Appended)
     assert store.calls["put_if_absent"] == 2
 
 
-def test_somebody_elses_record_at_our_position_is_foreign():
+def test_somebody_elses_record_at_our_position_is_foreign(store):
     """O2, Z6: 412 foreign → fenced."""
-    store = MemoryStore()
     ours, theirs = opened(store), opened(store)
     assert isinstance(put(store, theirs, fence(theirs, "theirs", run="run-2")), Appended)
     result = put(store, ours, fence(ours, "ours"))
@@ -150,27 +152,22 @@ def test_somebody_elses_record_at_our_position_is_foreign():
     assert not ours.in_flight
 
 
-def test_nothing_else_is_appended_while_an_outcome_is_unknown():
+def test_nothing_else_is_appended_while_an_outcome_is_unknown(store):
     """I9."""
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+    log = fenced(store)
     log.propose(complete(log, 1))
     with pytest.raises(ProtocolViolation, match="I9"):
         log.propose(complete(log, 2))
 
 
-def test_a_late_answer_to_a_settled_append_changes_nothing():
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+def test_a_late_answer_to_a_settled_append_changes_nothing(store):
+    log = fenced(store)
     assert log.on_put(1, PutOutcome.EXISTS) is None
     assert log.on_read_back(1, "x", b"garbage") is None
 
 
-def test_a_writer_can_not_append_for_a_generation_that_is_not_the_highest():
+def test_a_writer_can_not_append_for_a_generation_that_is_not_the_highest(store):
     """Z4, Z5, I3: a token never goes down, and a record of an older generation is a broken law."""
-    store = MemoryStore()
     log = opened(store)
     put(store, log, fence(log, "one"))
     stale = complete(log, 1)
@@ -179,9 +176,8 @@ def test_a_writer_can_not_append_for_a_generation_that_is_not_the_highest():
         log.propose(stale)
 
 
-def test_a_fence_carries_its_own_position_as_token():
+def test_a_fence_carries_its_own_position_as_token(store):
     """Z4."""
-    store = MemoryStore()
     log = opened(store)
     wrong = fence(log)
     put(store, log, wrong)
@@ -189,9 +185,8 @@ def test_a_fence_carries_its_own_position_as_token():
         log.propose(wrong)
 
 
-def test_the_fencer_finds_the_zombies_decision_and_takes_it_over():
+def test_the_fencer_finds_the_zombies_decision_and_takes_it_over(store):
     """Z3, crash table: the FENCE position was lost to a zombie's COMPLETE(n): n is decided."""
-    store = MemoryStore()
     zombie = opened(store)
     put(store, zombie, fence(zombie))
     successor = opened(store)
@@ -205,10 +200,8 @@ def test_the_fencer_finds_the_zombies_decision_and_takes_it_over():
     assert isinstance(put(store, zombie, complete(zombie, 2)), Foreign)
 
 
-def test_a_generation_that_restored_something_older_grows_from_that():
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+def test_a_generation_that_restored_something_older_grows_from_that(store):
+    log = fenced(store)
     old = put(store, log, complete(log, 1)).entry
     put(store, log, complete(log, 2))
     log.choose_restore(old)
@@ -221,10 +214,8 @@ def test_a_generation_that_restored_something_older_grows_from_that():
     assert again.restore_point.record.checkpoint == 3
 
 
-def test_discarded_checkpoints_are_out_of_reach_but_their_ids_are_not_used_again():
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+def test_discarded_checkpoints_are_out_of_reach_but_their_ids_are_not_used_again(store):
+    log = fenced(store)
     put(store, log, complete(log, 7))
     put(store, log, finish(log, discarded=True))
     again = opened(store)
@@ -250,10 +241,9 @@ def test_the_head_is_found_in_few_reads(length):
     assert len(asked) <= 2 + 2 * max(1, length.bit_length())
 
 
-def test_who_reads_again_asks_only_for_what_is_new():
+def test_who_reads_again_asks_only_for_what_is_new(store):
     """Found by the simulation: who wanted to take over a job with short checkpoint intervals lost a hundred races for
     the log's head, because it read the whole way to it again after each."""
-    store = MemoryStore()
     log = opened(store)
     for run in range(20):
         put(store, log, fence(log, f"f{run}", run=f"run-{run}"))
@@ -269,10 +259,8 @@ def test_who_reads_again_asks_only_for_what_is_new():
         assert found == view(store, **asked)
 
 
-def test_a_reading_that_failed_is_no_ground_for_the_next_one():
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+def test_a_reading_that_failed_is_no_ground_for_the_next_one(store):
+    log = fenced(store)
     reader = LogReader(store, PATHS.log_record)
     asked = {"completes": 1, "restore": None, "run_id": "run-1"}
     reader.read(**asked)
@@ -283,21 +271,17 @@ def test_a_reading_that_failed_is_no_ground_for_the_next_one():
     assert reader.read(**asked) == view(store)
 
 
-def test_the_list_of_the_store_is_never_asked():
+def test_the_list_of_the_store_is_never_asked(store):
     """O10: no decision rests on LIST."""
-    store = MemoryStore()
     store.inject(Fault.STALE_LIST, "list", times=None)
-    log = opened(store)
-    put(store, log, fence(log))
+    fenced(store)
     assert opened(store).token == 1
     assert store.calls.get("list", 0) == 0
 
 
-def test_a_record_that_can_not_be_read_stops_the_reader():
+def test_a_record_that_can_not_be_read_stops_the_reader(store):
     """F11, C15: retried by the caller or failed, never passed over."""
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+    log = fenced(store)
     put(store, log, complete(log, 1))
     store.inject(Fault.FAIL_BEFORE, "get", "0002.json")
     with pytest.raises(Unavailable):
@@ -310,11 +294,9 @@ def test_a_record_that_can_not_be_read_stops_the_reader():
         view(store)
 
 
-def test_a_changed_predecessor_breaks_the_chain():
+def test_a_changed_predecessor_breaks_the_chain(store):
     """J1: the log is a hash chain."""
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+    log = fenced(store)
     put(store, log, complete(log, 1))
     record = decode_record("x", store.get(PATHS.log_record(1)))
     forged = encode_record(msgspec.structs.replace(record, writer="mole"))
@@ -323,11 +305,9 @@ def test_a_changed_predecessor_breaks_the_chain():
         view(store)
 
 
-def test_a_bit_of_the_head_that_was_read_wrongly_does_not_get_into_the_chain():
+def test_a_bit_of_the_head_that_was_read_wrongly_does_not_get_into_the_chain(store):
     """Found by the simulation: no other record covers the head, and the next one takes over its hash."""
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+    fenced(store)
     intact = store.get(PATHS.log_record(1))
     for at in range(len(intact)):
         store.damage(PATHS.log_record(1), intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
@@ -335,10 +315,8 @@ def test_a_bit_of_the_head_that_was_read_wrongly_does_not_get_into_the_chain():
             view(store)
 
 
-def test_a_missing_fence_below_the_head_is_corruption_not_an_empty_log():
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+def test_a_missing_fence_below_the_head_is_corruption_not_an_empty_log(store):
+    log = fenced(store)
     put(store, log, fence(log, "two"))
     put(store, log, complete(log, 1))
     store.delete([PATHS.log_record(2)])
@@ -349,30 +327,25 @@ def test_a_missing_fence_below_the_head_is_corruption_not_an_empty_log():
         opened(store)
 
 
-def test_an_unknown_record_version_is_refused():
+def test_an_unknown_record_version_is_refused(store):
     """B6."""
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+    fenced(store)
     record = decode_record(PATHS.log_record(1), store.get(PATHS.log_record(1)))
     store.damage(PATHS.log_record(1), encode_record(msgspec.structs.replace(record, version=9)))
     with pytest.raises(InvalidJob, match="version 9, this release reads 1: a newer release wrote it: use that release"):
         view(store)
 
 
-def test_a_version_that_was_read_wrongly_is_no_newer_release():
+def test_a_version_that_was_read_wrongly_is_no_newer_release(store):
     """O8: the record's own hash tells."""
-    store = MemoryStore()
-    log = opened(store)
-    put(store, log, fence(log))
+    fenced(store)
     intact = store.get(PATHS.log_record(1))
     store.damage(PATHS.log_record(1), intact.replace(b'"version":1', b'"version":3', 1))
     with pytest.raises(Corrupt, match="is damaged: its bytes should hash to"):
         view(store)
 
 
-def test_earlier_runs_are_found_through_their_fences():
-    store = MemoryStore()
+def test_earlier_runs_are_found_through_their_fences(store):
     log = opened(store)
     for run in ("run-1", "run-1", "run-2", "run-3", "run-3"):
         put(store, log, fence(log, f"{run}-{log.next_position}", run=run))

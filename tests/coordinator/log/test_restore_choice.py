@@ -72,9 +72,8 @@ def test_a_replay_is_possible_by_express_wish_and_begins_a_new_lineage(restore, 
     ("commits", "restore", "settled"),
     [(True, "latest", True), (False, "latest", False), (True, "3", True), (True, "2", False), (True, "none", False)],
 )
-def test_only_what_a_finished_job_ended_with_is_known_to_be_visible(commits, restore, settled):
+def test_only_what_a_finished_job_ended_with_is_known_to_be_visible(commits, restore, settled, store):
     """I10: FINISH is written when every sink is through; a start from something older proves nothing."""
-    store = MemoryStore()
     first, a, b = started(store, spec(checkpoints=options(retained=3)))
     first.checkpoint(a, b)
     first.checkpoint(a, b)

@@ -4,7 +4,7 @@ import hashlib
 
 import msgspec
 import pytest
-from coordinator_world import FILE, Coordinator, keys_of, options, spec, started
+from coordinator_world import FILE, Coordinator, checkpoint, keys_of, new_generation, options, spec, started
 
 from barrier_runtime.coordinator.log.lease_record import Lease, encode_lease
 from barrier_runtime.coordinator.log.records import decode_record, encode_record
@@ -19,20 +19,6 @@ from barrier_runtime.state.store.paths import Paths
 PATHS = Paths("flights")
 MIN_AGE_MS = 600_000
 NOW_MS = 10 * MIN_AGE_MS
-
-
-def checkpoint(coordinator, *slots, files):
-    for slot in slots:
-        for name in files.split():
-            if slot.data_key(name) not in keys_of(coordinator.store):
-                slot.upload(name)
-    return coordinator.checkpoint(*slots, files=files)
-
-
-def new_generation(coordinator, a, b):
-    a.fail()
-    coordinator.settle()
-    coordinator.run_with(a, b)
 
 
 def successor(store, a, b, job=None, leader="leader-b"):
@@ -116,8 +102,7 @@ def test_what_coordinators_write_is_whole_at_every_point(retained):
         assert found.report.records == len([key for key in keys_of(store) if "/log/" in key])
 
 
-def test_as_many_checkpoints_are_verified_as_the_job_retains():
-    store = MemoryStore()
+def test_as_many_checkpoints_are_verified_as_the_job_retains(store):
     coordinator, a, b = started(store, spec(checkpoints=options(retained=2)))
     for number in range(1, 6):
         checkpoint(coordinator, a, b, files=f"f{number}")
@@ -127,21 +112,18 @@ def test_as_many_checkpoints_are_verified_as_the_job_retains():
     assert (report.files, report.bytes) == (4, 4 * len(FILE))
 
 
-def test_a_job_without_a_checkpoint_yet_is_clean():
-    store = MemoryStore()
+def test_a_job_without_a_checkpoint_yet_is_clean(store):
     started(store)
     found = checked(store)
     assert (found.report.checkpoint, found.report.damage, exit_code(store, found)) == (0, (), 0)
 
 
-def test_what_the_job_writes_beside_its_checkpoints_is_known_and_read():
-    store = MemoryStore()
+def test_what_the_job_writes_beside_its_checkpoints_is_known_and_read(store):
     started(store)
     lease = Lease(job="flights", run_id="r", leader="l", control="c", http="h", position=1, sequence=1, lease_ms=5)
     store.put(PATHS.lease, encode_lease(lease))
     store.put(PATHS.history, encode_history(History(job="flights", run_id="r")))
     store.put(f"{PATHS.probe_prefix}/0123-twice-0", b"first")
-    store.put(PATHS.savepoint("mine", "file"), b"the user's")
     report = checked(store).report
     assert (report.damage, report.unreferenced) == ((), ())
     for key in (PATHS.lease, PATHS.history):
@@ -317,10 +299,9 @@ def test_a_retained_manifest_of_another_job_is_found():
     assert "trains" in harm.found
 
 
-def test_files_are_read_in_pieces_and_packed_ones_at_their_offset():
+def test_files_are_read_in_pieces_and_packed_ones_at_their_offset(store):
     """S12."""
     data = bytes(range(256)) * 40_000  # 10 MB
-    store = MemoryStore()
     coordinator, a, b = started(store)
     key = a.data_key("packed")
     store.put(key, data)
@@ -510,8 +491,7 @@ def test_a_delete_that_fails_midway_says_what_is_left_and_can_be_repeated(nth):
 # ---------------------------------------------------------------- a job that runs meanwhile
 
 
-def test_a_checkpoint_that_is_dropped_while_it_is_verified_is_no_damage():
-    store = MemoryStore()
+def test_a_checkpoint_that_is_dropped_while_it_is_verified_is_no_damage(store):
     coordinator, a, b = started(store)
     checkpoint(coordinator, a, b, files="f1")
     todo = [2, 3, 4]
@@ -528,8 +508,7 @@ def test_a_checkpoint_that_is_dropped_while_it_is_verified_is_no_damage():
     assert "was dropped while it was being verified" in report.notes[0]
 
 
-def test_a_job_that_never_stands_still_is_said_to_run():
-    store = MemoryStore()
+def test_a_job_that_never_stands_still_is_said_to_run(store):
     coordinator, a, b = started(store)
     checkpoint(coordinator, a, b, files="f1")
     numbers = iter(range(2, 1_000))

@@ -99,9 +99,8 @@ def test_the_job_starts_again_from_what_it_had_reached_with_a_higher_token(left,
     assert_sound(left)
 
 
-def test_whoever_led_the_job_unnoticed_is_fenced_and_decides_nothing_more():
+def test_whoever_led_the_job_unnoticed_is_fenced_and_decides_nothing_more(store):
     """Z1: also when it is started again as the same run."""
-    store = MemoryStore()
     coordinator, slots = running(store, "run-1")
     take_checkpoint(coordinator, slots)
     resolution(store).begin()
@@ -115,8 +114,7 @@ def test_whoever_led_the_job_unnoticed_is_fenced_and_decides_nothing_more():
 
 
 @pytest.mark.parametrize("faster", ["FENCE", "COMPLETE", "FINISH"])
-def test_who_was_faster_keeps_the_job_and_nothing_is_settled(faster):
-    store = MemoryStore()
+def test_who_was_faster_keeps_the_job_and_nothing_is_settled(faster, store):
     coordinator, slots = running(store, "run-1")
     take_checkpoint(coordinator, slots)
     settled = resolution(store)
@@ -143,8 +141,7 @@ def test_a_job_that_starts_before_the_end_of_a_settlement_keeps_its_log(left):
     assert coordinator.ended is None
 
 
-def test_how_the_job_had_ended_is_told_on():
-    store = MemoryStore()
+def test_how_the_job_had_ended_is_told_on(store):
     coordinator, slots = running(store, "run-1")
     take_checkpoint(coordinator, slots)
     slots[0].fail("boom", retryable=False)

@@ -14,7 +14,7 @@ from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Lea
 from barrier_runtime.coordinator.server.last_word import write_end
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import Ack
-from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.paths import Paths
 
 PATHS = Paths(JOB.job)
@@ -36,8 +36,7 @@ def broken_at_second_ack(runner):
     runner._protocol.handle = raising
 
 
-def test_a_job_that_breaks_inside_says_so_in_its_log_and_no_other_daemon_leads_it_to_break_again():
-    store = MemoryStore()
+def test_a_job_that_breaks_inside_says_so_in_its_log_and_no_other_daemon_leads_it_to_break_again(store):
 
     async def check(runner, slot):
         broken_at_second_ack(runner)
@@ -60,9 +59,8 @@ def test_a_job_that_breaks_inside_says_so_in_its_log_and_no_other_daemon_leads_i
     assert head(store).position == position
 
 
-def test_a_store_that_does_not_answer_does_not_keep_a_broken_job_from_ending():
+def test_a_store_that_does_not_answer_does_not_keep_a_broken_job_from_ending(store):
     """Who adopts it breaks again, and says it then."""
-    store = MemoryStore()
 
     async def check(runner, slot):
         await until(lambda: runner.status().checkpoints.completed, "a checkpoint")
@@ -105,8 +103,7 @@ def end(store, led_at, leader="a"):
     return write_end(store, JOB, Identity(leader, "h"), led_at, "a bug", 5, waits.append), waits
 
 
-def test_it_is_said_behind_what_was_still_under_way():
-    store = MemoryStore()
+def test_it_is_said_behind_what_was_still_under_way(store):
     led_at = one_checkpoint_decided(store)
     assert isinstance(head(store).record, Complete)
     assert head(store).position > led_at
@@ -118,8 +115,7 @@ def test_it_is_said_behind_what_was_still_under_way():
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL, Fault.CONFLICT])
-def test_an_answer_that_is_lost_or_no_answer_is_asked_for_again(fault):
-    store = MemoryStore()
+def test_an_answer_that_is_lost_or_no_answer_is_asked_for_again(fault, store):
     led_at = one_checkpoint_decided(store)
     before = head(store).position
     store.inject(fault, "put_if_absent", times=2)
@@ -131,9 +127,8 @@ def test_an_answer_that_is_lost_or_no_answer_is_asked_for_again(fault):
 
 
 @pytest.mark.parametrize("taken_by", ["another run", "another daemon of the run"])
-def test_nothing_is_said_where_somebody_else_leads(taken_by):
+def test_nothing_is_said_where_somebody_else_leads(taken_by, store):
     """Z5"""
-    store = MemoryStore()
     led_at = one_checkpoint_decided(store)
     job = JOB if taken_by != "another run" else spec(run_id="run-2", parallelism=1, checkpoints=JOB.checkpoints)
 
@@ -158,8 +153,7 @@ def store_record(store):
     return head(store).record
 
 
-def test_a_log_that_is_damaged_is_left_alone():
-    store = MemoryStore()
+def test_a_log_that_is_damaged_is_left_alone(store):
     led_at = one_checkpoint_decided(store)
     position = head(store).position
     store.put(PATHS.log_record(position), b"nonsense")

@@ -101,9 +101,8 @@ def test_a_job_runs_from_its_first_to_its_last_checkpoint_in_one_process():
     assert status.outcome == "finished"
 
 
-def test_trouble_with_the_store_is_shown_and_waited_out():
+def test_trouble_with_the_store_is_shown_and_waited_out(store):
     """O5, O6 (coordinator side): every operation fails for a while; nothing crashes, nothing is lost."""
-    store = MemoryStore()
     store.inject(Fault.FAIL_BEFORE, times=None)
 
     async def check(runner, slot):
@@ -121,9 +120,8 @@ def test_trouble_with_the_store_is_shown_and_waited_out():
 
 
 @pytest.mark.slow
-def test_a_store_that_fails_at_random_gives_the_same_log_in_the_end():
+def test_a_store_that_fails_at_random_gives_the_same_log_in_the_end(store):
     """O3, C12."""
-    store = MemoryStore()
     for fault in (Fault.APPLY_THEN_FAIL, Fault.FAIL_BEFORE, Fault.LAND_LATE, Fault.CONFLICT):
         store.inject(fault, "put_if_absent")
     for fault in (Fault.APPLY_THEN_FAIL, Fault.FAIL_BEFORE) * 2:

@@ -30,18 +30,13 @@ def client(probe=None):
     return httpx.AsyncClient(transport=transport, base_url="http://coordinator"), directory
 
 
-def calls(*steps, probe=None):
-    """Run async steps against one application."""
-    import asyncio
-
-    async def whole():
-        http, directory = client(probe)
-        async with http:
-            for step in steps:
-                await step(http, directory)
-        await directory.close()
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def served(probe=None):
+    """One application, while it is asked."""
+    http, directory = client(probe)
+    async with http:
+        yield http, directory
+    await directory.close()
 
 
 def body(job: JobSpec | None = None) -> bytes:
@@ -56,10 +51,9 @@ def every_route() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(every_route()))
-def test_every_route_but_health_needs_the_token(method, path):
+async def test_every_route_but_health_needs_the_token(method, path):
     """G2: routes are enumerated, so that a new one can't be forgotten."""
-
-    async def step(http, directory):
+    async with served() as (http, _):
         url = path.replace("{job}", "flights")
         for headers in (
             {},
@@ -71,11 +65,9 @@ def test_every_route_but_health_needs_the_token(method, path):
             answer = await http.request(method, url, headers={**headers, "X-Barrier-Runtime": "1"})
             assert answer.status_code == (200 if path == "/healthz" else 401)
 
-    calls(step)
 
-
-def test_a_wrong_token_is_told_from_none_and_an_unknown_job_from_the_others():
-    async def step(http, directory):
+async def test_a_wrong_token_is_told_from_none_and_an_unknown_job_from_the_others():
+    async with served() as (http, _):
         none = await http.get("/jobs")
         assert "a bearer token is required" in none.text
         wrong = await http.get("/jobs", headers={"Authorization": "Bearer wrong"})
@@ -83,26 +75,20 @@ def test_a_wrong_token_is_told_from_none_and_an_unknown_job_from_the_others():
         unknown = await http.get("/jobs/nojob", headers=GOOD)
         assert "job nojob is not known to this coordinator: `barrier-runtime status`" in unknown.text
 
-    calls(step)
-
 
 @pytest.mark.parametrize(("method", "path"), [pair for pair in sorted(every_route()) if pair[0] != "GET"])
-def test_state_changing_calls_need_the_custom_header(method, path):
+async def test_state_changing_calls_need_the_custom_header(method, path):
     """G5: CSRF."""
-
-    async def step(http, directory):
+    async with served() as (http, _):
         answer = await http.request(
             method, path.replace("{job}", "flights"), headers={"Authorization": f"Bearer {SECRET}"}
         )
         assert answer.status_code == 403
 
-    calls(step)
 
-
-def test_a_job_is_submitted_once_however_often_it_is_sent():
+async def test_a_job_is_submitted_once_however_often_it_is_sent():
     """G6."""
-
-    async def step(http, directory):
+    async with served() as (http, directory):
         first = await http.put("/jobs/flights", content=body(), headers=GOOD)
         assert first.status_code == 200
         reply = msgspec.json.decode(first.content, type=SubmitReply)
@@ -119,8 +105,6 @@ def test_a_job_is_submitted_once_however_often_it_is_sent():
         assert [job["job"] for job in jobs] == ["flights"]
         assert (await http.get("/jobs/flights/checkpoints", headers=GOOD)).json()["completed"] == 0
 
-    calls(step)
-
 
 @pytest.mark.parametrize(
     "path",
@@ -135,16 +119,13 @@ def test_a_job_is_submitted_once_however_often_it_is_sent():
         "/jobs/" + "x" * 65,
     ],
 )
-def test_path_tricks_in_ids_are_refused(path):
+async def test_path_tricks_in_ids_are_refused(path):
     """B2, G4."""
-
-    async def step(http, directory):
+    async with served() as (http, directory):
         for method, suffix in (("GET", ""), ("PUT", ""), ("GET", "/checkpoints"), ("POST", "/stop")):
             answer = await http.request(method, path + suffix, headers=GOOD, content=body() if method == "PUT" else b"")
             assert answer.status_code in (400, 404)
             assert directory.jobs == {}
-
-    calls(step)
 
 
 @pytest.mark.parametrize(
@@ -162,56 +143,46 @@ def test_path_tricks_in_ids_are_refused(path):
     ],
     ids=["empty", "pickle", "deep", "partial", "unknown field", "other job", "bad spec", "bad option", "too long"],
 )
-def test_a_body_that_is_no_job_is_refused(content, status):
+async def test_a_body_that_is_no_job_is_refused(content, status):
     """G3, G5, B4."""
-
-    async def step(http, directory):
+    async with served() as (http, directory):
         answer = await http.put("/jobs/flights", content=content, headers=GOOD)
         assert answer.status_code == status
         assert "error" in answer.json()
         assert directory.jobs == {}
 
-    calls(step)
 
-
-def test_a_body_without_a_length_is_cut_off_too():
+async def test_a_body_without_a_length_is_cut_off_too():
     """G5."""
 
     async def endless():
         for _ in range(40):
             yield b" " * 65536
 
-    async def step(http, directory):
+    async with served() as (http, _):
         answer = await http.put("/jobs/flights", content=endless(), headers=GOOD)
         assert answer.status_code == 413
 
-    calls(step)
 
-
-def test_what_is_not_there_is_said_so():
-    async def step(http, directory):
+async def test_what_is_not_there_is_said_so():
+    async with served() as (http, _):
         assert (await http.get("/jobs/unknown", headers=GOOD)).status_code == 404
         assert (await http.post("/jobs/unknown/stop", headers=GOOD)).status_code == 404
         assert (await http.get("/files/x", headers=GOOD)).status_code == 404
         assert (await http.delete("/jobs/flights", headers=GOOD)).status_code in (404, 405)
 
-    calls(step)
 
-
-def test_a_trigger_before_the_job_runs_is_refused_with_the_reason():
-    async def step(http, directory):
+async def test_a_trigger_before_the_job_runs_is_refused_with_the_reason():
+    async with served() as (http, _):
         await http.put("/jobs/flights", content=body(), headers=GOOD)
         answer = await http.post("/jobs/flights/checkpoints", headers=GOOD)
         assert answer.status_code == 409
         assert "not running" in answer.json()["reason"]
 
-    calls(step)
 
-
-def test_a_repeated_request_id_acts_once():
+async def test_a_repeated_request_id_acts_once():
     """G6."""
-
-    async def step(http, directory):
+    async with served() as (http, directory):
         await http.put("/jobs/flights", content=body(), headers=GOOD)
         runner = directory.job("flights")
         stops = []
@@ -225,28 +196,22 @@ def test_a_repeated_request_id_acts_once():
         assert stops == ["now", "now"]
         assert (await http.post("/jobs/flights/stop", content=b'{"mode":"burn"}', headers=GOOD)).status_code == 400
 
-    calls(step)
 
-
-def test_state_changes_are_audited_by_token_name_and_never_by_value(caplog):
+async def test_state_changes_are_audited_by_token_name_and_never_by_value(caplog):
     """G6, J6."""
     with caplog.at_level(logging.DEBUG):
-
-        async def step(http, directory):
+        async with served() as (http, _):
             await http.put("/jobs/flights", content=body(), headers=GOOD)
             await http.get("/jobs/flights", headers=GOOD)
-
-        calls(step)
     lines = [record.getMessage() for record in caplog.records]
     assert "token test: PUT /jobs/flights" in lines
     assert not any("GET" in line for line in lines if line.startswith("token"))
     assert not any(SECRET in line or daemon_key(SECRET).hex() in line for line in lines)
 
 
-def test_no_answer_allows_another_origin_or_carries_a_secret():
+async def test_no_answer_allows_another_origin_or_carries_a_secret():
     """G5, J6: the submit reply alone carries the job's secret, to who has the token."""
-
-    async def step(http, directory):
+    async with served() as (http, directory):
         await http.put("/jobs/flights", content=body(), headers={**GOOD, "Origin": "http://evil"})
         secret = directory.secret("flights", "run-1").hex()
         for path in ("/healthz", "/jobs", "/jobs/flights", "/jobs/flights/checkpoints"):
@@ -255,10 +220,8 @@ def test_no_answer_allows_another_origin_or_carries_a_secret():
             assert secret not in answer.text
             assert SECRET not in answer.text
 
-    calls(step)
 
-
-def test_a_store_that_can_not_hold_a_log_is_refused_with_the_reason():
+async def test_a_store_that_can_not_hold_a_log_is_refused_with_the_reason():
     """O9."""
     asked = []
 
@@ -267,7 +230,7 @@ def test_a_store_that_can_not_hold_a_log_is_refused_with_the_reason():
         if len(asked) == 1:
             raise InvalidJob("it ignores If-None-Match: use another store")
 
-    async def step(http, directory):
+    async with served(probe=probe) as (http, directory):
         answer = await http.put("/jobs/flights", content=body(), headers=GOOD)
         assert answer.status_code == 400
         assert "If-None-Match" in answer.json()["error"]
@@ -276,11 +239,9 @@ def test_a_store_that_can_not_hold_a_log_is_refused_with_the_reason():
             await http.put("/jobs/flights", content=body(spec(run_id=run)), headers=GOOD)
         assert len(asked) == 2, "a store that passed is not asked again"
 
-    calls(step, probe=probe)
 
-
-def test_a_second_run_of_a_job_is_led_beside_the_first_until_the_log_decides():
-    async def step(http, directory):
+async def test_a_second_run_of_a_job_is_led_beside_the_first_until_the_log_decides():
+    async with served() as (http, directory):
         await http.put("/jobs/flights", content=body(), headers=GOOD)
         await http.put("/jobs/flights", content=body(spec(run_id="run-2")), headers=GOOD)
         assert directory.job("flights").spec.run_id == "run-2"
@@ -288,14 +249,11 @@ def test_a_second_run_of_a_job_is_led_beside_the_first_until_the_log_decides():
             first = await directory.for_slot("flights", "run-1")
             assert first.spec.run_id == "run-1"
 
-    calls(step)
-
 
 @pytest.mark.slow
-def test_a_program_sees_and_stops_its_own_run_though_another_was_submitted_since():
+async def test_a_program_sees_and_stops_its_own_run_though_another_was_submitted_since():
     """The program of a run that is being taken over must not end the run that takes over."""
-
-    async def step(http, directory):
+    async with served() as (http, directory):
         for run_id in ("run-1", "run-2"):
             sent = await http.put("/jobs/flights", content=body(spec(run_id=run_id)), headers=GOOD)
             assert sent.status_code == 200
@@ -308,5 +266,3 @@ def test_a_program_sees_and_stops_its_own_run_though_another_was_submitted_since
         assert directory.run("flights", "run-2").outcome is None
         assert (await http.get("/jobs/flights?run=run-3", headers=GOOD)).status_code == 404
         assert (await http.get("/jobs/flights?run=../x", headers=GOOD)).status_code == 400
-
-    calls(step)

@@ -109,31 +109,24 @@ def test_a_heartbeat_is_answered_so_that_no_slot_takes_a_quiet_coordinator_for_a
     assert [type(message) for message in first.inbox] == [Heard]
 
 
-def test_a_run_that_is_submitted_while_one_of_its_slots_has_it_adopted_is_led_once():
+async def test_a_run_that_is_submitted_while_one_of_its_slots_has_it_adopted_is_led_once():
     """F6: after a restart of the coordinator both come at the same time."""
-
-    async def main():
-        store = HeldStore()
-        coordinator, _first, _second = started(store)
-        directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h")
-        job = coordinator.protocol.spec
-        store.hold()
-        adopting = asyncio.create_task(directory.for_slot(job.job, job.run_id))
-        await asyncio.to_thread(store.reading.wait, 20)
-        submitted = await directory.submit(job)
-        store.go_on.set()
-        assert await adopting is submitted
-        await directory.close()
-
-    asyncio.run(asyncio.wait_for(main(), 20))
+    store = HeldStore()
+    coordinator, _first, _second = started(store)
+    directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h")
+    job = coordinator.protocol.spec
+    store.hold()
+    adopting = asyncio.create_task(directory.for_slot(job.job, job.run_id))
+    await asyncio.to_thread(store.reading.wait, 20)
+    submitted = await directory.submit(job)
+    store.go_on.set()
+    assert await adopting is submitted
+    await directory.close()
 
 
-def test_whatever_a_store_raises_ends_the_job_instead_of_leaving_it_without_an_answer():
-    async def main():
-        runner = JobRunner(spec(), StrangeStore(), leader="a", host="h")
-        outcome = await asyncio.wait_for(runner.run(), 20)
-        assert outcome.outcome == "failed"
-        assert "a bug in a store" in outcome.reason
-        assert "a bug in a store" in runner.status().error
-
-    asyncio.run(main())
+async def test_whatever_a_store_raises_ends_the_job_instead_of_leaving_it_without_an_answer():
+    runner = JobRunner(spec(), StrangeStore(), leader="a", host="h")
+    outcome = await asyncio.wait_for(runner.run(), 20)
+    assert outcome.outcome == "failed"
+    assert "a bug in a store" in outcome.reason
+    assert "a bug in a store" in runner.status().error

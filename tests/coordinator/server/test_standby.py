@@ -31,7 +31,6 @@ from barrier_runtime.coordinator.wire.messages import (
     TryElsewhere,
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.paths import Paths
 
 LEASE = ("--lease", "0.5")
@@ -248,26 +247,21 @@ def test_a_new_slot_that_comes_to_a_daemon_before_its_run_is_in_the_log_is_not_s
     assert "its driver has to submit it" in answer.reason
 
 
-def test_a_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_first_lease():
+async def test_a_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_first_lease(store):
     """The FENCE lands before the lease is written; a slot that asks a standby in between must not start a fight."""
-
-    async def main():
-        store = MemoryStore()
-        started(store)  # another daemon's generation 1, of which no lease tells
-        leases = Leases(store, Holder("b", "b:1", "http://b", 400))
-        directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h", leases=leases)
-        began = asyncio.get_running_loop().time()
+    started(store)  # another daemon's generation 1, of which no lease tells
+    leases = Leases(store, Holder("b", "b:1", "http://b", 400))
+    directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h", leases=leases)
+    began = asyncio.get_running_loop().time()
+    answer = await directory.for_slot("flights", "run-1")
+    assert isinstance(answer, NotHere)
+    assert not answer.fenced
+    assert "no lease names this run" in answer.reason
+    while isinstance(answer, NotHere):
+        await asyncio.sleep(0.005)
         answer = await directory.for_slot("flights", "run-1")
-        assert isinstance(answer, NotHere)
-        assert not answer.fenced
-        assert "no lease names this run" in answer.reason
-        while isinstance(answer, NotHere):
-            await asyncio.sleep(0.005)
-            answer = await directory.for_slot("flights", "run-1")
-        assert asyncio.get_running_loop().time() - began >= 0.4
-        await directory.close()
-
-    asyncio.run(asyncio.wait_for(main(), 20))
+    assert asyncio.get_running_loop().time() - began >= 0.4
+    await directory.close()
 
 
 # ---------------------------------------------------------------- programs

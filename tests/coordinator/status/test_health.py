@@ -433,8 +433,7 @@ def test_starting_and_recovering_name_the_slots_that_are_waited_for():
     assert "Traceback … Unavailable: get of s3://lake/x failed" in status.condition_reason
 
 
-def test_a_fenced_job_says_by_whom():
-    store = MemoryStore()
+def test_a_fenced_job_says_by_whom(store):
     coordinator, a, b = started(store, spec())
     started(store, spec(run_id="run-2", submitter="bob@laptop pid 7"), leader="leader-b")
     coordinator.trigger()

@@ -34,8 +34,7 @@ def view(store):
 # ---------------------------------------------------------------- counters
 
 
-def test_counters_and_checkpoints_go_on_in_the_next_run_of_the_job():
-    store = MemoryStore()
+def test_counters_and_checkpoints_go_on_in_the_next_run_of_the_job(store):
     _, _, first = lead(store, checkpoints=3)
     before = first.status().checkpoints
     assert stored(store).completed == before.completed == len(before.history)
@@ -49,9 +48,8 @@ def test_counters_and_checkpoints_go_on_in_the_next_run_of_the_job():
     assert stored(store).completed == after.checkpoints.completed
 
 
-def test_a_decision_that_the_history_lacks_is_counted_from_the_log():
+def test_a_decision_that_the_history_lacks_is_counted_from_the_log(store):
     """The put comes after the decision: a coordinator may die in between."""
-    store = MemoryStore()
     _, _, runner = lead(store, checkpoints=3)
     status = runner.status().checkpoints
     older = status.history[-2]
@@ -65,8 +63,7 @@ def test_a_decision_that_the_history_lacks_is_counted_from_the_log():
     assert known[status.completed - 1].reason == "known from the log alone"
 
 
-def test_at_most_the_last_hundred_checkpoints_are_kept():
-    store = MemoryStore()
+def test_at_most_the_last_hundred_checkpoints_are_kept(store):
     lead(store, job=msgspec.structs.replace(JOB, checkpoints=options(interval_ms=10)), checkpoints=110)
     kept = stored(store)
     assert len(kept.history) == 100
@@ -81,9 +78,8 @@ def test_at_most_the_last_hundred_checkpoints_are_kept():
     [b"", b"\x80\x04\x95pickle", b'{"version":9,"job":"flights","run_id":"run-1"}', b'{"version":1,"job":"flights"'],
     ids=["empty", "pickle", "another version", "cut"],
 )
-def test_a_damaged_history_is_reported_and_stops_nothing(damage):
+def test_a_damaged_history_is_reported_and_stops_nothing(damage, store):
     """B6: refused undecoded; the job runs, only its figures start anew."""
-    store = MemoryStore()
     store.put(PATHS.history, damage)
     with pytest.raises(InvalidJob if b"9" in damage else Corrupt, match=r"flights/history\.json"):
         decode_history(PATHS.history, damage)
@@ -93,8 +89,7 @@ def test_a_damaged_history_is_reported_and_stops_nothing(damage):
     assert stored(store).completed == runner.status().checkpoints.completed
 
 
-def test_a_history_that_can_not_be_read_or_written_for_a_while_holds_nothing_up():
-    store = MemoryStore()
+def test_a_history_that_can_not_be_read_or_written_for_a_while_holds_nothing_up(store):
     for _ in range(3):
         store.inject(Fault.FAIL_BEFORE, "get", "history")
     store.inject(Fault.FAIL_BEFORE, "put", "history")
@@ -125,9 +120,8 @@ def test_a_history_that_may_not_be_written_is_reported():
     assert any("history could not be written" in reason for reason in runner.status().checkpoints.ignored)
 
 
-def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_history():
+def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_history(store):
     """F6: the log's next position is looked at first."""
-    store = MemoryStore()
 
     async def main():
         zombie = JobRunner(JOB, store, leader="zombie", host="h")
@@ -149,9 +143,8 @@ def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_hist
 # ---------------------------------------------------------------- how a run ended
 
 
-def test_how_a_run_ended_is_told_by_a_daemon_that_did_not_see_it():
+def test_how_a_run_ended_is_told_by_a_daemon_that_did_not_see_it(store):
     """Failed and cancelled leave no record in the log: the history tells."""
-    store = MemoryStore()
 
     async def stop(runner, slot):
         await until(lambda: runner.status().checkpoints.completed >= 1, "a checkpoint")
@@ -173,8 +166,7 @@ def test_how_a_run_ended_is_told_by_a_daemon_that_did_not_see_it():
     assert asyncio.run(ask("run-9")) is None
 
 
-def test_an_end_that_the_log_has_grown_beyond_is_void():
-    store = MemoryStore()
+def test_an_end_that_the_log_has_grown_beyond_is_void(store):
     _, first, _second = started(store)
     head = view(store).head.position
     ended = RunOutcome("run-1", "failed", "the disk was full", 1, head)
@@ -187,8 +179,7 @@ def test_an_end_that_the_log_has_grown_beyond_is_void():
     assert first.token == 1
 
 
-def test_a_run_that_finished_or_was_taken_over_is_told_from_the_log_alone():
-    store = MemoryStore()
+def test_a_run_that_finished_or_was_taken_over_is_told_from_the_log_alone(store):
     lead(store)
     assert past_status(view(store), None, "run-1").outcome == "finished"
     lead(store, job=msgspec.structs.replace(JOB, run_id="run-2"))
@@ -200,9 +191,8 @@ def test_a_run_that_finished_or_was_taken_over_is_told_from_the_log_alone():
 # ---------------------------------------------------------------- slots that a predecessor knew
 
 
-def test_a_slot_that_hangs_while_the_coordinator_dies_is_known_to_its_successor_by_its_task():
+def test_a_slot_that_hangs_while_the_coordinator_dies_is_known_to_its_successor_by_its_task(store):
     """Z9: only the predecessor had heard of it; its Spark task would hold the place until the resource wait timeout."""
-    store = MemoryStore()
     first, survivor, _hanging = started(store, spec(slot_timeout_ms=5_000, resume_timeout_ms=1_000))
     history = first.protocol.history()
     assert [(known.slot, known.task_attempt) for known in history.slots] == [(0, 0), (1, 0)]
@@ -220,16 +210,14 @@ def test_a_slot_that_hangs_while_the_coordinator_dies_is_known_to_its_successor_
     assert second.phase == "restoring"
 
 
-def test_slots_of_another_run_are_nobody_to_wait_for():
-    store = MemoryStore()
+def test_slots_of_another_run_are_nobody_to_wait_for(store):
     first, survivor, _hanging = started(store)
     history = msgspec.structs.replace(first.protocol.history(), run_id="run-0")
     second = successor_of(first, survivor, history)
     assert [slot.slot for slot in second.status.slots] == [0]
 
 
-def test_a_slot_that_a_predecessor_knew_and_that_comes_is_an_ordinary_survivor():
-    store = MemoryStore()
+def test_a_slot_that_a_predecessor_knew_and_that_comes_is_an_ordinary_survivor(store):
     first, *slots = started(store)
     second = successor_of(first, slots[0], first.protocol.history())
     slots[1].coordinator = second

@@ -521,8 +521,7 @@ def test_states_made_in_another_order_by_each_subtask_merge_by_name(bench: Bench
         assert dict(values(merged, name).scan()) == {(number,): f"{name}{number}" for number in range(50)}
 
 
-def test_state_moves_between_the_kinds_of_backend(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_state_moves_between_the_kinds_of_backend(tmp_path: Path, store: MemoryStore) -> None:
     rocks, memory = Bench(tmp_path / "r", "rocksdb", store), Bench(tmp_path / "m", "memory", store)
     memory.token = 2
     backend = rocks.open()

@@ -267,9 +267,9 @@ def test_one_part_in_segments_and_one_in_entries_become_one_table(bench: Bench) 
 
 
 def _owner(key: int) -> int:
-    from barrier_runtime.state.keys.key_groups import key_group, subtask_of_key_group
+    from barrier_runtime.state.keys.key_groups import key_group
 
-    return subtask_of_key_group(key_group((key,), 128), 2, 128)
+    return key_group((key,), 128) * 2 // 128
 
 
 def test_a_subtask_gets_the_rows_of_its_key_groups_and_no_others(bench: Bench) -> None:

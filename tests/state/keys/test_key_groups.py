@@ -21,7 +21,6 @@ from barrier_runtime.state.keys.key_groups import (
     key_groups_of_int64,
     key_groups_of_keys,
     splitmix64,
-    subtask_of_key_group,
 )
 
 UTC = dt.timezone.utc
@@ -217,7 +216,7 @@ def test_ranges_cover_every_group_once_and_agree_with_the_owner_of_each_group(si
         assert first == expected
         assert last >= first
         for group in (first, last):
-            assert subtask_of_key_group(group, parallelism, max_parallelism) == subtask
+            assert group * parallelism // max_parallelism == subtask
         expected = last + 1
     assert expected == max_parallelism
 

@@ -206,19 +206,20 @@ def test_a_write_between_two_checkpoints_is_in_the_second(tmp_path: Path) -> Non
 
 def test_all_databases_of_a_slot_share_one_bound(tmp_path: Path) -> None:
     memory = SlotMemory(8 << 20)
+    cache, _ = memory.shared()
     stores = [RocksDbKv(tmp_path / str(number), memory) for number in range(3)]
     for kv in stores:
         for start in range(0, 40_000, 1_000):
             kv.write([((start + number).to_bytes(4, "big"), bytes(200)) for number in range(1_000)])
-    assert memory.usage_bytes() > 0
+    assert cache.get_usage() > 0
     for kv in stores:
         assert kv.memory_bytes() > 0
     # Memtables over the bound are flushed behind the writes: with little more written, memory comes down to it.
     deadline = time.monotonic() + 60
-    while memory.usage_bytes() > memory.total_bytes and time.monotonic() < deadline:
+    while cache.get_usage() > memory.total_bytes and time.monotonic() < deadline:
         for number, kv in enumerate(stores):
             kv.write([(number.to_bytes(4, "big"), b"more")])
-    assert memory.usage_bytes() <= memory.total_bytes
+    assert cache.get_usage() <= memory.total_bytes
     for kv in stores:
         kv.close()
     with pytest.raises(InvalidJob, match="8 MiB or more"):

@@ -17,8 +17,9 @@ def reference(data: bytes = DATA, key: str = "job/data/1/slot/file", offset: int
     return FileRef("000001.sst", len(data), hashlib.sha256(data).hexdigest(), key, offset)
 
 
-def test_right_bytes_come_back_from_objects_parts_of_objects_and_the_manifest(tmp_path: Path) -> None:
-    store = MemoryStore()
+def test_right_bytes_come_back_from_objects_parts_of_objects_and_the_manifest(
+    tmp_path: Path, store: MemoryStore
+) -> None:
     store.put("job/data/1/slot/file", b"before" + DATA + b"after")
     inline = FileRef("CURRENT", len(DATA), hashlib.sha256(DATA).hexdigest(), inline=DATA)
     for ref in (reference(offset=6), inline):
@@ -29,10 +30,9 @@ def test_right_bytes_come_back_from_objects_parts_of_objects_and_the_manifest(tm
 
 @pytest.mark.parametrize("fault", [Fault.FLIPPED_BYTE, Fault.TRUNCATED_READ])
 def test_a_flipped_bit_or_a_truncated_read_is_named_with_object_expected_and_found(
-    fault: Fault, tmp_path: Path
+    fault: Fault, tmp_path: Path, store: MemoryStore
 ) -> None:
     """O4, O8, J2"""
-    store = MemoryStore()
     store.put("job/data/1/slot/file", DATA)
     store.inject(fault, "get", times=None)
     found = hashlib.sha256(store.get("job/data/1/slot/file")).hexdigest()
@@ -55,11 +55,10 @@ def test_a_flipped_bit_or_a_truncated_read_is_named_with_object_expected_and_fou
 
 
 def test_a_large_file_that_was_changed_is_removed_again_after_the_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: MemoryStore
 ) -> None:
     """O8"""
     monkeypatch.setattr("barrier_runtime.state.snapshots.verified._WHOLE_IN_MEMORY", 10)
-    store = MemoryStore()
     store.put("job/data/1/slot/file", DATA)
     download_verified(store, reference(), tmp_path / "right")
     assert (tmp_path / "right").read_bytes() == DATA

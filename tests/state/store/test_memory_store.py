@@ -9,8 +9,7 @@ from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome
 
 
-def test_a_put_that_fails_before_changes_nothing() -> None:
-    store = MemoryStore()
+def test_a_put_that_fails_before_changes_nothing(store: MemoryStore) -> None:
     store.inject(Fault.FAIL_BEFORE)
     with pytest.raises(Unavailable):
         store.put("a", b"x")
@@ -19,26 +18,23 @@ def test_a_put_that_fails_before_changes_nothing() -> None:
     assert store.keys() == ("a",)
 
 
-def test_an_answer_can_be_lost_after_the_object_landed() -> None:
+def test_an_answer_can_be_lost_after_the_object_landed(store: MemoryStore) -> None:
     """O3: unknown, and the writer's next try finds its own bytes."""
-    store = MemoryStore()
     store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
     assert store.put_if_absent("log/1", b"mine") is PutOutcome.UNKNOWN
     assert store.put_if_absent("log/1", b"mine") is PutOutcome.EXISTS
     assert store.get("log/1") == b"mine"
 
 
-def test_a_conflict_is_unknown_and_the_same_put_may_land_next() -> None:
+def test_a_conflict_is_unknown_and_the_same_put_may_land_next(store: MemoryStore) -> None:
     """O2"""
-    store = MemoryStore()
     store.inject(Fault.CONFLICT, "put_if_absent")
     assert store.put_if_absent("log/1", b"mine") is PutOutcome.UNKNOWN
     assert store.put_if_absent("log/1", b"mine") is PutOutcome.CREATED
 
 
-def test_a_put_that_lands_late_never_replaces_what_came_before_it() -> None:
+def test_a_put_that_lands_late_never_replaces_what_came_before_it(store: MemoryStore) -> None:
     """O3"""
-    store = MemoryStore()
     store.inject(Fault.LAND_LATE, "put_if_absent", times=2)
     assert store.put_if_absent("log/1", b"late") is PutOutcome.UNKNOWN
     assert store.put_if_absent("log/2", b"late") is PutOutcome.UNKNOWN
@@ -50,9 +46,8 @@ def test_a_put_that_lands_late_never_replaces_what_came_before_it() -> None:
     assert store.land_late() == 0
 
 
-def test_reads_can_be_cut_short_or_wrong_by_one_bit() -> None:
+def test_reads_can_be_cut_short_or_wrong_by_one_bit(store: MemoryStore) -> None:
     """O4, O8"""
-    store = MemoryStore()
     store.put("a", b"0123")
     store.inject(Fault.TRUNCATED_READ, "get")
     store.inject(Fault.FLIPPED_BYTE, "get")
@@ -61,9 +56,8 @@ def test_reads_can_be_cut_short_or_wrong_by_one_bit() -> None:
     assert store.get("a") == b"0123"
 
 
-def test_a_list_can_be_stale() -> None:
+def test_a_list_can_be_stale(store: MemoryStore) -> None:
     """O10"""
-    store = MemoryStore()
     store.put("a/1", b"")
     store.inject(Fault.STALE_LIST)
     store.put("a/2", b"")
@@ -72,8 +66,7 @@ def test_a_list_can_be_stale() -> None:
     assert [info.key for info in store.list("a/")] == ["a/2"]
 
 
-def test_a_fault_strikes_only_the_operation_and_the_keys_it_was_injected_for() -> None:
-    store = MemoryStore()
+def test_a_fault_strikes_only_the_operation_and_the_keys_it_was_injected_for(store: MemoryStore) -> None:
     store.inject(Fault.FAIL_BEFORE, "get", "log/")
     store.put("log/1", b"x")
     store.put("data/1", b"x")
@@ -88,8 +81,7 @@ def test_a_fault_strikes_only_the_operation_and_the_keys_it_was_injected_for() -
     store.put("data/2", b"x")
 
 
-def test_a_publish_whose_answer_is_lost_is_success_when_repeated() -> None:
-    store = MemoryStore()
+def test_a_publish_whose_answer_is_lost_is_success_when_repeated(store: MemoryStore) -> None:
     store.put("staged", b"rows")
     store.inject(Fault.APPLY_THEN_FAIL, "publish")
     sha256 = hashlib.sha256(b"rows").hexdigest()
@@ -99,8 +91,7 @@ def test_a_publish_whose_answer_is_lost_is_success_when_repeated() -> None:
     assert store.keys() == ("final",)
 
 
-def test_damage_behind_its_back_is_found_by_publish() -> None:
-    store = MemoryStore()
+def test_damage_behind_its_back_is_found_by_publish(store: MemoryStore) -> None:
     store.put("final", b"rows")
     store.damage("final", b"r0ws")
     with pytest.raises(Corrupt):

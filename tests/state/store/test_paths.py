@@ -54,7 +54,6 @@ def test_every_key_of_a_job_is_below_its_name_and_sorts_as_it_should() -> None:
     assert paths.manifest(12, 3) == "flights-1/checkpoints/12-3/manifest.json"
     assert paths.manifest(12, 3, "ab12") == "flights-1/checkpoints/12-3/manifest-ab12.json"
     assert paths.data_file(3, "slot", "file") == "flights-1/data/3/slot/file"
-    assert paths.savepoint("before-upgrade") == "flights-1/savepoints/before-upgrade/manifest.json"
     assert sorted([paths.log_record(10), paths.log_record(9)]) == [paths.log_record(9), paths.log_record(10)]
 
 
@@ -102,8 +101,6 @@ def test_no_part_of_a_key_can_smuggle_in_another_segment(part: str) -> None:
     for build in (
         lambda: paths.data_file(1, part, "f"),
         lambda: paths.data_file(1, "s", part),
-        lambda: paths.savepoint(part),
-        lambda: paths.savepoint("name", part),
         lambda: paths.manifest(1, 1, part),
     ):
         with pytest.raises(InvalidJob):

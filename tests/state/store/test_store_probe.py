@@ -18,33 +18,29 @@ def test_a_good_store_passes_and_nothing_is_left_behind(any_store: ObjectStore) 
     assert list(any_store.list("")) == []
 
 
-def test_a_store_that_ignores_the_condition_is_refused_with_the_reason() -> None:
+def test_a_store_that_ignores_the_condition_is_refused_with_the_reason(store: MemoryStore) -> None:
     """O9"""
-    store = MemoryStore()
     store.inject(Fault.IGNORE_CONDITIONS, "put_if_absent", times=None)
     with pytest.raises(InvalidJob, match="ignores If-None-Match"):
         probe_conditional_put(store, "job/probe")
     assert store.keys() == ()
 
 
-def test_a_store_that_checks_but_lets_two_racing_writers_win_is_refused_with_the_reason() -> None:
+def test_a_store_that_checks_but_lets_two_racing_writers_win_is_refused_with_the_reason(store: MemoryStore) -> None:
     """O9"""
-    store = MemoryStore()
     store.inject(Fault.IGNORE_CONDITIONS, "put_if_absent", "parallel", times=None)
     with pytest.raises(InvalidJob, match="8 of 8 parallel writers"):
         probe_conditional_put(store, "job/probe")
 
 
-def test_a_store_that_answers_late_now_and_then_passes() -> None:
+def test_a_store_that_answers_late_now_and_then_passes(store: MemoryStore) -> None:
     """O9"""
-    store = MemoryStore()
     store.inject(Fault.CONFLICT, "put_if_absent")
     store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
     probe_conditional_put(store, "job/probe")
 
 
-def test_a_store_that_does_not_answer_is_unavailable_not_refused() -> None:
-    store = MemoryStore()
+def test_a_store_that_does_not_answer_is_unavailable_not_refused(store: MemoryStore) -> None:
     store.inject(Fault.CONFLICT, "put_if_absent", times=None)
     with pytest.raises(Unavailable, match="check the network"):
         probe_conditional_put(store, "job/probe")
@@ -58,8 +54,7 @@ def test_a_location_that_cannot_be_written_is_refused_with_its_url(tmp_path: Pat
         probe_conditional_put(store, "job/probe")
 
 
-def test_two_probes_at_once_do_not_meet() -> None:
-    store = MemoryStore()
+def test_two_probes_at_once_do_not_meet(store: MemoryStore) -> None:
     store.put_if_absent("job/probe-twice-0", b"left by somebody")
     probe_conditional_put(store, "job/probe")
     assert store.put_if_absent("job/probe-twice-0", b"") is PutOutcome.EXISTS

@@ -42,9 +42,8 @@ def log_on(store: MemoryStore) -> CommitLog:
     return CommitLog(store, "job", "out")
 
 
-def test_each_commit_is_one_record_and_repeating_it_adds_nothing() -> None:
+def test_each_commit_is_one_record_and_repeating_it_adds_nothing(store: MemoryStore) -> None:
     """T6: commit after commit is success."""
-    store = MemoryStore()
     log = log_on(store)
     for _ in range(2):
         append(log, 1, 1, "1-a", "1-b")
@@ -55,8 +54,7 @@ def test_each_commit_is_one_record_and_repeating_it_adds_nothing() -> None:
     assert logged(store) == [["1-a", "1-b"], ["1-c"]]
 
 
-def test_a_zombie_and_its_successor_name_every_file_once_whoever_is_faster() -> None:
-    store = MemoryStore()
+def test_a_zombie_and_its_successor_name_every_file_once_whoever_is_faster(store: MemoryStore) -> None:
     zombie, successor = log_on(store), log_on(store)
     append(zombie, 1, 1, "1-a")
     append(successor, 2, 5, "1-a", "1-b")  # restored checkpoint 2
@@ -66,9 +64,8 @@ def test_a_zombie_and_its_successor_name_every_file_once_whoever_is_faster() -> 
     assert logged(store) == [["1-a"], ["1-b"], ["5-c"]]
 
 
-def test_a_zombie_that_is_far_behind_does_not_forget_what_its_successor_named() -> None:
+def test_a_zombie_that_is_far_behind_does_not_forget_what_its_successor_named(store: MemoryStore) -> None:
     """Found by the simulation: it lost the put to a record that names also what only its later commits ask for."""
-    store = MemoryStore()
     zombie, successor = log_on(store), log_on(store)
     append(successor, 4, 1, "1-a", "1-b", "1-c", "1-d")  # restored checkpoint 4
     append(zombie, 1, 1, "1-a")
@@ -77,8 +74,7 @@ def test_a_zombie_that_is_far_behind_does_not_forget_what_its_successor_named() 
     assert logged(store) == [["1-a", "1-b", "1-c", "1-d"]]
 
 
-def test_a_zombie_that_was_faster_costs_the_successor_nothing() -> None:
-    store = MemoryStore()
+def test_a_zombie_that_was_faster_costs_the_successor_nothing(store: MemoryStore) -> None:
     zombie, successor = log_on(store), log_on(store)
     append(zombie, 1, 1, "1-a")
     append(successor, 1, 5, "1-a")
@@ -88,9 +84,8 @@ def test_a_zombie_that_was_faster_costs_the_successor_nothing() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL, Fault.LAND_LATE, Fault.CONFLICT])
-def test_a_put_of_unknown_outcome_is_repeated_until_it_is_known(fault: Fault) -> None:
+def test_a_put_of_unknown_outcome_is_repeated_until_it_is_known(fault: Fault, store: MemoryStore) -> None:
     """O2, O3: however the lost answer turns out, there is one record."""
-    store = MemoryStore()
     log = log_on(store)
     store.inject(fault, "put_if_absent")
     with pytest.raises(Unavailable):
@@ -101,8 +96,7 @@ def test_a_put_of_unknown_outcome_is_repeated_until_it_is_known(fault: Fault) ->
     assert [name for names in logged(store) for name in names] == ["1-a", "1-b", "1-c"]
 
 
-def test_a_put_that_lands_late_takes_its_place_and_the_retry_goes_behind_it() -> None:
-    store = MemoryStore()
+def test_a_put_that_lands_late_takes_its_place_and_the_retry_goes_behind_it(store: MemoryStore) -> None:
     log = log_on(store)
     store.inject(Fault.LAND_LATE, "put_if_absent")
     with pytest.raises(Unavailable):
@@ -112,9 +106,8 @@ def test_a_put_that_lands_late_takes_its_place_and_the_retry_goes_behind_it() ->
     assert logged(store) == [["1-a"], ["1-b"]]
 
 
-def test_a_new_life_of_the_job_is_neither_skipped_nor_mixed_up() -> None:
+def test_a_new_life_of_the_job_is_neither_skipped_nor_mixed_up(store: MemoryStore) -> None:
     """T14: the target has seen checkpoint 100 of token 50; checkpoints and tokens begin again at 1."""
-    store = MemoryStore()
     append(log_on(store), 100, 50, "50-a")
     append(log_on(store), 1, 1, "1-b")
     again = log_on(store)
@@ -123,8 +116,7 @@ def test_a_new_life_of_the_job_is_neither_skipped_nor_mixed_up() -> None:
     assert logged(store) == [["50-a"], ["1-b"], ["2-c"]]
 
 
-def test_a_restarted_committer_reads_back_no_further_than_it_must() -> None:
-    store = MemoryStore()
+def test_a_restarted_committer_reads_back_no_further_than_it_must(store: MemoryStore) -> None:
     log = log_on(store)
     for number in range(1, 200):
         append(log, number, number, f"{number}-x")
@@ -134,8 +126,7 @@ def test_a_restarted_committer_reads_back_no_further_than_it_must() -> None:
     assert logged(store)[-1] == ["200-x"]
 
 
-def test_nor_when_all_records_are_of_the_generation_that_died() -> None:
-    store = MemoryStore()
+def test_nor_when_all_records_are_of_the_generation_that_died(store: MemoryStore) -> None:
     log = log_on(store)
     for number in range(1, 200):
         append(log, number, 7, f"7-{number}", closed_by=number)
@@ -147,17 +138,15 @@ def test_nor_when_all_records_are_of_the_generation_that_died() -> None:
     assert logged(store)[-1] == ["7-200"]
 
 
-def test_a_zombies_late_record_hides_nothing_that_stands_before_it() -> None:
+def test_a_zombies_late_record_hides_nothing_that_stands_before_it(store: MemoryStore) -> None:
     """A replay by a new run, while the old run still names a file of its own: token and checkpoint fall."""
-    store = MemoryStore()
     append(log_on(store), 8, 20, "20-a", closed_by=8)
     append(log_on(store), 7, 10, "10-z", closed_by=7)
     append(log_on(store), 8, 21, "20-a", closed_by=8)
     assert logged(store) == [["20-a"], ["10-z"]]
 
 
-def test_a_reader_that_keeps_count_reads_each_record_once() -> None:
-    store = MemoryStore()
+def test_a_reader_that_keeps_count_reads_each_record_once(store: MemoryStore) -> None:
     log = log_on(store)
     append(log, 1, 1, "1-a")
     first = read_commit_log(store, "job", "out")
@@ -173,9 +162,8 @@ def test_a_reader_that_keeps_count_reads_each_record_once() -> None:
         b'{"version":9,"job":"job","sink":"out","checkpoint":1,"token":1,"highest_checkpoint":1,"highest_token":1,"files":[]}',
     ],
 )
-def test_what_is_no_record_of_this_log_is_an_error_with_a_remedy(data: bytes) -> None:
+def test_what_is_no_record_of_this_log_is_an_error_with_a_remedy(data: bytes, store: MemoryStore) -> None:
     """B4, B6: never skipped, never guessed."""
-    store = MemoryStore()
     store.put("_commits/job/out/00000000000000000001.json", data)
     with pytest.raises(Corrupt, match=r"_commits/job/out/00000000000000000001\.json.*(restore it|use that release)"):
         read_commit_log(store, "job", "out")
@@ -183,9 +171,8 @@ def test_what_is_no_record_of_this_log_is_an_error_with_a_remedy(data: bytes) ->
         append(log_on(store), 1, 1, "1-a")
 
 
-def test_a_bit_that_is_read_wrongly_never_names_a_file_again() -> None:
+def test_a_bit_that_is_read_wrongly_never_names_a_file_again(store: MemoryStore) -> None:
     """Found by the simulation: a wrong name looks like a record that does not name the file."""
-    store = MemoryStore()
     append(log_on(store), 1, 1, "1-a")
     key = "_commits/job/out/00000000000000000001.json"
     intact = store.get(key)
@@ -218,8 +205,7 @@ def test_records_and_summaries_are_checked_as_they_are_stored() -> None:
     assert record.files == records[0].files
 
 
-def test_a_gap_is_noticed() -> None:
-    store = MemoryStore()
+def test_a_gap_is_noticed(store: MemoryStore) -> None:
     log = log_on(store)
     for number in (1, 2, 3):
         append(log, number, 7, f"7-{number}")
@@ -362,9 +348,8 @@ def test_what_any_summary_names_is_not_named_again(old: int) -> None:
     assert len(logged(store)) == 761
 
 
-def test_nor_is_what_only_the_oldest_summary_names() -> None:
+def test_nor_is_what_only_the_oldest_summary_names(store: MemoryStore) -> None:
     """A job whose checkpoints were moved away and are back now: another log has written all of the newer records."""
-    store = MemoryStore()
     first, second = log_on(store), log_on(store)
     commit(first, name("c", 1, 1))
     for number in range(1, 520):
@@ -380,8 +365,7 @@ def test_a_file_that_a_summary_names_was_visible() -> None:
     assert not log_on(store).names(name("b", 1, 3), 1, 3)
 
 
-def test_an_old_log_gets_its_summaries_one_per_commit() -> None:
-    store = MemoryStore()
+def test_an_old_log_gets_its_summaries_one_per_commit(store: MemoryStore) -> None:
     old_log(store, 1_000)
     log = log_on(store)
     for number in range(1, 5):
@@ -392,8 +376,7 @@ def test_an_old_log_gets_its_summaries_one_per_commit() -> None:
     assert gets(store, lambda: commit(again, name("a", 1, 1_006))) < 40, "and a successor finds them"
 
 
-def test_a_zombie_and_its_successor_write_the_same_summary() -> None:
-    store = MemoryStore()
+def test_a_zombie_and_its_successor_write_the_same_summary(store: MemoryStore) -> None:
     zombie = log_on(store)
     for number in range(1, 250):
         commit(zombie, name("a", 1, number))
@@ -428,8 +411,7 @@ def test_a_summary_is_never_the_truth(damage: str) -> None:
     assert len(read_commit_log(store, "job", "out")) == 760
 
 
-def test_records_that_are_gone_or_damaged_are_not_summarised_and_stop_no_commit() -> None:
-    store = MemoryStore()
+def test_records_that_are_gone_or_damaged_are_not_summarised_and_stop_no_commit(store: MemoryStore) -> None:
     old_log(store, 249)
     store.damage(key_of(100), b"?")
     log = log_on(store)

@@ -18,6 +18,7 @@ from sink_harness import (
     CrashingStore,
     Job,
     Subtask,
+    crashed_everywhere,
     numbers_in,
     numbers_in_commit_log,
     staged_in,
@@ -93,23 +94,7 @@ def job_store(log: str, place: str = "memory") -> MemoryStore:
 @pytest.mark.parametrize("late_commits", [False, True])
 def test_a_crash_before_or_after_any_write_loses_and_doubles_nothing(make_store: MakeStore, late_commits: bool) -> None:
     """T3, T10: every put, publish and delete of the run is a place to die, before and after it."""
-    crash_at, crashed = 0, True
-    while crashed:
-        store, job = make_store(), Job(jsonl, rows=4, late_commits=late_commits)
-        try:
-            job.run(CrashingStore(store, crash_at))
-            crashed = False
-        except Crash:
-            seen = numbers_in(store)
-            assert seen == list(range(len(seen))), f"crash at {crash_at}"
-            logged = numbers_in_commit_log(store)
-            assert logged == seen[: len(logged)], f"crash at {crash_at}"
-            job.run(store)
-        assert numbers_in(store) == [0, 1, 2, 3], f"crash at {crash_at}"
-        assert numbers_in_commit_log(store) == [0, 1, 2, 3], f"crash at {crash_at}"
-        assert staged_in(store) == [], f"crash at {crash_at}"
-        crash_at += 1
-    assert crash_at > 10
+    assert crashed_everywhere(make_store, jsonl, CrashingStore, staged_in, late_commits) >= 10
 
 
 def test_crashes_inside_the_recovery_of_a_crash_change_nothing() -> None:
@@ -129,9 +114,8 @@ def test_crashes_inside_the_recovery_of_a_crash_change_nothing() -> None:
 
 @pytest.mark.parametrize("operation", ["put", "publish", "delete"])
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL, Fault.LAND_LATE])
-def test_a_store_that_fails_or_answers_late_only_delays(operation: str, fault: Fault) -> None:
+def test_a_store_that_fails_or_answers_late_only_delays(operation: str, fault: Fault, store: MemoryStore) -> None:
     """T4, T10: whatever is not known to have happened is done again; late writes land at the worst time."""
-    store = MemoryStore()
     subtask = Subtask(jsonl, store)
     store.inject(fault, operation, times=3)
     subtask.write([1])
@@ -157,9 +141,8 @@ def test_a_store_that_fails_or_answers_late_only_delays(operation: str, fault: F
     assert staged_in(store) == []
 
 
-def test_a_store_that_cannot_list_in_recovery_delays_commits_and_not_rows() -> None:
+def test_a_store_that_cannot_list_in_recovery_delays_commits_and_not_rows(store: MemoryStore) -> None:
     """T4: the sweep of leftovers is part of recovery and is repeated with it."""
-    store = MemoryStore()
     pre_committed(opened(jsonl(), store), 1, [5])
     store.inject(Fault.FAIL_BEFORE, "list", times=2)
     subtask = Subtask(jsonl, store, token=2)
@@ -173,8 +156,7 @@ def test_a_store_that_cannot_list_in_recovery_delays_commits_and_not_rows() -> N
     assert staged_in(store) == []
 
 
-def test_a_failed_pre_commit_keeps_its_rows_for_the_next_checkpoint() -> None:
-    store = MemoryStore()
+def test_a_failed_pre_commit_keeps_its_rows_for_the_next_checkpoint(store: MemoryStore) -> None:
     subtask = Subtask(jsonl, store)
     subtask.write([1])
     store.inject(Fault.FAIL_BEFORE, "put")
@@ -188,9 +170,8 @@ def test_a_failed_pre_commit_keeps_its_rows_for_the_next_checkpoint() -> None:
     assert len(json.loads(second.values["pending"])["entries"]) == 2
 
 
-def test_a_commit_that_fails_in_recovery_is_tried_until_it_succeeds() -> None:
+def test_a_commit_that_fails_in_recovery_is_tried_until_it_succeeds(store: MemoryStore) -> None:
     """T4"""
-    store = MemoryStore()
     first = Subtask(jsonl, store)
     first.write([1, 2])
     decided = first.barrier(1)()
@@ -241,9 +222,8 @@ def test_what_an_expired_checkpoint_staged_is_swept_after_a_restart(make_store: 
     assert numbers_in(store) == [1, 2]
 
 
-def test_leftovers_of_five_subtasks_are_swept_by_one_and_decided_ones_are_committed() -> None:
+def test_leftovers_of_five_subtasks_are_swept_by_one_and_decided_ones_are_committed(store: MemoryStore) -> None:
     """T8, T9: restarted at 5 → 1 → 3 while commits of the first generation are still outstanding."""
-    store = MemoryStore()
     five = [Subtask(jsonl, store, 1, subtask=s, parallelism=5) for s in range(5)]
     for s, subtask in enumerate(five):
         subtask.write([s])
@@ -357,9 +337,8 @@ def test_two_logs_that_write_into_one_folder_share_its_commit_log_and_each_file_
     assert sorted(numbers_in_commit_log(store)) == [37, 38, 91, 92]
 
 
-def test_a_zombie_that_commits_late_and_stages_on_changes_nothing_visible() -> None:
+def test_a_zombie_that_commits_late_and_stages_on_changes_nothing_visible(store: MemoryStore) -> None:
     """Z11, T12"""
-    store = MemoryStore()
     zombie = Subtask(jsonl, store)
     zombie.write([1])
     decided = zombie.barrier(1)()
@@ -429,8 +408,7 @@ def test_a_final_file_with_other_content_is_never_overwritten(make_store: MakeSt
 # ---------------------------------------------------------------- one transaction
 
 
-def test_rows_keep_their_order_and_a_large_transaction_is_staged_in_parts() -> None:
-    store = MemoryStore()
+def test_rows_keep_their_order_and_a_large_transaction_is_staged_in_parts(store: MemoryStore) -> None:
     subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=50_000), store)
     for start in range(0, 1_000, 10):
         subtask.write(range(start, start + 10))
@@ -444,8 +422,7 @@ def test_rows_keep_their_order_and_a_large_transaction_is_staged_in_parts() -> N
     assert all(key.startswith("part-00000001-0-1-") for key in visible_in(store))
 
 
-def test_early_staging_that_failed_or_never_ran_is_made_up_for_at_the_barrier() -> None:
-    store = MemoryStore()
+def test_early_staging_that_failed_or_never_ran_is_made_up_for_at_the_barrier(store: MemoryStore) -> None:
     subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=1), store)
     store.inject(Fault.FAIL_BEFORE, "put")
     subtask.write([1])
@@ -457,8 +434,7 @@ def test_early_staging_that_failed_or_never_ran_is_made_up_for_at_the_barrier() 
     assert numbers_in(store) == [1, 2]
 
 
-def test_early_staging_and_the_barrier_do_not_stage_the_same_rows_twice() -> None:
-    store = MemoryStore()
+def test_early_staging_and_the_barrier_do_not_stage_the_same_rows_twice(store: MemoryStore) -> None:
     sink = opened(JsonlSink("memory://target", max_bytes_in_memory=1), store)
     for round_ in range(50):
         transaction = sink.begin_transaction()
@@ -475,9 +451,8 @@ def test_early_staging_and_the_barrier_do_not_stage_the_same_rows_twice() -> Non
     assert staged_in(store) == []
 
 
-def test_an_empty_transaction_leaves_no_file() -> None:
+def test_an_empty_transaction_leaves_no_file(store: MemoryStore) -> None:
     """T7"""
-    store = MemoryStore()
     subtask = Subtask(jsonl, store)
     subtask.barrier(1)()
     subtask.complete(1)

@@ -4,17 +4,17 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pytest
 from botocore.awsrequest import AWSResponse, HeadersDict
 from sink_harness import (
     SCHEMA,
-    Crash,
     CrashingStore,
     Job,
     Subtask,
+    crashed_everywhere,
     numbers_in,
     numbers_in_commit_log,
     staged_in,
@@ -33,6 +33,7 @@ from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.s3 import RetryBudget, S3Store
 
 T = TypeVar("T")
+MakeStore: TypeAlias = Callable[[], S3Store]
 CHANGING = ("begin an upload", "upload a part", "complete", "abort")
 
 
@@ -41,7 +42,7 @@ def jsonl() -> JsonlSink:
 
 
 @pytest.fixture
-def make_store(s3_url: Callable[[str], str]) -> Callable[[], S3Store]:
+def make_store(s3_url: Callable[[str], str]) -> MakeStore:
     """Each call gives an empty place of its own, asked impatiently."""
     made = iter(range(1_000_000))
 
@@ -115,26 +116,10 @@ def pre_committed(sink: FileSink, checkpoint: int, *numbers: int) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("late_commits", [False, True])
 def test_a_crash_at_any_request_loses_and_doubles_nothing_and_leaves_no_upload(
-    make_store: Callable[[], S3Store], late_commits: bool
+    make_store: MakeStore, late_commits: bool
 ) -> None:
     """T3, T10"""
-    crash_at, crashed = 0, True
-    while crashed:
-        store, job = make_store(), Job(jsonl, rows=4, late_commits=late_commits)
-        try:
-            job.run(CrashingS3(store, crash_at))
-            crashed = False
-        except Crash:
-            seen = numbers_in(store)
-            assert seen == list(range(len(seen))), f"crash at {crash_at}"
-            logged = numbers_in_commit_log(store)
-            assert logged == seen[: len(logged)], f"crash at {crash_at}"
-            job.run(store)
-        assert numbers_in(store) == [0, 1, 2, 3], f"crash at {crash_at}"
-        assert numbers_in_commit_log(store) == [0, 1, 2, 3], f"crash at {crash_at}"
-        assert uploads_in(store) == [], f"crash at {crash_at}"
-        crash_at += 1
-    assert crash_at > 12
+    assert crashed_everywhere(make_store, jsonl, CrashingS3, uploads_in, late_commits) >= 12
 
 
 @pytest.mark.parametrize(
@@ -143,7 +128,7 @@ def test_a_crash_at_any_request_loses_and_doubles_nothing_and_leaves_no_upload(
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_answer_that_never_comes_only_delays(
-    make_store: Callable[[], S3Store], request_name: str, applied: bool, times: int
+    make_store: MakeStore, request_name: str, applied: bool, times: int
 ) -> None:
     """T4, T10: whether the request was carried out or not."""
     store = make_store()
@@ -181,7 +166,7 @@ def test_an_answer_that_never_comes_only_delays(
     assert staged_in(store) == []
 
 
-def test_a_lost_answer_to_the_begin_of_an_upload_leaves_one_upload_not_two(make_store: Callable[[], S3Store]) -> None:
+def test_a_lost_answer_to_the_begin_of_an_upload_leaves_one_upload_not_two(make_store: MakeStore) -> None:
     store = make_store()
     lost = iter([True])
 
@@ -198,7 +183,7 @@ def test_a_lost_answer_to_the_begin_of_an_upload_leaves_one_upload_not_two(make_
     assert uploads_in(store) == []
 
 
-def test_parts_that_cannot_be_sent_leave_no_upload_and_keep_the_rows(make_store: Callable[[], S3Store]) -> None:
+def test_parts_that_cannot_be_sent_leave_no_upload_and_keep_the_rows(make_store: MakeStore) -> None:
     store = make_store()
     failing = True
 
@@ -222,7 +207,7 @@ def test_parts_that_cannot_be_sent_leave_no_upload_and_keep_the_rows(make_store:
 # ---------------------------------------------------------------- who may complete or abort what
 
 
-def test_a_zombie_and_its_successor_complete_the_same_upload_once(make_store: Callable[[], S3Store]) -> None:
+def test_a_zombie_and_its_successor_complete_the_same_upload_once(make_store: MakeStore) -> None:
     """T6, T12, Z11: the zombie's request arrives between the successor's and its answer, or long after."""
     store = make_store()
     zombie = opened(jsonl(), store)
@@ -244,9 +229,7 @@ def test_a_zombie_and_its_successor_complete_the_same_upload_once(make_store: Ca
     assert uploads_in(store) == []
 
 
-def test_commit_and_abort_may_be_repeated_and_commit_after_abort_is_an_error(
-    make_store: Callable[[], S3Store],
-) -> None:
+def test_commit_and_abort_may_be_repeated_and_commit_after_abort_is_an_error(make_store: MakeStore) -> None:
     """T6"""
     store = make_store()
     sink = opened(jsonl(), store)
@@ -266,7 +249,7 @@ def test_commit_and_abort_may_be_repeated_and_commit_after_abort_is_an_error(
         assert named in str(caught.value)
 
 
-def test_a_final_file_with_other_content_is_never_overwritten(make_store: Callable[[], S3Store]) -> None:
+def test_a_final_file_with_other_content_is_never_overwritten(make_store: MakeStore) -> None:
     store = make_store()
     sink = opened(jsonl(), store)
     committable = pre_committed(sink, 1, 1)
@@ -277,7 +260,7 @@ def test_a_final_file_with_other_content_is_never_overwritten(make_store: Callab
     assert numbers_in(store) == [99]
 
 
-def test_a_file_that_a_person_put_back_counts_as_committed(make_store: Callable[[], S3Store]) -> None:
+def test_a_file_that_a_person_put_back_counts_as_committed(make_store: MakeStore) -> None:
     store = make_store()
     sink = opened(jsonl(), store)
     committable = pre_committed(sink, 1, 1)
@@ -305,9 +288,7 @@ def test_only_own_uploads_of_older_tokens_and_own_subtasks_are_leftovers() -> No
     assert not sweep.takes_upload("notes.txt")
 
 
-def test_a_job_of_the_same_name_with_other_checkpoints_leaves_the_uploads_of_another_one(
-    make_store: Callable[[], S3Store],
-) -> None:
+def test_a_job_of_the_same_name_with_other_checkpoints_leaves_the_uploads_of_another_one(make_store: MakeStore) -> None:
     """T9, T14"""
     store = make_store()
     production, staging = MemoryStore("production"), MemoryStore("staging")
@@ -318,9 +299,7 @@ def test_a_job_of_the_same_name_with_other_checkpoints_leaves_the_uploads_of_ano
     assert uploads_in(store) == []
 
 
-def test_what_was_never_decided_is_aborted_by_the_successor_and_strangers_are_left_alone(
-    make_store: Callable[[], S3Store],
-) -> None:
+def test_what_was_never_decided_is_aborted_by_the_successor_and_strangers_are_left_alone(make_store: MakeStore) -> None:
     """T9, T15: four undecided transactions of ours, one of another job in the same folder."""
     store = make_store()
     before = opened(jsonl(), store)
@@ -336,7 +315,7 @@ def test_what_was_never_decided_is_aborted_by_the_successor_and_strangers_are_le
     assert numbers_in(store) == [1]
 
 
-def test_leftovers_of_three_subtasks_are_aborted_by_one(make_store: Callable[[], S3Store]) -> None:
+def test_leftovers_of_three_subtasks_are_aborted_by_one(make_store: MakeStore) -> None:
     """T8"""
     store = make_store()
     three = [Subtask(jsonl, store, 1, subtask=s, parallelism=3) for s in range(3)]
@@ -351,7 +330,7 @@ def test_leftovers_of_three_subtasks_are_aborted_by_one(make_store: Callable[[],
     assert uploads_in(store) == []
 
 
-def test_a_job_may_change_its_staging_between_two_starts(make_store: Callable[[], S3Store]) -> None:
+def test_a_job_may_change_its_staging_between_two_starts(make_store: MakeStore) -> None:
     store = make_store()
     for number, (before, after) in enumerate((("object", "multipart"), ("multipart", "object"))):
         first = opened(JsonlSink("s3://bucket/target", staging=before), store, token=2 * number + 1)  # type: ignore[arg-type]
@@ -367,7 +346,7 @@ def test_a_job_may_change_its_staging_between_two_starts(make_store: Callable[[]
 
 
 def test_a_large_transaction_is_uploaded_early_as_several_files_in_the_order_of_their_rows(
-    make_store: Callable[[], S3Store],
+    make_store: MakeStore,
 ) -> None:
     store = make_store()
 
@@ -397,7 +376,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_large_file_travels_in_parts_and_is_byte_identical(make_store: Callable[[], S3Store]) -> None:
+def test_a_large_file_travels_in_parts_and_is_byte_identical(make_store: MakeStore) -> None:
     """S12"""
     store = make_store()
     data = bytes(range(256)) * 50_000
@@ -410,7 +389,7 @@ def test_a_large_file_travels_in_parts_and_is_byte_identical(make_store: Callabl
 
 
 @pytest.mark.parametrize("sink", [ParquetSink, JsonlSink, CsvSink])
-def test_each_format_keeps_every_row(sink: type[FileSink], make_store: Callable[[], S3Store]) -> None:
+def test_each_format_keeps_every_row(sink: type[FileSink], make_store: MakeStore) -> None:
     store = make_store()
     Job(lambda: sink("s3://bucket/target", staging="multipart"), rows=7, rows_per_checkpoint=3).run(store)
     assert numbers_in(store) == list(range(7))
@@ -419,9 +398,7 @@ def test_each_format_keeps_every_row(sink: type[FileSink], make_store: Callable[
 # ---------------------------------------------------------------- what cannot be
 
 
-def test_a_bucket_that_aborts_old_uploads_is_refused_with_the_name_of_the_rule(
-    make_store: Callable[[], S3Store],
-) -> None:
+def test_a_bucket_that_aborts_old_uploads_is_refused_with_the_name_of_the_rule(make_store: MakeStore) -> None:
     """A decided upload must outlive any outage, so a rule that reaches our files is no place for it."""
     store = make_store()
     place = store._prefix
@@ -449,7 +426,7 @@ def test_a_bucket_that_aborts_old_uploads_is_refused_with_the_name_of_the_rule(
     ],
 )
 def test_a_store_whose_rules_cannot_be_known_is_refused(
-    make_store: Callable[[], S3Store], status: int, headers: dict[str, str], says: str
+    make_store: MakeStore, status: int, headers: dict[str, str], says: str
 ) -> None:
     store = make_store()
     body = b"<LifecycleConfiguration/>" if status == 200 else b"<Error><Code>AccessDenied</Code></Error>"
@@ -463,7 +440,7 @@ def test_a_store_whose_rules_cannot_be_known_is_refused(
 
 
 def test_an_upload_that_a_new_rule_aborted_is_never_passed_over_and_the_job_says_what_to_do(
-    make_store: Callable[[], S3Store],
+    make_store: MakeStore,
 ) -> None:
     store = make_store()
     subtask = Subtask(jsonl, store)
@@ -486,7 +463,7 @@ def test_an_upload_that_a_new_rule_aborted_is_never_passed_over_and_the_job_says
     assert numbers_in(store) == [], "nothing newer is shown before it"
 
 
-def test_a_completion_that_another_process_has_under_way_is_waited_for(make_store: Callable[[], S3Store]) -> None:
+def test_a_completion_that_another_process_has_under_way_is_waited_for(make_store: MakeStore) -> None:
     """T10: its upload is gone, and its object is not to be seen yet. That must not pass for damage and end the job."""
     zombies_store, store = make_store(), make_store()
     store._prefix = zombies_store._prefix
@@ -532,7 +509,7 @@ def test_settings_make_an_equal_sink() -> None:
     assert ParquetSink(**json.loads(json.dumps(sink.settings()))).settings() == sink.settings()
 
 
-def test_a_committable_that_names_a_strangers_upload_is_refused(make_store: Callable[[], S3Store]) -> None:
+def test_a_committable_that_names_a_strangers_upload_is_refused(make_store: MakeStore) -> None:
     """B1: what it says is completed or aborted, so it must be ours."""
     store = make_store()
     committable = pre_committed(opened(jsonl(), store, job="stranger"), 1, 1)
@@ -543,7 +520,7 @@ def test_a_committable_that_names_a_strangers_upload_is_refused(make_store: Call
     assert len(uploads_in(store)) == 1
 
 
-def test_committables_of_the_release_before_uploads_are_still_committed(make_store: Callable[[], S3Store]) -> None:
+def test_committables_of_the_release_before_uploads_are_still_committed(make_store: MakeStore) -> None:
     store = make_store()
     store.put("_staging/job/out/1/0-00ff-1.jsonl", b'{"n":5}\n')
     sha256 = hashlib.sha256(b'{"n":5}\n').hexdigest()

@@ -272,9 +272,8 @@ def test_what_was_aborted_cannot_be_committed() -> None:
         sink.commit(committable)
 
 
-def test_an_empty_transaction_has_no_committable() -> None:
+def test_an_empty_transaction_has_no_committable(store: MemoryStore) -> None:
     """T7: nothing written, nothing to commit, no object."""
-    store = MemoryStore()
     assert sealed(opened(MailboxSink(Mailbox()), store), 1, []) is None
     assert staged_in(store) == []
 

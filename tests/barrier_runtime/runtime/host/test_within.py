@@ -8,15 +8,12 @@ import pytest
 from barrier_runtime.runtime.host.within import within
 
 
-def test_a_result_and_a_time_limit() -> None:
-    async def main() -> None:
-        assert await within(30, asyncio.sleep(0, "given")) == "given"
-        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with pytest.raises(asyncio.TimeoutError):
-            await within(0.001, never)
-        assert never.cancelled()
-
-    asyncio.run(main())
+async def test_a_result_and_a_time_limit() -> None:
+    assert await within(30, asyncio.sleep(0, "given")) == "given"
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with pytest.raises(asyncio.TimeoutError):
+        await within(0.001, never)
+    assert never.cancelled()
 
 
 def test_an_error_comes_through() -> None:
@@ -28,46 +25,37 @@ def test_an_error_comes_through() -> None:
 
 
 @pytest.mark.parametrize("result_first", [True, False])
-def test_a_cancellation_that_comes_with_the_result_is_not_lost(result_first: bool) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        coming: asyncio.Future[str] = loop.create_future()
-        task = asyncio.ensure_future(within(30, coming))
-        await asyncio.sleep(0)
-        both = [lambda: coming.set_result("given"), task.cancel]
-        for each in both if result_first else both[::-1]:
-            each()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+async def test_a_cancellation_that_comes_with_the_result_is_not_lost(result_first: bool) -> None:
+    loop = asyncio.get_running_loop()
+    coming: asyncio.Future[str] = loop.create_future()
+    task = asyncio.ensure_future(within(30, coming))
+    await asyncio.sleep(0)
+    both = [lambda: coming.set_result("given"), task.cancel]
+    for each in both if result_first else both[::-1]:
+        each()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_whoever_is_cancelled_leaves_no_task_behind() -> None:
-    async def main() -> None:
-        task = asyncio.ensure_future(within(30, asyncio.sleep(60)))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+async def test_whoever_is_cancelled_leaves_no_task_behind() -> None:
+    task = asyncio.ensure_future(within(30, asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_an_error_that_comes_with_a_cancellation_is_not_reported_as_never_heard() -> None:
-    async def main() -> list[str]:
-        loop, reported = asyncio.get_running_loop(), []
-        loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
-        coming: asyncio.Future[str] = loop.create_future()
-        task = asyncio.ensure_future(within(30, coming))
-        await asyncio.sleep(0)
-        coming.set_exception(OSError("refused"))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        del coming, task
-        gc.collect()
-        return reported
-
-    assert asyncio.run(main()) == []
+async def test_an_error_that_comes_with_a_cancellation_is_not_reported_as_never_heard() -> None:
+    loop, reported = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+    coming: asyncio.Future[str] = loop.create_future()
+    task = asyncio.ensure_future(within(30, coming))
+    await asyncio.sleep(0)
+    coming.set_exception(OSError("refused"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del coming, task
+    gc.collect()
+    assert reported == []

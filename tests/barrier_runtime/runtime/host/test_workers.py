@@ -8,57 +8,45 @@ from barrier_runtime.runtime.host.threads import Threads
 from barrier_runtime.runtime.host.workers import Workers
 
 
-def test_work_handed_in_after_closing_is_dropped_without_a_word():
+async def test_work_handed_in_after_closing_is_dropped_without_a_word():
     """A generation that is still being closed when its slot leaves asks for it, from a timer nobody waits for."""
     ran = []
-
-    async def main():
-        workers = Workers(asyncio.get_running_loop())
-        first = asyncio.Event()
-        workers.submit(lambda: ran.append(threading.current_thread().name), lambda result, error: first.set())
-        await first.wait()
-        assert workers.drain(60)
-        workers.submit(lambda: ran.append("late"), lambda result, error: ran.append("told"))
-        workers.executor(ran.append).submit(lambda: ran.append("late"), lambda result, error: ran.append("told"))
-
-    asyncio.run(main())
+    workers = Workers(asyncio.get_running_loop())
+    first = asyncio.Event()
+    workers.submit(lambda: ran.append(threading.current_thread().name), lambda result, error: first.set())
+    await first.wait()
+    assert workers.drain(60)
+    workers.submit(lambda: ran.append("late"), lambda result, error: ran.append("told"))
+    workers.executor(ran.append).submit(lambda: ran.append("late"), lambda result, error: ran.append("told"))
     assert len(ran) == 1
     assert ran[0].startswith("barrier-opening")
 
 
-def test_commits_that_hang_take_no_thread_from_snapshots_and_restores():
+async def test_commits_that_hang_take_no_thread_from_snapshots_and_restores():
     """Of any number of dead targets."""
     never = threading.Event()
-
-    async def main():
-        loop = asyncio.get_running_loop()
-        workers = Workers(loop)
-        for _ in range(100):
-            workers.executor(lambda error: None, unhurried=True).submit(never.wait, lambda result, error: None)
-        written = [loop.create_future() for _ in range(40)]
-        for each in written:
-            workers.executor(lambda error: None).submit(int, lambda result, error, each=each: each.set_result(result))
-        assert await asyncio.wait_for(asyncio.gather(*written), 60) == [0] * 40
-        assert await asyncio.wait_for(workers.run(lambda: "opened"), 60) == "opened"
-        assert not workers.drain(0.01), "they hang"
-        never.set()
-        assert workers.drain(60)
-
-    asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    workers = Workers(loop)
+    for _ in range(100):
+        workers.executor(lambda error: None, unhurried=True).submit(never.wait, lambda result, error: None)
+    written = [loop.create_future() for _ in range(40)]
+    for each in written:
+        workers.executor(lambda error: None).submit(int, lambda result, error, each=each: each.set_result(result))
+    assert await asyncio.wait_for(asyncio.gather(*written), 60) == [0] * 40
+    assert await asyncio.wait_for(workers.run(lambda: "opened"), 60) == "opened"
+    assert not workers.drain(0.01), "they hang"
+    never.set()
+    assert workers.drain(60)
 
 
-def test_uploads_that_hang_do_not_keep_a_restore_from_beginning():
+async def test_uploads_that_hang_do_not_keep_a_restore_from_beginning():
     never = threading.Event()
-
-    async def main():
-        workers = Workers(asyncio.get_running_loop())
-        for _ in range(40):
-            workers.executor(lambda error: None).submit(never.wait, lambda result, error: None)
-        assert await asyncio.wait_for(workers.run(lambda: "opened"), 60) == "opened"
-        never.set()
-        await asyncio.to_thread(workers.drain, 60)
-
-    asyncio.run(main())
+    workers = Workers(asyncio.get_running_loop())
+    for _ in range(40):
+        workers.executor(lambda error: None).submit(never.wait, lambda result, error: None)
+    assert await asyncio.wait_for(workers.run(lambda: "opened"), 60) == "opened"
+    never.set()
+    await asyncio.to_thread(workers.drain, 60)
 
 
 def test_threads_are_made_as_needed_used_again_and_keep_nothing_that_is_done():

@@ -18,7 +18,6 @@ from barrier_runtime.coordinator.wire.messages import ChainSpec, JobSpec, Regist
 from barrier_runtime.runtime.network import control_link
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.paths import Paths
 
 KEY = b"k" * 32
@@ -93,50 +92,37 @@ async def linked(slot):
             await running
 
 
-def run(main):
-    asyncio.run(asyncio.wait_for(main, 60))
+async def test_the_link_goes_to_the_standby_when_the_leader_is_gone_and_stays_there(store):
+    leader, standby = Daemon(store, "a"), Daemon(store, "b")
+    for daemon in (leader, standby):
+        await daemon.server.start()
+    await leader.directory.submit(SPEC)
+    slot = SlotEnd(standby.address, leader.address)
+    async with linked(slot):
+        await until(lambda: slot.registered() == 1, "the leader to greet")
+        assert leader.directory.run("flights", "run-1").connected_slots == 1
+        assert standby.directory.run("flights", "run-1") is None
+        await leader.vanish()
+        await until(lambda: slot.registered() == 2, "the standby to greet")
+        assert standby.directory.run("flights", "run-1").connected_slots == 1
+    await standby.close()
+    await leader.close()
 
 
-def test_the_link_goes_to_the_standby_when_the_leader_is_gone_and_stays_there():
-    async def main():
-        store = MemoryStore()
-        leader, standby = Daemon(store, "a"), Daemon(store, "b")
-        for daemon in (leader, standby):
-            await daemon.server.start()
-        await leader.directory.submit(SPEC)
-        slot = SlotEnd(standby.address, leader.address)
-        async with linked(slot):
-            await until(lambda: slot.registered() == 1, "the leader to greet")
-            assert leader.directory.run("flights", "run-1").connected_slots == 1
-            assert standby.directory.run("flights", "run-1") is None
-            await leader.vanish()
-            await until(lambda: slot.registered() == 2, "the standby to greet")
-            assert standby.directory.run("flights", "run-1").connected_slots == 1
-        await standby.close()
-        await leader.close()
-
-    run(main())
-
-
-def test_a_standby_that_sends_us_on_is_not_asked_without_pause_and_its_word_is_not_the_coordinators():
+async def test_a_standby_that_sends_us_on_is_not_asked_without_pause_and_its_word_is_not_the_coordinators(store):
     """Z9: a slot that no coordinator serves must leave in the end, so only a serving one counts as contact."""
-
-    async def main():
-        store = MemoryStore()
-        standby = Daemon(store, "b")
-        await standby.server.start()
-        changing = asyncio.create_task(keep_changing(store))
-        slot = SlotEnd(standby.address)
-        before = slot.link.last_contact
-        async with linked(slot):
-            await until(lambda: slot.connections >= 5, "some attempts")
-            assert "is led by daemon a" in slot.link.last_trouble
-            assert slot.link.last_contact == before
-            assert slot.heard == []
-        changing.cancel()
-        await standby.close()
-
-    run(main())
+    standby = Daemon(store, "b")
+    await standby.server.start()
+    changing = asyncio.create_task(keep_changing(store))
+    slot = SlotEnd(standby.address)
+    before = slot.link.last_contact
+    async with linked(slot):
+        await until(lambda: slot.connections >= 5, "some attempts")
+        assert "is led by daemon a" in slot.link.last_trouble
+        assert slot.link.last_contact == before
+        assert slot.heard == []
+    changing.cancel()
+    await standby.close()
 
 
 async def keep_changing(store):
@@ -158,7 +144,7 @@ async def keep_changing(store):
         await asyncio.sleep(LEASE_MS / 10_000)
 
 
-def test_a_leader_that_keeps_the_connection_but_says_nothing_is_left(monkeypatch):
+async def test_a_leader_that_keeps_the_connection_but_says_nothing_is_left(monkeypatch, store):
     """Z8: a stopped process keeps its connections open for ever."""
     monkeypatch.setattr(control_link, "_SILENT_S", 0.2)
 
@@ -176,20 +162,16 @@ def test_a_leader_that_keeps_the_connection_but_says_nothing_is_left(monkeypatch
             pass
         writer.close()
 
-    async def main():
-        store = MemoryStore()
-        silent = await asyncio.start_server(mute, "127.0.0.1", 0)
-        successor = Daemon(store, "b")
-        await successor.server.start()
-        await successor.directory.submit(SPEC)
-        slot = SlotEnd(silent.sockets[0].getsockname()[:2], successor.address)
-        async with linked(slot):
-            await until(lambda: slot.registered() >= 2, "the second daemon to greet")
-            assert successor.directory.run("flights", "run-1").connected_slots == 1
-        silent.close()
-        await successor.close()
-
-    run(main())
+    silent = await asyncio.start_server(mute, "127.0.0.1", 0)
+    successor = Daemon(store, "b")
+    await successor.server.start()
+    await successor.directory.submit(SPEC)
+    slot = SlotEnd(silent.sockets[0].getsockname()[:2], successor.address)
+    async with linked(slot):
+        await until(lambda: slot.registered() >= 2, "the second daemon to greet")
+        assert successor.directory.run("flights", "run-1").connected_slots == 1
+    silent.close()
+    await successor.close()
 
 
 def test_a_link_without_an_address_is_refused():

@@ -15,10 +15,6 @@ from barrier_runtime.state.errors import Unavailable
 SECRET = b"s" * 32
 
 
-def run(main):
-    return asyncio.run(asyncio.wait_for(main, 60))
-
-
 async def until(condition):
     while not condition():
         await asyncio.sleep(0.002)
@@ -58,125 +54,108 @@ def batch(size):
     return Batch(pa.record_batch({"v": pa.array(range(size), pa.int64())}), 1)
 
 
-def test_elements_arrive_in_order_through_one_connection():
-    async def main():
-        receiver = Receiver()
-        peer = await receiver.listen()
-        receiver.expect()
-        sender = TcpDataPlane(SECRET, "job", "run")
-        output = await sender.connect(peer, channel(), lambda: None)
-        await receiver.plane.all_connected()
-        sent = [batch(3), Watermark(5), batch(2), EndOfInput()]
-        for element in sent:
-            output.send(element)
-        received = []
+async def test_elements_arrive_in_order_through_one_connection():
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect()
+    sender = TcpDataPlane(SECRET, "job", "run")
+    output = await sender.connect(peer, channel(), lambda: None)
+    await receiver.plane.all_connected()
+    sent = [batch(3), Watermark(5), batch(2), EndOfInput()]
+    for element in sent:
+        output.send(element)
+    received = []
 
-        def all_there():
-            received.extend(receiver.taken())
-            return len(received) == len(sent)
+    def all_there():
+        received.extend(receiver.taken())
+        return len(received) == len(sent)
 
-        await until(all_there)
-        assert received == sent
-        sender.close()
-        receiver.plane.close()
-        await asyncio.sleep(0)
-        assert receiver.broken == []  # the input had ended: no failure
-
-    run(main())
+    await until(all_there)
+    assert received == sent
+    sender.close()
+    receiver.plane.close()
+    await asyncio.sleep(0)
+    assert receiver.broken == []  # the input had ended: no failure
 
 
-def test_a_connection_of_a_newer_generation_waits_until_this_slot_has_heard_of_it():
-    async def main():
-        receiver = Receiver()
-        peer = await receiver.listen()
-        receiver.expect(token=2)
-        sender = TcpDataPlane(SECRET, "job", "run")
-        connecting = asyncio.ensure_future(sender.connect(peer, channel(3), lambda: None))
-        done, _ = await asyncio.wait({connecting}, timeout=0.2)
-        assert not done
-        receiver.expect(token=3)
-        output = await connecting
-        output.send(Watermark(1))
-        await until(lambda: receiver.input.readable)
-        sender.close()
-        receiver.plane.close()
-
-    run(main())
+async def test_a_connection_of_a_newer_generation_waits_until_this_slot_has_heard_of_it():
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect(token=2)
+    sender = TcpDataPlane(SECRET, "job", "run")
+    connecting = asyncio.ensure_future(sender.connect(peer, channel(3), lambda: None))
+    done, _ = await asyncio.wait({connecting}, timeout=0.2)
+    assert not done
+    receiver.expect(token=3)
+    output = await connecting
+    output.send(Watermark(1))
+    await until(lambda: receiver.input.readable)
+    sender.close()
+    receiver.plane.close()
 
 
-def test_a_connection_that_breaks_while_it_waits_fails_the_generation_it_waited_for():
+async def test_a_connection_that_breaks_while_it_waits_fails_the_generation_it_waited_for():
     """Nobody else may ever say so: the other end of a connection that a firewall forgot hears nothing of it."""
-
-    async def main():
-        receiver = Receiver()
-        peer = await receiver.listen()
-        receiver.expect(token=2)
-        sender = TcpDataPlane(SECRET, "job", "run")
-        connecting = asyncio.ensure_future(sender.connect(peer, channel(3), lambda: None))
-        await until(lambda: receiver.plane._waiting)
-        for waiting in receiver.plane._waiting.values():
-            waiting.abort()
-        await until(lambda: not receiver.plane._waiting)
-        assert receiver.broken == [], "the running generation has nothing to do with it"
-        receiver.expect(token=3)
-        await until(lambda: receiver.broken)
-        assert [broken for broken, _ in receiver.broken] == [channel(3)]
-        with pytest.raises(Unavailable):
-            await connecting
-        sender.close()
-        receiver.plane.close()
-
-    run(main())
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect(token=2)
+    sender = TcpDataPlane(SECRET, "job", "run")
+    connecting = asyncio.ensure_future(sender.connect(peer, channel(3), lambda: None))
+    await until(lambda: receiver.plane._waiting)
+    for waiting in receiver.plane._waiting.values():
+        waiting.abort()
+    await until(lambda: not receiver.plane._waiting)
+    assert receiver.broken == [], "the running generation has nothing to do with it"
+    receiver.expect(token=3)
+    await until(lambda: receiver.broken)
+    assert [broken for broken, _ in receiver.broken] == [channel(3)]
+    with pytest.raises(Unavailable):
+        await connecting
+    sender.close()
+    receiver.plane.close()
 
 
-def test_a_broken_connection_of_a_generation_that_never_came_is_forgotten():
-    async def main():
-        receiver = Receiver()
-        peer = await receiver.listen()
-        receiver.expect(token=2)
-        given_up, sender = TcpDataPlane(SECRET, "job", "run"), TcpDataPlane(SECRET, "job", "run")
-        connecting = asyncio.ensure_future(given_up.connect(peer, channel(3), lambda: None))
-        await until(lambda: receiver.plane._waiting)
-        given_up.disconnect()
-        with pytest.raises(Unavailable):
-            await connecting
-        await until(lambda: not receiver.plane._waiting)
-        receiver.expect(token=4)
-        await sender.connect(peer, channel(4), lambda: None)
-        assert receiver.broken == []
-        assert not receiver.plane._lost
-        for plane in (given_up, sender, receiver.plane):
-            plane.close()
-
-    run(main())
+async def test_a_broken_connection_of_a_generation_that_never_came_is_forgotten():
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect(token=2)
+    given_up, sender = TcpDataPlane(SECRET, "job", "run"), TcpDataPlane(SECRET, "job", "run")
+    connecting = asyncio.ensure_future(given_up.connect(peer, channel(3), lambda: None))
+    await until(lambda: receiver.plane._waiting)
+    given_up.disconnect()
+    with pytest.raises(Unavailable):
+        await connecting
+    await until(lambda: not receiver.plane._waiting)
+    receiver.expect(token=4)
+    await sender.connect(peer, channel(4), lambda: None)
+    assert receiver.broken == []
+    assert not receiver.plane._lost
+    for plane in (given_up, sender, receiver.plane):
+        plane.close()
 
 
-def test_a_peer_that_does_not_hear_the_proof_is_given_up_in_time(monkeypatch):
+async def test_a_peer_that_does_not_hear_the_proof_is_given_up_in_time(monkeypatch):
     """The connection breaks in the middle of the handshake, and this end is never told."""
+    monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 0.3)
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect()
+    writers = []
 
-    async def main():
-        monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 0.3)
-        receiver = Receiver()
-        peer = await receiver.listen()
-        receiver.expect()
-        writers = []
+    async def forward_all_but_the_proof(reader, writer):
+        onwards, back = await asyncio.open_connection(peer.host, peer.port)
+        writers.extend((writer, back))
+        back.write(await reader.read(65_536))
+        writer.write(await onwards.read(65_536))
 
-        async def forward_all_but_the_proof(reader, writer):
-            onwards, back = await asyncio.open_connection(peer.host, peer.port)
-            writers.extend((writer, back))
-            back.write(await reader.read(65_536))
-            writer.write(await onwards.read(65_536))
-
-        proxy = await asyncio.start_server(forward_all_but_the_proof, "127.0.0.1", 0)
-        host, port = proxy.sockets[0].getsockname()[:2]
-        sender = TcpDataPlane(SECRET, "job", "run")
-        with pytest.raises(Unavailable):
-            await sender.connect(Peer(1, "uuid", host, port), channel(), lambda: None)
-        for each in (sender, receiver.plane, proxy, *writers):
-            each.close()
-        await proxy.wait_closed()
-
-    run(main())
+    proxy = await asyncio.start_server(forward_all_but_the_proof, "127.0.0.1", 0)
+    host, port = proxy.sockets[0].getsockname()[:2]
+    sender = TcpDataPlane(SECRET, "job", "run")
+    with pytest.raises(Unavailable):
+        await sender.connect(Peer(1, "uuid", host, port), channel(), lambda: None)
+    for each in (sender, receiver.plane, proxy, *writers):
+        each.close()
+    await proxy.wait_closed()
 
 
 @pytest.mark.parametrize(
@@ -188,128 +167,108 @@ def test_a_peer_that_does_not_hear_the_proof_is_given_up_in_time(monkeypatch):
         (SECRET, "job", "older-run", 3),
     ],
 )
-def test_who_is_not_expected_is_refused(secret, job, run_id, token):
-    async def main():
-        receiver = Receiver()
-        peer = await receiver.listen()
-        receiver.expect()
-        sender = TcpDataPlane(secret, job, run_id)
-        with pytest.raises(Unavailable):
-            await sender.connect(peer, channel(token), lambda: None)
-        assert not receiver.input.readable
-        sender.close()
-        receiver.plane.close()
-
-    run(main())
+async def test_who_is_not_expected_is_refused(secret, job, run_id, token):
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect()
+    sender = TcpDataPlane(secret, job, run_id)
+    with pytest.raises(Unavailable):
+        await sender.connect(peer, channel(token), lambda: None)
+    assert not receiver.input.readable
+    sender.close()
+    receiver.plane.close()
 
 
-def test_a_second_connection_for_a_channel_is_refused():
-    async def main():
-        receiver = Receiver()
-        peer = await receiver.listen()
-        receiver.expect()
-        first, second = TcpDataPlane(SECRET, "job", "run"), TcpDataPlane(SECRET, "job", "run")
-        await first.connect(peer, channel(), lambda: None)
-        with pytest.raises(Unavailable):
-            await second.connect(peer, channel(), lambda: None)
-        assert receiver.broken == []
-        for plane in (first, second, receiver.plane):
-            plane.close()
-
-    run(main())
+async def test_a_second_connection_for_a_channel_is_refused():
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect()
+    first, second = TcpDataPlane(SECRET, "job", "run"), TcpDataPlane(SECRET, "job", "run")
+    await first.connect(peer, channel(), lambda: None)
+    with pytest.raises(Unavailable):
+        await second.connect(peer, channel(), lambda: None)
+    assert receiver.broken == []
+    for plane in (first, second, receiver.plane):
+        plane.close()
 
 
-def test_a_broken_connection_is_reported_by_both_ends():
-    async def main():
-        receiver = Receiver()
-        peer = await receiver.listen()
-        receiver.expect()
-        sender = TcpDataPlane(SECRET, "job", "run")
-        broken_at_sender = []
-        sender.expect(3, {}, lambda c, reason: broken_at_sender.append(c))
-        await sender.connect(peer, channel(), lambda: None)
-        for connection in list(receiver.plane._open):
-            connection.abort()
-        await until(lambda: receiver.broken and broken_at_sender)
-        sender.close()
-        receiver.plane.close()
-
-    run(main())
+async def test_a_broken_connection_is_reported_by_both_ends():
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect()
+    sender = TcpDataPlane(SECRET, "job", "run")
+    broken_at_sender = []
+    sender.expect(3, {}, lambda c, reason: broken_at_sender.append(c))
+    await sender.connect(peer, channel(), lambda: None)
+    for connection in list(receiver.plane._open):
+        connection.abort()
+    await until(lambda: receiver.broken and broken_at_sender)
+    sender.close()
+    receiver.plane.close()
 
 
-def test_garbage_instead_of_frames_breaks_the_channel():
+async def test_garbage_instead_of_frames_breaks_the_channel():
     """B3"""
-
-    async def main():
-        receiver = Receiver()
-        peer = await receiver.listen()
-        receiver.expect()
-        sender = TcpDataPlane(SECRET, "job", "run")
-        output = await sender.connect(peer, channel(), lambda: None)
-        output.transport.write(b"\x00" * 64)
-        await until(lambda: receiver.broken)
-        assert not receiver.input.readable
-        sender.close()
-        receiver.plane.close()
-
-    run(main())
+    receiver = Receiver()
+    peer = await receiver.listen()
+    receiver.expect()
+    sender = TcpDataPlane(SECRET, "job", "run")
+    output = await sender.connect(peer, channel(), lambda: None)
+    output.transport.write(b"\x00" * 64)
+    await until(lambda: receiver.broken)
+    assert not receiver.input.readable
+    sender.close()
+    receiver.plane.close()
 
 
-def test_a_slow_reader_stops_the_writer_and_lets_it_go_on_later():
-    async def main():
-        receiver = Receiver(window=256 * 1024)
-        peer = await receiver.listen()
-        receiver.expect()
-        sender = TcpDataPlane(SECRET, "job", "run")
-        woken = []
-        output = await sender.connect(peer, channel(), lambda: woken.append(1))
-        sent = 0
+async def test_a_slow_reader_stops_the_writer_and_lets_it_go_on_later():
+    receiver = Receiver(window=256 * 1024)
+    peer = await receiver.listen()
+    receiver.expect()
+    sender = TcpDataPlane(SECRET, "job", "run")
+    woken = []
+    output = await sender.connect(peer, channel(), lambda: woken.append(1))
+    sent = 0
 
-        async def fill():
-            nonlocal sent
-            while output.writable:
-                output.send(batch(10_000))
-                sent += 1
-                await asyncio.sleep(0)
-
-        await fill()
-        assert (sent - 1) * 80_000 < 256 * 1024  # the window, and what was sent last
-        received = 0
-
-        def drained():
-            nonlocal received
-            received += sum(element.rows.num_rows for element in receiver.taken())
-            return received == sent * 10_000
-
-        await until(drained)
-        await until(lambda: output.writable)
-        assert woken
-        sender.close()
-        receiver.plane.close()
-
-    run(main())
-
-
-def test_a_barrier_comes_through_while_nobody_takes_the_rows_before_it():
-    """U1: what is in flight is bounded by the window, and nothing of it waits in a socket that is not read."""
-
-    async def main():
-        receiver = Receiver(window=256 * 1024)
-        peer = await receiver.listen()
-        receiver.expect()
-        sender = TcpDataPlane(SECRET, "job", "run")
-        output = await sender.connect(peer, channel(), lambda: None)
-        sent = 0
+    async def fill():
+        nonlocal sent
         while output.writable:
-            output.send(batch(1_000))
+            output.send(batch(10_000))
             sent += 1
-        output.send(Barrier(1, 3, 0, 0))
-        await until(lambda: receiver.input.announcements)
-        assert list(receiver.input.announcements) == [(0, Barrier(1, 3, 0, 0))]
-        assert len(receiver.input.record(1)) == sent
-        assert receiver.input.bytes < 256 * 1024 + 2 * 10_000
-        assert not output.writable
-        sender.close()
-        receiver.plane.close()
+            await asyncio.sleep(0)
 
-    run(main())
+    await fill()
+    assert (sent - 1) * 80_000 < 256 * 1024  # the window, and what was sent last
+    received = 0
+
+    def drained():
+        nonlocal received
+        received += sum(element.rows.num_rows for element in receiver.taken())
+        return received == sent * 10_000
+
+    await until(drained)
+    await until(lambda: output.writable)
+    assert woken
+    sender.close()
+    receiver.plane.close()
+
+
+async def test_a_barrier_comes_through_while_nobody_takes_the_rows_before_it():
+    """U1: what is in flight is bounded by the window, and nothing of it waits in a socket that is not read."""
+    receiver = Receiver(window=256 * 1024)
+    peer = await receiver.listen()
+    receiver.expect()
+    sender = TcpDataPlane(SECRET, "job", "run")
+    output = await sender.connect(peer, channel(), lambda: None)
+    sent = 0
+    while output.writable:
+        output.send(batch(1_000))
+        sent += 1
+    output.send(Barrier(1, 3, 0, 0))
+    await until(lambda: receiver.input.announcements)
+    assert list(receiver.input.announcements) == [(0, Barrier(1, 3, 0, 0))]
+    assert len(receiver.input.record(1)) == sent
+    assert receiver.input.bytes < 256 * 1024 + 2 * 10_000
+    assert not output.writable
+    sender.close()
+    receiver.plane.close()

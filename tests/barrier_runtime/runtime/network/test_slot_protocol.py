@@ -16,10 +16,6 @@ from barrier_runtime.state.errors import Unavailable
 SECRET = b"s" * 32
 
 
-def run(main):
-    return asyncio.run(asyncio.wait_for(main, 30))
-
-
 async def until(condition):
     while not condition():
         await asyncio.sleep(0.002)
@@ -37,114 +33,92 @@ async def listening(receiver):
 # ---------------------------------------------------------------- data connections
 
 
-def test_a_peer_that_restores_for_longer_than_a_handshake_may_take_is_waited_for(monkeypatch):
+async def test_a_peer_that_restores_for_longer_than_a_handshake_may_take_is_waited_for(monkeypatch):
     """Else a generation with one large download would be given up by the quick slots, again and again."""
     monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 0.05)
-
-    async def main():
-        receiver, sender = plane(), plane()
-        peer = await listening(receiver)
-        channel = ChannelId(3, 0, 0, 1)
-        connecting = asyncio.ensure_future(sender.connect(peer, channel, lambda: None))
-        done, _ = await asyncio.wait({connecting}, timeout=0.5)
-        assert not done
-        target = InputChannel(0, 0, lambda: None)
-        receiver.expect(3, {channel: target}, lambda c, reason: None)
-        output = await connecting
-        output.send(Watermark(1))
-        await until(lambda: target.readable)
-        sender.close()
-        receiver.close()
-
-    run(main())
+    receiver, sender = plane(), plane()
+    peer = await listening(receiver)
+    channel = ChannelId(3, 0, 0, 1)
+    connecting = asyncio.ensure_future(sender.connect(peer, channel, lambda: None))
+    done, _ = await asyncio.wait({connecting}, timeout=0.5)
+    assert not done
+    target = InputChannel(0, 0, lambda: None)
+    receiver.expect(3, {channel: target}, lambda c, reason: None)
+    output = await connecting
+    output.send(Watermark(1))
+    await until(lambda: target.readable)
+    sender.close()
+    receiver.close()
 
 
-def test_a_peer_that_accepts_and_then_says_nothing_is_not_waited_for(monkeypatch):
+async def test_a_peer_that_accepts_and_then_says_nothing_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 0.05)
-
-    async def main():
-        connected = []
-        stalled = await asyncio.start_server(lambda r, w: connected.append(w), "127.0.0.1", 0)
-        host, port = stalled.sockets[0].getsockname()[:2]
-        sender = plane()
-        with pytest.raises(Unavailable, match="cannot reach slot 1"):
-            await sender.connect(Peer(1, "uuid", host, port), ChannelId(3, 0, 0, 1), lambda: None)
-        sender.close()
-        for writer in connected:
-            writer.close()
-        stalled.close()
-
-    run(main())
+    connected = []
+    stalled = await asyncio.start_server(lambda r, w: connected.append(w), "127.0.0.1", 0)
+    host, port = stalled.sockets[0].getsockname()[:2]
+    sender = plane()
+    with pytest.raises(Unavailable, match="cannot reach slot 1"):
+        await sender.connect(Peer(1, "uuid", host, port), ChannelId(3, 0, 0, 1), lambda: None)
+    sender.close()
+    for writer in connected:
+        writer.close()
+    stalled.close()
 
 
-def test_a_peer_that_dies_while_it_is_waited_for_is_reported(monkeypatch):
-    async def main():
-        receiver, sender = plane(), plane()
-        peer = await listening(receiver)
-        connecting = asyncio.ensure_future(sender.connect(peer, ChannelId(3, 0, 0, 1), lambda: None))
-        await until(lambda: receiver._waiting)
-        receiver.close()
-        with pytest.raises(Unavailable):
-            await connecting
-        sender.close()
-
-    run(main())
+async def test_a_peer_that_dies_while_it_is_waited_for_is_reported(monkeypatch):
+    receiver, sender = plane(), plane()
+    peer = await listening(receiver)
+    connecting = asyncio.ensure_future(sender.connect(peer, ChannelId(3, 0, 0, 1), lambda: None))
+    await until(lambda: receiver._waiting)
+    receiver.close()
+    with pytest.raises(Unavailable):
+        await connecting
+    sender.close()
 
 
-def test_a_connection_whose_deployment_was_cancelled_is_closed():
+async def test_a_connection_whose_deployment_was_cancelled_is_closed():
     """It must not be admitted later, into a generation that its own end has left."""
-
-    async def main():
-        receiver, sender = plane(), plane()
-        peer = await listening(receiver)
-        connecting = asyncio.ensure_future(sender.connect(peer, ChannelId(3, 0, 0, 1), lambda: None))
-        await until(lambda: receiver._waiting)
-        connecting.cancel()
-        await until(lambda: not receiver._waiting)
-        sender.close()
-        receiver.close()
-
-    run(main())
+    receiver, sender = plane(), plane()
+    peer = await listening(receiver)
+    connecting = asyncio.ensure_future(sender.connect(peer, ChannelId(3, 0, 0, 1), lambda: None))
+    await until(lambda: receiver._waiting)
+    connecting.cancel()
+    await until(lambda: not receiver._waiting)
+    sender.close()
+    receiver.close()
 
 
-def test_more_connections_than_a_small_job_has_may_wait_for_a_slow_slot():
-    async def main():
-        receiver, sender = plane(), plane()
-        peer = await listening(receiver)
-        channels = [ChannelId(3, 0, slot, 1) for slot in range(300)]
-        connecting = [asyncio.ensure_future(sender.connect(peer, channel, lambda: None)) for channel in channels]
-        await until(lambda: len(receiver._waiting) == len(channels) or any(c.done() for c in connecting))
-        receiver.expect(3, {c: InputChannel(0, 0, lambda: None) for c in channels}, lambda c, reason: None)
-        await asyncio.gather(*connecting)
-        sender.close()
-        receiver.close()
-
-    run(main())
+async def test_more_connections_than_a_small_job_has_may_wait_for_a_slow_slot():
+    receiver, sender = plane(), plane()
+    peer = await listening(receiver)
+    channels = [ChannelId(3, 0, slot, 1) for slot in range(300)]
+    connecting = [asyncio.ensure_future(sender.connect(peer, channel, lambda: None)) for channel in channels]
+    await until(lambda: len(receiver._waiting) == len(channels) or any(c.done() for c in connecting))
+    receiver.expect(3, {c: InputChannel(0, 0, lambda: None) for c in channels}, lambda c, reason: None)
+    await asyncio.gather(*connecting)
+    sender.close()
+    receiver.close()
 
 
 # ---------------------------------------------------------------- control connections
 
 
-def test_a_coordinator_that_stays_out_of_reach_is_named_in_the_log_once(monkeypatch, caplog):
+async def test_a_coordinator_that_stays_out_of_reach_is_named_in_the_log_once(monkeypatch, caplog):
     """Who looks for a slot that never came is sent to the executors' logs."""
     monkeypatch.setattr(control_link, "_LASTING_S", 0.0)
+    refused = []
 
-    async def main():
-        refused = []
+    async def refuse(reader, writer):
+        refused.append(await reader.read(1))
+        writer.close()
 
-        async def refuse(reader, writer):
-            refused.append(await reader.read(1))
-            writer.close()
-
-        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-        address = server.sockets[0].getsockname()[:2]
-        link = TcpControlLink((address,), SECRET, "job", "run", b"", lambda: None, lambda message: None)
-        running = asyncio.ensure_future(link.run())
-        await until(lambda: len(refused) >= 4)
-        link.close()
-        running.cancel()
-        server.close()
-
-    run(main())
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()[:2]
+    link = TcpControlLink((address,), SECRET, "job", "run", b"", lambda: None, lambda message: None)
+    running = asyncio.ensure_future(link.run())
+    await until(lambda: len(refused) >= 4)
+    link.close()
+    running.cancel()
+    server.close()
     lines = [record.getMessage() for record in caplog.records if "out of reach" in record.getMessage()]
     assert len(lines) == 1

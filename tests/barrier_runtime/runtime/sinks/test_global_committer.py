@@ -121,9 +121,8 @@ def jsonl() -> JsonlSink:
     return JsonlSink("memory://target")
 
 
-def test_two_subtasks_become_visible_together() -> None:
+def test_two_subtasks_become_visible_together(store: MemoryStore) -> None:
     """I6: a reader of the commit log never sees one subtask's rows of a checkpoint without the other's."""
-    store = MemoryStore()
     parts = [Subtask(jsonl, store, subtask=index, parallelism=2) for index in range(2)]
     parts[0].write([1])
     parts[1].write([2])
@@ -139,8 +138,7 @@ def test_two_subtasks_become_visible_together() -> None:
     assert parts[0].reports.committed_globally_through == 1
 
 
-def test_a_global_commit_that_fails_is_reported_and_tried_again() -> None:
-    store = MemoryStore()
+def test_a_global_commit_that_fails_is_reported_and_tried_again(store: MemoryStore) -> None:
     subtask = Subtask(jsonl, store)
     subtask.write([1])
     subtask.barrier(1)()

@@ -37,8 +37,7 @@ def test_rows_are_processed_at_once_and_visible_when_committed() -> None:
     assert subtask.reports.committed_checkpoints == [1]
 
 
-def test_a_commit_that_hangs_delays_neither_barriers_nor_pre_commits() -> None:
-    store = MemoryStore()
+def test_a_commit_that_hangs_delays_neither_barriers_nor_pre_commits(store: MemoryStore) -> None:
     subtask = Subtask(jsonl, store)
     subtask.write([1])
     subtask.barrier(1)()
@@ -54,8 +53,7 @@ def test_a_commit_that_hangs_delays_neither_barriers_nor_pre_commits() -> None:
     assert subtask.reports.committed_checkpoints == [1, 2, 3]
 
 
-def test_a_decision_that_overtakes_the_end_of_the_pre_commit_is_carried_out_later() -> None:
-    store = MemoryStore()
+def test_a_decision_that_overtakes_the_end_of_the_pre_commit_is_carried_out_later(store: MemoryStore) -> None:
     subtask = Subtask(jsonl, store)
     subtask.write([1])
     finish = subtask.barrier(1)
@@ -68,9 +66,8 @@ def test_a_decision_that_overtakes_the_end_of_the_pre_commit_is_carried_out_late
     assert numbers_in(store) == [1]
 
 
-def test_a_barrier_closes_the_transaction_before_its_pre_commit_has_run() -> None:
+def test_a_barrier_closes_the_transaction_before_its_pre_commit_has_run(store: MemoryStore) -> None:
     """U12: a row after the barrier belongs to the next checkpoint, whenever the blocking part runs."""
-    store = MemoryStore()
     subtask = Subtask(jsonl, store)
     subtask.write([1])
     finish = subtask.barrier(1)
@@ -83,8 +80,7 @@ def test_a_barrier_closes_the_transaction_before_its_pre_commit_has_run() -> Non
     assert numbers_in(store) == [1, 2]
 
 
-def test_a_recovered_commit_is_reported_with_the_first_element() -> None:
-    store = MemoryStore()
+def test_a_recovered_commit_is_reported_with_the_first_element(store: MemoryStore) -> None:
     first = Subtask(jsonl, store)
     first.write([1])
     decided = first.barrier(4)()
@@ -95,8 +91,7 @@ def test_a_recovered_commit_is_reported_with_the_first_element() -> None:
     assert second.reports.committed_checkpoints == [4]
 
 
-def test_rows_that_come_faster_than_they_are_staged_make_the_stream_wait() -> None:
-    store = MemoryStore()
+def test_rows_that_come_faster_than_they_are_staged_make_the_stream_wait(store: MemoryStore) -> None:
     subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=1), store)
     subtask.write([1])
     assert subtask.operator.has_room, "one is on its way"
@@ -109,8 +104,7 @@ def test_rows_that_come_faster_than_they_are_staged_make_the_stream_wait() -> No
     assert numbers_in(store) == [1, 2]
 
 
-def test_staging_that_fails_makes_room_too_and_loses_nothing() -> None:
-    store = MemoryStore()
+def test_staging_that_fails_makes_room_too_and_loses_nothing(store: MemoryStore) -> None:
     subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=1), store)
     store.inject(Fault.FAIL_BEFORE, "put")
     subtask.write([1])
@@ -135,8 +129,7 @@ def test_a_commit_that_hangs_does_not_hold_staging_up() -> None:
     assert subtask.operator.has_room
 
 
-def test_nothing_is_tried_any_more_after_close() -> None:
-    store = MemoryStore()
+def test_nothing_is_tried_any_more_after_close(store: MemoryStore) -> None:
     subtask = Subtask(jsonl, store)
     subtask.write([1])
     subtask.barrier(1)()
