@@ -193,6 +193,7 @@ _DOCSTRING = re.compile(rf'"""\s*{_ID}')  # what a file without it holds need no
 
 
 @cache
+@cache
 def proofs() -> dict[str, list[str]]:
     """Behaviour id -> tests whose docstrings begin with it, as path::name."""
     found: dict[str, list[str]] = {}

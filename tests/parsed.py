@@ -1,12 +1,14 @@
 """Files of the repository as syntax trees, each parsed once for all rules of the house that look into it."""
 
 import ast
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = ("barrier_runtime/", "coordinator/", "state/")
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,20 @@ class Outline:
 @cache
 def parsed(file: str) -> ast.Module:
     """The tree of a file of the product, whose path begins at the repository's root. Nobody may change it."""
-    return _tree(file)
+    tree = _tree(file)
+    gc.freeze()  # it stays to the end: no collection of garbage looks through it
+    return tree
+
+
+@cache
+def nodes(file: str) -> tuple[ast.AST, ...]:
+    """All of `parsed`, as `ast.walk` gives it."""
+    return tuple(ast.walk(parsed(file)))
 
 
 @cache
 def outline(file: str) -> Outline:
-    tree = _tree(file)
+    tree = parsed(file) if file.startswith(PRODUCT) else _tree(file)
     return Outline(ast.get_docstring(tree) or "", tuple(_imports(tree, file)))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parsed import parsed
+from tests.parsed import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("state", "coordinator", "barrier_runtime")  # bottom to top; imported as barrier_runtime.state, …
@@ -131,7 +131,7 @@ def file_of(name: str) -> str | None:
 def imported(module: str) -> frozenset[str]:
     """Files of ours that a file imports anywhere: at the top, in functions, for type checkers."""
     found: set[str | None] = set()
-    for node in ast.walk(parsed(module)):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             found |= {file_of(alias.name) for alias in node.names if alias.name.startswith("barrier_runtime")}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("barrier_runtime"):
@@ -232,7 +232,7 @@ def test_what_decides_touches_nothing_outside() -> None:
     wrong = {
         (module, touched)
         for module in sorted({*pure, *PURE_FILES} - missing)
-        for node in ast.walk(parsed(module))
+        for node in nodes(module)
         for touched in touches(node)
     }
     assert (missing, wrong) == (set(), set())
@@ -246,7 +246,11 @@ def touches(node: ast.AST) -> list[str]:
         module = node.module or ""
         names = [alias.name for alias in node.names if (module, alias.name) not in PURE_NAMES]
         return [f"{module}.{name}" for name in names] if module.split(".")[0] in IMPURE else []
-    if isinstance(node, ast.Call):
+    if isinstance(node, ast.Call) and last_name(node.func) in {each.rpartition(".")[2] for each in CLOCKS_AND_FILES}:
         called = ".".join(ast.unparse(node.func).split(".")[-2:])
         return [called] if called in CLOCKS_AND_FILES else []
     return []
+
+
+def last_name(called: ast.expr) -> str:
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
