@@ -49,7 +49,7 @@ run: $(STAMP) java $(if $(EXAMPLE),servers)
 
 test: $(STAMP) jdk servers
 	@.ci/steps \
-		"$(BIN)/python -m pytest -q -n 2 $(UNIT_TESTS)" \
+		"$(BIN)/python -m pytest -q -n 2 --dist worksteal $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --seeds 300" \
 		"$(BIN)/python -m pytest -q -n 2 tests/ends" \
@@ -60,7 +60,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 -m "not spark and not slow" $(UNIT_TESTS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not spark and not slow" --hypothesis-profile check $(UNIT_TESTS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

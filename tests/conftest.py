@@ -10,8 +10,11 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from barrier_runtime.state.store.memory import MemoryStore
+
+settings.register_profile("check", settings.default, max_examples=20)  # of 100: tests/drawn.py
 
 _LOOP_S = 300.0  # for a test that is a coroutine
 
@@ -87,8 +90,9 @@ def s3_url(s3_endpoint: str) -> Callable[[str], str]:
     return lambda prefix: f"s3://{bucket}/{prefix}?endpoint={s3_endpoint}"
 
 
-@pytest.fixture(params=[False, True], ids=["by reference", "over the wire"])
+@pytest.fixture(params=[pytest.param(False, marks=pytest.mark.slow), True], ids=["by reference", "over the wire"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """The test runs twice: rows and messages handed over as objects, and as bytes with the rules of a cluster."""
+    """The test runs twice: rows and messages handed over as objects, and as bytes with the rules of a cluster. Only the
+    latter is in `make check`: every other test of a local run hands over objects."""
     monkeypatch.setattr("barrier_runtime.launch.local.wire_by_default", request.param)
     return bool(request.param)

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from doctor import Bomb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.coordinator.wire.codec import MAX_MESSAGE_BYTES, decode_to_coordinator, decode_to_slot, encode
@@ -35,6 +35,7 @@ from barrier_runtime.runtime.network.frames import (
     FrameWriter,
 )
 from barrier_runtime.state.errors import ProtocolViolation
+from tests.drawn import examples
 
 KEY = b"k" * 32
 NONCE = b"n" * 32
@@ -155,7 +156,7 @@ def test_a_peer_that_goes_on_talking_before_its_turn_is_refused() -> None:
 # ---------------------------------------------------------------- contents
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused_by_the_one_error_that_closes_the_connection(data: bytes) -> None:
     """B3"""
@@ -173,7 +174,7 @@ def test_random_bytes_are_refused_by_the_one_error_that_closes_the_connection(da
         FrameReader().feed(data_frame(SCHEMA, data, 0))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(0, len(WIRE) - 1), st.integers(1, 255))
 def test_one_changed_byte_in_a_data_stream_is_a_frame_error_or_an_unfinished_frame(position: int, change: int) -> None:
     """B3: never another exception, and never an element that was not sent."""

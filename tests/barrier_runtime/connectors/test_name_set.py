@@ -4,7 +4,7 @@ import random
 import uuid
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.connectors.name_set import (
@@ -18,6 +18,7 @@ from barrier_runtime.connectors.name_set import (
     merged,
     value_of,
 )
+from tests.drawn import examples
 
 NAMES = st.text(max_size=12) | st.sampled_from([f"part-{n:05d}.parquet" for n in range(50)])
 
@@ -33,7 +34,7 @@ def spark_like(count: int) -> list[str]:
     return [f"part-{n:05d}-{uuid.UUID(int=draw.getrandbits(128))}-c000.snappy.parquet" for n in range(count)]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(
         st.one_of(

@@ -3,16 +3,17 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.partitioning import Rebalancer, hash_partition
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_group
+from tests.drawn import examples
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), min_size=1, max_size=200),
     st.integers(1, 5),

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven
 
@@ -22,6 +22,7 @@ from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.data.rows import Row
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
+from tests.drawn import examples
 
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])
 MS = datetime.timedelta(milliseconds=1)
@@ -175,7 +176,7 @@ def cut_rows(draw: st.DrawFn) -> tuple[list[Row], list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", FLOWS)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(cut=cut_rows(), disorder_ms=st.sampled_from([0, 5, 60]))
 def test_rows_give_the_same_results_however_they_are_cut_into_batches(
     step: Any, cut: tuple[list[Row], list[int]], disorder_ms: int
@@ -205,7 +206,7 @@ def test_what_the_last_rows_make_due_fires_before_the_end_of_the_input() -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [sessions, windows])
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(cut=cut_rows(), disorder_ms=st.sampled_from([0, 5]), parallelism=st.sampled_from([2, 3]), wire=st.booleans())
 def test_one_split_gives_the_same_results_at_every_parallelism(
     step: Any, cut: tuple[list[Row], list[int]], disorder_ms: int, parallelism: int, wire: bool

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World
 
@@ -16,6 +16,7 @@ from barrier_runtime import ProcessContext, ValueState
 from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.state.errors import InvalidJob, Unavailable, UserCodeError
+from tests.drawn import examples
 
 Row = dict[str, Any]
 KINDS: list[Kind] = ["memory", "rocksdb"]
@@ -354,7 +355,7 @@ def test_a_timer_at_no_whole_millisecond_is_refused(when: Any) -> None:
         Driven(ProcessOperator("p", ["k"], Wrong)).feed([{"k": 1}])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(
         st.one_of(

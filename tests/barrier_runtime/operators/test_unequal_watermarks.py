@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, World
 
@@ -20,6 +20,7 @@ from barrier_runtime.operators.keyed_progress import VALUE
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Tumbling
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from tests.drawn import examples
 
 SIZE = 100
 KEYS = list(range(40))
@@ -94,7 +95,7 @@ def test_a_window_that_fired_before_rescaling_does_not_fire_again_for_a_late_row
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     parallelisms=st.lists(st.integers(1, 4), min_size=2, max_size=4),
     rounds=st.lists(

@@ -9,6 +9,7 @@ from barrier_runtime.coordinator.job.effects import Append, Effect, ListForSweep
 from barrier_runtime.coordinator.wire.messages import CheckpointComplete, Trigger
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
+from tests.drawn import seeds
 
 TROUBLE = (Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL, Fault.LAND_LATE)
 
@@ -64,7 +65,7 @@ def take_checkpoint(coordinator, slots, rng=None):
     return number
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_whoever_writes_through_an_old_handle_is_fenced_however_often_it_is_opened_and_whatever_the_store_does(
     seed, store
 ):

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from backend_bench import Bench, drain, of_operator, values
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -19,6 +18,7 @@ from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.backend.restore import BackendKind
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
+from tests.drawn import examples
 
 KEYS = st.integers(0, 40)
 
@@ -201,6 +201,6 @@ class RocksDbModel(KeyedBackendModel):
 
 
 TestMemoryBackendAgainstADict = KeyedBackendModel.TestCase
-TestMemoryBackendAgainstADict.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestMemoryBackendAgainstADict.settings = examples(40, stateful_step_count=50)
 TestRocksDbBackendAgainstADict = RocksDbModel.TestCase
-TestRocksDbBackendAgainstADict.settings = settings(max_examples=12, stateful_step_count=50, deadline=None)
+TestRocksDbBackendAgainstADict.settings = examples(12, stateful_step_count=50)

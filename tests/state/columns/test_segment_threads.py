@@ -19,6 +19,7 @@ from barrier_runtime.state.snapshots import local_copies
 from barrier_runtime.state.snapshots import transfer as snapshot_files
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
+from tests.drawn import seeds
 from tests.stepped_threads import Stepper
 
 TRACED = (keyed_backend, segment, segment_log, snapshot_files, local_copies, dense_segments)
@@ -119,7 +120,7 @@ def stepped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Stepper]:
     return make
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_every_completed_snapshot_restores_to_the_state_at_its_barrier_however_threads_interleave(
     seed: int, tmp_path: Path, stepped: Callable[[int], Stepper]
 ) -> None:

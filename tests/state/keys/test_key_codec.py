@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
+from tests.drawn import examples
 
 UTC = dt.timezone.utc
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(["\0", "a\0", "a\0b", "a\0\0"])
@@ -36,7 +37,7 @@ def _rank(field: Any) -> tuple[int, Any]:
     return (position, 0 if field is None else field)  # type: ignore[return-value]
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(_key)
 def test_a_key_comes_back_as_it_was(key: tuple[Any, ...]) -> None:
     back = decode_key(encode_key(key))
@@ -45,7 +46,7 @@ def test_a_key_comes_back_as_it_was(key: tuple[Any, ...]) -> None:
     assert decode_key(b"1234" + encode_key(key), 4) == key
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(_key, _key)
 def test_the_order_of_the_bytes_is_the_order_of_the_keys(left: tuple[Any, ...], right: tuple[Any, ...]) -> None:
     ranks = [tuple(_rank(field) for field in key) for key in (left, right)]
@@ -54,7 +55,7 @@ def test_the_order_of_the_bytes_is_the_order_of_the_keys(left: tuple[Any, ...], 
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_one_kind_sorts_like_its_values(field: st.SearchStrategy[Any]) -> None:
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     @given(field, field)
     def check(left: Any, right: Any) -> None:
         if left is None or right is None:

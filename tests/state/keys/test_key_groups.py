@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.state.errors import InvalidJob
@@ -22,6 +22,7 @@ from barrier_runtime.state.keys.key_groups import (
     key_groups_of_keys,
     splitmix64,
 )
+from tests.drawn import examples
 
 UTC = dt.timezone.utc
 
@@ -117,7 +118,7 @@ def _columns(draw: st.DrawFn) -> list[pa.Array]:
     return columns
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(_columns(), st.sampled_from([1, 2, 10, 128, 1_000, 32_768]))
 def test_one_key_and_whole_columns_always_agree(columns: list[pa.Array], max_parallelism: int) -> None:
     rows = list(zip(*[column.to_pylist() for column in columns], strict=True))
@@ -129,7 +130,7 @@ def test_one_key_and_whole_columns_always_agree(columns: list[pa.Array], max_par
         assert key_groups_of_keys([(*row, "namespace") for row in rows], len(columns), max_parallelism) == expected
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20), st.integers(1, 32_768))
 def test_the_fast_path_for_plain_integers_agrees_too(values: list[int], max_parallelism: int) -> None:
     found = key_groups_of_int64(np.array(values, np.int64), max_parallelism)
@@ -205,7 +206,7 @@ def test_subtasks_own_ranges_as_in_flink() -> None:
     assert [key_group_range(subtask, 1, 128) for subtask in range(1)] == [(0, 127)]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(1, 300).flatmap(lambda p: st.tuples(st.just(p), st.integers(p, 4_000))))
 def test_ranges_cover_every_group_once_and_agree_with_the_owner_of_each_group(sizes: tuple[int, int]) -> None:
     """R1"""

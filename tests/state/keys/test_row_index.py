@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.state.keys.row_index import IntKeys, Key, TupleKeys, int_key_batch, tuple_keys
+from tests.drawn import examples
 
 EXTREMES = [0, 1, -1, 2**63 - 1, -(2**63), 1 << 32, -(1 << 32)]
 FIELD = st.one_of(st.integers(0, 60), st.sampled_from(EXTREMES))
@@ -15,7 +16,7 @@ def key_batch_of(keys: list[Key], fields: int) -> np.ndarray:
     return np.array(keys, np.int64).reshape(len(keys), fields).T
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 3), st.data())
 def test_a_key_keeps_its_slot_until_it_is_removed_and_no_two_share_one(fields: int, data: st.DataObject) -> None:
     keys, expected = IntKeys(fields), dict[Key, int]()

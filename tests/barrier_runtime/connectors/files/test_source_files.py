@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
@@ -23,6 +23,7 @@ from barrier_runtime.connectors.files.source.listing import find_files
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
 from barrier_runtime.connectors.source import Source
 from barrier_runtime.state.errors import InvalidJob
+from tests.drawn import examples
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string()), ("at", pa.timestamp("ms")), ("x", pa.float64())])
 EPOCH = datetime.datetime(2020, 1, 1)
@@ -121,7 +122,7 @@ def test_files_lists_and_globs_name_the_same_rows(tmp_path: Path, format: str) -
         assert len(rows_of(drained(opened(spec, World())))) == 651
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(polls=st.lists(st.one_of(st.integers(1, 300), st.none()), max_size=8))
 def test_from_any_position_the_very_next_row_comes(tmp_path: Path, format: str, polls: list[int | None]) -> None:
     make = FORMATS[format][1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import World
 from source_harness import opened, rows_of, snapshot_of, spec_of
@@ -19,6 +19,7 @@ from barrier_runtime.connectors.memory.iterator import IteratedRows
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
+from tests.drawn import examples
 from tests.integration.harness import visible_files
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
@@ -165,7 +166,7 @@ def test_an_iterator_that_cannot_be_made_is_the_users_error() -> None:
         read_until(driver, 1)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=25),

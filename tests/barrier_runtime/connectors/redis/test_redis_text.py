@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, text_of
+from tests.drawn import examples
 
 TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.string(): st.text("\\:Nnul1x", max_size=5),
@@ -39,6 +40,7 @@ def values(column: pa.Array) -> list[Any]:
     ]
 
 
+@examples(100)
 @given(keyed())
 def test_rows_have_the_same_redis_key_exactly_when_their_keys_are_equal(columns: list[pa.Array]) -> None:
     names = [f"k{number}" for number in range(len(columns))]

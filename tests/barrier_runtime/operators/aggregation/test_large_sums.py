@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World
 
@@ -19,6 +19,7 @@ from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Tumbling
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from tests.drawn import examples
 
 HIGHEST, LOWEST = 2**63 - 1, -(2**63)
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64())])
@@ -56,7 +57,7 @@ VALUES = st.one_of(
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     batches=st.lists(
         st.lists(st.tuples(st.sampled_from("ab"), VALUES), min_size=1, max_size=12), min_size=1, max_size=4
@@ -101,7 +102,7 @@ def test_the_mean_of_nanoseconds_since_the_epoch_lies_between_them(make: Any) ->
 @pytest.mark.parametrize(
     "values", [[HIGHEST, 5], [LOWEST, -1], [2**62, 2**62], [HIGHEST, 1, -1], [1] * 600 + [HIGHEST]]
 )
-@pytest.mark.parametrize("rows_per_batch", [1, 2, 1_000])
+@pytest.mark.parametrize("rows_per_batch", [pytest.param(1, marks=pytest.mark.slow), 2, 1_000])
 def test_a_sum_that_leaves_64_bits_is_refused_at_that_row_with_key_and_remedy(
     make: Any, values: list[int], rows_per_batch: int
 ) -> None:

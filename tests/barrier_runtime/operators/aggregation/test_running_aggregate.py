@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World
 
@@ -13,6 +13,7 @@ from barrier_runtime.data.grouping import group_rows, order_of_ints, stable_orde
 from barrier_runtime.operators.aggregation.functions import count, max_, mean, min_, sum_
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.state.errors import InvalidJob
+from tests.drawn import examples
 
 AGGREGATES = {
     "n": count(),
@@ -71,7 +72,7 @@ ROW = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(st.lists(ROW, min_size=1, max_size=80), max_size=5), st.sampled_from([["k"], ["g"], ["g", "k"]]), st.data()
 )
@@ -142,6 +143,7 @@ def test_a_batch_of_another_type_is_refused_with_both_types() -> None:
         driven.feed([{"k": "1"}])
 
 
+@examples(100)
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=3_000))
 def test_the_radix_order_is_the_stable_order(values: list[int]) -> None:
     row_ids = np.array(values, np.int64)

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.operators.deduplication.bloom import BloomFilter, Hashed, TimeBuckets
 from barrier_runtime.operators.deduplication.hashing import hash_rows
+from tests.drawn import examples
 
 
 def ids(first: int, last: int) -> Hashed:
@@ -91,7 +92,7 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_equal_values_have_equal_hashes_wherever_they_stand_and_others_do_not(kind: str, data: st.DataObject) -> None:
     type_, values = KINDS[kind]

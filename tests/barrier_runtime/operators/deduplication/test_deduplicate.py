@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World
 
@@ -18,6 +18,7 @@ from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from tests.drawn import examples
 
 SCHEMA = pa.schema([("id", pa.string()), ("part", pa.int32()), ("n", pa.int64())])
 KEYS = ("id", "part")
@@ -103,7 +104,7 @@ ACTION = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.lists(ACTION, max_size=20), st.sampled_from([None, 1, 3, 100]), st.integers(1, 3))
 def test_each_id_passes_exactly_once_within_its_horizon_over_restarts_and_other_parallelisms(
     actions: list[tuple[str, Any]], within_ms: int | None, parallelism: int

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World
 
@@ -17,6 +17,7 @@ from barrier_runtime.operators.aggregation.functions import count, max_, mean, m
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Sliding, Tumbling, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
+from tests.drawn import examples
 
 SIZE, OFFSET = 100, 30
 WINDOW = Tumbling(datetime.timedelta(milliseconds=SIZE), datetime.timedelta(milliseconds=OFFSET))
@@ -112,7 +113,7 @@ ACTION = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.lists(ACTION, max_size=12), st.sampled_from([SIZE, SIZE // 4]))
 def test_windows_equal_a_row_by_row_model_whatever_the_order_lateness_and_restarts(
     actions: list[tuple[str, Any]], slide: int
@@ -331,6 +332,7 @@ def test_impossible_windows_are_refused(size: int, offset: int) -> None:
         Tumbling(datetime.timedelta(milliseconds=size), datetime.timedelta(milliseconds=offset))
 
 
+@examples(100)
 @given(st.integers(-(2**40), 2**40), st.integers(1, 10**9), st.data())
 def test_every_time_lies_in_its_window_and_windows_touch(time: int, size: int, data: st.DataObject) -> None:
     offset = data.draw(st.integers(0, size - 1))

@@ -1,13 +1,14 @@
 """Alignment as interleavings: what arrives on which channel, and exactly what the subtask must do about it."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.effects import Aborted, Block, TakeSnapshot, Unblock
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
+from tests.drawn import examples
 
 TOKEN = 7
 
@@ -220,7 +221,7 @@ def test_at_least_once_counts_an_end_as_barrier():
     assert snapshots(play(tracker, (0, barrier(1)), (1, "end"))) == [1]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.data())
 def test_any_interleaving_of_complete_barriers_takes_each_once_in_order_and_ends_unblocked(data):
     """A3, A8: every channel delivers 1..n in its own order of events; blocked channels are not read."""

@@ -1,13 +1,14 @@
 """Unaligned checkpoints as interleavings: what a subtask captures, records and forwards when barriers overtake rows."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from subtask_bench import TOKEN, Bench, barrier, rows, values
 
 from barrier_runtime.data.elements import Barrier, Batch, CancelBarrier, EndOfInput, Watermark
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.effects import Aborted, Block, InFlightComplete, StartTimer, TakeSnapshot
+from tests.drawn import examples
 
 
 def at_once(id):
@@ -353,7 +354,7 @@ def test_an_aligned_checkpoint_comes_after_all_restored_rows():
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(st.data())
 def test_state_and_in_flight_rows_are_together_what_came_before_the_barriers(data):
     """U1, U11: any interleaving of rows, barriers of all kinds, ends, work, sending, and time."""

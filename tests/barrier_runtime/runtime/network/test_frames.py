@@ -4,7 +4,7 @@ import pickle
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import Barrier, Batch, CancelBarrier, EndOfInput, Idle, Watermark
@@ -18,6 +18,7 @@ from barrier_runtime.runtime.network.frames import (
     RowTooLarge,
     UnknownFrames,
 )
+from tests.drawn import examples
 
 VERSION_AT = 25  # in frames of every version
 
@@ -41,7 +42,7 @@ ELEMENTS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 400))
 def test_elements_survive_the_wire_however_the_bytes_are_cut(step):
     data = wire(FrameWriter(), *ELEMENTS)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import World
 from source_harness import drained, names, opened, rows_of, snapshot_of, spec_of
@@ -32,6 +32,7 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.open import open_store
+from tests.drawn import examples
 
 SCHEMA = pa.schema([("split", pa.string()), ("n", pa.int64())])
 
@@ -379,7 +380,7 @@ def test_without_the_snapshots_of_all_subtasks_nothing_is_restored() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(0, 2**32))
 def test_every_row_of_every_split_is_read_once_over_crashes_and_rescaling(seed: int) -> None:
     """R1, for splits that appear: what is decided is what was read up to the last checkpoint of all subtasks."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
@@ -16,6 +16,7 @@ from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
+from tests.drawn import examples
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +135,7 @@ def test_a_wrong_event_time_column_is_named() -> None:
 # ---------------------------------------------------------------- positions
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.one_of(st.integers(1, 40), st.none()), max_size=20), st.integers(1, 4))
 def test_polls_and_restarts_in_any_order_give_every_row_once_in_order(polls: list[int | None], splits: int) -> None:
     spec, world = spec_of(numbers(50), splits, event_time="t"), World()
@@ -245,6 +246,7 @@ def test_a_row_that_does_not_fit_the_schema_is_named() -> None:
 # ---------------------------------------------------------------- schedules and the rate source
 
 
+@examples(100)
 @given(st.floats(0.1, 1e7), st.integers(0, 10**7), st.integers(0, 10**13))
 def test_exactly_the_rows_whose_time_has_come_are_due(rate: float, row: int, later_ns: int) -> None:
     schedule = Schedule(rate)

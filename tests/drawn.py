@@ -1,0 +1,21 @@
+"""How many examples or seeds a test tries. It names what `make test` draws; `make check` draws a fifth: examples
+by the profile `check` of tests/conftest.py, seeds because the others are marked slow."""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+FEWEST = 10
+OF = settings.get_profile("default").max_examples
+
+
+def examples(count: int, **others: Any) -> settings:
+    """`@examples(300)` is written in the place of `@settings(max_examples=300, deadline=None)`."""
+    drawn = max(count * settings.default.max_examples // OF, min(count, FEWEST))
+    return settings(max_examples=drawn, deadline=None, **others)
+
+
+def seeds(count: int) -> list[Any]:
+    """`parametrize("seed", seeds(40))` is written in the place of `parametrize("seed", range(40))`."""
+    return [seed if seed < count // 5 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(count)]
