@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -31,8 +32,8 @@ def run(folder: Path) -> None:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Doctor:
-    run(tmp_path)
+def stored(tmp_path: Path, ended_job: Callable[..., None]) -> Doctor:
+    ended_job(tmp_path, rows=ROWS, keys=KEYS)
     return Doctor(tmp_path / "checkpoints", NAME)
 
 

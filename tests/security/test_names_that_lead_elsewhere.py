@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +181,8 @@ def test_url_and_key_look_alikes_are_told_apart_by_kind(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Doctor:
-    run_small_job(tmp_path, keys=2_000, rows=4_000)
+def stored(tmp_path: Path, ended_job: Callable[..., None]) -> Doctor:
+    ended_job(tmp_path, keys=2_000, rows=4_000)
     return Doctor(tmp_path / "checkpoints", NAME)
 
 

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -111,8 +112,8 @@ def test_the_trap_of_the_test_above_does_snap(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Doctor:
-    run_small_job(tmp_path)
+def stored(tmp_path: Path, ended_job: Callable[..., None]) -> Doctor:
+    ended_job(tmp_path)
     return Doctor(tmp_path / "checkpoints", NAME)
 
 
