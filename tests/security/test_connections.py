@@ -4,6 +4,7 @@ place only. Against real processes and sockets."""
 import asyncio
 import http.client
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,13 @@ def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) ->
 # ---------------------------------------------------------------- REST
 
 
+@pytest.fixture(scope="module")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """For tests that keep no place in it and do not look at its memory."""
+    with living_daemon(tmp_path_factory.mktemp("shared")) as daemon:
+        yield daemon
+
+
 @pytest.mark.slow
 def test_http_connections_without_a_request_are_closed_in_time(tmp_path: Path) -> None:
     """G5, H3: silent ones, slow heads and slow bodies."""
@@ -190,9 +198,9 @@ def test_one_more_http_connection_than_there_are_places_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("head", [b"GET /" + b"x" * 1_000_000, b"GET / HTTP/1.1\r\nX: " + b"y" * 1_000_000])
-def test_a_request_head_without_an_end_is_cut_off(tmp_path: Path, head: bytes) -> None:
+def test_a_request_head_without_an_end_is_cut_off(shared_daemon: Daemon, head: bytes) -> None:
     """G5"""
-    with living_daemon(tmp_path) as daemon, dial(daemon.http) as connection:
+    with dial(shared_daemon.http) as connection:
         try:
             connection.sendall(head)
         except ConnectionError:
@@ -214,29 +222,28 @@ def test_a_body_is_not_read_for_who_has_no_token(tmp_path: Path) -> None:
         assert daemon.memory_bytes - before < 32 * MIB
 
 
-def test_answers_over_the_wire_tell_nothing_of_the_server_and_allow_no_other_origin(tmp_path: Path) -> None:
+def test_answers_over_the_wire_tell_nothing_of_the_server_and_allow_no_other_origin(shared_daemon: Daemon) -> None:
     """G5: as a browser would see them."""
-    with living_daemon(tmp_path) as daemon:
-        for method, path, headers, status in (
-            ("GET", "/healthz", {}, 200),
-            ("GET", "/jobs", {}, 401),
-            ("GET", "/jobs", {"Authorization": f"Bearer {TOKEN}"}, 200),
-            ("OPTIONS", "/jobs", {"Access-Control-Request-Method": "PUT"}, 401),
-            ("GET", "/jobs/%252e%252e", {"Authorization": f"Bearer {TOKEN}"}, 400),
-            ("GET", "/jobs/%2e%2e/x", {"Authorization": f"Bearer {TOKEN}"}, 404),
-            ("GET", "/../../etc/passwd", {"Authorization": f"Bearer {TOKEN}"}, 404),
-        ):
-            connection = http.client.HTTPConnection(*daemon.http, timeout=PATIENCE_S)
-            connection.request(method, path, headers={"Origin": "http://evil", **headers})
-            answer = connection.getresponse()
-            body = answer.read()
-            names = {name.lower() for name, _ in answer.getheaders()}
-            assert answer.status == status, (path, body)
-            assert not {name for name in names if name.startswith("access-control")}
-            assert "server" not in names
-            assert answer.getheader("content-type") == "application/json"
-            assert TOKEN.encode() not in body
-            connection.close()
+    for method, path, headers, status in (
+        ("GET", "/healthz", {}, 200),
+        ("GET", "/jobs", {}, 401),
+        ("GET", "/jobs", {"Authorization": f"Bearer {TOKEN}"}, 200),
+        ("OPTIONS", "/jobs", {"Access-Control-Request-Method": "PUT"}, 401),
+        ("GET", "/jobs/%252e%252e", {"Authorization": f"Bearer {TOKEN}"}, 400),
+        ("GET", "/jobs/%2e%2e/x", {"Authorization": f"Bearer {TOKEN}"}, 404),
+        ("GET", "/../../etc/passwd", {"Authorization": f"Bearer {TOKEN}"}, 404),
+    ):
+        connection = http.client.HTTPConnection(*shared_daemon.http, timeout=PATIENCE_S)
+        connection.request(method, path, headers={"Origin": "http://evil", **headers})
+        answer = connection.getresponse()
+        body = answer.read()
+        names = {name.lower() for name, _ in answer.getheaders()}
+        assert answer.status == status, (path, body)
+        assert not {name for name in names if name.startswith("access-control")}
+        assert "server" not in names
+        assert answer.getheader("content-type") == "application/json"
+        assert TOKEN.encode() not in body
+        connection.close()
 
 
 # ---------------------------------------------------------------- data connections
