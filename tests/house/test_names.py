@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.parsed import parsed
+from tests.parsed import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("barrier_runtime", "coordinator", "state")
@@ -49,15 +49,15 @@ def files() -> Iterator[Path]:
 def test_a_public_class_name_exists_once() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for file in files():
-        for node in ast.walk(parsed(str(file))):
+        for node in nodes(str(file.relative_to(ROOT))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(file.relative_to(ROOT)))
     assert len(places) > 300
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def identifiers(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def identifiers(file: Path) -> Iterator[str]:
+    for node in nodes(str(file.relative_to(ROOT))):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -76,7 +76,7 @@ def test_identifiers_use_the_terms_of_the_field() -> None:
     found = {
         f"{file.relative_to(ROOT)}: {name}": f"write {TERMS[word]}"
         for file in files()
-        for name in set(identifiers(parsed(str(file))))
+        for name in set(identifiers(file))
         for word in words(name) & TERMS.keys()
     }
     assert found == {}

@@ -6,19 +6,18 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import COMMAND, Done, run_here
 
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 
-COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
 PATHS = Paths("killed")
 APP = """
     import pyarrow.compute as pc
@@ -32,8 +31,8 @@ APP = """
 """
 
 
-def fsck(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*COMMAND, "fsck", *arguments], capture_output=True, text=True, timeout=120, check=False)
+def fsck(*arguments: str) -> Done:
+    return run_here("fsck", *arguments)
 
 
 def as_json(*arguments: str) -> dict:
@@ -83,7 +82,10 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(tmp_path: Path) -> None:
     os.close(controller)
     assert b"log records," in done.stdout
     assert b"\x1b" not in done.stdout
-    assert fsck(str(tmp_path / "checkpoints")).stderr == ""
+    piped = subprocess.run(
+        [*COMMAND, "fsck", str(tmp_path / "checkpoints")], capture_output=True, timeout=120, check=True
+    )
+    assert piped.stderr == b""
 
 
 @pytest.fixture(params=["folder", "s3"])

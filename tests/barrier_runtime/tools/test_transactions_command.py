@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import COMMAND, Done, run_here
 
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.connectors.files.sink.sink import ParquetSink
@@ -32,7 +32,6 @@ from tests.deciding import deciding
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
 ROWS = 10_000
 APP = """
     import os
@@ -96,15 +95,11 @@ class Killed:
         return sorted((each for each in records if isinstance(each, Fence)), key=lambda fence: fence.token)
 
     def damage(self) -> list[object]:
-        done = subprocess.run(
-            [*COMMAND, "fsck", self.url, "--format", "json"], capture_output=True, text=True, timeout=120, check=False
-        )
-        (job,) = json.loads(done.stdout)["jobs"]
+        (job,) = json.loads(run_here("fsck", self.url, "--format", "json").stdout)["jobs"]
         return list(job["damage"])
 
-    def settle(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [*COMMAND, "transactions", "stuck", *arguments, "--checkpoints", self.url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    def settle(self, *arguments: str) -> Done:
+        return run_here("transactions", "stuck", *arguments, "--checkpoints", self.url)
 
     def run_on(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """The same program again, with commits that work, to its end."""

@@ -1,11 +1,8 @@
 """`barrier-runtime status` against a real daemon: the whole state as JSON, and in one line whether the job gets on."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
+from command_line import run_here
 from coordinator_world import options, spec
 from test_daemon import Daemon, running_slots
 
@@ -22,10 +19,8 @@ JOB = spec(
 
 
 def status(daemon, *job):
-    command = [str(Path(sys.executable).with_name("barrier-runtime")), "status", *job]
     address = f"http://127.0.0.1:{daemon.sockets[1].getsockname()[1]}"
-    command += ["--coordinator", address, "--token-file", str(daemon.token_file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_here("status", *job, "--coordinator", address, "--token-file", str(daemon.token_file))
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
