@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import psutil
 import pytest
 from coordinator_world import log_of, options, spec
@@ -50,6 +51,14 @@ def log_of_url(url):
 def embedded(tmp_path):
     with EmbeddedCoordinator(str(tmp_path / "store")) as coordinator:
         yield coordinator
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """One for all attacks that must leave it as it was; each with a job of its own, if any."""
+    with EmbeddedCoordinator(str(tmp_path_factory.mktemp("attacked") / "store")) as coordinator:
+        yield coordinator
+        assert coordinator.restarts == 0
 
 
 def running_slots(coordinator, job=JOB):
@@ -345,15 +354,15 @@ def test_a_terminated_daemon_leaves_the_jobs_and_the_store_alone(tmp_path):
     ],
     ids=["http", "pickle", "oversized", "garbage"],
 )
-def test_bytes_that_are_no_handshake_close_the_connection(embedded, first):
+def test_bytes_that_are_no_handshake_close_the_connection(attacked, first):
     """B3, B4, H3."""
-    embedded.wait_ready()
-    with socket.create_connection(embedded.control_address, timeout=10) as connection:
+    attacked.wait_ready()
+    with socket.create_connection(attacked.control_address, timeout=10) as connection:
         connection.sendall(first)
         if first.startswith(b"GET"):
             connection.shutdown(socket.SHUT_WR)
         assert read_to_end(connection) == b""
-    assert embedded.client.health().status == "ok"
+    assert attacked.client.health().status == "ok"
 
 
 def read_to_end(connection):
@@ -373,19 +382,21 @@ def test_a_half_open_handshake_is_closed_and_disturbs_nobody(tmp_path):
         assert read_to_end(mute) == b""
 
 
-def test_a_slot_with_a_wrong_secret_gets_nowhere(embedded):
+def test_a_slot_with_a_wrong_secret_gets_nowhere(attacked):
     """G7."""
-    embedded.submit(JOB)
-    impostor = TcpSlot(JOB.job, JOB.run_id, b"x" * 32, 0)
+    job = msgspec.structs.replace(JOB, job="wrong-secret")
+    attacked.submit(job)
+    impostor = TcpSlot(job.job, job.run_id, b"x" * 32, 0)
     with pytest.raises(Exception, match=r"secret|refused|reset"):
-        impostor.connect(embedded.control_address, timeout_s=0.1)
-    assert embedded.client.status("flights").slots == ()
+        impostor.connect(attacked.control_address, timeout_s=0.1)
+    assert attacked.client.status(job.job).slots == ()
 
 
-def test_a_slot_that_registers_as_another_is_cut_off(embedded):
+def test_a_slot_that_registers_as_another_is_cut_off(attacked):
     """G7: what the handshake proved must be what it says."""
-    secret = bytes.fromhex(embedded.submit(JOB).secret)
-    slot = TcpSlot(JOB.job, JOB.run_id, secret, 0)
+    job = msgspec.structs.replace(JOB, job="as-another")
+    secret = bytes.fromhex(attacked.submit(job).secret)
+    slot = TcpSlot(job.job, job.run_id, secret, 0)
     proven, slot.uuid = slot.uuid, "someone-else"
     original = slot.say
 
@@ -393,10 +404,10 @@ def test_a_slot_that_registers_as_another_is_cut_off(embedded):
         original(type(message)(**{**fields(message), "uuid": proven + "x"}))
 
     slot.say = say
-    slot.connect(embedded.control_address)
+    slot.connect(attacked.control_address)
     with pytest.raises(ConnectionError):
         slot.receive()
-    assert embedded.client.status("flights").slots == ()
+    assert attacked.client.status(job.job).slots == ()
 
 
 def fields(message):
@@ -404,9 +415,10 @@ def fields(message):
 
 
 @pytest.mark.parametrize("what", ["bad mac", "pickle", "second frame is garbage", "sequence"])
-def test_a_bad_frame_of_a_proven_slot_costs_it_the_connection_only(embedded, what):
+def test_a_bad_frame_of_a_proven_slot_costs_it_the_connection_only(attacked, what):
     """B3, B4."""
-    slots = running_slots(embedded)
+    job = msgspec.structs.replace(JOB, job=what.replace(" ", "-"))
+    slots = running_slots(attacked, job)
     bad = slots[0]
     good = bad._framing.frame(encode(Heartbeat(1)))
     if what == "bad mac":
@@ -418,10 +430,12 @@ def test_a_bad_frame_of_a_proven_slot_costs_it_the_connection_only(embedded, wha
     else:
         bad._socket.sendall(good + b"\xff" * 64)
     until_closed(bad)
-    bad.connect(embedded.control_address)
+    bad.connect(attacked.control_address)
     bad.until(Registered)
     assert one_checkpoint(slots) > 0
-    assert embedded.client.status("flights").recoveries[-1].token == 1
+    assert attacked.client.status(job.job).recoveries[-1].token == 1
+    for slot in slots:
+        slot.close()
 
 
 @pytest.mark.slow
