@@ -13,6 +13,8 @@ from examples.flight_delays import build
 from examples.flights_data import MAX_OUT_OF_ORDERNESS, load_airlines, load_flights, max_out_of_orderness, prepare
 from examples.run_check import Key, Verdict, compare_totals, compare_windows, read_totals, read_windows
 
+pytestmark = pytest.mark.slow  # the rows of a year
+
 
 @pytest.fixture(scope="module")
 def flights() -> pa.Table:

@@ -178,6 +178,7 @@ def test_a_spread_is_shown_where_there_is_one() -> None:
     assert shown(figure([None])) == "-"
 
 
+@pytest.mark.slow
 def test_the_report_of_a_stored_file_has_every_picture_and_needs_nothing_beside_it(
     results: Results, tmp_path: Path
 ) -> None:
