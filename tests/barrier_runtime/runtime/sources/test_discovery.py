@@ -328,7 +328,7 @@ def test_a_source_that_discovers_no_more_remembers_what_was_read() -> None:
 
 
 def test_a_split_that_neither_is_listed_nor_can_be_made_again_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_ahead, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(rows_ahead, "_TIMEOUT_S", 30.0)
     world = World()
     driver = opened(spec_of(IteratedRows("src", lambda i, n: iter([{"n": 1}] * 5), SCHEMA, True, 1)), world)
     driver.poll(0, 2)

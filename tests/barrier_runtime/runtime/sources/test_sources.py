@@ -22,7 +22,7 @@ from tests.drawn import examples
 @pytest.fixture(autouse=True)
 def full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Iterators are waited for until they have filled a batch, however slow this machine is."""
-    monkeypatch.setattr(rows_ahead, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(rows_ahead, "_TIMEOUT_S", 30.0)
 
 
 SECOND_NS = 1_000_000_000
