@@ -230,7 +230,7 @@ class Start(Message, frozen=True):
     token: int
 
 
-class Trigger(Message, frozen=True):
+class Trigger(Message, frozen=True, omit_defaults=True):  # what is not said older slots need not know
     """Take checkpoint `checkpoint`. Sent to every slot; may be repeated."""
 
     token: int
