@@ -55,7 +55,7 @@ def test_a_loss_is_warned_of_while_it_comes_near(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retention catches up with a reader that stands still, offset by offset."""
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._POLL_S", 0.02)
     topic = Topic(kafka)
     topic.write("x" * 1000 for _ in range(3_000))
     source = source_of(kafka, topic.name, config={"queued.max.messages.kbytes": 16, "fetch.message.max.bytes": 16_384})
@@ -78,8 +78,8 @@ def test_a_topic_that_is_deleted_while_it_is_read_ends_the_job(
     kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not at once: brokers that have just started may not know their topics yet. Other topics are read on."""
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._LOOK_AGAIN_S", 0.1)
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._LOOK_SOON_S", 0.1)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._POLL_S", 0.1)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._POLL_SOON_S", 0.1)
     monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._MISSING_S", 1.0)
     topics = sorted((Topic(kafka), Topic(kafka)), key=lambda topic: topic.name)
     for topic in topics:
@@ -120,7 +120,7 @@ def test_a_pattern_without_topics_is_an_error_only_where_none_can_come_later(kaf
 
 
 def test_a_broker_that_does_not_answer_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.client._PATIENCE_S", 1.5)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.client._TIMEOUT_S", 1.5)
     source = source_of(_Nobody(), "topic")
     began = time.monotonic()
     with pytest.raises(Unavailable, match=r"no answer from Kafka at 127.0.0.1:\d+ for .*start the broker"):

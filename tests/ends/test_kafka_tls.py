@@ -114,7 +114,7 @@ def test_a_cluster_that_nobody_serves_takes_one_line_of_the_log_before_the_messa
 ) -> None:
     from examples.servers.base import free_port
 
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.client._PATIENCE_S", 3.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.client._TIMEOUT_S", 3.0)
 
     class Nobody:
         bootstrap = f"127.0.0.1:{free_port()}"

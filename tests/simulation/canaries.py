@@ -345,7 +345,7 @@ def _older_restored() -> Iterator[None]:
         def start_run(spec: Any, view: Any) -> Any:
             choice = original(spec, view)
             if len(view.completes) > 1:
-                return restore_choice.RestoreSite(view.completes[1], choice.lineage)
+                return restore_choice.RestoreFrom(view.completes[1], choice.lineage)
             return choice
 
         return start_run

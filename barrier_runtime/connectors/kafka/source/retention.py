@@ -24,7 +24,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 _SHARE = 0.1
 _POLL_S = 30.0
-_LOOK_SOON_S = 1.0
+_POLL_SOON_S = 1.0
 _MISSING_S = 20.0  # a topic that is not there: brokers that have just started may not know it yet
 _ANSWER_S = 5.0
 
@@ -82,7 +82,7 @@ class RetentionWatch:
         self._missing = {partition: since for partition, since in self._missing.items() if partition in by_partition}
         for queue in queues:
             self._judge(consumer, queue, by_partition[(queue.topic, queue.partition)])
-        return _LOOK_SOON_S if self._missing or _leaderless(answers) else _POLL_S
+        return _POLL_SOON_S if self._missing or _leaderless(answers) else _POLL_S
 
     def close(self) -> None:
         self._other.close()
