@@ -18,8 +18,11 @@ import os, signal, time
 from barrier_runtime.spark import deaths
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as pyspark's manager does
 deaths.watch()
+listening, listens = os.pipe()
 if (pid := os.fork()) == 0:
+    os.read(listening, 1)
     os.kill(os.getpid(), signal.SIGSEGV)
+os.write(listens, b"!")
 well = os.fork()
 if well == 0:
     os._exit(3)
