@@ -85,8 +85,8 @@ def test_a_job_whose_client_goes_silent_goes_on_by_itself_and_writes_every_row_o
     def hand_out_and_fall_silent(self: Fetcher, consumer: Any, *args: Any) -> None:
         hand_out(self, consumer, *args)
         if not silenced:
-            silenced.extend(sorted(feed.next_offset for feed in self._feeds.values()))
-            consumer.pause([TopicPartition(*partition) for partition in self._feeds])
+            silenced.extend(sorted(queue.next_offset for queue in self._queues.values()))
+            consumer.pause([TopicPartition(*partition) for partition in self._queues])
 
     monkeypatch.setattr(Fetcher, "_hand_out", hand_out_and_fall_silent)
     timeouts = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, probe=20.0, tried=60.0)
