@@ -17,7 +17,7 @@ MUTANTS = (
         "state/columns/segment_set.py",
         "if start is None or self._writing:",
         "if start is None:",
-        ("tests/state/columns/test_segment_threads.py",),
+        ("tests/state/columns/test_segment_set.py",),
     ),
     Mutant(
         "no-tombstones",

@@ -3,12 +3,14 @@
 import resource
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from backend_bench import Bench, checkpoint, drain, of_operator, values
 
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.columns import segment_set
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.segment_set import SegmentLog
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
@@ -202,6 +204,38 @@ def test_what_is_written_while_files_are_merged_counts_after_them(tmp_path: Path
         assert content(restored) == content(table)
         freeze(np.arange(3))
         log.merge(lambda: True)
+    assert len(list((tmp_path / "segments").iterdir())) < 24
+
+
+def test_a_merge_that_comes_while_a_segment_is_written_waits_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being written has its number already: a merge would come after it in a restore, with older values."""
+    shard = Shard(MemoryKv(), "op", 0, 128, 0, 127)
+    specs = {"count": ("i8", 0), "high": ("f8", -1.0)}
+    table = ColumnTable("dense", 0, shard, specs, 1, False, 1 << 20, (), False)
+    log = SegmentLog(tmp_path / "segments", 128)
+
+    def freeze(keys: np.ndarray) -> None:
+        count(table, keys)
+        table.freeze()
+        log.write(table.take_segments())
+
+    freeze(np.arange(1_000))
+    for start in range(24):  # as many as are merged
+        freeze(np.arange(start, start + 5))
+    write = segment_set._written
+
+    def written(*arguments: Any) -> list[segment_set.SegmentFile]:
+        monkeypatch.undo()
+        log.merge(lambda: True)
+        return write(*arguments)
+
+    monkeypatch.setattr(segment_set, "_written", written)
+    freeze(np.arange(24))
+    again = SegmentLog(tmp_path / "segments", 128)
+    assert content(ColumnTable("dense", 0, shard, specs, 1, False, 1 << 20, again.of("dense"), False)) == content(table)
+    log.merge(lambda: True)
     assert len(list((tmp_path / "segments").iterdir())) < 24
 
 
