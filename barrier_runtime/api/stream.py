@@ -242,8 +242,8 @@ class Stream:
     def deduplicate(self, name: str, *columns: str, within: datetime.timedelta | None) -> "Stream":
         """Let the first row of each id (the values of `columns`; null is a value like others) pass, and drop the later
         ones. An id is forgotten once the watermark has advanced by `within` since the id was seen; a row's own event
-        time plays no part, so a late row is never dropped for being late. With None, or on a stream without
-        watermarks, no id is ever forgotten, and the state grows with every one.
+        time plays no part, so a late row is never dropped for being late. With None no id is ever forgotten, and the
+        state grows with every one.
 
         Bloom filters in memory (about 3 to 12 bytes per id) spare new ids the look-up in the state. Counted: `lookups`,
         `lookups_saved`, `duplicates`.
@@ -255,6 +255,8 @@ class Stream:
         if within_ms == 0:
             raise InvalidJob(f"{where}: within is 0, so every id would be forgotten at once: use a longer time")
         keyed = self.key_by(*columns)
+        if within is not None:
+            keyed._need_watermarks(where, f"within={within} is measured by the watermark")
         make = partial(DeduplicateOperator, keys=columns, within_ms=within_ms, schema=self.schema)
         horizon = "for ever" if within is None else f"within {within}"
         return keyed._stateful(name, "deduplicate", make, self.schema, f"{', '.join(columns)} {horizon}")

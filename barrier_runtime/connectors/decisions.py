@@ -9,16 +9,31 @@ from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import read_log
-from barrier_runtime.coordinator.log.records import FIRST_POSITION
+from barrier_runtime.coordinator.log.records import FIRST_POSITION, decode_record
+from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import get_or_none
 from barrier_runtime.state.store.paths import Paths
+
+_READS = 3  # of a record that is damaged
 
 
 def log_id(context: SinkContext) -> str:
     """The log within which `context.token` only rises: what no other log has. Where the store has none (a sink that is
-    driven by hand), the lineage, within which it rises as well. Blocking; raises what the store raises."""
-    first = get_or_none(context.job_store, Paths(context.job).log_record(FIRST_POSITION))
-    return f"lineage {context.lineage}" if first is None else f"log {sha256_hex(first)[:32]}"
+    driven by hand), the lineage, within which it rises as well. Blocking; raises what the store raises, and `Corrupt`
+    for a first record that is not what was written: a subtask with the identity of no log would write as a stranger."""
+    key = Paths(context.job).log_record(FIRST_POSITION)
+    for left in reversed(range(_READS)):
+        first = get_or_none(context.job_store, key)
+        if first is None:
+            break
+        try:
+            decode_record(key, first)
+        except Corrupt:  # stored so, or read so this once
+            if not left:
+                raise
+        else:
+            return f"log {sha256_hex(first)[:32]}"
+    return f"lineage {context.lineage}"
 
 
 def decided_checkpoints(context: SinkContext, after: int) -> list[int]:

@@ -23,7 +23,7 @@ from barrier_runtime.state.store.open import open_existing_store
 
 
 def fsck(url: str, job: str | None, *, delete: bool, min_age_s: float, form: str) -> int:
-    """Check, delete orphans if asked, print. The exit code: 0 clean, 1 orphans only, 2 damage."""
+    """Check, delete orphans if asked, print. The exit code: 0 clean, 1 orphans only, 2 damage or an unreadable job."""
     if form not in ("text", "json"):
         raise InvalidJob(f"--format {form!r} is not known: use text or json")
     if not 0 <= min_age_s <= 10 * 365 * 24 * 3600:
@@ -52,11 +52,17 @@ def _lines(report: FsckReport) -> Iterator[str]:
         yield f"{damaged} damaged"
     if orphans:
         yield f"{_sized(orphans)} orphaned: --delete removes them"
-    if not damaged and not orphans:
+    unreadable = sum(1 for job in report.jobs if job.unreadable)
+    if unreadable:
+        yield f"{unreadable} not checked"
+    if not damaged and not orphans and not unreadable:
         yield "clean"
 
 
 def _job_lines(job: JobReport) -> Iterator[str]:
+    if job.unreadable:
+        yield f"job {job.job}: not checked: {job.unreadable}"
+        return
     newest = f"newest checkpoint {job.checkpoint}" if job.checkpoint else "no checkpoint"
     yield f"job {job.job}: {job.records} log records, generation {job.generation}, {newest}"
     ids = ", ".join(map(str, job.verified)) or "none"

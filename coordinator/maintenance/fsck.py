@@ -71,6 +71,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     damage: tuple[Damage, ...] = ()
     unreferenced: tuple[UnreferencedObject, ...] = ()
     notes: tuple[str, ...] = ()
+    unreadable: str = ""  # why nothing was checked: a newer release wrote the job
 
 
 class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +80,8 @@ class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0: clean, 1: orphans only, 2: damage."""
-        if any(job.damage for job in self.jobs):
+        """0: clean, 1: orphans only, 2: damage, or a job that this release cannot read."""
+        if any(job.damage or job.unreadable for job in self.jobs):
             return 2
         return 1 if any(each.state == "orphan" for job in self.jobs for each in job.unreferenced) else 0
 

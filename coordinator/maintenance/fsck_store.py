@@ -72,14 +72,25 @@ class CheckedJob:
 def check_store(
     store: ObjectStore, job: str | None, min_age_ms: int, wall_ms: int, progress: CheckProgress = no_progress
 ) -> list[CheckedJob]:
-    """Check every job below the store's root, or one. Raises `InvalidJob` when there is none, `Unavailable` when the
-    store does not answer: then nothing is said about any object."""
+    """Check every job below the store's root, or one. Raises `InvalidJob` when there is none, or a newer release wrote
+    the one asked for; `Unavailable` when the store does not answer: then nothing is said about any object."""
     listed = _listed(store, job, progress)
     jobs = {name: objects for name, objects in listed.items() if _is_job(name, objects)}
     if not jobs:
         raise InvalidJob(_why_none(store, job, listed))
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="fsck") as pool:
-        return [_Check(store, pool, name, jobs[name], progress).run(min_age_ms, wall_ms) for name in sorted(jobs)]
+        checks = [_Check(store, pool, name, jobs[name], progress) for name in sorted(jobs)]
+        if job is not None:
+            return [check.run(min_age_ms, wall_ms) for check in checks]
+        return [_run_if_readable(check, min_age_ms, wall_ms) for check in checks]
+
+
+def _run_if_readable(check: "_Check", min_age_ms: int, wall_ms: int) -> CheckedJob:
+    try:
+        return check.run(min_age_ms, wall_ms)
+    except InvalidJob as error:
+        report = JobReport(job=check.job, records=0, generation=0, checkpoint=0, unreadable=str(error))
+        return CheckedJob(report, SweepPlan(), 0)
 
 
 def report_of(store: ObjectStore, checked: Iterable[CheckedJob]) -> FsckReport:
@@ -93,7 +104,7 @@ def delete_orphans(
     if any(each.report.damage for each in checked):
         reason = "nothing was deleted: there is damage; repair it first, or name a job that has none with --job"
         return [_noted(each, reason) for each in checked]
-    return [_delete(store, each, sleep) for each in checked]
+    return [each if each.report.unreadable else _delete(store, each, sleep) for each in checked]
 
 
 def _delete(store: ObjectStore, checked: CheckedJob, sleep: Callable[[float], None]) -> CheckedJob:

@@ -5,15 +5,16 @@ What a newer release has written stands in the log or in the newest manifest; of
 
 import asyncio
 import hashlib
+import re
 
 import msgspec
 import pytest
-from coordinator_world import keys_of, options, spec, started
+from coordinator_world import Coordinator, keys_of, new_generation, options, spec, started
 
 from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.records import decode_record, encode_record
-from barrier_runtime.coordinator.maintenance.fsck_store import check_store
+from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans, report_of
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.inspect.pending_transactions import read_pending
@@ -86,9 +87,29 @@ def test_its_slots_find_no_daemon_that_adopts_it(newer: str) -> None:
 @BOTH
 def test_checks_of_the_store_call_it_newer_and_not_damaged(newer: str) -> None:
     store = job_of(newer)
-    for check in (lambda: list(check_store(store, None, 0, 0)), lambda: read_pending(store, JOB.job)):
+    for check in (lambda: list(check_store(store, JOB.job, 0, 0)), lambda: read_pending(store, JOB.job)):
         with pytest.raises(InvalidJob, match=SAYS):
             check()
+
+
+@BOTH
+def test_a_check_of_all_jobs_tells_of_a_newer_one_and_goes_on(newer: str) -> None:
+    store = job_of(newer)
+    other = Coordinator(store, msgspec.structs.replace(JOB, job="trains", run_id="run-t"), leader="t").begin()
+    slots = other.slot(0, "t-0"), other.slot(1, "t-1")
+    other.run_with(*slots)
+    other.checkpoint(*slots)
+    new_generation(other, *slots)
+    store.put("trains/data/1/slot/file", b"nobody's")
+    before = content(store)
+    found = check_store(store, None, 0, 10**9)
+    flights, trains = (each.report for each in found)
+    assert re.search(SAYS, flights.unreadable)
+    assert (trains.unreadable, trains.checkpoint, trains.damage) == ("", 1, ())
+    assert report_of(store, found).exit_code == 2
+    deleted = delete_orphans(store, found, sleep=lambda _: None)
+    assert content(store) == {key: data for key, data in before.items() if key != "trains/data/1/slot/file"}
+    assert [each.report.unreadable for each in deleted] == [flights.unreadable, ""]
 
 
 def test_who_was_replaced_by_a_newer_release_deletes_nothing_more() -> None:

@@ -15,11 +15,11 @@ from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.redis.sink import RedisUpsertSink
 from barrier_runtime.state.errors import Fenced, InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
-from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.testing import certify
 from examples.servers import RedisServer
 from tests.ends.kafka_target import Job, written
 from tests.ends.late_requests import LateRequests
+from tests.first_record import begin_log
 
 
 @pytest.fixture
@@ -141,10 +141,10 @@ def test_a_request_that_was_repeated_and_arrives_after_newer_rows_changes_nothin
         assert hashes(database, prefix) == {"1": {"n": "8"}}
 
 
-def begin_log(job: Job) -> None:
-    """Checkpoints of its own for this job, empty but for the beginning of their log."""
+def other_checkpoints(job: Job) -> None:
+    """Of its own for this job, empty but for the beginning of their log."""
     job.store = MemoryStore()
-    job.store.put(Paths(job.name).log_record(1), uuid.uuid4().bytes)
+    begin_log(job.store, job.name, uuid.uuid4().hex)
 
 
 def test_an_older_generation_that_opens_late_gets_no_fence_whatever_its_lineage(
@@ -155,7 +155,7 @@ def test_an_older_generation_that_opens_late_gets_no_fence_whatever_its_lineage(
     def sink() -> RedisUpsertSink:
         return RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True)
 
-    begin_log(job)
+    other_checkpoints(job)
     job.lineage = "newer"
     newer = job.open(sink(), token=2)
     job.lineage = "older"
@@ -178,9 +178,9 @@ def test_a_start_with_other_checkpoints_takes_over_and_what_it_replaced_never_co
     def sink() -> RedisUpsertSink:
         return RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True)
 
-    begin_log(job)
+    other_checkpoints(job)
     before, old = job.store, job.open(sink(), token=50)
-    begin_log(job)
+    other_checkpoints(job)
     new = job.open(sink(), token=1)
     new.pre_commit(written(new, [{"id": 1, "n": 7}]), 1)
     with pytest.raises(Unavailable, match="held by this job with other checkpoints"):

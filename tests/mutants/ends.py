@@ -109,6 +109,14 @@ MUTANTS = (
         ("tests/barrier_runtime/connectors/files/test_sink_files.py",),
     ),
     Mutant(
+        "the-identity-of-the-log-is-not-checked",
+        "a first record that is read wrongly is not another log",
+        "barrier_runtime/connectors/decisions.py",
+        "            decode_record(key, first)\n",
+        "            pass\n",
+        ("tests/barrier_runtime/connectors/test_decisions.py",),
+    ),
+    Mutant(
         "redis-keys-collide",
         "rows with different keys have different Redis keys",
         "barrier_runtime/connectors/redis/text.py",

@@ -34,13 +34,12 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
     decode_committable,
     encode_committable,
 )
-from barrier_runtime.coordinator.log.records import FIRST_POSITION
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.paths import Paths
+from tests.first_record import begin_log
 
 MakeStore = Callable[[], ObjectStore]
 
@@ -83,7 +82,7 @@ def pre_committed(sink: FileSink, checkpoint: int, numbers: list[int]) -> bytes:
 def job_store(log: str, place: str = "memory") -> MemoryStore:
     """One that has a decision log of its own."""
     store = MemoryStore(place)
-    store.put(Paths("job").log_record(FIRST_POSITION), log.encode())
+    begin_log(store, "job", log)
     return store
 
 

@@ -361,11 +361,13 @@ def test_a_horizon_of_no_time_and_unknown_columns_are_refused() -> None:
         numbers.deduplicate("once", "ident", within=HOUR)
     with pytest.raises(InvalidJob, match="name at least one"):
         numbers.deduplicate("once", within=HOUR)
+    with pytest.raises(InvalidJob, match=r"within=1:00:00 is measured by the watermark.*'numbers'.*pass event_time="):
+        numbers.deduplicate("once", "value", within=HOUR)
 
 
 def test_deduplicate_is_explained_and_keeps_the_columns(tmp_path: Any) -> None:
     flow = Dataflow("once")
-    numbers = flow.rate("numbers", 10)
+    numbers = flow.rate("numbers", 10).with_watermarks("intended_at")
     stream = numbers.deduplicate("once", "value", within=HOUR)
     assert stream.schema == numbers.schema
     stream.sink("out", JsonlSink(str(tmp_path)))

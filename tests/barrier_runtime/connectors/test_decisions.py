@@ -1,0 +1,35 @@
+"""What a sink knows of its job's decision log."""
+
+import pytest
+
+from barrier_runtime.connectors.decisions import log_id
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.store.memory import Fault, MemoryStore
+from tests.first_record import begin_log
+
+
+def context(store: MemoryStore) -> SinkContext:
+    return SinkContext("job", "out", 1, 0, 1, lambda url: store, store, "lineage")
+
+
+@pytest.mark.parametrize("fault", [Fault.TRUNCATED_READ, Fault.FLIPPED_BYTE])
+def test_a_first_record_that_is_read_wrongly_once_gives_no_other_log(fault: Fault, store: MemoryStore) -> None:
+    """Found by the simulation: a subtask with another identity fenced out its own generation."""
+    key = begin_log(store, "job", "a")
+    expected = log_id(context(store))
+    assert expected.startswith("log ")
+    store.inject(fault, "get", key, times=2)
+    assert log_id(context(store)) == expected
+
+
+def test_a_first_record_that_is_damaged_is_an_error_that_names_it(store: MemoryStore) -> None:
+    """O4"""
+    key = begin_log(store, "job", "a")
+    store.damage(key, store.get(key)[:-20])
+    with pytest.raises(Corrupt, match=key):
+        log_id(context(store))
+
+
+def test_without_a_log_the_lineage_is_the_identity(store: MemoryStore) -> None:
+    assert log_id(context(store)) == "lineage lineage"
