@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 MOST_ROWS = 64
@@ -23,12 +24,13 @@ _INTEGERS = ("int64", "timestamp", "duration", "time64", "date64")
 class Layout:
     """How the columns of one schema stand in bytes: column after column, each value in 8 bytes, little endian."""
 
-    __slots__ = ("_structs", "codes", "positions", "row_bytes", "types")
+    __slots__ = ("_structs", "codes", "integers", "positions", "row_bytes", "types")
 
     def __init__(self, schema: pa.Schema, codes: str) -> None:
         self.codes = codes  # per column "q" or "d", as `struct` has them
         self.types = schema.types
         self.positions = {name: position for position, name in enumerate(schema.names)}
+        self.integers = frozenset(at for at, kind in enumerate(schema.types) if kind == pa.int64())
         self.row_bytes = _WIDTH * len(codes)
         self._structs: dict[int, struct.Struct] = {}
 
@@ -88,8 +90,8 @@ class FewRows:
         for column, code in zip(rows.columns, layout.codes, strict=True):
             if column.null_count:
                 return None
-            data = memoryview(column.buffers()[1]).cast("B")[_WIDTH * column.offset :][: _WIDTH * count]
-            columns.append(data.cast(code).tolist())
+            data = np.frombuffer(column.buffers()[1], code, count, _WIDTH * column.offset)
+            columns.append(data.tolist())
         return FewRows(schema, layout, columns, count)
 
     @staticmethod

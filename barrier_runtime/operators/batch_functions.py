@@ -17,10 +17,25 @@ class SelectColumnsOperator(Operator):
     def __init__(self, name: str, columns: Mapping[str, str]) -> None:
         self._where = f"select {name!r}"
         self._columns = dict(columns)
+        self._from: pa.Schema | None = None  # of small batches: their schema, and what becomes of it
+        self._to: pa.Schema | None = None
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        few = batch.few
+        if few is not None and few.layout.positions.keys() >= set(self._columns.values()):
+            positions = few.layout.positions
+            chosen = [few.columns[positions[column]] for column in self._columns.values()]
+            emit(batch.having(few.with_columns(self._schema_after(few.schema), chosen)))
+            return
         arrays = [column_of(batch.rows, column, self._where) for column in self._columns.values()]
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, names=list(self._columns))))
+
+    def _schema_after(self, schema: pa.Schema) -> pa.Schema:
+        """The same object for the same object."""
+        if schema is not self._from:
+            self._from = schema
+            self._to = pa.schema([(new, schema.field(column).type) for new, column in self._columns.items()])
+        return self._to
 
 
 class MapBatchesOperator(Operator):

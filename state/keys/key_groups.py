@@ -198,6 +198,16 @@ def key_groups_of_int64(
     return _groups_of_hashes(combined, max_parallelism)
 
 
+def key_groups_of_ints(columns: Sequence[list[int]], max_parallelism: int) -> list[int]:
+    """`key_groups_of` for a few rows of int64 key columns, as lists."""
+    known = _known_groups((max_parallelism, *[_INT64] * len(columns)))
+    if known is None:
+        arrays = [np.array(column, np.int64) for column in columns]
+        groups: list[int] = key_groups_of_int64(arrays[0], max_parallelism, *arrays[1:]).tolist()
+        return groups
+    return list(map(known.__getitem__, columns[0] if len(columns) == 1 else zip(*columns, strict=True)))
+
+
 def _groups_of_hashes(hashes: U64, max_parallelism: int) -> npt.NDArray[np.uint16]:
     if max_parallelism & (max_parallelism - 1) == 0:  # a power of two: the same, in one step
         return (hashes >> _64_MINUS[max_parallelism]).astype(np.uint16) if max_parallelism > 1 else _zeros(len(hashes))
@@ -238,18 +248,22 @@ class _RememberedGroups(dict[Any, int]):
 _remembered_groups: dict[tuple[int, ...], _RememberedGroups | None] = {}
 
 
-def _groups_of_few(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16] | None:
-    """For a few rows, looking keys up beats a dozen passes of numpy. None: not for these columns, or not any more."""
-    kinds = (max_parallelism, *[column.type.id for column in columns])
+def _known_groups(kinds: tuple[int, ...]) -> _RememberedGroups | None:
+    """`kinds`: max_parallelism and column types. None: not for these columns, or not any more."""
     try:
         known = _remembered_groups[kinds]
     except KeyError:
         wanted = all(kind in _QUICK_KINDS for kind in kinds[1:])
-        known = _remembered_groups[kinds] = _RememberedGroups(len(columns) == 1, max_parallelism) if wanted else None
+        known = _remembered_groups[kinds] = _RememberedGroups(len(kinds) == 2, kinds[0]) if wanted else None
+    if known is not None and known.gave_up:
+        known = _remembered_groups[kinds] = None
+    return known
+
+
+def _groups_of_few(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16] | None:
+    """For a few rows, looking keys up beats a dozen passes of numpy. None: not for these columns, or not any more."""
+    known = _known_groups((max_parallelism, *[column.type.id for column in columns]))
     if known is None:
-        return None
-    if known.gave_up:
-        _remembered_groups[kinds] = None
         return None
     if len(columns) == 1:
         keys: Any = columns[0].to_pylist()
@@ -347,6 +361,7 @@ def _hash_times(column: Any) -> U64:
 
 _STRINGS = (pa.string(), pa.large_string())
 _TEXTS = (pa.StringArray, pa.LargeStringArray, pa.BinaryArray, pa.LargeBinaryArray, pa.FixedSizeBinaryArray)
+_INT64 = pa.int64().id
 _INTEGERS = [pa.type_for_alias(f"{sign}int{bits}").id for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _QUICK_KINDS = frozenset([*_INTEGERS, *[kind.id for kind in (*_STRINGS, pa.bool_(), pa.date32())]])
 _COLUMN_HASHERS: dict[int, Callable[[Any], U64]] = {
