@@ -95,6 +95,13 @@ class FewRows:
         return FewRows(schema, layout, columns, count)
 
     @staticmethod
+    def made_of(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
+        """`columns`: equally long lists, of columns of 64 bits, without None."""
+        layout = layout_of(schema)
+        assert layout is not None, f"{schema} has columns that are not of 64 bits"
+        return FewRows(schema, layout, columns, len(columns[0]))
+
+    @staticmethod
     def decoded(schema: pa.Schema, payload: bytes) -> "FewRows":
         """What `payload` gave. Raises `ValueError` when it is not that of such rows."""
         layout = layout_of(schema)
@@ -120,9 +127,3 @@ class FewRows:
     def take(self, positions: Sequence[int]) -> "FewRows":
         columns = [[column[at] for at in positions] for column in self.columns]
         return FewRows(self.schema, self.layout, columns, len(positions))
-
-    def with_columns(self, schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
-        """The same number of rows with the columns of `schema`, which are of 64 bits."""
-        layout = layout_of(schema)
-        assert layout is not None, f"{schema} has columns that are not of 64 bits"
-        return FewRows(schema, layout, columns, self.count)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -25,7 +26,7 @@ class SelectColumnsOperator(Operator):
         if few is not None and few.layout.positions.keys() >= set(self._columns.values()):
             positions = few.layout.positions
             chosen = [few.columns[positions[column]] for column in self._columns.values()]
-            emit(batch.having(few.with_columns(self._schema_after(few.schema), chosen)))
+            emit(batch.having(FewRows.made_of(self._schema_after(few.schema), chosen)))
             return
         arrays = [column_of(batch.rows, column, self._where) for column in self._columns.values()]
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, names=list(self._columns))))

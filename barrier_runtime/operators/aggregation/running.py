@@ -70,7 +70,7 @@ class RunningAggregateOperator(KeyedOperator):
         results = self._few_running(self._table.columns, row_ids, few.columns, self._sum_left)
         self._table.mark_dirty(np.array(row_ids))
         assert self._output is not None
-        emit(batch.having(few.with_columns(self._output, [*few.columns, *results])))
+        emit(batch.having(FewRows.made_of(self._output, [*few.columns, *results])))
         return True
 
     def _sum_left(self, column: str, row_id: int) -> InvalidJob:
