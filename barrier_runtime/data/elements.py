@@ -68,6 +68,10 @@ class Batch:
         return self._rows
 
     @property
+    def schema(self) -> pa.Schema:
+        return self.rows.schema if self._few is None else self._few.schema
+
+    @property
     def few(self) -> FewRows | None:
         """The rows as lists, if somebody before made lists of them."""
         return self._few

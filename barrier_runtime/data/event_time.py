@@ -43,14 +43,16 @@ def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def greatest_event_time_ms(rows: FewRows, column: str) -> int:
-    """Of one or more rows, as `event_times_ms`."""
+    """Of the rows that have one, as `event_times_ms`; WATERMARK_MIN when none has."""
     position = rows.layout.positions[column]
-    greatest: int = max(rows.columns[position])
+    greatest: int | None = max((value for value in rows.columns[position] if value is not None), default=None)
+    if greatest is None:
+        return WATERMARK_MIN
     kind = rows.layout.types[position]
     if pa.types.is_timestamp(kind):
         multiply, divide = _SCALE[kind.unit]
         return greatest * multiply // divide
-    return greatest
+    return greatest * _DAY_MS if pa.types.is_date32(kind) else greatest
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.keys.key_groups import key_groups_of, key_groups_of_ints
+from barrier_runtime.state.keys.key_groups import key_groups_of, key_groups_of_few
 
 _SMALL = 64  # rows; below, whole-batch shortcuts are worth testing for
 
@@ -60,11 +60,14 @@ def _partition_few(
     batch: Batch, few: FewRows, keys: tuple[str, ...], parallelism: int, max_parallelism: int
 ) -> list[tuple[int, Batch]] | None:
     """None: this is for Arrow."""
-    positions, integers = few.layout.positions, few.layout.integers
-    columns = [few.columns[position] for key in keys if (position := positions.get(key)) in integers]
-    if len(columns) < len(keys):
+    layout = few.layout
+    at_keys = [layout.positions.get(key, -1) for key in keys]
+    if not layout.keys.issuperset(at_keys):
         return None
-    groups = key_groups_of_ints(columns, max_parallelism)
+    columns, kinds = [few.columns[at] for at in at_keys], [layout.types[at] for at in at_keys]
+    groups = key_groups_of_few(columns, kinds, max_parallelism)
+    if groups is None:
+        return None
     owners = _owner_list(parallelism, max_parallelism)
     targets = [owners[group] for group in groups]
     parts = []

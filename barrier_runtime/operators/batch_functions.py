@@ -94,10 +94,10 @@ class UnionOperator(Operator):
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._schema is None:
-            self._schema = batch.rows.schema
-        elif batch.rows.schema is not self._schema and not batch.rows.schema.equals(self._schema):
+            self._schema = batch.schema
+        elif batch.schema is not self._schema and not batch.schema.equals(self._schema):
             raise InvalidJob(
-                f"union {self._name!r}: input {port} has the columns {described(batch.rows.schema)}, earlier ones had "
+                f"union {self._name!r}: input {port} has the columns {described(batch.schema)}, earlier ones had "
                 f"{described(self._schema)}: select() the same columns in every input"
             )
         emit(batch)

@@ -198,13 +198,14 @@ def key_groups_of_int64(
     return _groups_of_hashes(combined, max_parallelism)
 
 
-def key_groups_of_ints(columns: Sequence[list[int]], max_parallelism: int) -> list[int]:
-    """`key_groups_of` for a few rows of int64 key columns, as lists."""
-    known = _known_groups((max_parallelism, *[_INT64] * len(columns)))
+def key_groups_of_few(
+    columns: Sequence[list[Any]], kinds: Sequence[pa.DataType], max_parallelism: int
+) -> list[int] | None:
+    """`key_groups_of` for a few rows as lists, of key columns of integers, booleans, text or bytes. None: not for
+    these columns, or there were too many keys to remember."""
+    known = _known_groups((max_parallelism, *[kind.id for kind in kinds]))
     if known is None:
-        arrays = [np.array(column, np.int64) for column in columns]
-        groups: list[int] = key_groups_of_int64(arrays[0], max_parallelism, *arrays[1:]).tolist()
-        return groups
+        return None
     return list(map(known.__getitem__, columns[0] if len(columns) == 1 else zip(*columns, strict=True)))
 
 
@@ -361,7 +362,6 @@ def _hash_times(column: Any) -> U64:
 
 _STRINGS = (pa.string(), pa.large_string())
 _TEXTS = (pa.StringArray, pa.LargeStringArray, pa.BinaryArray, pa.LargeBinaryArray, pa.FixedSizeBinaryArray)
-_INT64 = pa.int64().id
 _INTEGERS = [pa.type_for_alias(f"{sign}int{bits}").id for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _QUICK_KINDS = frozenset([*_INTEGERS, *[kind.id for kind in (*_STRINGS, pa.bool_(), pa.date32())]])
 _COLUMN_HASHERS: dict[int, Callable[[Any], U64]] = {

@@ -9,7 +9,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.operators.aggregation.accumulators import BatchValues, RunningOrder, running
-from barrier_runtime.operators.aggregation.few import FewRunning, few_running
+from barrier_runtime.operators.aggregation.few import FewRunning
 from barrier_runtime.operators.aggregation.functions import Aggregate, plan_aggregates, sum_left
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
@@ -63,11 +63,11 @@ class RunningAggregateOperator(KeyedOperator):
         self._check(few.schema)
         if few.schema is not self._few_schema:
             self._few_schema = few.schema
-            self._few_running = few_running(self._plan, few.layout) if self.codec.is_one_int64 else None
-        if self._few_running is None:
+            self._few_running = FewRunning.of(self._plan, self._key_columns, few.layout)
+        added = None if self._few_running is None else self._few_running.add(self._table, few, self._sum_left)
+        if added is None:
             return False
-        row_ids = self._table.row_ids_of_few(few.columns[few.layout.positions[self._key_columns[0]]])
-        results = self._few_running(self._table.columns, row_ids, few.columns, self._sum_left)
+        row_ids, results = added
         self._table.mark_dirty(np.array(row_ids))
         assert self._output is not None
         emit(batch.having(FewRows.made_of(self._output, [*few.columns, *results])))

@@ -4,7 +4,7 @@
                                    · version u8 · reserved, 3 bytes
     payload: Arrow IPC bytes for SCHEMA and BATCH, fixed structs for control elements; REACHED, before rows, has the
              event time at each of them (int64, little endian); FEW_ROWS is a small batch as `data/few_rows` has it:
-             column after column, 8 bytes a value, little endian
+             MessagePack, a list of values per column
 
 The length is checked against the cap before anything is allocated for it; a gap in the sequence or a wrong checksum is
 `FrameError`: the connection is closed and the generation fails, loudly. The checksum catches accidents; who may connect
@@ -96,11 +96,12 @@ class FrameWriter:
 
     def _batch(self, batch: Batch) -> list[bytes | pa.Buffer]:
         few = batch.few
-        if few is not None:
+        payload = b"" if few is None else few.payload()
+        if few is not None and len(payload) <= _BYTES_PER_FRAME_TARGET:
             chunks = self._schema_frame(few.schema)
             if batch.reached is not None:
                 chunks += self._frame(REACHED, batch.reached.astype("<i8").tobytes())
-            chunks += self._frame(FEW_ROWS, few.payload(), batch.emit_ns, FRAME_VERSION)
+            chunks += self._frame(FEW_ROWS, payload, batch.emit_ns, FRAME_VERSION)
             return chunks
         rows = batch.rows
         chunks = self._schema_frame(rows.schema)
