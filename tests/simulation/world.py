@@ -925,7 +925,8 @@ class World:
         self.sim.after((length_ms - 10) * 1000, lambda _: self._leave_the_committer(program, action))
 
     def _leave_the_committer(self, program: Program, action: Action) -> None:
-        if not self._calm and program.active:
+        led = any(coordinator.process.running for coordinator in program.coordinators)
+        if not self._calm and program.active and led:  # else nobody tells its slots: they wait out a lease of minutes
             program.outcome = "killed"
             for process in [each.process for each in (*program.coordinators, *program.tasks)]:
                 if process.running:
