@@ -19,7 +19,7 @@ from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.batch_functions import SelectColumnsOperator
-from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
+from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter, RowTooLarge
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys import key_groups
 from tests.drawn import examples
@@ -126,6 +126,20 @@ def test_a_frame_that_does_not_fit_its_schema_is_refused() -> None:
         FrameReader().feed(b"".join(schema + frame(pa.record_batch({"a": [1]}))[2:]))
 
 
+def test_a_small_batch_of_large_rows_is_cut_into_frames_and_a_row_that_is_too_large_is_named() -> None:
+    rows = pa.record_batch({"n": list(range(40)), "text": ["x" * 2_000_000] * 40})
+    batch = Batch(rows, 0)
+    assert batch.as_few is not None
+    data = b"".join(bytes(chunk) for chunk in FrameWriter().encode(batch))
+    found = [element.rows for element, _ in FrameReader().feed(data) if isinstance(element, Batch)]
+    assert len(found) > 4
+    assert pa.Table.from_batches(found).equals(pa.Table.from_batches([rows]))
+    large = Batch(pa.record_batch({"n": [1], "text": ["x" * 70_000_000]}), 0)
+    assert large.as_few is not None
+    with pytest.raises(RowTooLarge, match="split it into several rows"):
+        FrameWriter().encode(large)
+
+
 # ---------------------------------------------------------------- partition
 
 
@@ -162,7 +176,7 @@ ROWS = st.lists(
     st.tuples(
         st.none() | st.integers(0, 3),
         st.none() | st.sampled_from("ab"),
-        st.integers(-(2**62), 2**62),
+        st.sampled_from([2**62, -(2**62)]) | st.integers(-5, 5),
         st.none() | st.integers(-5, 5),
         st.floats(),
     ),
