@@ -101,7 +101,7 @@ class FrameWriter:
             chunks = self._schema_frame(few.schema)
             if batch.reached is not None:
                 chunks += self._frame(REACHED, batch.reached.astype("<i8").tobytes())
-            chunks += self._frame(FEW_ROWS, payload, batch.emit_ns, FRAME_VERSION)
+            chunks += self._frame(FEW_ROWS, payload, batch.emit_ns)
             return chunks
         rows = batch.rows
         chunks = self._schema_frame(rows.schema)
@@ -125,9 +125,8 @@ class FrameWriter:
             )
         return self._frame(SCHEMA, schema.serialize().to_pybytes())
 
-    def _frame(
-        self, kind: int, payload: bytes | pa.Buffer, emit_ns: int = 0, version: int = _FIRST_VERSION
-    ) -> list[bytes | pa.Buffer]:
+    def _frame(self, kind: int, payload: bytes | pa.Buffer, emit_ns: int = 0) -> list[bytes | pa.Buffer]:
+        version = FRAME_VERSION if kind == FEW_ROWS else _FIRST_VERSION
         length = len(payload) if isinstance(payload, bytes) else payload.size
         if length > MAX_PAYLOAD:
             raise FrameError(
