@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.data.few_rows import MOST_ROWS
 from benchmarks import events
 
 
@@ -64,10 +65,19 @@ class PacedReader:
         if count <= 0:
             return None
         emit_ns = self._schedule.due_ns(self._row)
+        if count <= MOST_ROWS:
+            return self._few(range(self._row, self._row + count), start_ns, emit_ns)
         numbers = np.arange(self._row, self._row + count)
         emitted = start_ns + (numbers * self._period_ns).astype(np.int64)
         self._row += count
         return Polled(events.events(numbers * self._part.of + self._part.index, emitted, self._keys), emit_ns)
+
+    def _few(self, numbers: range, start_ns: int, emit_ns: int) -> Polled:
+        """The same rows as lists."""
+        self._row += len(numbers)
+        emitted = [start_ns + int(number * self._period_ns) for number in numbers]
+        rows = [number * self._part.of + self._part.index for number in numbers]
+        return Polled(events.few_events(rows, emitted, self._keys), emit_ns)
 
     def _load(self, max_rows: int, now_ns: int) -> Polled:
         keys = np.array(self._preload[self._loaded : self._loaded + max_rows], np.int64)

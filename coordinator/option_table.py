@@ -165,6 +165,8 @@ RESTARTS = (
 SLOTS = (
     _seconds("slot_timeout", 10.0, 0.1, DAY_S, "silence after which a slot is replaced"),
     _seconds("resource_wait_timeout", 60.0, 0.1, DAY_S, "how long to wait for all slots"),
+    _seconds("latency_target", 0.001, 0, 10, "most that rows of a source with a schedule wait to be worked off with "
+             "others, while the slot rests; 0: they never wait"),
     _choice("state_backend", "rocksdb", Literal["rocksdb", "memory"], "where keyed state is kept while the job runs"),
     _count("state_memory_mb", 256, 1, 1_048_576, "MiB", "memory for RocksDB, per slot"),
     _count("state_cache_mb", 64, 1, 1_048_576, "MiB", "values held decoded, per stateful step and slot"),

@@ -108,6 +108,9 @@ class LocalRunOptions(TypedDict, total=False):
     """silence after which a slot is replaced. 0.1 s to 1 day. Default: 10 s."""
     resource_wait_timeout: float
     """how long to wait for all slots. 0.1 s to 1 day. Default: 60 s."""
+    latency_target: float
+    """most that rows of a source with a schedule wait to be worked off with others, while the slot rests; 0: they never
+    wait. 0 to 10 s. Default: 0.001 s."""
     state_backend: Literal["rocksdb", "memory"]
     """where keyed state is kept while the job runs. rocksdb or memory. Default: rocksdb."""
     state_memory_mb: int
@@ -173,6 +176,7 @@ class OptionValues:
     restart_interval: float = 60.0
     slot_timeout: float = 10.0
     resource_wait_timeout: float = 60.0
+    latency_target: float = 0.001
     state_backend: Literal["rocksdb", "memory"] = "rocksdb"
     state_memory_mb: int = 256
     state_cache_mb: int = 64

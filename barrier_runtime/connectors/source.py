@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from barrier_runtime.connectors.name_set import NameSet
+from barrier_runtime.data.few_rows import FewRows
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Polled:
     """`emit_ns`: intended emission time of the first row, on the clock that `poll` is told; now, when the source has no
     schedule."""
 
-    rows: pa.RecordBatch
+    rows: pa.RecordBatch | FewRows
     emit_ns: int
 
 

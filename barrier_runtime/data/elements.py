@@ -10,24 +10,86 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.data.few_rows import FewRows
+
 WATERMARK_MIN = -(2**63)
 WATERMARK_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one fixed schema. `emit_ns` is the *earliest* intended emission time in it (wall clock, nanoseconds).
-    `reached`: per row the event time (ms) that its channel has reached when the row comes, which never falls; None:
-    that of the last watermark. It says what a watermark before each row would say, so that it does not matter how rows
-    are cut into batches."""
+    """Rows of one fixed schema, never changed. `emit_ns` is the *earliest* intended emission time in it (wall clock,
+    nanoseconds). `reached`: per row the event time (ms) that its channel has reached when the row comes, which never
+    falls; None: that of the last watermark. It says what a watermark before each row would say, so that it does not
+    matter how rows are cut into batches.
 
-    rows: pa.RecordBatch
-    emit_ns: int
-    reached: npt.NDArray[np.int64] | None = None
+    The rows are there as Arrow (`rows`), as lists (`few`, see `few_rows`), or both: each is made of the other when
+    somebody asks."""
 
-    def having(self, rows: pa.RecordBatch) -> "Batch":
+    __slots__ = ("_few", "_rows", "emit_ns", "reached")
+
+    def __init__(
+        self, rows: pa.RecordBatch | FewRows, emit_ns: int, reached: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        self._few: FewRows | None
+        self._rows: pa.RecordBatch | None
+        if isinstance(rows, FewRows):
+            self._few, self._rows = rows, None
+        else:
+            self._few, self._rows = None, rows
+        self.emit_ns = emit_ns
+        self.reached = reached
+
+    def __len__(self) -> int:
+        if self._rows is not None:
+            count: int = self._rows.num_rows
+            return count
+        assert self._few is not None
+        return self._few.count
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Batch):
+            return NotImplemented
+        return (
+            self.emit_ns == other.emit_ns
+            and np.array_equal(self.reached, other.reached)  # type: ignore[arg-type]
+            and self.rows.equals(other.rows)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Batch({self.rows!r}, {self.emit_ns}, {self.reached!r})"
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        if self._rows is None:
+            assert self._few is not None
+            self._rows = self._few.record_batch()
+        return self._rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.rows.schema if self._few is None else self._few.schema
+
+    @property
+    def few(self) -> FewRows | None:
+        """The rows as lists, if somebody before made lists of them."""
+        return self._few
+
+    @property
+    def as_few(self) -> FewRows | None:
+        """The rows as lists; None: they are too many, or not of such columns."""
+        if self._few is None:
+            self._few = FewRows.of(self.rows)
+        return self._few
+
+    def having(self, rows: pa.RecordBatch | FewRows) -> "Batch":
         """Other columns of the same rows."""
         return Batch(rows, self.emit_ns, self.reached)
+
+    def reaching(self, reached: npt.NDArray[np.int64] | None) -> "Batch":
+        """The same rows at other event times."""
+        return Batch(self._few or self.rows, self.emit_ns, reached)
 
     def slice(self, start: int, count: int | None = None) -> "Batch":
         rows = self.rows.slice(start, count)

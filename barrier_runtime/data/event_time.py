@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import InvalidJob
 
 Detail = Literal["none", "late", "every"]
@@ -39,6 +40,19 @@ def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
     if pa.types.is_date64(kind):
         return _numbers(times.view(pa.int64()))
     return _numbers(times)
+
+
+def greatest_event_time_ms(rows: FewRows, column: str) -> int:
+    """Of the rows that have one, as `event_times_ms`; WATERMARK_MIN when none has."""
+    position = rows.layout.positions[column]
+    greatest: int | None = max((value for value in rows.columns[position] if value is not None), default=None)
+    if greatest is None:
+        return WATERMARK_MIN
+    kind = rows.layout.types[position]
+    if pa.types.is_timestamp(kind):
+        multiply, divide = _SCALE[kind.unit]
+        return greatest * multiply // divide
+    return greatest * _DAY_MS if pa.types.is_date32(kind) else greatest
 
 
 @dataclass

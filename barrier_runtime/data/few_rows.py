@@ -5,39 +5,37 @@ five. Up to `MOST_ROWS` rows the steps on the way of most rows (partition, frame
 lists instead, and everybody else asks `Batch.rows`, which makes Arrow of them. Both ways give the same rows: see
 `test_few_rows`.
 
-Only columns of 64 bits: integers, floats, timestamps, durations and times (as the number that Arrow stores). A batch
-with nulls or with other columns stays in Arrow.
+Numbers, booleans, text, bytes and nulls (None) are what Python has for them; times of all kinds are the numbers that
+Arrow stores. A batch with other columns (lists, structs, decimals) stays in Arrow.
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.types as types
 
 MOST_ROWS = 64
-_WIDTH = 8  # bytes of a value
-_INTEGERS = ("int64", "timestamp", "duration", "time64", "date64")
+_COLUMNS = msgspec.msgpack.Decoder(list[list[Any]])
+_ENCODE = msgspec.msgpack.Encoder().encode
 
 
 class Layout:
-    """How the columns of one schema stand in bytes: column after column, each value in 8 bytes, little endian."""
+    """What lists need to know of one schema."""
 
-    __slots__ = ("_structs", "codes", "positions", "row_bytes", "types")
+    __slots__ = ("dtypes", "integers", "keys", "positions", "types", "width")
 
-    def __init__(self, schema: pa.Schema, codes: str) -> None:
-        self.codes = codes  # per column "q" or "d", as `struct` has them
+    def __init__(self, schema: pa.Schema, dtypes: list[str]) -> None:
         self.types = schema.types
+        self.width = len(dtypes)
+        self.dtypes = dtypes  # per column numpy's type of its buffer, "" where values come from `to_pylist`
         self.positions = {name: position for position, name in enumerate(schema.names)}
-        self.row_bytes = _WIDTH * len(codes)
-        self._structs: dict[int, struct.Struct] = {}
-
-    def struct_of(self, count: int) -> struct.Struct:
-        """For `count` rows."""
-        made = self._structs.get(count)
-        if made is None:
-            made = self._structs[count] = struct.Struct("<" + "".join(f"{count}{code}" for code in self.codes))
-        return made
+        self.integers = frozenset(  # columns of integers that fit in 64 bits with a sign
+            at for at, kind in enumerate(schema.types) if types.is_integer(kind) and not types.is_uint64(kind)
+        )
+        self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))  # whose values state has
 
 
 # By the schema object's id: comparing schemas takes as long as all else. The object is kept, so the id is its own.
@@ -56,18 +54,33 @@ def layout_of(schema: pa.Schema) -> Layout | None:
 
 
 def _layout(schema: pa.Schema) -> Layout | None:
-    codes = "".join(_code(kind) for kind in schema.types)
-    return Layout(schema, codes) if codes and len(codes) == len(schema.types) == len(set(schema.names)) else None
+    dtypes = [_dtype(kind) for kind in schema.types]
+    if not dtypes or None in dtypes or len(set(schema.names)) < len(dtypes):
+        return None
+    return Layout(schema, [dtype or "" for dtype in dtypes])
 
 
-def _code(kind: pa.DataType) -> str:
-    if kind == pa.float64():
-        return "d"
-    return "q" if str(kind).split("[")[0] in _INTEGERS else ""
+def _dtype(kind: pa.DataType) -> str | None:
+    """None: not a column for lists."""
+    if types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind):
+        return str(kind.to_pandas_dtype()().dtype)
+    if types.is_timestamp(kind) or types.is_duration(kind) or types.is_time(kind) or types.is_date(kind):
+        return f"i{kind.bit_width // 8}"
+    return "" if _is_text(kind) or types.is_boolean(kind) else None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _is_key(kind: pa.DataType) -> bool:
+    return bool(types.is_integer(kind) or types.is_boolean(kind)) or _is_text(kind)
 
 
 class FewRows:
-    """`columns`: as many values each as there are rows, in the order of `schema`, as Arrow stores them."""
+    """`columns`: as many values each as there are rows, in the order of `schema`."""
 
     __slots__ = ("columns", "count", "layout", "schema")
 
@@ -82,45 +95,44 @@ class FewRows:
         """None: these rows stay in Arrow."""
         layout = layout_of(schema := rows.schema)
         count = rows.num_rows
-        if layout is None or count > MOST_ROWS:
+        if layout is None or not 0 < count <= MOST_ROWS:
             return None
-        columns = []
-        for column, code in zip(rows.columns, layout.codes, strict=True):
-            if column.null_count:
-                return None
-            data = memoryview(column.buffers()[1]).cast("B")[_WIDTH * column.offset :][: _WIDTH * count]
-            columns.append(data.cast(code).tolist())
+        columns = [_values(column, dtype, count) for column, dtype in zip(rows.columns, layout.dtypes, strict=True)]
         return FewRows(schema, layout, columns, count)
+
+    @staticmethod
+    def made_of(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
+        """`columns`: equally long lists, of a schema that has a layout."""
+        layout = layout_of(schema)
+        assert layout is not None, f"rows of {schema} are for Arrow"
+        return FewRows(schema, layout, columns, len(columns[0]))
 
     @staticmethod
     def decoded(schema: pa.Schema, payload: bytes) -> "FewRows":
         """What `payload` gave. Raises `ValueError` when it is not that of such rows."""
         layout = layout_of(schema)
-        if layout is None or not payload or len(payload) % layout.row_bytes:
+        columns = _COLUMNS.decode(payload)
+        if layout is None or len(columns) != layout.width or len(set(map(len, columns))) != 1:
             raise ValueError(f"{len(payload)} bytes are not rows of {schema.names}")
-        count = len(payload) // layout.row_bytes
-        values = layout.struct_of(count).unpack(payload)
-        columns = [list(values[start : start + count]) for start in range(0, len(values), count)]
-        return FewRows(schema, layout, columns, count)
+        return FewRows(schema, layout, columns, len(columns[0]))
 
     def payload(self) -> bytes:
-        return self.layout.struct_of(self.count).pack(*(value for column in self.columns for value in column))
+        return _ENCODE(self.columns)
 
     def record_batch(self) -> pa.RecordBatch:
-        count, size = self.count, _WIDTH * self.count
-        data = pa.py_buffer(self.payload())
-        arrays = [
-            pa.Array.from_buffers(kind, count, [None, data.slice(size * position, size)], 0)
-            for position, kind in enumerate(self.layout.types)
-        ]
+        arrays = [pa.array(values, kind) for values, kind in zip(self.columns, self.layout.types, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def take(self, positions: Sequence[int]) -> "FewRows":
         columns = [[column[at] for at in positions] for column in self.columns]
         return FewRows(self.schema, self.layout, columns, len(positions))
 
-    def with_columns(self, schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
-        """The same number of rows with the columns of `schema`, which are of 64 bits."""
-        layout = layout_of(schema)
-        assert layout is not None, f"{schema} has columns that are not of 64 bits"
-        return FewRows(schema, layout, columns, self.count)
+
+def _values(column: pa.Array, dtype: str, count: int) -> list[Any]:
+    if not dtype:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    validity, data = column.buffers()
+    if validity is None or not column.null_count:
+        return np.frombuffer(data, dtype, column.offset + count)[column.offset :].tolist()  # type: ignore[no-any-return]
+    values = np.frombuffer(data, dtype, column.offset + count)[column.offset :].tolist()
+    return [value if there else None for value, there in zip(values, column.is_valid().to_pylist(), strict=True)]

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.keys.key_groups import key_groups_of
+from barrier_runtime.state.keys.key_groups import key_groups_of, key_groups_of_few
 
 _SMALL = 64  # rows; below, whole-batch shortcuts are worth testing for
 
@@ -22,6 +23,11 @@ def hash_partition(
     """Rows by owner of their key group: (subtask, rows in their order), only where there are rows."""
     if parallelism == 1:
         return [(0, batch)]
+    if len(batch) <= MOST_ROWS:
+        few = batch.as_few
+        few_parts = None if few is None else _partition_few(batch, few, keys, parallelism, max_parallelism)
+        if few_parts is not None:
+            return few_parts
     rows = batch.rows
     columns = []
     for key in keys:
@@ -50,6 +56,36 @@ def hash_partition(
     return parts
 
 
+def _partition_few(
+    batch: Batch, few: FewRows, keys: tuple[str, ...], parallelism: int, max_parallelism: int
+) -> list[tuple[int, Batch]] | None:
+    """None: this is for Arrow."""
+    layout = few.layout
+    at_keys = [layout.positions.get(key, -1) for key in keys]
+    if not layout.keys.issuperset(at_keys):
+        return None
+    columns, kinds = [few.columns[at] for at in at_keys], [layout.types[at] for at in at_keys]
+    groups = key_groups_of_few(columns, kinds, max_parallelism)
+    if groups is None:
+        return None
+    owners = _owner_list(parallelism, max_parallelism)
+    targets = [owners[group] for group in groups]
+    parts = []
+    for target in sorted(set(targets)):
+        at = [position for position, owner in enumerate(targets) if owner == target]
+        if len(at) == few.count:
+            return [(target, batch)]
+        reached = None if batch.reached is None else batch.reached[at]
+        parts.append((target, Batch(few.take(at), batch.emit_ns, reached)))
+    return parts
+
+
+@lru_cache
+def _owner_list(parallelism: int, max_parallelism: int) -> list[int]:
+    owners: list[int] = _owners(parallelism, max_parallelism).tolist()
+    return owners
+
+
 @lru_cache
 def _owners(parallelism: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
     """Key group -> the subtask that owns it. Small integers: sorting them is cheapest."""
@@ -65,7 +101,7 @@ class Rebalancer:
         self._next = first % parallelism
 
     def partition(self, batch: Batch) -> list[tuple[int, Batch]]:
-        total = batch.rows.num_rows
+        total = len(batch)
         if self._parallelism == 1 or total <= _SMALL:
             return [(self._take_next(), batch)]
         size = -(-total // self._parallelism)

@@ -23,7 +23,7 @@ from barrier_runtime.coordinator.options import MAX_CHECKPOINT_DIGITS, MAX_PARAL
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.launch.restart_options import refuse_idle, restart_options
-from barrier_runtime.runtime.resources import StateSettings
+from barrier_runtime.runtime.resources import SlotOptions
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.urls import without_credentials
@@ -102,12 +102,13 @@ class JobOptions(OptionValues):
         return validated(CheckpointOptions(**values))
 
     @property
-    def state(self) -> StateSettings:
-        return StateSettings(
+    def state(self) -> SlotOptions:
+        return SlotOptions(
             self.state_backend,
             self.state_memory_mb * _MIB,
             self.state_cache_mb * _MIB,
             watched=bool(self.check_state),
+            latency_target_s=self.latency_target,
         )
 
 

@@ -33,11 +33,11 @@ class Emit:
         self._side = side or {}
 
     def __call__(self, batch: Batch) -> None:
-        if batch.rows.num_rows:
+        if len(batch):
             self._main(batch)
 
     def to(self, tag: str, batch: Batch) -> None:
-        if batch.rows.num_rows:
+        if len(batch):
             for reader in self._side.get(tag, ()):
                 reader(batch)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -17,10 +18,25 @@ class SelectColumnsOperator(Operator):
     def __init__(self, name: str, columns: Mapping[str, str]) -> None:
         self._where = f"select {name!r}"
         self._columns = dict(columns)
+        self._from: pa.Schema | None = None  # of small batches: their schema, and what becomes of it
+        self._to: pa.Schema | None = None
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        few = batch.few
+        if few is not None and few.layout.positions.keys() >= set(self._columns.values()):
+            positions = few.layout.positions
+            chosen = [few.columns[positions[column]] for column in self._columns.values()]
+            emit(batch.having(FewRows.made_of(self._schema_after(few.schema), chosen)))
+            return
         arrays = [column_of(batch.rows, column, self._where) for column in self._columns.values()]
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, names=list(self._columns))))
+
+    def _schema_after(self, schema: pa.Schema) -> pa.Schema:
+        """The same object for the same object."""
+        if schema is not self._from:
+            self._from = schema
+            self._to = pa.schema([(new, schema.field(column).type) for new, column in self._columns.items()])
+        return self._to
 
 
 class MapBatchesOperator(Operator):
@@ -78,10 +94,10 @@ class UnionOperator(Operator):
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._schema is None:
-            self._schema = batch.rows.schema
-        elif batch.rows.schema is not self._schema and not batch.rows.schema.equals(self._schema):
+            self._schema = batch.schema
+        elif batch.schema is not self._schema and not batch.schema.equals(self._schema):
             raise InvalidJob(
-                f"union {self._name!r}: input {port} has the columns {described(batch.rows.schema)}, earlier ones had "
+                f"union {self._name!r}: input {port} has the columns {described(batch.schema)}, earlier ones had "
                 f"{described(self._schema)}: select() the same columns in every input"
             )
         emit(batch)

@@ -71,7 +71,13 @@ class Execution:
         self._cancelled = False
         self.closed: asyncio.Future[None] = resources.loop.create_future()  # cancelled, and every operator let go
         self._wall_ns = resources.clock.wall_ns
-        self.scheduler = Scheduler(resources.loop, self._between_passes, self._step_failed, resources.clock)
+        self.scheduler = Scheduler(
+            resources.loop,
+            self._between_passes,
+            self._step_failed,
+            resources.clock,
+            resources.settings.latency_target_s,
+        )
         wake, slot = self.scheduler.wake, resources.slot
         commits = CommitReporter(slot, events, lambda: self._cancelled)
         self._executors = executors = GenerationExecutors(resources.workers, self._broken)

@@ -18,8 +18,8 @@ from barrier_runtime.state.store.paths import Paths
 
 
 @dataclass(frozen=True)
-class StateSettings:
-    """How keyed state is kept in a slot. Bytes."""
+class SlotOptions:
+    """What the run's options say of the work inside a slot: how keyed state is kept (bytes), how long rows may wait."""
 
     backend: str = "rocksdb"  # or "memory"
     memory_bytes: int = 256 * 1024 * 1024  # RocksDB block cache and write buffers of the whole slot together
@@ -29,6 +29,7 @@ class StateSettings:
         default_factory=Thresholds
     )  # which files of a snapshot are packed, or travel inside the manifest
     watched: bool = False  # refuse values that were changed in place and not stored
+    latency_target_s: float = 0.001  # most that rows of a source wait for others
 
 
 def trim_memory(dropped: bool) -> None:
@@ -54,7 +55,7 @@ class SlotResources:
     local_dir: Path
     copies: LocalCopies
     memory: SlotMemory
-    settings: StateSettings
+    settings: SlotOptions
     new_uuid: Callable[[], str]
     clock: Clock = SYSTEM_CLOCK
     trim_memory: Callable[[bool], None] = trim_memory  # called once per deployment; True: another one was dropped

@@ -193,8 +193,8 @@ class Subtask:
         batch = source.poll(self._host.source_ns())
         if batch is not None:
             jumped_ns = self._host.now_ns() - self._host.source_ns()
-            batch = Batch(batch.rows, batch.emit_ns + jumped_ns, batch.reached)
-            self._batch(batch, 0)  # latencies are told by the wall clock
+            batch.emit_ns += jumped_ns  # latencies are told by the wall clock
+            self._batch(batch, 0)
         watermark = source.watermark()
         if watermark is not None and watermark > self.watermark:
             self._advance(0, watermark)
@@ -230,9 +230,10 @@ class Subtask:
             output.emit(batch)
 
     def _batch(self, batch: Batch, port: int) -> None:
-        if not batch.rows.num_rows:
+        count = len(batch)
+        if not count:
             return
-        self.rows_in += batch.rows.num_rows
+        self.rows_in += count
         if self.operators:
             self.operators[0][1].process(batch, self._emits[1], port)
         else:
@@ -250,8 +251,8 @@ class Subtask:
         others_ms = self._merger.others(channel)
         last_ms = int(batch.reached[-1])
         if min(last_ms, others_ms) <= self.watermark:
-            return Batch(batch.rows, batch.emit_ns)
-        return batch if last_ms <= others_ms else Batch(batch.rows, batch.emit_ns, np.minimum(batch.reached, others_ms))
+            return batch.reaching(None)
+        return batch if last_ms <= others_ms else batch.reaching(np.minimum(batch.reached, others_ms))
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):

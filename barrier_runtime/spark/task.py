@@ -34,7 +34,7 @@ from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.runtime.resources import SlotResources, StateSettings
+from barrier_runtime.runtime.resources import SlotOptions, SlotResources
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.spark.deaths import died_lately
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
@@ -60,7 +60,7 @@ class SlotSettings:
     secret: bytes = field(repr=False)
     control_addresses: tuple[tuple[str, int], ...]  # of all daemons, the one that took the job in front
     storage_url: str
-    state: StateSettings
+    state: SlotOptions
     lease_s: float
     # object store endpoint and region; never credentials
     environment: dict[str, str] = field(default_factory=dict, repr=False)

@@ -116,6 +116,26 @@ class ColumnTable:
             return self._remembered(fields[0])
         return self._placed(np.array(fields, np.int64))
 
+    def row_ids_of_few(self, keys: list[int]) -> list[int]:
+        """`row_ids_int64` of one field, for a few keys as a list."""
+        self._begin_call()
+        try:
+            row_ids = list(map(self._recent.__getitem__, keys))
+        except KeyError:
+            row_ids = self._made_of_few(keys)
+        else:
+            self.made = _NO_ROWS
+            if self._evictable:
+                self._used[row_ids] = self._calls
+        return row_ids
+
+    def _made_of_few(self, keys: list[int]) -> list[int]:
+        values = np.array(keys, np.int64)
+        if isinstance(self._keys, TupleKeys) or not self._fits(1):
+            row_ids: list[int] = self._placed(self._key_batch([(key,) for key in keys])).tolist()
+            return row_ids
+        return self._remembered(values).tolist()  # type: ignore[no-any-return]
+
     def mark_dirty(self, row_ids: RowIds) -> None:
         """The rows of `row_ids` were changed and belong to the next snapshot."""
         self._dirty[row_ids] = True

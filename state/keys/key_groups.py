@@ -198,6 +198,17 @@ def key_groups_of_int64(
     return _groups_of_hashes(combined, max_parallelism)
 
 
+def key_groups_of_few(
+    columns: Sequence[list[Any]], kinds: Sequence[pa.DataType], max_parallelism: int
+) -> list[int] | None:
+    """`key_groups_of` for a few rows as lists, of key columns of integers, booleans, text or bytes. None: not for
+    these columns, or there were too many keys to remember."""
+    known = _known_groups((max_parallelism, *[kind.id for kind in kinds]))
+    if known is None:
+        return None
+    return list(map(known.__getitem__, columns[0] if len(columns) == 1 else zip(*columns, strict=True)))
+
+
 def _groups_of_hashes(hashes: U64, max_parallelism: int) -> npt.NDArray[np.uint16]:
     if max_parallelism & (max_parallelism - 1) == 0:  # a power of two: the same, in one step
         return (hashes >> _64_MINUS[max_parallelism]).astype(np.uint16) if max_parallelism > 1 else _zeros(len(hashes))
@@ -238,18 +249,22 @@ class _RememberedGroups(dict[Any, int]):
 _remembered_groups: dict[tuple[int, ...], _RememberedGroups | None] = {}
 
 
-def _groups_of_few(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16] | None:
-    """For a few rows, looking keys up beats a dozen passes of numpy. None: not for these columns, or not any more."""
-    kinds = (max_parallelism, *[column.type.id for column in columns])
+def _known_groups(kinds: tuple[int, ...]) -> _RememberedGroups | None:
+    """`kinds`: max_parallelism and column types. None: not for these columns, or not any more."""
     try:
         known = _remembered_groups[kinds]
     except KeyError:
         wanted = all(kind in _QUICK_KINDS for kind in kinds[1:])
-        known = _remembered_groups[kinds] = _RememberedGroups(len(columns) == 1, max_parallelism) if wanted else None
+        known = _remembered_groups[kinds] = _RememberedGroups(len(kinds) == 2, kinds[0]) if wanted else None
+    if known is not None and known.gave_up:
+        known = _remembered_groups[kinds] = None
+    return known
+
+
+def _groups_of_few(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16] | None:
+    """For a few rows, looking keys up beats a dozen passes of numpy. None: not for these columns, or not any more."""
+    known = _known_groups((max_parallelism, *[column.type.id for column in columns]))
     if known is None:
-        return None
-    if known.gave_up:
-        _remembered_groups[kinds] = None
         return None
     if len(columns) == 1:
         keys: Any = columns[0].to_pylist()

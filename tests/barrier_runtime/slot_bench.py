@@ -29,7 +29,7 @@ from barrier_runtime.launch.local import LocalDataPlane, LocalMesh
 from barrier_runtime.operators.base import Capture, Operator
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK
 from barrier_runtime.runtime.host.workers import Workers
-from barrier_runtime.runtime.resources import SlotResources, StateSettings
+from barrier_runtime.runtime.resources import SlotOptions, SlotResources
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.kv.rocksdb import SlotMemory
@@ -184,7 +184,7 @@ class Bench:
             local_dir=directory,
             copies=LocalCopies(),
             memory=SlotMemory(8 << 20),
-            settings=StateSettings("memory"),
+            settings=SlotOptions("memory"),
             new_uuid=iter(map(str, range(1_000_000))).__next__,
             clock=self.clock,
         )

@@ -19,6 +19,7 @@ from benchmarks.paced_source import PacedSource
 from benchmarks.spec import RunSpec
 from benchmarks.visible import seen_at
 from examples.servers.base import find_program
+from tests.polled_rows import polled_rows
 
 
 def rows(first: int, last: int, keys: int = 100) -> list[dict[str, int]]:
@@ -81,8 +82,8 @@ def test_the_paced_source_gives_what_is_due_and_no_more() -> None:
         polled = reader.poll(10_000, now_ns + 1_000_000_000)
         assert polled is not None
         assert reader.poll(10_000, now_ns + 1_000_000_000) is None
-        assert polled.emit_ns == polled.rows.column("emitted")[0].as_py()
-        found.append(polled.rows)
+        assert polled.emit_ns == polled_rows(polled).column("emitted")[0].as_py()
+        found.append(polled_rows(polled))
     emitted = np.concatenate([rows.column("emitted").to_numpy() for rows in found])
     assert emitted.max() <= now_ns + 1_000_000_000
     assert 995 <= len(emitted) <= 1_001
@@ -98,7 +99,7 @@ def test_a_paced_reader_that_is_sought_goes_on_with_the_next_row() -> None:
     other.seek(reader.position())
     rest = other.poll(100, now_ns)
     assert rest is not None
-    keys = loaded.rows.column("key").to_pylist() + rest.rows.column("key").to_pylist()
+    keys = polled_rows(loaded).column("key").to_pylist() + polled_rows(rest).column("key").to_pylist()
     assert keys == list(range(20))
     reader.seek(other.position())
     reader.poll(5, now_ns)
@@ -106,7 +107,7 @@ def test_a_paced_reader_that_is_sought_goes_on_with_the_next_row() -> None:
     first, second = (each.poll(50, now_ns + 10**9) for each in (reader, other))
     assert first is not None
     assert second is not None
-    assert first.rows.equals(second.rows)
+    assert polled_rows(first).equals(polled_rows(second))
 
 
 def test_nexmark_has_its_proportions_and_refers_to_what_exists() -> None:

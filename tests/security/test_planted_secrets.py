@@ -27,7 +27,7 @@ from barrier_runtime.launch.effective_options import effective
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.runtime.resources import StateSettings
+from barrier_runtime.runtime.resources import SlotOptions
 from barrier_runtime.spark.task import SlotSettings
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.open import open_store
@@ -145,7 +145,7 @@ def test_nothing_that_holds_a_secret_shows_it() -> None:
             secret=secret,
             control_addresses=(("127.0.0.1", 1),),
             storage_url="s3://bucket",
-            state=StateSettings(),
+            state=SlotOptions(),
             lease_s=1.0,
             environment={"AWS_ENDPOINT_URL": CANARY},
         ),

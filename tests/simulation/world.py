@@ -67,7 +67,7 @@ from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.runtime.network import frames
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.runtime.resources import SlotResources, StateSettings
+from barrier_runtime.runtime.resources import SlotOptions, SlotResources
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
@@ -645,7 +645,7 @@ class World:
             local_dir=directory,
             copies=LocalCopies(),
             memory=_NO_MEMORY,
-            settings=StateSettings(
+            settings=SlotOptions(
                 "lsm", 1 << 20, CACHE_BYTES, 1, Thresholds(inline_bytes=300, pack_bytes=250, value_bytes=120)
             ),
             new_uuid=self.sim.new_id,

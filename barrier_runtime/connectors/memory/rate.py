@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -107,6 +108,10 @@ class RateReader:
         if count <= 0:
             return None
         emit_ns = self._schedule.due_ns(self._row)
+        if count <= MOST_ROWS:
+            few = self._few(range(self._row, self._row + count), start_ns)
+            self._row += count
+            return Polled(few, emit_ns)
         numbers = np.arange(self._row, self._row + count)
         values = numbers * self._part.of + self._part.index
         intended = start_ns + (numbers * (self._period_ns * self._part.of)).astype(np.int64)
@@ -115,6 +120,15 @@ class RateReader:
             columns.append(pa.array(values % self._keys))
         self._row += count
         return Polled(pa.RecordBatch.from_arrays(columns, schema=self._schema), emit_ns)
+
+    def _few(self, numbers: range, start_ns: int) -> FewRows:
+        """The same rows as lists."""
+        of, index, period_ns = self._part.of, self._part.index, self._period_ns * self._part.of
+        values = [number * of + index for number in numbers]
+        columns = [values, [start_ns + int(number * period_ns) for number in numbers]]
+        if self._keys is not None:
+            columns.append([value % self._keys for value in values])
+        return FewRows.made_of(self._schema, columns)
 
     def next_due_ns(self) -> int | None:
         return self._schedule.next_due_ns(self._row)

@@ -6,8 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.operators.aggregation.accumulators import BatchValues, RunningOrder, running
+from barrier_runtime.operators.aggregation.few import FewRunning
 from barrier_runtime.operators.aggregation.functions import Aggregate, plan_aggregates, sum_left
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
@@ -26,6 +28,8 @@ class RunningAggregateOperator(KeyedOperator):
         super().__init__(name, keys, [*keys, *used], schema)
         self._aggregates = dict(aggregates)
         self._output: pa.Schema | None = None
+        self._few_schema: pa.Schema | None = None  # of small batches, and how they are aggregated
+        self._few_running: FewRunning | None = None
 
     def bind(self, columns: pa.Schema) -> None:
         self._plan = plan_aggregates(self._aggregates, columns, self.where)
@@ -37,6 +41,9 @@ class RunningAggregateOperator(KeyedOperator):
         self._output = running_schema(schema, self._aggregates, self.where)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        few = batch.few
+        if few is not None and self._process_few(batch, few, emit):
+            return
         rows = batch.rows
         self._check(rows.schema)
         if not rows.num_rows:
@@ -50,6 +57,21 @@ class RunningAggregateOperator(KeyedOperator):
             return
         arrays = [*rows.columns, *[output.column(results) for output in outputs]]
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, schema=self._output)))
+
+    def _process_few(self, batch: Batch, few: FewRows, emit: Emit) -> bool:
+        """False: this is for Arrow."""
+        self._check(few.schema)
+        if few.schema is not self._few_schema:
+            self._few_schema = few.schema
+            self._few_running = FewRunning.of(self._plan, self._key_columns, few.layout)
+        added = None if self._few_running is None else self._few_running.add(self._table, few, self._sum_left)
+        if added is None:
+            return False
+        row_ids, results = added
+        self._table.mark_dirty(np.array(row_ids))
+        assert self._output is not None
+        emit(batch.having(FewRows.made_of(self._output, [*few.columns, *results])))
+        return True
 
     def _sum_left(self, column: str, row_id: int) -> InvalidJob:
         return sum_left(self.where, column, self._table.keys_of(np.array([row_id]))[0])

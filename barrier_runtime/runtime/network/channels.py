@@ -201,8 +201,8 @@ def _size(element: Element) -> int:
     """Bytes, roughly: asking Arrow costs as much as the whole hand-over of a small batch."""
     if not isinstance(element, Batch):
         return _CONTROL_BYTES
-    rows = element.rows
-    size: int = rows.num_rows * _SMALL_ROW_BYTES if rows.num_rows <= _FEW_ROWS else rows.nbytes
+    count = len(element)
+    size: int = count * _SMALL_ROW_BYTES if count <= _FEW_ROWS else element.rows.nbytes
     return size
 
 
@@ -227,10 +227,11 @@ class ResultPartition:
         return all(channel.writable for channel in self._channels)
 
     def emit(self, batch: Batch) -> None:
-        rows = self._plain(batch.rows)
-        if rows is not batch.rows:
-            batch = batch.having(rows)
-        self.rows += rows.num_rows
+        if batch.few is None:
+            rows = self._plain(batch.rows)
+            if rows is not batch.rows:
+                batch = batch.having(rows)
+        self.rows += len(batch)
         partitioning = self._edge.partitioning
         if partitioning == "hash":
             parts = hash_partition(batch, self._edge.keys, len(self._channels), self._max_parallelism)

@@ -2,8 +2,9 @@
 
     header (29 bytes, big endian): payload length u32 · kind u8 · sequence u64 · emit_ns i64 · crc32 u32 of all the rest
                                    · version u8 · reserved, 3 bytes
-    payload: Arrow IPC bytes for SCHEMA and BATCH, fixed structs for control elements; REACHED, before a BATCH, has the
-             event time at each of its rows (int64, little endian)
+    payload: Arrow IPC bytes for SCHEMA and BATCH, fixed structs for control elements; REACHED, before rows, has the
+             event time at each of them (int64, little endian); FEW_ROWS is a small batch as `data/few_rows` has it:
+             MessagePack, a list of values per column
 
 The length is checked against the cap before anything is allocated for it; a gap in the sequence or a wrong checksum is
 `FrameError`: the connection is closed and the generation fails, loudly. The checksum catches accidents; who may connect
@@ -31,18 +32,20 @@ from barrier_runtime.data.elements import (
     Idle,
     Watermark,
 )
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.versioned import Format
 
-FRAME_VERSION = 0
+FRAME_VERSION = 1  # of FEW_ROWS; all other frames are as they were
+_FIRST_VERSION = 0
 _HEADER = struct.Struct(">IBQqIB3x")
 _CRC_PART = struct.Struct(">IBQq")
 _WATERMARK = struct.Struct(">q")
 _BARRIER = struct.Struct(">QQqq")  # the last: -1 for None
 _CANCEL = struct.Struct(">QQ")
 
-SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED = range(1, 9)
+SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED, FEW_ROWS = range(1, 10)
 HEADER_SIZE = _HEADER.size
 MAX_PAYLOAD = 64 * 1024 * 1024  # bytes
 _BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024  # larger batches are cut before sending
@@ -92,16 +95,16 @@ class FrameWriter:
         return self._frame(END, b"")
 
     def _batch(self, batch: Batch) -> list[bytes | pa.Buffer]:
+        few = batch.few
+        payload = b"" if few is None else few.payload()
+        if few is not None and len(payload) <= _BYTES_PER_FRAME_TARGET:
+            chunks = self._schema_frame(few.schema)
+            if batch.reached is not None:
+                chunks += self._frame(REACHED, batch.reached.astype("<i8").tobytes())
+            chunks += self._frame(FEW_ROWS, payload, batch.emit_ns)
+            return chunks
         rows = batch.rows
-        chunks: list[bytes | pa.Buffer] = []
-        if self._schema is not rows.schema and (self._schema is None or not self._schema.equals(rows.schema)):
-            if self._schema is not None:
-                raise FrameError(
-                    f"the schema of an edge changed from ({described(self._schema)}) to ({described(rows.schema)}): "
-                    "pass schema= to the step that produces these rows"
-                )
-            chunks += self._frame(SCHEMA, rows.schema.serialize().to_pybytes())
-        self._schema = rows.schema
+        chunks = self._schema_frame(rows.schema)
         at = 0
         for count, part in _payloads(rows):
             if batch.reached is not None:
@@ -110,14 +113,27 @@ class FrameWriter:
             chunks += self._frame(BATCH, part, batch.emit_ns)
         return chunks
 
+    def _schema_frame(self, schema: pa.Schema) -> list[bytes | pa.Buffer]:
+        """Before the first rows; nothing afterwards."""
+        known, self._schema = self._schema, schema
+        if known is schema or (known is not None and known.equals(schema)):
+            return []
+        if known is not None:
+            raise FrameError(
+                f"the schema of an edge changed from ({described(known)}) to ({described(schema)}): "
+                "pass schema= to the step that produces these rows"
+            )
+        return self._frame(SCHEMA, schema.serialize().to_pybytes())
+
     def _frame(self, kind: int, payload: bytes | pa.Buffer, emit_ns: int = 0) -> list[bytes | pa.Buffer]:
+        version = FRAME_VERSION if kind == FEW_ROWS else _FIRST_VERSION
         length = len(payload) if isinstance(payload, bytes) else payload.size
         if length > MAX_PAYLOAD:
             raise FrameError(
                 f"a frame of {length:,} bytes is over the cap of {MAX_PAYLOAD:,}: this is a bug, report it"
             )
-        crc = zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, self._sequence, emit_ns), FRAME_VERSION))
-        header = _HEADER.pack(length, kind, self._sequence, emit_ns, crc, FRAME_VERSION)
+        crc = zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, self._sequence, emit_ns), version))
+        header = _HEADER.pack(length, kind, self._sequence, emit_ns, crc, version)
         self._sequence += 1
         return [header, payload] if length else [header]
 
@@ -140,7 +156,7 @@ class FrameReader:
         available = len(buffer)
         while available - start >= HEADER_SIZE:
             length, kind, sequence, emit_ns, crc, version = _HEADER.unpack_from(buffer, start)
-            if version != FRAME_VERSION:
+            if version > FRAME_VERSION:
                 _FORMAT.check(version)
             if length > MAX_PAYLOAD:
                 raise FrameError(f"a frame announces {length:,} bytes; the cap is {MAX_PAYLOAD:,}")
@@ -167,10 +183,12 @@ class FrameReader:
                 if self._schema is None:
                     raise FrameError("rows came before their schema")
                 rows = pa.ipc.read_record_batch(pa.py_buffer(payload), self._schema)
-                reached, self._reached = self._reached, None
-                if reached is not None and len(reached) != rows.num_rows:
-                    raise FrameError(f"{len(reached)} event times came with {rows.num_rows} rows")
-                return Batch(rows, emit_ns, reached)
+                return Batch(rows, emit_ns, self._take_reached(rows.num_rows))
+            if kind == FEW_ROWS:
+                if self._schema is None:
+                    raise FrameError("rows came before their schema")
+                few = FewRows.decoded(self._schema, payload)
+                return Batch(few, emit_ns, self._take_reached(few.count))
             if kind == REACHED:
                 self._reached = np.frombuffer(payload, "<i8")
                 return None
@@ -193,6 +211,13 @@ class FrameReader:
         except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
             raise FrameError(f"a frame of kind {kind} cannot be decoded: {error}") from error
         raise FrameError(f"a frame has the unknown kind {kind}")
+
+    def _take_reached(self, rows: int) -> npt.NDArray[np.int64] | None:
+        """What came for the next `rows` rows."""
+        reached, self._reached = self._reached, None
+        if reached is not None and len(reached) != rows:
+            raise FrameError(f"{len(reached)} event times came with {rows} rows")
+        return reached
 
 
 def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:

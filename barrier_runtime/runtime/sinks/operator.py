@@ -120,7 +120,7 @@ class SinkOperator(Operator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._recovered is not None:
             self._hear_of_recovery()
-        rows = batch.rows.num_rows
+        rows = len(batch)
         staged = self._open_staged
         try:
             self._sink.write(staged.transaction, batch.rows)

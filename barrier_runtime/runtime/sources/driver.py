@@ -36,7 +36,7 @@ from barrier_runtime.connectors.source import (
 )
 from barrier_runtime.coordinator.metric_table import DISCOVERY_FAILURES, FAR_EVENT_TIMES, SPLITS_DISCOVERED
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from barrier_runtime.data.event_time import EventClock, check_event_time_type, event_times_ms
+from barrier_runtime.data.event_time import EventClock, check_event_time_type, event_times_ms, greatest_event_time_ms
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext
 from barrier_runtime.runtime.sources.assignment import (
@@ -183,17 +183,19 @@ class SourceDriver:
             split.asked = True
             self._kept[split.id] = split
         polled = reader.poll(limit, now_ns)
-        if polled is None or not polled.rows.num_rows:
+        batch = None if polled is None else Batch(polled.rows, polled.emit_ns)
+        if batch is None or not (count := len(batch)):
+            batch = None
             split.had_nothing(now_ns, self._timeout_ns)
         else:
             self._turn += 1
-            split.had_rows(polled.rows.num_rows, self._turn, now_ns)
-            self._kept_rows += polled.rows.num_rows
-            self._latest = split, polled.rows.num_rows
-            reached = self._observe(split, polled.rows, taken[:-1], now_ns // 1_000_000)
+            split.had_rows(count, self._turn, now_ns)
+            self._kept_rows += count
+            self._latest = split, count
+            reached = self._observe(split, batch, taken[:-1], now_ns // 1_000_000)
         if reader.finished:
             self._finish(split)
-        return Batch(polled.rows, polled.emit_ns, reached) if polled is not None and polled.rows.num_rows else None
+        return batch if batch is None or reached is None else batch.reaching(reached)
 
     def watermark(self) -> int | None:
         """Lowest watermark of the unfinished splits; None while one of them has none. When all are done, that of the
@@ -306,12 +308,19 @@ class SourceDriver:
         return (self._spec.idle_timeout_ms or 0) * 1_000_000
 
     def _observe(
-        self, split: OpenSplit, rows: pa.RecordBatch, others: list[_Place], now_ms: int
+        self, split: OpenSplit, batch: Batch, others: list[_Place], now_ms: int
     ) -> npt.NDArray[np.int64] | None:
         """Rows of `split` come: event time at each of them, where somebody needs it."""
         spec = self._spec
         if spec.event_time is None:
             return None
+        few = batch.few
+        if few is not None and spec.detail == "none":
+            greatest_ms = greatest_event_time_ms(few, spec.event_time)
+            if greatest_ms <= now_ms + _FAR_MS:
+                split.greatest_ms = max(split.greatest_ms, greatest_ms)
+                return None
+        rows = batch.rows
         others_ms = WATERMARK_MAX if spec.detail == "none" else self._others_ms(others)
         clock = EventClock(spec.max_out_of_orderness_ms, spec.detail, split.greatest_ms)
         reached = clock.see(rows.column(spec.event_time), others_ms)

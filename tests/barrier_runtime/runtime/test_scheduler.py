@@ -5,14 +5,18 @@ import subprocess
 import sys
 
 import pyarrow as pa
+from operator_harness import World
 
+from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.host.timer import LoopTimer
 from barrier_runtime.runtime.network.channels import InputChannel
 from barrier_runtime.runtime.scheduler import Scheduler
+from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.runtime.subtask import Subtask
 
 _PROGRAM = """
@@ -98,3 +102,70 @@ def test_work_between_passes_gets_one_slice_of_short_passes_and_its_share_of_lon
     a snapshot must not take for ever."""
     assert set(slices_per_pass(batch_s=0.00001, slice_s=0.0003)) == {1}
     assert set(slices_per_pass(batch_s=0.030, slice_s=0.00101)) == {15}
+
+
+class HandTimer:
+    """Nothing else happens until it rings: time goes there at once."""
+
+    def __init__(self, clock, loop, ring):
+        self.clock, self.loop, self.ring = clock, loop, ring
+
+    def set(self, delay_s):
+        self.clock.now += max(delay_s, 1e-6)
+        self.loop.call_soon(self.ring)
+
+    def close(self):
+        """Nothing is open."""
+
+
+def batches_of(rows_per_second, pass_s, target_s, batches=60):
+    """Rows per batch of a source with a schedule in a slot whose passes take `pass_s`, and how long after it was due
+    the first row of each was polled; once the slot knows its passes."""
+    clock, sizes, waits, errors = HandClock(), [], [], []
+    clock.timer = lambda loop, ring: HandTimer(clock, loop, ring)
+    clock.source_ns = clock.now_ns
+    source = GeneratedRows("ticks", rows_per_second, None, None, 1)
+    driver = SourceDriver()
+    driver.open(World().context("ticks"), SourceSpec("ticks", source, tuple(source.splits(1))))
+
+    class Sized(Slow):
+        def process(self, batch, emit, port=0):
+            sizes.append(len(batch))
+            waits.append(clock.now - batch.emit_ns / 1e9)
+            super().process(batch, emit, port)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        scheduler = Scheduler(loop, lambda: False, lambda _, error: errors.append(error), clock, target_s)
+        slow = Sized(clock, pass_s, lambda: None)
+        aligner = Aligner(0, 1)
+        subtask = Subtask(SubtaskId(0, 0), 1, [("slow", slow)], [], [], aligner, host=clock, source=("ticks", driver))
+        scheduler.start([subtask])
+        while len(sizes) < batches and not errors:
+            await asyncio.sleep(0)
+        scheduler.stop()
+
+    asyncio.run(run())
+    assert not errors
+    return sizes[batches // 2 :], max(waits[batches // 2 :])
+
+
+def test_rows_of_a_schedule_wait_for_others_as_long_as_passes_take_and_no_longer_than_the_target():
+    sizes, wait_s = batches_of(1_000, pass_s=0.010, target_s=1.0)
+    assert set(sizes) <= {20, 21}  # the slot rests half of the time
+    assert wait_s < 0.0215
+    sizes, wait_s = batches_of(1_000, pass_s=0.010, target_s=0.015)
+    assert set(sizes) <= {15, 16}
+    assert wait_s < 0.0165
+    sizes, _ = batches_of(1_000, pass_s=0.010, target_s=0.005)
+    assert set(sizes) <= {9, 10, 11}  # what came while the last pass ran is late already
+    sizes, wait_s = batches_of(1_000, pass_s=0.010, target_s=0.0)
+    assert set(sizes) <= {9, 10, 11}
+    sizes, wait_s = batches_of(1_000, pass_s=0.00001, target_s=1.0)
+    assert set(sizes) == {1}
+    assert wait_s < 0.0001
+
+
+def test_a_slot_that_cannot_keep_up_never_rests():
+    sizes, _ = batches_of(1_000_000, pass_s=0.010, target_s=1.0, batches=30)
+    assert min(sizes) >= 1_024  # full batches

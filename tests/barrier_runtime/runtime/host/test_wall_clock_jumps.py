@@ -7,6 +7,7 @@ from slot_bench import Bench, Totals
 
 from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.runtime.host.timer import LoopTimer
+from tests.polled_rows import polled_rows
 
 HOUR_S = 3600
 
@@ -95,9 +96,9 @@ def test_a_rate_whose_clock_was_set_back_between_two_runs_goes_on_at_once_with_t
     (split,) = source.splits(1)
     first = source.reader(split)
     start_ns = 10**18
-    rows = [first.poll(1_000, start_ns).rows, first.poll(1_000, start_ns + 99_000_000).rows]
+    rows = [polled_rows(first.poll(1_000, start_ns)), polled_rows(first.poll(1_000, start_ns + 99_000_000))]
     position = first.position()
-    rest = first.poll(1_000, start_ns + 499_000_000).rows
+    rest = polled_rows(first.poll(1_000, start_ns + 499_000_000))
     again = source.reader(split)
     again.seek(position)
     now_ns = start_ns - HOUR_S * 10**9
@@ -107,7 +108,7 @@ def test_a_rate_whose_clock_was_set_back_between_two_runs_goes_on_at_once_with_t
         polled = again.poll(1_000, now_ns)
         if polled is not None:
             assert abs(polled.emit_ns - now_ns) <= 1_000_000
-            taken.append(polled.rows)
+            taken.append(polled_rows(polled))
         now_ns += 1_000_000
     assert pa.Table.from_batches(taken) == pa.Table.from_batches([rest])
     assert now_ns - start_ns + HOUR_S * 10**9 <= 402_000_000

@@ -135,7 +135,7 @@ def test_rows_of_a_later_release_are_refused_with_the_remedy(monkeypatch):
     """B6: their hash is right."""
     stored = Stored(1)
     with monkeypatch.context() as later:
-        later.setattr(frames, "FRAME_VERSION", frames.FRAME_VERSION + 1)
+        later.setattr(frames, "_FIRST_VERSION", frames.FRAME_VERSION + 1)
         stored.write(0, {0: [batch([1])]})
     with pytest.raises(
         InvalidJob, match=r"in-flight-0\.frames.*version .*this release reads .*a newer release wrote it"

@@ -1,0 +1,126 @@
+"""Running aggregates of a small batch, a row at a time: what `accumulators.running` does for many at once.
+
+For counts, sums and extremes of integers and sums of floats, over columns without nulls, by keys of integers, booleans,
+text and bytes. Means, widened sums and extremes of floats, and other keys, which have rules of their own, are left to
+numpy. The results are the same, bit for bit.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow.types as types
+
+from barrier_runtime.data.few_rows import FewRows, Layout
+from barrier_runtime.operators.aggregation.accumulators import Left
+from barrier_runtime.operators.aggregation.functions import Accumulator, AggregationPlan, Output
+from barrier_runtime.state.columns.column_table import ColumnTable
+
+# a column of the table, row id per row, the batch's columns, what to raise for a sum -> value after each row
+_Step: TypeAlias = Callable[[Any, list[int], Sequence[list[Any]], Left], list[Any]]
+
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+
+
+class FewRunning:
+    """The aggregates of `plan` over small batches of one schema."""
+
+    def __init__(self, keys: list[int], single_int: bool, steps: dict[str, _Step], results: list[str]) -> None:
+        self._keys = keys  # positions of columns; so are the columns of `steps`
+        self._single_int = single_int
+        self._steps = steps  # by accumulator
+        self._results = results  # accumulators that are output, in the order of outputs
+        self._positions: list[int] = []
+
+    @staticmethod
+    def of(plan: AggregationPlan, keys: Sequence[str], layout: Layout) -> "FewRunning | None":
+        """None: these aggregates are for numpy."""
+        at_keys = [layout.positions[key] for key in keys]
+        steps = {each.name: _step(each, layout) for each in plan.accumulators}
+        if not (layout.keys.issuperset(at_keys) and all(steps.values()) and all(map(_is_plain, plan.outputs))):
+            return None
+        single_int = len(at_keys) == 1 and at_keys[0] in layout.integers
+        made = FewRunning(
+            at_keys,
+            single_int,
+            {name: step for name, step in steps.items() if step is not None},
+            [output.value.name for output in plan.outputs],
+        )
+        made._positions = sorted({layout.positions[each.column] for each in plan.accumulators if each.column})
+        return made
+
+    def add(self, table: ColumnTable, few: FewRows, left: Left) -> tuple[list[int], list[list[Any]]] | None:
+        """The row ids, and a column per output. None: there are nulls, which are for numpy."""
+        columns = few.columns
+        if any(None in columns[position] for position in self._positions):
+            return None
+        keys = columns[self._keys[0]]
+        if self._single_int and None not in keys:
+            row_ids = table.row_ids_of_few(keys)
+        else:
+            row_ids = table.row_ids(list(zip(*[columns[at] for at in self._keys], strict=True))).tolist()
+        state = table.columns
+        after = {name: step(state[name], row_ids, columns, left) for name, step in self._steps.items()}
+        return row_ids, [after[name] for name in self._results]
+
+
+def _is_plain(output: Output) -> bool:
+    """The accumulator is the result."""
+    if output.carry is not None or output.aggregate.kind == "mean":
+        return False
+    return bool(types.is_integer(output.type) or types.is_float64(output.type))
+
+
+def _step(accumulator: Accumulator, layout: Layout) -> _Step | None:
+    if accumulator.kind in ("rows", "values"):
+        return lambda target, row_ids, columns, left: _counted(target, row_ids)
+    column = accumulator.column
+    if accumulator.kind == "carry" or column is None:
+        return None
+    position = layout.positions[column]
+    if accumulator.kind == "sum" and types.is_floating(layout.types[position]):
+        return lambda target, row_ids, columns, left: _float_sums(target, row_ids, columns[position])
+    if position not in layout.integers:
+        return None
+    if accumulator.kind == "sum":
+        return lambda target, row_ids, columns, left: _int_sums(target, row_ids, columns[position], column, left)
+    pick: Callable[[int, int], int] = min if accumulator.kind == "min" else max
+    return lambda target, row_ids, columns, left: _extremes(target, row_ids, columns[position], pick)
+
+
+def _counted(target: Any, row_ids: list[int]) -> list[int]:
+    results = []
+    item = target.item
+    for row_id in row_ids:
+        target[row_id] = count = item(row_id) + 1
+        results.append(count)
+    return results
+
+
+def _int_sums(target: Any, row_ids: list[int], values: list[int], column: str, left: Left) -> list[int]:
+    results = []
+    item = target.item
+    for row_id, value in zip(row_ids, values, strict=True):
+        total = item(row_id) + value
+        if not _LOWEST <= total <= _HIGHEST:
+            raise left(column, row_id)
+        target[row_id] = total
+        results.append(total)
+    return results
+
+
+def _float_sums(target: Any, row_ids: list[int], values: list[float]) -> list[float]:
+    results = []
+    item = target.item
+    for row_id, value in zip(row_ids, values, strict=True):
+        target[row_id] = total = item(row_id) + value
+        results.append(total)
+    return results
+
+
+def _extremes(target: Any, row_ids: list[int], values: list[int], pick: Callable[[int, int], int]) -> list[int]:
+    results = []
+    item = target.item
+    for row_id, value in zip(row_ids, values, strict=True):
+        target[row_id] = found = pick(item(row_id), value)
+        results.append(found)
+    return results
