@@ -10,7 +10,7 @@ Arrow stores. A batch with other columns (lists, structs, decimals) stays in Arr
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -38,19 +38,28 @@ class Layout:
         self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))  # whose values state has
 
 
-# By the schema object's id: comparing schemas takes as long as all else. The object is kept, so the id is its own.
-_layouts: dict[int, tuple[pa.Schema, Layout | None]] = {}
-_MOST_LAYOUTS = 256
+_Known: TypeAlias = tuple[pa.Schema, "Layout | None"]
+
+# Comparing schemas takes as long as all else, so a schema that is one of these objects is known by its id; an equal one
+# stands for the first of them. The objects are kept, so their ids are their own.
+_by_id: dict[int, _Known] = {}
+_by_schema: dict[pa.Schema, _Known] = {}
+_MOST_KNOWN = 256
 
 
 def layout_of(schema: pa.Schema) -> Layout | None:
     """None: rows of `schema` stay in Arrow."""
-    known = _layouts.get(id(schema))
-    if known is None:
-        if len(_layouts) >= _MOST_LAYOUTS:
-            _layouts.clear()
-        known = _layouts[id(schema)] = schema, _layout(schema)
-    return known[1]
+    return _known(schema)[1]
+
+
+def _known(schema: pa.Schema) -> _Known:
+    known = _by_id.get(id(schema)) or _by_schema.get(schema)
+    if known is None or (known[0] is not schema and not known[0].equals(schema, check_metadata=True)):
+        if len(_by_id) >= _MOST_KNOWN:
+            _by_id.clear()
+            _by_schema.clear()
+        known = _by_id[id(schema)] = _by_schema[schema] = schema, _layout(schema)
+    return known
 
 
 def _layout(schema: pa.Schema) -> Layout | None:
@@ -93,7 +102,7 @@ class FewRows:
     @staticmethod
     def of(rows: pa.RecordBatch) -> "FewRows | None":
         """None: these rows stay in Arrow."""
-        layout = layout_of(schema := rows.schema)
+        schema, layout = _known(rows.schema)
         count = rows.num_rows
         if layout is None or not 0 < count <= MOST_ROWS:
             return None

@@ -209,7 +209,7 @@ MUTANTS = (
         "few-nulls-are-values",
         "nulls in a small batch are for numpy",
         "barrier_runtime/operators/aggregation/few.py",
-        "        if any(None in columns[position] for position in self._positions):\n",
+        "        if any(None in columns[position] for position in self._aggregated):\n",
         "        if False:\n",
         ("tests/barrier_runtime/data/test_few_rows.py",),
     ),

@@ -22,36 +22,38 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class FewRunning:
-    """The aggregates of `plan` over small batches of one schema."""
+    """The aggregates of one plan over small batches of one schema."""
 
-    def __init__(self, keys: list[int], single_int: bool, steps: dict[str, _Step], results: list[str]) -> None:
-        self._keys = keys  # positions of columns; so are the columns of `steps`
+    def __init__(
+        self, keys: list[int], single_int: bool, aggregated: list[int], steps: dict[str, _Step], results: list[str]
+    ) -> None:
+        """`keys`, `aggregated`: positions of columns. `steps`: by accumulator. `results`: an accumulator per output."""
+        self._keys = keys
         self._single_int = single_int
-        self._steps = steps  # by accumulator
-        self._results = results  # accumulators that are output, in the order of outputs
-        self._positions: list[int] = []
+        self._aggregated = aggregated
+        self._steps = steps
+        self._results = results
 
     @staticmethod
     def of(plan: AggregationPlan, keys: Sequence[str], layout: Layout) -> "FewRunning | None":
         """None: these aggregates are for numpy."""
         at_keys = [layout.positions[key] for key in keys]
-        steps = {each.name: _step(each, layout) for each in plan.accumulators}
-        if not (layout.keys.issuperset(at_keys) and all(steps.values()) and all(map(_is_plain, plan.outputs))):
+        if not (layout.keys.issuperset(at_keys) and all(map(_is_plain, plan.outputs))):
             return None
+        steps: dict[str, _Step] = {}
+        for each in plan.accumulators:
+            step = _step(each, layout)
+            if step is None:
+                return None
+            steps[each.name] = step
+        aggregated = sorted({layout.positions[each.column] for each in plan.accumulators if each.column})
         single_int = len(at_keys) == 1 and at_keys[0] in layout.integers
-        made = FewRunning(
-            at_keys,
-            single_int,
-            {name: step for name, step in steps.items() if step is not None},
-            [output.value.name for output in plan.outputs],
-        )
-        made._positions = sorted({layout.positions[each.column] for each in plan.accumulators if each.column})
-        return made
+        return FewRunning(at_keys, single_int, aggregated, steps, [output.value.name for output in plan.outputs])
 
     def add(self, table: ColumnTable, few: FewRows, left: Left) -> tuple[list[int], list[list[Any]]] | None:
         """The row ids, and a column per output. None: there are nulls, which are for numpy."""
         columns = few.columns
-        if any(None in columns[position] for position in self._positions):
+        if any(None in columns[position] for position in self._aggregated):
             return None
         keys = columns[self._keys[0]]
         if self._single_int and None not in keys:

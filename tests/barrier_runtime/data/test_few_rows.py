@@ -115,6 +115,21 @@ def test_other_batches_stay_in_arrow(rows: pa.RecordBatch) -> None:
     assert Batch(rows, 0).as_few is None
 
 
+def test_equal_schemas_are_one_but_for_what_their_metadata_say() -> None:
+    def rows(metadata: dict[str, str] | None) -> pa.RecordBatch:
+        return pa.record_batch({"n": [1]}).replace_schema_metadata(metadata)
+
+    first, second, other = (FewRows.of(rows(metadata)) for metadata in (None, None, {"unit": "m"}))
+    assert first is not None
+    assert second is not None
+    assert other is not None
+    assert first.schema is second.schema
+    assert other.record_batch().schema.metadata == {b"unit": b"m"}
+    again = FewRows.of(rows(None))
+    assert again is not None
+    assert again.record_batch().schema.metadata is None
+
+
 def test_a_frame_that_does_not_fit_its_schema_is_refused() -> None:
     def frame(rows: pa.RecordBatch) -> list[bytes]:
         batch = Batch(rows, 0)
