@@ -220,17 +220,20 @@ def test_after_the_function_is_fixed_the_job_goes_on_from_its_checkpoint(tmp_pat
     """C5: the failure committed nothing that a restart would not commit again."""
     out, options = tmp_path / "out", {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_interval": 0.05}
 
-    def flow(function):
+    def flow(function, rows_per_second):
         flow = Dataflow("fixed")
-        numbers = flow.rate("numbers", 40_000, 20_000, keys=50)
+        numbers = flow.rate("numbers", rows_per_second, 20_000, keys=50)
         counted = numbers.key_by("key").aggregate("count", n=count())
         counted.filter(function, name="check").sink("out", JsonlSink(str(out)))
         return flow
 
+    def fails_once_something_is_visible(row):
+        return row["value"] % 100 != 0 or not visible_files(out) or 1 / 0
+
     with pytest.raises(JobFailed, match="operator 'check'"):
-        flow(lambda row: row["value"] < 15_000 or 1 / 0).run_local(**options)
-    assert visible_files(out)
-    flow(lambda row: True).run_local(**options)
+        flow(fails_once_something_is_visible, 2_000).run_local(**options)
+    assert not verdict(out, 20_000).right
+    flow(lambda row: True, 100_000).run_local(**options)
     assert verdict(out, 20_000).right, verdict(out, 20_000)
 
 
@@ -561,11 +564,11 @@ def test_too_few_free_cores_end_in_an_error_that_counts_them(spark, tmp_path):
         until(lambda: len(list(held.iterdir())) == 3, "three cores are held")
         with pytest.raises(JobFailed) as error:
             job(ten_rows, JsonlSink(str(tmp_path / "out")), name="crowded").run(
-                spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"), resource_wait_timeout=2.0
+                spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"), resource_wait_timeout=8.0
             )
     finally:
         release.touch()
         other.join(30)
     says(
-        error, "job crowded needs 2 slots; 1 of 2 registered within 2 s", "free cores", "Spark has 4 cores for 2 slots"
+        error, "job crowded needs 2 slots; 1 of 2 registered within 8 s", "free cores", "Spark has 4 cores for 2 slots"
     )
