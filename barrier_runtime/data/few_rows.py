@@ -121,7 +121,7 @@ class FewRows:
         """What `payload` gave. Raises `ValueError` when it is not that of such rows."""
         layout = layout_of(schema)
         columns = _COLUMNS.decode(payload)
-        if layout is None or len(columns) != layout.width or len(set(map(len, columns))) != 1:
+        if layout is None or len(columns) != layout.width or len(set(map(len, columns))) != 1 or not columns[0]:
             raise ValueError(f"{len(payload)} bytes are not rows of {schema.names}")
         return FewRows(schema, layout, columns, len(columns[0]))
 

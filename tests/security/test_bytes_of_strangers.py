@@ -27,6 +27,7 @@ from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION, Ack, Dep
 from barrier_runtime.data.elements import Barrier, Batch, Watermark
 from barrier_runtime.runtime.network.frames import (
     BATCH,
+    FEW_ROWS,
     HEADER_SIZE,
     MAX_PAYLOAD,
     SCHEMA,
@@ -64,10 +65,10 @@ def initiator(claims: bytes = b"") -> Initiator:
     return Initiator(KEY, job="flights", run_id="r", purpose="control", claims=claims, nonce=b"c" * 32)
 
 
-def data_frame(kind: int, payload: bytes, sequence: int) -> bytes:
+def data_frame(kind: int, payload: bytes, sequence: int, version: int = 0) -> bytes:
     """A frame of the data plane whose length, sequence and checksum are right."""
     part = struct.pack(">IBQq", len(payload), kind, sequence, 0)
-    return part + struct.pack(">II", zlib.crc32(payload, zlib.crc32(part)), 0) + payload
+    return part + struct.pack(">IB3x", zlib.crc32(payload, zlib.crc32(part, version)), version) + payload
 
 
 # ---------------------------------------------------------------- lengths
@@ -211,8 +212,29 @@ def test_arrow_bytes_that_break_off_inside_a_correct_frame_are_a_frame_error(par
 
 def test_a_data_frame_of_unknown_kind_is_refused() -> None:
     """B3"""
-    with pytest.raises(FrameError, match="unknown kind 9"):
-        FrameReader().feed(data_frame(9, b"", 0))
+    with pytest.raises(FrameError, match="unknown kind 10"):
+        FrameReader().feed(data_frame(10, b"", 0))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        pickle.dumps([[1]]),
+        b"\x91" * 100_000,  # nested without end
+        b"\xdd\xff\xff\xff\xff",  # announces more than there is
+        msgspec.msgpack.encode([[1], [2, 3]]),
+        msgspec.msgpack.encode([[1]]),
+        msgspec.msgpack.encode([[], []]),
+        msgspec.msgpack.encode({"a": [1]}),
+    ],
+)
+def test_lists_that_are_no_rows_are_a_frame_error(payload: bytes) -> None:
+    """B3, H4"""
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int64())]).serialize().to_pybytes()
+    with pytest.raises(FrameError, match="cannot be decoded"):
+        FrameReader().feed(data_frame(SCHEMA, schema, 0) + data_frame(FEW_ROWS, payload, 1, version=1))
 
 
 def test_an_extension_type_that_carries_a_pickle_is_not_loaded(tmp_path: Path) -> None:

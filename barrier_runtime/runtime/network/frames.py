@@ -34,7 +34,7 @@ from barrier_runtime.data.elements import (
 )
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import described
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.versioned import Format
 
 FRAME_VERSION = 1  # of FEW_ROWS; all other frames are as they were
@@ -208,7 +208,7 @@ class FrameReader:
                 return Idle()
             if kind == END:
                 return EndOfInput()
-        except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
+        except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, MemoryError, *UNREADABLE) as error:
             raise FrameError(f"a frame of kind {kind} cannot be decoded: {error}") from error
         raise FrameError(f"a frame has the unknown kind {kind}")
 
