@@ -76,6 +76,22 @@ MUTANTS = (
         ("tests/barrier_runtime/runtime/alignment/test_alignment.py",),
     ),
     Mutant(
+        "a-schema-counts-for-nothing",
+        "whoever takes all elements has taken all bytes, so that the sender gets credit again",
+        "barrier_runtime/runtime/network/frames.py",
+        "            self._ahead += HEADER_SIZE + length\n",
+        "            self._ahead = HEADER_SIZE + length\n",
+        ("tests/barrier_runtime/runtime/network/test_frames.py",),
+    ),
+    Mutant(
+        "silence-is-not-asked-for",
+        "a source with rows an hour away is asked in time to notice that it is idle",
+        "barrier_runtime/runtime/sources/driver.py",
+        "if self._timeout_ns and split.silent_for_ns() <= self._timeout_ns:",
+        "if self._timeout_ns and split.silent_ns is not None and split.silent_for_ns() <= self._timeout_ns:",
+        ("tests/barrier_runtime/runtime/sources/test_sources.py",),
+    ),
+    Mutant(
         "recording-ends-early",
         "what comes before the barrier of its own channel is in flight",
         "barrier_runtime/runtime/network/channels.py",

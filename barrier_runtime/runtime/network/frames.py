@@ -146,9 +146,11 @@ class FrameReader:
         self._sequence = 0
         self._schema: pa.Schema | None = None
         self._reached: npt.NDArray[np.int64] | None = None  # of the batch to come
+        self._ahead = 0  # bytes of frames that belong to the batch to come
 
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
-        """All elements that are complete now, each with its size on the wire."""
+        """All elements that are complete now, each with its size on the wire: the schema and the event times that came
+        ahead of a batch count as part of it, so that whoever takes all elements has taken all bytes."""
         buffer = self._buffer
         buffer += data
         elements: list[tuple[Element, int]] = []
@@ -170,8 +172,10 @@ class FrameReader:
                 raise FrameError(f"frame {sequence} has a wrong checksum")
             self._sequence += 1
             element = self._decode(kind, payload, emit_ns)
+            self._ahead += HEADER_SIZE + length
             if element is not None:
-                elements.append((element, HEADER_SIZE + length))
+                elements.append((element, self._ahead))
+                self._ahead = 0
             start = end
         if start:
             del buffer[:start]

@@ -222,7 +222,7 @@ class SourceDriver:
             due_ns = split.reader.next_due_ns()
             if due_ns is None:
                 return None
-            if split.silent_ns is not None and split.silent_for_ns() <= self._timeout_ns and self._timeout_ns:
+            if self._timeout_ns and split.silent_for_ns() <= self._timeout_ns:
                 due_ns = min(due_ns, split.asked_ns + self._timeout_ns // 2)  # to notice in time that it is idle
             due_ns = max(due_ns, split.rests_ns)
             earliest = due_ns if earliest is None else min(earliest, due_ns)

@@ -39,13 +39,14 @@ class OpenSplit:
         self.finished = False
         self.polled = 0  # turn of the last poll
         self.rests_ns = 0  # not asked before: it gave all that was due
-        self.silent_ns: int | None = None  # since when it was asked and had nothing …
-        self.asked_ns = 0  # … and when it was asked last
+        self.silent_ns: int | None = None  # since when it was asked and had nothing
+        self.asked_ns = 0  # when it was asked last
         self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader listens
 
     def had_rows(self, rows: int, turn: int, now_ns: int) -> None:
         self.polled = turn
         self.silent_ns = None
+        self.asked_ns = now_ns
         self.rows += rows
         due_ns = None if self.reader is None else self.reader.next_due_ns()
         self.rests_ns = 0 if due_ns is None or due_ns <= now_ns else now_ns + _TICK_NS

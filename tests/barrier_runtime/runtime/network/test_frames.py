@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -51,6 +52,18 @@ def test_elements_survive_the_wire_however_the_bytes_are_cut(step):
     for start in range(0, len(data), step):
         received += [element for element, _ in reader.feed(data[start : start + step])]
     assert received == ELEMENTS
+
+
+@examples(60)
+@given(st.integers(1, 400))
+def test_the_sizes_of_elements_are_all_bytes_that_came(step):
+    """Else a sender waits for ever for credit: a schema larger than the window, and rows that do not fill a quarter."""
+    few = Batch(rows(1, 2, 3), 17, np.array([1, 2, 3]))
+    assert few.as_few is not None
+    data = wire(FrameWriter(), few, *ELEMENTS)
+    reader = FrameReader()
+    sizes = [size for start in range(0, len(data), step) for _, size in reader.feed(data[start : start + step])]
+    assert sum(sizes) == len(data)
 
 
 def test_a_large_batch_is_cut_into_frames_and_keeps_its_order():

@@ -415,6 +415,31 @@ def test_a_source_whose_splits_are_all_silent_is_idle_until_rows_come() -> None:
     assert not driver.idle
 
 
+def test_a_source_that_is_asked_only_when_it_is_due_is_idle_too() -> None:
+    """Its rows are an hour away, and nothing else asks it."""
+
+    class Hourly(BacklogReader):
+        def next_due_ns(self) -> int | None:
+            return None if self._waiting else 3_600 * SECOND_NS
+
+    class Source(Backlog):
+        def reader(self, split: Split) -> BacklogReader:
+            return Hourly(self.waiting[split.id])
+
+    source = Source()
+    source.waiting["a"] += [[10]]
+    driver = opened(spec_of(source, 2, event_time="t", idle_timeout_ms=1_000), World())
+    now_ns = asked = 0
+    while now_ns < 3_600 * SECOND_NS:
+        driver.poll(now_ns)
+        if driver.idle:
+            break
+        now_ns, asked = max(now_ns, driver.next_due_ns() or 0), asked + 1
+        assert asked < 20
+    assert SECOND_NS < now_ns < 3 * SECOND_NS
+    assert driver.next_due_ns() == 3_600 * SECOND_NS
+
+
 def test_what_was_not_asked_for_long_has_not_been_silent_for_long() -> None:
     """Back-pressure, or a stalled process: the first answer after it says nothing of the time between."""
     source = Backlog()
