@@ -58,7 +58,9 @@ class MeasuringSink(TwoPhaseCommitSink):
 
     def write(self, transaction: "_Rows", rows: pa.RecordBatch) -> None:
         now_ns = time.time_ns()
-        transaction.add(now_ns, rows.column(self.column).view(pa.int64()).to_numpy())
+        column = rows.column(self.column)
+        intended_ns = np.frombuffer(column.buffers()[1], np.int64, column.offset + len(column))[column.offset :]
+        transaction.add(now_ns, intended_ns)
         if self.keep_s is not None and now_ns - self._kept_ns > self.keep_s * 1e9:
             self._keep(transaction)
             self._kept_ns = now_ns

@@ -363,7 +363,7 @@ class KeyedStream:
             _check_free(aggregates, schema.names, where)
             output = running_schema(schema, aggregates, where)
         make = partial(RunningAggregateOperator, keys=self._keys, aggregates=aggregates, schema=schema)
-        return self._stateful(name, "running aggregate", make, output, _shown(aggregates))
+        return self._stateful(name, "running aggregate", make, output, _shown(aggregates), timeless=True)
 
     def process(
         self,
@@ -431,13 +431,23 @@ class KeyedStream:
         describe: str,
         detail: Detail = "none",
         definition: str = "",
+        timeless: bool = False,
     ) -> Stream:
         if not isinstance(name, str):
             raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
         plan = self._stream._plan
         inputs = (Input(self._stream._node, "hash", self._keys, self._stream._tag),)
         node = StepNode(
-            name, kind, inputs, make, schema, stateful=True, describe=describe, definition=definition, detail=detail
+            name,
+            kind,
+            inputs,
+            make,
+            schema,
+            stateful=True,
+            describe=describe,
+            definition=definition,
+            detail=detail,
+            timeless=timeless,
         )
         return Stream(plan, plan.add(node), schema)
 

@@ -71,6 +71,10 @@ class Batch:
     def schema(self) -> pa.Schema:
         return self.rows.schema if self._few is None else self._few.schema
 
+    def column(self, name: str) -> pa.Array:
+        """That column alone, in Arrow."""
+        return self.rows.column(name) if self._rows is not None or self._few is None else self._few.array(name)
+
     @property
     def few(self) -> FewRows | None:
         """The rows as lists, if somebody before made lists of them."""
@@ -97,7 +101,7 @@ class Batch:
             return Batch(rows, self.emit_ns)
         return Batch(rows, self.emit_ns, self.reached[start : start + rows.num_rows])
 
-    def only(self, rows: pa.RecordBatch, which: Any) -> "Batch":
+    def only(self, rows: pa.RecordBatch | FewRows, which: Any) -> "Batch":
         """`rows` are those of this batch that `which` says: a mask or positions, of numpy or a mask of Arrow."""
         if self.reached is None:
             return Batch(rows, self.emit_ns)

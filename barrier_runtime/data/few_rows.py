@@ -9,7 +9,8 @@ Numbers, booleans, text, bytes and nulls (None) are what Python has for them; ti
 Arrow stores. A batch with other columns (lists, structs, decimals) stays in Arrow.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -25,12 +26,29 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 class Layout:
     """What lists need to know of one schema."""
 
-    __slots__ = ("dtypes", "integers", "keys", "positions", "types", "width")
+    __slots__ = (
+        "accepted",
+        "codes",
+        "dtypes",
+        "has_times",
+        "integers",
+        "keys",
+        "names",
+        "positions",
+        "times",
+        "types",
+        "width",
+    )
 
     def __init__(self, schema: pa.Schema, dtypes: list[str]) -> None:
         self.types = schema.types
+        self.names = schema.names
         self.width = len(dtypes)
         self.dtypes = dtypes  # per column numpy's type of its buffer, "" where values come from `to_pylist`
+        self.codes = [_CODES[np.dtype(dtype).str[1:]] if dtype else "" for dtype in dtypes]  # the same for `array`
+        self.times = [types.is_temporal(kind) for kind in schema.types]  # numbers here, other objects for users
+        self.has_times = any(self.times)
+        self.accepted = [_accepted(kind) for kind in schema.types]  # whether values of users can stay what they are
         self.positions = {name: position for position, name in enumerate(schema.names)}
         self.integers = frozenset(  # columns of integers that fit in 64 bits with a sign
             at for at, kind in enumerate(schema.types) if types.is_integer(kind) and not types.is_uint64(kind)
@@ -38,10 +56,16 @@ class Layout:
         self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))  # whose values state has
 
 
-_Known: TypeAlias = tuple[pa.Schema, "Layout | None"]
+_CODES = {  # numpy's kind and bytes of a number -> typecode of `array`
+    **{f"i{array(code).itemsize}": code for code in "bhiq"},
+    **{f"u{array(code).itemsize}": code for code in "BHIQ"},
+    **{f"f{array(code).itemsize}": code for code in "fd"},
+}
 
-# Comparing schemas takes as long as all else, so a schema that is one of these objects is known by its id; an equal one
-# stands for the first of them. The objects are kept, so their ids are their own.
+_Known: TypeAlias = tuple[pa.Schema, "Layout | None", pa.Schema]
+
+# Comparing schemas takes as long as all else, so each object is known by its id, and stands for the first one that is
+# equal: that is what rows have from here on. The objects are kept (last), so their ids are their own.
 _by_id: dict[int, _Known] = {}
 _by_schema: dict[pa.Schema, _Known] = {}
 _MOST_KNOWN = 256
@@ -53,12 +77,16 @@ def layout_of(schema: pa.Schema) -> Layout | None:
 
 
 def _known(schema: pa.Schema) -> _Known:
-    known = _by_id.get(id(schema)) or _by_schema.get(schema)
-    if known is None or (known[0] is not schema and not known[0].equals(schema, check_metadata=True)):
-        if len(_by_id) >= _MOST_KNOWN:
-            _by_id.clear()
-            _by_schema.clear()
-        known = _by_id[id(schema)] = _by_schema[schema] = schema, _layout(schema)
+    known = _by_id.get(id(schema))
+    if known is not None:
+        return known
+    if len(_by_id) >= _MOST_KNOWN:
+        _by_id.clear()
+        _by_schema.clear()
+    first = _by_schema.get(schema)
+    if first is None or not first[0].equals(schema, check_metadata=True):
+        first = _by_schema[schema] = schema, _layout(schema), schema
+    known = _by_id[id(schema)] = *first[:2], schema
     return known
 
 
@@ -76,6 +104,25 @@ def _dtype(kind: pa.DataType) -> str | None:
     if types.is_timestamp(kind) or types.is_duration(kind) or types.is_time(kind) or types.is_date(kind):
         return f"i{kind.bit_width // 8}"
     return "" if _is_text(kind) or types.is_boolean(kind) else None
+
+
+def _accepted(kind: pa.DataType) -> Callable[[list[Any]], bool]:
+    """Whether Arrow would store these values just as they are. If not, it may be that it changes or refuses them."""
+    if types.is_integer(kind):
+        limits = np.iinfo(kind.to_pandas_dtype())
+        lowest, highest = int(limits.min), int(limits.max)
+
+        def integers(values: list[Any]) -> bool:
+            return set(map(type, values)) == {int} and lowest <= min(values) and max(values) <= highest
+
+        return integers
+    if types.is_float64(kind):
+        return lambda values: set(map(type, values)) == {float}
+    if types.is_boolean(kind):
+        return lambda values: set(map(type, values)) == {bool}
+    if types.is_string(kind) or types.is_large_string(kind):
+        return lambda values: set(map(type, values)) == {str} and all(map(str.isascii, values))
+    return lambda values: False
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -102,24 +149,24 @@ class FewRows:
     @staticmethod
     def of(rows: pa.RecordBatch) -> "FewRows | None":
         """None: these rows stay in Arrow."""
-        schema, layout = _known(rows.schema)
+        schema, layout, _ = _known(rows.schema)
         count = rows.num_rows
         if layout is None or not 0 < count <= MOST_ROWS:
             return None
-        columns = [_values(column, dtype, count) for column, dtype in zip(rows.columns, layout.dtypes, strict=True)]
+        columns = list(map(_values, rows.columns, layout.dtypes))
         return FewRows(schema, layout, columns, count)
 
     @staticmethod
     def made_of(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
         """`columns`: equally long lists, of a schema that has a layout."""
-        layout = layout_of(schema)
+        schema, layout, _ = _known(schema)
         assert layout is not None, f"rows of {schema} are for Arrow"
         return FewRows(schema, layout, columns, len(columns[0]))
 
     @staticmethod
     def decoded(schema: pa.Schema, payload: bytes) -> "FewRows":
         """What `payload` gave. Raises `ValueError` when it is not that of such rows."""
-        layout = layout_of(schema)
+        schema, layout, _ = _known(schema)
         columns = _COLUMNS.decode(payload)
         if layout is None or len(columns) != layout.width or len(set(map(len, columns))) != 1 or not columns[0]:
             raise ValueError(f"{len(payload)} bytes are not rows of {schema.names}")
@@ -129,19 +176,41 @@ class FewRows:
         return _ENCODE(self.columns)
 
     def record_batch(self) -> pa.RecordBatch:
-        arrays = [pa.array(values, kind) for values, kind in zip(self.columns, self.layout.types, strict=True)]
+        layout = self.layout
+        arrays = list(map(_arrow, self.columns, layout.types, layout.codes))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def array(self, name: str) -> pa.Array:
+        """One column."""
+        layout, at = self.layout, self.layout.positions[name]
+        return _arrow(self.columns[at], layout.types[at], layout.codes[at])
 
     def take(self, positions: Sequence[int]) -> "FewRows":
         columns = [[column[at] for at in positions] for column in self.columns]
         return FewRows(self.schema, self.layout, columns, len(positions))
 
 
-def _values(column: pa.Array, dtype: str, count: int) -> list[Any]:
+def _arrow(values: list[Any], kind: pa.DataType, code: str) -> pa.Array:
+    if code:
+        try:
+            numbers = array(code, values)
+        except (TypeError, OverflowError):  # there are nulls, or what Arrow refuses
+            pass
+        else:
+            return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])
+    return pa.array(values, kind)
+
+
+def values_as_stored(column: pa.Array) -> list[Any]:
+    """Of a column that a layout can have."""
+    return _values(column, _dtype(column.type) or "")
+
+
+def _values(column: pa.Array, dtype: str) -> list[Any]:
     if not dtype:
         return column.to_pylist()  # type: ignore[no-any-return]
     validity, data = column.buffers()
+    values: list[Any] = np.frombuffer(data, dtype, column.offset + len(column))[column.offset :].tolist()
     if validity is None or not column.null_count:
-        return np.frombuffer(data, dtype, column.offset + count)[column.offset :].tolist()  # type: ignore[no-any-return]
-    values = np.frombuffer(data, dtype, column.offset + count)[column.offset :].tolist()
+        return values
     return [value if there else None for value, there in zip(values, column.is_valid().to_pylist(), strict=True)]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import values_of
 from barrier_runtime.state.errors import InvalidJob
 
@@ -81,6 +82,18 @@ class KeyCodec:
         if not self._ints or any(array.null_count for array in arrays):
             return None
         return [array.to_numpy().astype(np.int64, copy=False) for array in arrays]
+
+    def keys(self, batch: Batch) -> tuple[list[StateKey], list[Any]]:
+        """Per row the state key, and what a user's function sees of it."""
+        few = batch.few
+        if few is not None:
+            positions = [few.layout.positions[column] for column in self.columns]
+            if few.layout.keys.issuperset(positions):
+                columns = [few.columns[position] for position in positions]
+                state_keys = list(zip(*columns, strict=True))
+                return state_keys, columns[0] if self._single else state_keys
+        state_keys = self.state_keys(batch.rows)
+        return state_keys, self.user_keys(batch.rows, state_keys)
 
     def state_keys(self, batch: pa.RecordBatch) -> list[StateKey]:
         """One state key per row."""

@@ -11,6 +11,8 @@ from hdrh.histogram import HdrHistogram
 LOWEST_US = 1
 HIGHEST_US = 3_600_000_000
 SIGNIFICANT_DIGITS = 3
+_EXACT_BITS = 11  # of a value that the histogram keeps with so many digits
+_MOST_COUNTED = 4_096
 
 
 class LatencyRecorder:
@@ -18,13 +20,27 @@ class LatencyRecorder:
 
     def __init__(self) -> None:
         self._histogram = HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
+        self._counted: dict[int, int] = {}  # microseconds -> rows, not in the histogram yet: that takes longer
 
     def record(self, latency_ns: int, rows: int = 1) -> None:
         """`rows` rows took `latency_ns`, clipped to the histogram's range; a clock that went back counts as 1 µs."""
-        self._histogram.record_value(min(max(latency_ns // 1000, LOWEST_US), HIGHEST_US), rows)
+        us = latency_ns // 1000
+        shift = us.bit_length() - _EXACT_BITS
+        if shift > 0:
+            us = us >> shift << shift
+        counted = self._counted
+        counted[us] = counted.get(us, 0) + rows
+        if len(counted) > _MOST_COUNTED:
+            self._count()
+
+    def _count(self) -> None:
+        counted, self._counted = self._counted, {}
+        for us, rows in counted.items():
+            self._histogram.record_value(min(max(us, LOWEST_US), HIGHEST_US), rows)
 
     def encoded(self) -> str:
         """Everything so far, as text for a message (HdrHistogram V2, compressed, base64)."""
+        self._count()
         return str(self._histogram.encode().decode("ascii"))
 
 

@@ -19,6 +19,8 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of, values_as_stored
 from barrier_runtime.state.errors import InvalidJob
 
 Row: TypeAlias = dict[str, Any]
@@ -41,6 +43,13 @@ _UNCHANGEABLE = frozenset(
         UUID,
     }
 )
+_timedelta = datetime.timedelta
+_MICROSECOND = _timedelta(microseconds=1)
+_PER_MICROSECOND = {"us": 1, "ns": 1_000}  # units of timestamps that become `datetime` without Arrow
+_EPOCHS = {
+    None: datetime.datetime(1970, 1, 1),
+    "UTC": datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc),
+}
 _WIDEST_DECIMAL = 38  # digits of a decimal128
 
 
@@ -72,6 +81,41 @@ def each_row(batch: pa.RecordBatch) -> Iterator[Row]:
     """One dict per row, made when it is asked for: a large batch of them is not in the processor's cache."""
     columns = [values_of(column) for column in batch.columns]
     return map(dict, map(zip, itertools.repeat(batch.schema.names), zip(*columns, strict=True)))
+
+
+def each_row_of(batch: Batch) -> Iterator[Row]:
+    """One dict per row, as `each_row` makes them, from whichever form the rows have."""
+    few = batch.few
+    if few is None:
+        return each_row(batch.rows)
+    columns: Iterable[list[Any]] = few.columns
+    if few.layout.has_times:
+        columns = map(_values_of_few, few.columns, few.layout.types, few.layout.times)
+    return map(dict, map(zip, itertools.repeat(few.layout.names), zip(*columns, strict=True)))
+
+
+def _values_of_few(values: list[Any], kind: pa.DataType, is_time: bool) -> list[Any]:
+    if not is_time:
+        return values
+    if pa.types.is_timestamp(kind) and kind.unit in _PER_MICROSECOND and kind.tz in _EPOCHS:
+        epoch, per_us = _EPOCHS[kind.tz], _PER_MICROSECOND[kind.unit]
+        try:
+            if min(values) >= 0:  # division rounds down, a cast towards zero
+                return [epoch + _timedelta(0, 0, value // per_us) for value in values]
+        except (TypeError, OverflowError):  # there are nulls, or years that `datetime` does not know
+            pass
+    return values_of(pa.array(values, kind))
+
+
+def _stored_times(values: list[Any], kind: pa.DataType) -> list[Any] | None:
+    """Numbers that Arrow stores for a few `datetime` values; None: ask Arrow."""
+    if not (pa.types.is_timestamp(kind) and kind.unit in _PER_MICROSECOND and kind.tz in _EPOCHS):
+        return None
+    epoch, per_us = _EPOCHS[kind.tz], _PER_MICROSECOND[kind.unit]
+    if any(type(value) is not datetime.datetime or value.tzinfo is not epoch.tzinfo for value in values):
+        return None
+    stored = [(value - epoch) // _MICROSECOND * per_us for value in values]
+    return stored if max(stored) < 2**63 and min(stored) >= -(2**63) else None
 
 
 def preview(batch: pa.RecordBatch, row: int) -> str:
@@ -159,6 +203,25 @@ class RowWriter:
         if sum(map(len, rows)) != len(rows) * len(arrays):
             self._check_names(rows)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def made(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None = None) -> pa.RecordBatch | FewRows:
+        """As `batch`, as lists where the rows are few and the types allow it."""
+        layout = None if self.schema is None or len(rows) > MOST_ROWS else layout_of(self.schema)
+        if layout is None:
+            return self.batch(rows, like)
+        columns = []
+        for column, accepted in zip(self._columns, layout.accepted, strict=True):
+            try:
+                values = list(map(column.of, rows))
+            except (KeyError, TypeError):
+                return self.batch(rows, like)
+            if not accepted(values):
+                times = _stored_times(values, column.type)
+                values = values_as_stored(self._column(rows, column)) if times is None else times
+            columns.append(values)
+        if sum(map(len, rows)) != len(rows) * len(columns):
+            self._check_names(rows)
+        return FewRows.made_of(self.schema, columns)
 
     def _column(self, rows: Sequence[Mapping[str, Any]], column: _Column) -> pa.Array:
         name, kind, nullable, of = column

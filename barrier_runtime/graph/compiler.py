@@ -21,6 +21,7 @@ from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNod
 from barrier_runtime.state.errors import InvalidJob
 
 _MAX_KEY_GROUPS = 32_768
+_INTERVAL_MS = 10  # of watermarks that nothing waits for
 _MODES = ("exactly_once", "at_least_once")
 ListSplits: TypeAlias = Callable[[Source, int], Sequence[Split]]
 _List: TypeAlias = Callable[[Source], Sequence[Split]]
@@ -130,8 +131,10 @@ def _chained(
         chain_of[number] = len(members)
         members.append([number])
     detail = _detail(nodes)
+    interval_ms = 0 if any(map(_follows_time, nodes)) else _INTERVAL_MS
     chains = tuple(
-        _chain(id, [nodes[number] for number in numbers], list_splits, detail) for id, numbers in enumerate(members)
+        _chain(id, [nodes[number] for number in numbers], list_splits, detail, interval_ms)
+        for id, numbers in enumerate(members)
     )
     edges: list[Edge] = []
     for numbers in members:
@@ -163,8 +166,8 @@ def _schema(node: Node, tag: str) -> pa.Schema | None:
     return None if schema is None else plain_schema(schema)
 
 
-def _chain(id: int, nodes: list[Node], list_splits: _List, detail: Detail) -> Chain:
-    source = _source(nodes[0], list_splits, detail) if isinstance(nodes[0], SourceNode) else None
+def _chain(id: int, nodes: list[Node], list_splits: _List, detail: Detail, interval_ms: int) -> Chain:
+    source = _source(nodes[0], list_splits, detail, interval_ms) if isinstance(nodes[0], SourceNode) else None
     return Chain(id, tuple(_operator(node) for node in nodes if isinstance(node, StepNode)), source)
 
 
@@ -174,7 +177,12 @@ def _detail(nodes: list[Node]) -> Detail:
     return "every" if "every" in wanted else "late" if "late" in wanted else "none"
 
 
-def _source(node: SourceNode, list_splits: _List, detail: Detail) -> SourceSpec:
+def _follows_time(node: Node) -> bool:
+    """Whether a watermark may change what comes of it."""
+    return isinstance(node, StepNode) and node.stateful and not (node.is_sink or node.timeless)
+
+
+def _source(node: SourceNode, list_splits: _List, detail: Detail, interval_ms: int) -> SourceSpec:
     splits = tuple(list_splits(node.source))
     if not splits and not isinstance(node.source, DiscoveringSource):
         raise InvalidJob(f"source {node.name!r} has no splits: there is nothing to read")
@@ -190,6 +198,7 @@ def _source(node: SourceNode, list_splits: _List, detail: Detail) -> SourceSpec:
         node.max_out_of_orderness_ms,
         node.idle_timeout_ms,
         detail=detail if node.event_time is not None else "none",
+        watermark_interval_ms=interval_ms,
     )
 
 

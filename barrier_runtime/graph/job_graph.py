@@ -42,6 +42,7 @@ class SourceSpec:
     idle_timeout_ms: int | None = None
     max_rows_per_batch: int = 65_536
     detail: Detail = "none"  # how closely operators below follow event time
+    watermark_interval_ms: int = 0  # not more often are they told of watermarks
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class StepNode:
     definition: str = ""  # see `OperatorSpec`
     makes_watermarks: bool = False  # whatever its input has
     detail: Detail = "none"  # how closely it follows event time
+    timeless: bool = False  # has state, and no watermark changes what comes of it
     side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, when known
 
 

@@ -116,7 +116,7 @@ class KeyedOperator(Operator):
 
     def _row_watermarks(self, batch: Batch) -> npt.NDArray[np.int64] | None:
         """Event time at each row; None where it is the subtask's watermark for all of them."""
-        reached, floors = batch.reached, self._row_floors(batch.rows)
+        reached, floors = batch.reached, None if self._floors is None else self._row_floors(batch.rows)
         if reached is None or not len(reached) or reached[-1] <= self._watermark_ms:
             return floors
         return np.maximum(reached, self._watermark_ms if floors is None else floors)

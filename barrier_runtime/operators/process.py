@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
-from barrier_runtime.data.rows import Row, RowWriter, each_row
+from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Capture, Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
 from barrier_runtime.operators.state import CurrentKey, States, ValueState
@@ -80,7 +80,7 @@ class _Given:
 
     def batch(self, writer: RowWriter, like: pa.Schema | None, emit_ns: int) -> Batch:
         reached = np.array(self._reached, np.int64) if self._by_row else None
-        return Batch(writer.batch(self.rows, like), emit_ns, reached)
+        return Batch(writer.made(self.rows, like), emit_ns, reached)
 
 
 def _plain_attributes(target: Any) -> dict[str, Any]:
@@ -172,21 +172,21 @@ class ProcessOperator(KeyedOperator):
             check_event_time_type(schema.field(self._event_time).type, self._event_time, self.where)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        rows = batch.rows
-        self._check(rows.schema)
+        self._check(batch.schema)
         self._emit_ns = max(self._emit_ns, batch.emit_ns)
         watermarks = self._row_watermarks(batch)
         if watermarks is not None or batch.reached is not None or self._on_timer is not None:
             self._process_in_time(batch, watermarks, emit)
             return
-        state_keys = self.codec.state_keys(rows)
-        user_keys = self.codec.user_keys(rows, state_keys)
-        times, coming = self._timestamps(rows), iter(state_keys)
+        state_keys, user_keys = self.codec.keys(batch)
+        times, coming = self._timestamps(batch), iter(state_keys)
         current, context, call = self._current, self._context, self._call
         results: list[Row] = []
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         try:
-            for current.key, key, context.timestamp, row in zip(coming, user_keys, times, each_row(rows), strict=False):
+            for current.key, key, context.timestamp, row in zip(
+                coming, user_keys, times, each_row_of(batch), strict=False
+            ):
                 context.key = key
                 result = call(key, row, context)
                 if result is not None:  # `RowWriter.take`, here without a call: this is done once per row
@@ -203,20 +203,18 @@ class ProcessOperator(KeyedOperator):
                             append(one if getrefcount(one) == alone else taken(one))
         except Exception as error:
             self._check_handles()
-            at = max(0, rows.num_rows - length_hint(coming) - 1)
-            raise self._failed(error, call, key=user_keys[at], batch=rows, row=at) from error
+            at = max(0, len(batch) - length_hint(coming) - 1)
+            raise self._failed(error, call, key=user_keys[at], batch=batch.rows, row=at) from error
         if self._replaceable:
             self._check_handles()
         if results:
-            emit(Batch(self._writer.batch(results, rows.schema), batch.emit_ns))
+            emit(Batch(self._writer.made(results, batch.schema), batch.emit_ns))
 
     def _process_in_time(self, batch: Batch, watermarks: npt.NDArray[np.int64] | None, emit: Emit) -> None:
         """Row by row as if a watermark came before each: so what a function sees and gives does not depend on where
         batches end. `watermarks`: of each row's key group; timers wait for what the whole stream has reached."""
-        rows = batch.rows
         self._by_row = self._by_row or batch.reached is not None
-        state_keys = self.codec.state_keys(rows)
-        user_keys = self.codec.user_keys(rows, state_keys)
+        state_keys, user_keys = self.codec.keys(batch)
         reached: Iterable[int] = itertools.repeat(WATERMARK_MIN) if batch.reached is None else batch.reached.tolist()
         seen: Iterable[int] = itertools.repeat(WATERMARK_MIN) if watermarks is None else watermarks.tolist()
         current, context, call, timers = self._current, self._context, self._call, self._timers
@@ -225,7 +223,7 @@ class ProcessOperator(KeyedOperator):
         append, watermark_ms = given.rows.append, self._watermark_ms
         try:
             for state_key, key, timestamp, row, reached_ms, seen_ms in zip(
-                coming, user_keys, self._timestamps(rows), each_row(rows), reached, seen, strict=False
+                coming, user_keys, self._timestamps(batch), each_row_of(batch), reached, seen, strict=False
             ):
                 if reached_ms > watermark_ms:
                     if timers.next_ms <= reached_ms:
@@ -254,12 +252,12 @@ class ProcessOperator(KeyedOperator):
             raise  # of a timer
         except Exception as error:
             self._check_handles()
-            at = max(0, rows.num_rows - length_hint(coming) - 1)
-            raise self._failed(error, call, key=user_keys[at], batch=rows, row=at) from error
+            at = max(0, len(batch) - length_hint(coming) - 1)
+            raise self._failed(error, call, key=user_keys[at], batch=batch.rows, row=at) from error
         if self._replaceable:
             self._check_handles()
         if given.rows:
-            emit(given.batch(self._writer, rows.schema, batch.emit_ns))
+            emit(given.batch(self._writer, batch.schema, batch.emit_ns))
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if watermark_ms <= self._watermark_ms:
@@ -308,10 +306,10 @@ class ProcessOperator(KeyedOperator):
                 stacklevel=2,
             )
 
-    def _timestamps(self, rows: pa.RecordBatch) -> Iterable[int | None]:
+    def _timestamps(self, batch: Batch) -> Iterable[int | None]:
         if self._event_time is None:
             return itertools.repeat(None)
-        times = rows.column(self._event_time)
+        times = batch.column(self._event_time)
         if not times.null_count:
             return list(event_times_ms(times).tolist())
         valid = iter(event_times_ms(times.drop_null()).tolist())

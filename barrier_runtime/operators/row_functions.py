@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import Row, RowWriter, cut, each_row, preview
+from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, preview
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
@@ -41,7 +41,7 @@ class RowwiseOperator(Operator):
 
     def _emit_rows(self, rows: list[Row], batch: Batch, reached: npt.NDArray[np.int64] | None, emit: Emit) -> None:
         if rows:
-            emit(Batch(self._writer.batch(rows, batch.rows.schema), batch.emit_ns, reached))
+            emit(Batch(self._writer.made(rows, batch.schema), batch.emit_ns, reached))
 
 
 class MapOperator(RowwiseOperator):
@@ -52,7 +52,7 @@ class MapOperator(RowwiseOperator):
         results: list[Row] = []
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         try:
-            for result in map(function, each_row(batch.rows)):  # holds no row, so one that comes back is alone
+            for result in map(function, each_row_of(batch)):  # holds no row, so one that comes back is alone
                 append(result if getrefcount(result) == alone else taken(result))
         except Exception as error:
             raise self._failed(error, batch, len(results)) from error
@@ -66,7 +66,7 @@ class FilterOperator(RowwiseOperator):
         function = self._function
         keep: list[bool] = []
         try:
-            keep.extend(map(function, each_row(batch.rows)))
+            keep.extend(map(function, each_row_of(batch)))
         except Exception as error:
             raise self._failed(error, batch, len(keep)) from error
         if not _TRUTHS.issuperset(map(type, keep)):
@@ -75,7 +75,9 @@ class FilterOperator(RowwiseOperator):
             emit(batch)
         elif any(keep):
             kept = np.flatnonzero(keep)
-            emit(batch.only(batch.rows.take(pa.array(kept)), kept))
+            few = batch.few
+            rows = batch.rows.take(pa.array(kept)) if few is None else few.take(kept.tolist())
+            emit(batch.only(rows, kept))
 
     def _refuse_others(self, keep: list[Any], batch: Batch) -> None:
         """A text such as "no" is true for Python, and None may be a forgotten return."""
@@ -96,7 +98,7 @@ class FlatMapOperator(RowwiseOperator):
         done, reached = 0, batch.reached
         ends: list[int] = []  # of each row's results
         try:
-            for rows in map(function, each_row(batch.rows)):
+            for rows in map(function, each_row_of(batch)):
                 held = alone + 1 if type(rows) is list and getrefcount(rows) == alone else alone
                 for one in rows:
                     append(one if getrefcount(one) == held else taken(one))

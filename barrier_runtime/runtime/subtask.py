@@ -190,13 +190,14 @@ class Subtask:
     def _step_source(self, source: SourceDriver) -> bool:
         if not self.writable:
             return False
-        batch = source.poll(self._host.source_ns())
+        now_ns = self._host.source_ns()
+        batch = source.poll(now_ns)
         if batch is not None:
             jumped_ns = self._host.now_ns() - self._host.source_ns()
             batch.emit_ns += jumped_ns  # latencies are told by the wall clock
             self._batch(batch, 0)
-        watermark = source.watermark()
-        if watermark is not None and watermark > self.watermark:
+        watermark = source.watermark_to_tell(self.watermark, now_ns)
+        if watermark is not None:
             self._advance(0, watermark)
         if source.finished:
             self._end()

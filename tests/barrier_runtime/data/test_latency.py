@@ -1,10 +1,11 @@
 """Latencies: recorded in rows, merged without loss, remembered compactly until rows are visible."""
 
 import pytest
+from hdrh.histogram import HdrHistogram
 
 from barrier_runtime.coordinator.status.latency import merged
 from barrier_runtime.coordinator.status.status import LatencyStatus
-from barrier_runtime.data.latency import EmitTimes, LatencyRecorder
+from barrier_runtime.data.latency import HIGHEST_US, LOWEST_US, SIGNIFICANT_DIGITS, EmitTimes, LatencyRecorder
 
 MS = 1_000_000  # nanoseconds
 
@@ -30,6 +31,15 @@ def test_merged_percentiles_are_those_of_one_recorder_that_saw_everything() -> N
         together.record(value * 7_919, rows=value % 5 + 1)
         parts[value % 3].record(value * 7_919, rows=value % 5 + 1)
     assert shown(*parts) == shown(together)
+
+
+def test_a_recorder_is_as_exact_as_its_histogram() -> None:
+    recorder, histogram = LatencyRecorder(), HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
+    for exponent in range(36):
+        for us in {2**exponent - 1, 2**exponent, 2**exponent + 2**exponent // 3} - {0}:
+            recorder.record(us * 1_000 + 999, rows=exponent + 1)
+            histogram.record_value(min(us, HIGHEST_US), exponent + 1)
+    assert recorder.encoded() == histogram.encode().decode()
 
 
 def test_a_clock_that_went_back_and_a_row_of_yesterday_are_kept_at_the_ends_of_the_range() -> None:

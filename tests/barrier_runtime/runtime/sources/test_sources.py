@@ -1,5 +1,6 @@
 """Splits, order between splits, watermarks, positions and schedules, independent of any file format."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,6 +126,23 @@ def test_a_split_that_is_silent_for_long_is_not_waited_for() -> None:
         driver.poll(ms * 1_000_000)
     assert driver.watermark() == 68
     assert not driver.idle
+
+
+@pytest.mark.parametrize(("interval_ms", "told"), [(0, list(range(-1, 99))), (10, [*range(-1, 99, 10), 98])])
+def test_operators_that_do_not_wait_for_watermarks_hear_of_few(interval_ms: int, told: list[int]) -> None:
+    """A row per millisecond: of the first one at once, and of the last one before the end."""
+    source = GeneratedRows("src", 1_000, 100, None, 1)
+    spec = spec_of(source, 1, event_time="intended_at")
+    driver = opened(dataclasses.replace(spec, watermark_interval_ms=interval_ms), World())
+    found, last_ms = [], -2
+    for now_ms in range(200):
+        driver.poll(now_ms * 1_000_000, 1)
+        watermark_ms = driver.watermark_to_tell(last_ms, now_ms * 1_000_000)
+        if watermark_ms is not None:
+            found.append(watermark_ms)
+            last_ms = watermark_ms
+    assert driver.finished
+    assert found == told
 
 
 def test_a_wrong_event_time_column_is_named() -> None:
