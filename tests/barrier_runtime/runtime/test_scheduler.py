@@ -10,11 +10,11 @@ from operator_harness import World
 from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.graph.job_graph import SourceSpec
+from barrier_runtime.graph.job_graph import Edge, SourceSpec
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.host.timer import LoopTimer
-from barrier_runtime.runtime.network.channels import InputChannel
+from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.runtime.scheduler import Scheduler
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.runtime.subtask import Subtask
@@ -100,8 +100,35 @@ def slices_per_pass(batch_s, slice_s, batches=200):
 def test_work_between_passes_gets_one_slice_of_short_passes_and_its_share_of_long_ones():
     """A slice must not delay the rows of an idle slot by more than itself; and in a busy slot, whose passes are long,
     a snapshot must not take for ever."""
-    assert set(slices_per_pass(batch_s=0.00001, slice_s=0.0003)) == {1}
+    assert set(slices_per_pass(batch_s=0.000001, slice_s=0.0003)) == {1}
     assert set(slices_per_pass(batch_s=0.030, slice_s=0.00101)) == {15}
+
+
+def test_a_pass_takes_rows_from_source_to_sink_of_the_slot_and_leaves_nothing_for_another():
+    """One turn of the loop, not one for each subtask on the way."""
+    clock, passes, errors = HandClock(), [], []
+    source = GeneratedRows("ticks", 1_000, 3, None, 1)
+    clock.source_ns = clock.now_ns
+    driver = SourceDriver()
+    driver.open(World().context("ticks"), SourceSpec("ticks", source, tuple(source.splits(1))))
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        scheduler = Scheduler(loop, lambda: passes.append(len(arrived)) or False, lambda _, e: errors.append(e), clock)
+        arrived = []
+        channel = InputChannel(0, 0, scheduler.wake)
+        edge = ResultPartition(Edge(0, 0, 1, "forward"), [LocalOutput(channel, scheduler.wake)], 0, 8)
+        first = Subtask(SubtaskId(0, 0), 1, [], [], [edge], Aligner(0, 1), host=clock, source=("ticks", driver))
+        sink = Slow(clock, 0.0, lambda: arrived.append(clock.now))
+        last = Subtask(SubtaskId(1, 0), 1, [("sink", sink)], [channel], [], Aligner(1, 1), host=clock)
+        scheduler.start([first, last])
+        while not arrived and not errors:
+            await asyncio.sleep(0)
+        scheduler.stop()
+
+    asyncio.run(run())
+    assert not errors
+    assert passes == [0]
 
 
 class HandTimer:
