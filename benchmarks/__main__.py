@@ -11,11 +11,14 @@ from pathlib import Path
 
 from benchmarks import plan, programme, workloads
 from benchmarks.ends import add_arguments, measure_all
+from benchmarks.engines import ENGINES
 from benchmarks.flink_setup import set_up
+from benchmarks.latency_targets import TargetSizes, runs
 from benchmarks.plan import Wanted
 from benchmarks.programme import SEARCHED, TableSizes
 from benchmarks.recovery import VICTIMS
-from benchmarks.session import FOLDER, Store, measure, recover, search
+from benchmarks.report.target_table import targets_markdown
+from benchmarks.session import FOLDER, Store, latency_targets, measure, recover, search
 from examples.servers.base import ServerError
 
 _ENGINES = ("ours", "spark", "spark-tuned", "flink")
@@ -87,12 +90,27 @@ def _table(chosen: argparse.Namespace) -> None:
         kills=chosen.kills,
         cost_rounds=chosen.cost_rounds,
     )
-    programme.table(store, chosen.engine or plan.ENGINES, sizes)
+    programme.table(store, chosen.engine or list(ENGINES), sizes)
     store.report()
 
 
 def _report(chosen: argparse.Namespace) -> None:
     Store(chosen.folder, fresh=False).report()
+
+
+def _latency_targets(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=False)
+    sizes = TargetSizes(
+        targets_ms=chosen.targets,
+        rates=chosen.rates,
+        rounds=chosen.rounds,
+        seconds=chosen.seconds,
+        warm_up_s=chosen.warm_up,
+        keys=chosen.keys,
+    )
+    latency_targets(store, list(runs(sizes)), chosen.folder / "run/latency-targets")
+    store.report()
+    print(targets_markdown(store.results))
 
 
 def _ends(chosen: argparse.Namespace) -> None:
@@ -145,11 +163,11 @@ def _parser() -> argparse.ArgumentParser:
     every = command("all", _all, "everything, and the report: what `make bench` does")
     every.add_argument("--quick", action="store_true", help="a taste of each figure, in 5 minutes")
     every.add_argument("--rounds", type=int, default=3)
-    every.add_argument("--engine", action="append", help=", ".join(plan.ENGINES))
+    every.add_argument("--engine", action="append", help=", ".join(ENGINES))
 
     side = command("table", _table, "the table of figures, side by side, in half an hour; its sizes can be changed")
     side.add_argument("--add", action="store_true", help="to the results there are")
-    side.add_argument("--engine", action="append", help=f"again for each: {', '.join(plan.ENGINES)}")
+    side.add_argument("--engine", action="append", help=f"again for each: {', '.join(ENGINES)}")
     side.add_argument("--seconds", type=float, default=TableSizes.seconds, help="measured per run, after the warm-up")
     side.add_argument("--warm-up", type=float, default=TableSizes.warm_up_s, help="seconds")
     side.add_argument("--rounds", type=int, default=TableSizes.rounds)
@@ -162,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     one = command("run", _run, "engines side by side")
     one.add_argument("--quick", action="store_true", help="one short round at 10,000 rows per second")
     one.add_argument("--add", action="store_true", help="to the results there are")
-    one.add_argument("--engine", action="append", help=f"again for each: {', '.join(plan.ENGINES)}")
+    one.add_argument("--engine", action="append", help=f"again for each: {', '.join(ENGINES)}")
     one.add_argument("--workload", action="append", help=f"again for each: {', '.join(workloads.names())}")
     one.add_argument("--measure", action="append", choices=["latency", "visible", "throughput"])
     one.add_argument("--rates", type=float, nargs="+", help="rows per second")
@@ -191,6 +209,16 @@ def _parser() -> argparse.ArgumentParser:
     grid = command("checkpoints", _checkpoints, "cost of checkpoints: interval, size of state, rate of change")
     grid.add_argument("--quick", action="store_true")
     grid.add_argument("--rounds", type=int, default=3)
+
+    waits = command("latency-targets", _latency_targets, "what `latency_target` gives and costs (a table)")
+    waits.add_argument("--targets", type=float, nargs="+", default=TargetSizes.targets_ms, help="ms (%(default)s)")
+    waits.add_argument(
+        "--rates", type=float, nargs="+", default=TargetSizes.rates, help="rows per second (%(default)s)"
+    )
+    waits.add_argument("--rounds", type=int, default=TargetSizes.rounds)
+    waits.add_argument("--seconds", type=float, default=TargetSizes.seconds, help="measured per run, after the warm-up")
+    waits.add_argument("--warm-up", type=float, default=TargetSizes.warm_up_s, help="seconds")
+    waits.add_argument("--keys", type=int, default=TargetSizes.keys)
 
     targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
     add_arguments(targets)

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from barrier_runtime.data.few_rows import FewRows
+from benchmarks.splitmix import mixed as mixed_one
 
 SCHEMA = pa.schema([(name, pa.int64()) for name in ("key", "value", "at", "emitted")])
 VALUES = 1_000
 _BEGIN_NS = 1_700_000_000 * 10**9  # event time of a bounded input's first row
 
-_MASK = 0xFFFFFFFFFFFFFFFF
 Ints = npt.NDArray[np.int64]
 
 
@@ -42,7 +42,7 @@ def events(numbers: Ints, emitted_ns: Ints, keys: int) -> pa.RecordBatch:
 
 def few_events(numbers: Sequence[int], emitted_ns: Sequence[int], keys: int) -> FewRows:
     """`events` of a few rows, as lists."""
-    random = [_mixed_one(number) for number in numbers]
+    random = [mixed_one(number) for number in numbers]
     columns = [
         [(each >> 20) % keys for each in random],
         [each % VALUES for each in random],
@@ -50,13 +50,6 @@ def few_events(numbers: Sequence[int], emitted_ns: Sequence[int], keys: int) -> 
         list(emitted_ns),
     ]
     return FewRows.made_of(SCHEMA, columns)
-
-
-def _mixed_one(number: int) -> int:
-    z = (number + 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
 
 
 def bounded(begin: int, end: int, keys: int, pace: int = 100_000) -> pa.RecordBatch:

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from benchmarks.engines import ENGINES
 from benchmarks.spec import Measure, RunSpec, Source
 from benchmarks.workloads import ROWWISE, workload
 
 ROWS = 64_000_000  # of a bounded input, at most
-ENGINES = ("ours", "spark", "spark-tuned", "flink", "flink-sql", "pyflink", "spark-real-time")
-_HAS = {"pyflink": ("keyed-count", "python-count")}
 _ONLY = {"python-count": ("ours", "pyflink"), "wide-state": ("ours",)}
 _ROWWISE = 8  # times fewer rows where a Python function sees each
 _WIDE = 4  # times fewer of Nexmark's
-_SAME = {"flink-sql": ("keyed-count",)}  # elsewhere `flink` is SQL already
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,12 @@ def runs(wanted: Wanted) -> Iterator[RunSpec]:
 
 def can(engine: str, cell: RunSpec) -> bool:
     """Has the engine this workload and this source?"""
-    if cell.workload not in _HAS.get(engine, (cell.workload,)):
+    known = ENGINES[engine]
+    if known.workloads is not None and cell.workload not in known.workloads:
+        return False
+    if known.latency_only and (cell.measure, cell.source) != ("latency", "generator"):
         return False
     if engine not in _ONLY.get(cell.workload, (engine,)):
-        return False
-    if cell.workload not in _SAME.get(engine, (cell.workload,)):
         return False
     if engine == "pyflink" and cell.measure == "visible":
         return False

@@ -20,8 +20,8 @@ import msgspec
 
 from benchmarks.broker import PARTITIONS, LoadedKafka
 from benchmarks.counted_s3 import CountedS3, counted_s3
-from benchmarks.engines import MODULES
-from benchmarks.engines.child import PREFIX
+from benchmarks.engines import ENGINES
+from benchmarks.engines.words import PREFIX
 from benchmarks.spec import BoundedRun, Facts, RunResult, RunSpec
 from benchmarks.stamps import Stamps, checkpoint_figures, gaps_ms, held, percentiles, read_stamps, timeline
 from benchmarks.usage import Usage
@@ -48,7 +48,7 @@ class Engine:
         self._log = self.folder / "engine.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", MODULES[spec.engine], str(file)],
+                [sys.executable, "-m", ENGINES[spec.engine].module, str(file)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -145,6 +145,7 @@ def _run(spec: RunSpec, store: CountedS3 | None) -> RunResult:
         keys=spec.keys,
         parallelism=spec.parallelism,
         interval_ms=spec.interval_ms,
+        latency_target_ms=spec.latency_target_ms,
         seconds=spec.seconds,
         started=started,
         **found,  # type: ignore[arg-type]
@@ -224,6 +225,7 @@ def _latency(
         "visible" if spec.sink == "kafka" else "processed": percentiles(due.latency_ns),
         "held": kept_up,
         "cpu_s": round(cpu_s, 2),
+        "cores": round(cpu_s * 1e9 / (last_ns - first_ns), 3),
         "cpu_s_per_million": round(cpu_s / (spec.rate * spec.seconds) * 1e6, 3) if kept_up else None,
         "peak_mb": round(usage.peak_mb()),
         "gap_ms": round(gap_ms, 2),
@@ -248,6 +250,7 @@ def _bounded(spec: RunSpec, engine: Engine, usage: Usage) -> dict[str, object]:
         "bounded": [BoundedRun(spec.rows, round(seconds, 3))],
         "rows_per_s": round(spec.rows / seconds),
         "cpu_s": round(cpu_s, 2),
+        "cores": round(cpu_s / seconds, 3),
         "cpu_s_per_million": round(cpu_s / spec.rows * 1e6, 3),
         "peak_mb": round(usage.peak_mb()),
         "checkpoints": checkpoint_figures(facts.checkpoints if facts else []),

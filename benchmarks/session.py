@@ -1,6 +1,7 @@
 """What the commands do: runs, searches and grids, one result after the other into results.json."""
 
 import dataclasses
+import importlib
 import sys
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import msgspec
 from benchmarks import machine, plan
 from benchmarks.broker import broker
 from benchmarks.checkpoint_cost import cost, size
-from benchmarks.flink_setup import missing
+from benchmarks.engines import ENGINES
 from benchmarks.plan import Wanted
 from benchmarks.progress import Progress
 from benchmarks.rates import highest_held, next_rate
@@ -53,15 +54,20 @@ class Store:
 
 def there(store: Store, engines: Sequence[str]) -> list[str]:
     """Engines that can run here; why the others cannot goes into the results."""
-    unknown = set(engines) - set(plan.ENGINES)
+    unknown = set(engines) - set(ENGINES)
     if unknown:
-        raise KeyError(f"no engine {', '.join(sorted(unknown))}: {', '.join(plan.ENGINES)}")
-    reason = missing() if any("flink" in engine for engine in engines) else None
-    for engine in engines:
-        if "flink" in engine and reason is not None:
-            store.results.left_out[engine] = reason
-            print(f"{engine} is left out: {reason}", file=sys.stderr)
-    return [engine for engine in engines if "flink" not in engine or reason is None]
+        raise KeyError(f"no engine {', '.join(sorted(unknown))}: {', '.join(ENGINES)}")
+    setups = {setup for engine in engines if (setup := ENGINES[engine].setup) is not None}
+    reasons = {setup: importlib.import_module(setup).missing() for setup in sorted(setups)}
+    left_out = {
+        engine: reason
+        for engine in engines
+        if (setup := ENGINES[engine].setup) is not None and (reason := reasons[setup]) is not None
+    }
+    for engine, reason in left_out.items():
+        store.results.left_out[engine] = reason
+        print(f"{engine} is left out: {reason}", file=sys.stderr)
+    return [engine for engine in engines if engine not in left_out]
 
 
 def measure(store: Store, wanted: Wanted) -> None:
@@ -149,6 +155,19 @@ def grid(store: Store, costs: Sequence[RunSpec], sizes: Sequence[RunSpec]) -> No
         for spec in sizes:
             progress.say(f"{spec.keys:,} keys, {spec.rate:g} changed per second, {spec.storage}")
             store.results.sizes.append(size(spec))
+            store.save()
+            progress.step()
+
+
+def latency_targets(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
+    minutes = plan.estimated_s(specs) / 60
+    with Progress(len(specs), f"about {minutes:.0f} min") as progress:
+        for spec in specs:
+            progress.say(f"latency_target {spec.latency_target_ms:g} ms, {spec.rate:g}/s")
+            result = run(_placed(spec, str(folder)), None)
+            if result.error is not None:
+                progress.note(f"failed: {spec.name}: {result.error.splitlines()[0]}")
+            store.results.targets.append(result)
             store.save()
             progress.step()
 

@@ -32,6 +32,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     folder: str = ""
     preload: int = 0  # so many keys get a row each before the schedule begins (this runtime's generator only)
+    latency_target_ms: float | None = None  # of this runtime; None: its default
     storage: Storage = "file"  # of this runtime's checkpoints
     storage_url: str = ""
     input: str = ""  # folder of Parquet files
@@ -123,6 +124,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     error: str | None = None
     settings: dict[str, str] = {}
+    latency_target_ms: float | None = None
     processed: Percentiles | None = None
     visible: Percentiles | None = None
     held: bool | None = None  # the backlog did not grow
@@ -131,6 +133,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_s_steady: float | None = None  # what the large run had more than the small one, rows by seconds
     cpu_s_per_million: float | None = None
     cpu_s: float | None = None
+    cores: float | None = None  # `cpu_s` by the seconds it was measured in; files of before have only `cpu_s`
     peak_mb: float | None = None
     feeder_late_ms: float | None = None  # 99th percentile: how much of the latency is the feeder's, with Kafka
     gap_ms: float | None = None  # longest time without output
@@ -205,6 +208,7 @@ class Results(msgspec.Struct, kw_only=True):
     recoveries: list[Recovery] = []
     grid: list[CheckpointCost] = []
     sizes: list[CheckpointSize] = []
+    targets: list[RunResult] = []  # of `latency-targets`
     left_out: dict[str, str] = {}  # engine, or what else did not run -> why
 
 

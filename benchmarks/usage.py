@@ -1,23 +1,99 @@
-"""CPU time and memory of a process and everything below it, sampled by a thread.
+"""Processor time and memory of a process and everything below it, sampled by a thread.
 
-Processes come and go (Spark's workers): what a process had used when it was last seen stays in the sum.
+Counted is every process that was ever seen below the root, until it ends: also one whose parent has ended, which the
+system hands to another parent. Processes come and go (Spark's workers): what one had used when it was last seen stays
+in the sum; what it used after that, at most for half a second, is not counted. Pure but for `Usage`: `parsed` and
+`Tally` take the text of /proc/<pid>/stat and the processes of a sample as data.
 """
 
+import os
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
-import psutil
+import numpy as np
 
 _PERIOD_S = 0.5  # a look takes some milliseconds, on the cores that are measured
+_PROC = Path("/proc")
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment. `began`: with the pid it tells it from a later process of the same number."""
+
+    pid: int
+    parent: int
+    began: float
+    cpu_s: float  # user and system, of all its threads
+    rss_bytes: int
+
+
+def parsed(stat: str) -> Process:
+    """From the text of /proc/<pid>/stat (proc(5)). A command's name may have blanks and parentheses in it."""
+    pid, _, rest = stat.partition(" (")
+    fields = rest[rest.rindex(")") + 1 :].split()
+    return Process(
+        pid=int(pid),
+        parent=int(fields[1]),
+        began=float(fields[19]),
+        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+    )
+
+
+class Tally:
+    """Sums over the tree of `root`, a sample after the other."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._cpu_s: dict[tuple[int, float], float] = {}  # of every process that was ever in the tree
+        self._at_ns: list[int] = []
+        self._cpu_sums_s: list[float] = []
+        self._rss_bytes: list[int] = []
+
+    def add(self, at_ns: int, processes: Iterable[Process]) -> None:
+        """All processes of the machine at that time, those of others included."""
+        found = self._tree({process.pid: process for process in processes})
+        self._cpu_s.update({(process.pid, process.began): process.cpu_s for process in found})
+        self._at_ns.append(at_ns)
+        self._cpu_sums_s.append(sum(self._cpu_s.values()))
+        self._rss_bytes.append(sum(process.rss_bytes for process in found))
+
+    def cpu_between(self, first_ns: int, last_ns: int) -> float:
+        """CPU seconds in that time, in a straight line between samples."""
+        base = self._at_ns[0]  # a float has no room for nanoseconds since the epoch
+        at_s = [(at_ns - base) / 1e9 for at_ns in self._at_ns]
+        first, last = np.interp([(first_ns - base) / 1e9, (last_ns - base) / 1e9], at_s, self._cpu_sums_s)
+        return float(last - first)
+
+    def peak_bytes(self) -> int:
+        return max(self._rss_bytes)
+
+    def _tree(self, living: dict[int, Process]) -> list[Process]:
+        children: dict[int, list[int]] = {}
+        for process in living.values():
+            children.setdefault(process.parent, []).append(process.pid)
+        known = [pid for pid, began in self._cpu_s if pid in living and living[pid].began == began]
+        todo, found = [self._root, *known], dict[int, Process]()
+        while todo:
+            pid = todo.pop()
+            if pid in living and pid not in found:
+                found[pid] = living[pid]
+                todo.extend(children.get(pid, []))
+        return list(found.values())
 
 
 class Usage:
+    """`with Usage(pid) as usage: …` samples twice a second."""
+
     def __init__(self, pid: int) -> None:
-        self._root = psutil.Process(pid)
         self._lock = threading.Lock()
-        self._cpu_s: dict[tuple[int, float], float] = {}
-        self._samples: list[tuple[int, float, float]] = []  # (time ns, CPU seconds so far, MB now)
+        self._tally = Tally(pid)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="usage", daemon=True)
 
@@ -33,40 +109,48 @@ class Usage:
         self._thread.join()
 
     def cpu_between(self, first_ns: int, last_ns: int) -> float:
-        """CPU seconds of the tree in that time, from the samples nearest to its ends."""
+        """CPU seconds of the tree in that time."""
         with self._lock:
-            samples = list(self._samples)
-        return _nearest(samples, last_ns)[1] - _nearest(samples, first_ns)[1]
+            return self._tally.cpu_between(first_ns, last_ns)
 
     def peak_mb(self) -> float:
         """Resident, summed over the tree; pages that processes share count in each (our slots are forked)."""
         with self._lock:
-            return max(sample[2] for sample in self._samples)
+            return self._tally.peak_bytes() / 1e6
 
     def look(self) -> None:
         """Take a sample now."""
-        rss = 0
         with self._lock:
-            for process in self._tree():
-                try:
-                    with process.oneshot():
-                        times = process.cpu_times()
-                        self._cpu_s[process.pid, process.create_time()] = times.user + times.system
-                        rss += process.memory_info().rss
-                except psutil.Error:  # it has ended meanwhile
-                    continue
-            self._samples.append((time.time_ns(), sum(self._cpu_s.values()), rss / 1e6))
-
-    def _tree(self) -> list[psutil.Process]:
-        try:
-            return [self._root, *self._root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+            self._tally.add(time.time_ns(), _by_proc() if _PROC.joinpath("self/stat").exists() else _by_psutil())
 
     def _sample(self) -> None:
         while not self._ended.wait(_PERIOD_S):
             self.look()
 
 
-def _nearest(samples: list[tuple[int, float, float]], at_ns: int) -> tuple[int, float, float]:
-    return min(samples, key=lambda sample: abs(sample[0] - at_ns))
+def _by_proc() -> list[Process]:
+    found = []
+    for name in os.listdir(_PROC):
+        if name.isdigit():
+            try:
+                found.append(parsed((_PROC / name / "stat").read_text(errors="replace")))
+            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                continue
+    return found
+
+
+def _by_psutil() -> list[Process]:
+    """Where there is no /proc (macOS)."""
+    import psutil
+
+    return [
+        Process(
+            pid=seen.info["pid"],
+            parent=seen.info["ppid"],
+            began=seen.info["create_time"],
+            cpu_s=seen.info["cpu_times"].user + seen.info["cpu_times"].system,
+            rss_bytes=seen.info["memory_info"].rss,
+        )
+        for seen in psutil.process_iter(["pid", "ppid", "create_time", "cpu_times", "memory_info"])
+        if seen.info["cpu_times"] is not None and seen.info["memory_info"] is not None
+    ]

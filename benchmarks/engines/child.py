@@ -1,39 +1,38 @@
-"""The engine's side of a run: its spec, the three words it says, and the order to stop (standard input ends)."""
+"""The engine's side of a run: its spec, what it leaves, and a process of another program that does the work (a JVM, a
+side environment's Python).
+"""
 
-import os
+import subprocess
 import sys
 import threading
-import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from benchmarks.spec import Facts, RunSpec
-
-PREFIX = "bench: "
 
 
 def spec_of_this_run() -> RunSpec:
     return msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunSpec)
 
 
-def say(word: str) -> None:
-    """ "began", "running" or "finished"."""
-    print(f"{PREFIX}{word} {time.time_ns()}", flush=True)
-
-
-def stop_order() -> threading.Event:
-    """Set when the harness closes standard input (or is gone)."""
-    ordered = threading.Event()
-
-    def listen() -> None:
-        while os.read(sys.stdin.fileno(), 1):  # not by way of its buffer, whose lock the end of the interpreter needs
-            pass
-        ordered.set()
-
-    threading.Thread(target=listen, name="stop-order", daemon=True).start()
-    return ordered
-
-
 def leave_facts(spec: RunSpec, facts: Facts) -> None:
     Path(spec.folder, "facts.json").write_bytes(msgspec.json.encode(facts))
+
+
+def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Its exit code. What it says goes to this process's standard output; the order to stop goes to it."""
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    threading.Thread(target=_hand_on, args=(child.stdin,), daemon=True).start()
+    for line in child.stdout:
+        print(line, end="", flush=True)
+    return child.wait()
+
+
+def _hand_on(to: IO[str]) -> None:
+    sys.stdin.buffer.read()
+    to.close()

@@ -9,15 +9,13 @@ checkpoints from Flink's own log.
 import datetime
 import os
 import re
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import msgspec
 
 from benchmarks import nexmark
-from benchmarks.engines.child import leave_facts, spec_of_this_run
+from benchmarks.engines.child import leave_facts, run_program, spec_of_this_run
 from benchmarks.engines.java_build import FLINK_VERSION, HERE, classes, connectors, flink_home, flink_jars, spark_jars
 from benchmarks.spec import Checkpoint, Facts, RunSpec
 from benchmarks.workloads import workload
@@ -64,24 +62,13 @@ def main() -> int:
     spec = spec_of_this_run()
     Path(spec.folder, "log4j.properties").write_text(_log4j(Path(spec.folder, _LOG).resolve()))
     command = _pyflink(spec) if spec.engine == "pyflink" else _java(spec)
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(spec))
-    assert child.stdin is not None
-    assert child.stdout is not None
-    threading.Thread(target=_hand_on, args=(child.stdin,), daemon=True).start()
-    for line in child.stdout:
-        print(line, end="", flush=True)
-    code = child.wait()
+    code = run_program(command, _environment(spec))
     if code == 0:
         leave_facts(
             spec,
             Facts(version=FLINK_VERSION, settings=settings(spec), checkpoints=_checkpoints(Path(spec.folder, _LOG))),
         )
     return code
-
-
-def _hand_on(to: "subprocess.IO[str]") -> None:  # type: ignore[name-defined]
-    sys.stdin.buffer.read()
-    to.close()
 
 
 def _java(spec: RunSpec) -> list[str]:

@@ -16,7 +16,7 @@ from examples.servers.base import ServerError, find_program, run_as
 HERE = Path(__file__).with_name("java")
 FLINK_VERSION = "2.3.0"
 
-Family = Literal["spark", "flink"]
+Family = Literal["spark", "flink", "jet"]
 
 
 def cache() -> Path:
@@ -34,7 +34,15 @@ def connectors(family: Family) -> list[Path]:
         maven = find_program("mvn", "maven")
         with tempfile.TemporaryDirectory(dir=cache(), prefix="bench-") as work:
             shutil.copy(pom, Path(work, "pom.xml"))
-            run_as("", [maven, "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"], Path(work))
+            command = [maven, "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"]
+            try:
+                run_as("", command, Path(work))
+            except ServerError as error:
+                raise ServerError(
+                    f"the jars of {pom} are not there: {' '.join(command)} failed. See that Maven reaches Maven "
+                    f"Central or a mirror (~/.m2/settings.xml), then run this again, or put the jars into {kept}. "
+                    f"{error}"
+                ) from None
             Path(work, "jars").rename(kept)
     return sorted(kept.glob("*.jar"))
 
@@ -60,6 +68,10 @@ def flink_jars() -> list[Path]:
     return sorted(path for path in found if "sql-client" not in path.name)
 
 
+def _of_family(family: Family) -> list[Path]:
+    return flink_jars() if family == "flink" else connectors(family)
+
+
 def classes(family: Family) -> Path:
     """Folder of our classes, compiled now if they are older than their sources."""
     folder = Path("build/bench/classes", family).resolve()
@@ -68,7 +80,7 @@ def classes(family: Family) -> Path:
     if stamp.exists() and stamp.stat().st_mtime >= max(source.stat().st_mtime for source in sources):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    jars = [f"{spark_jars()}/*"] if family == "spark" else list(map(str, flink_jars()))
+    jars = [f"{spark_jars()}/*"] if family == "spark" else list(map(str, _of_family(family)))
     javac = find_program("javac", "openjdk-17-jdk-headless")
     run_as("", [javac, "-nowarn", "-d", str(folder), "-cp", os.pathsep.join(jars), *map(str, sources)], folder)
     stamp.touch()

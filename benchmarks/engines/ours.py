@@ -13,7 +13,8 @@ from barrier_runtime.connectors.memory.callable import CallableSink
 from barrier_runtime.coordinator.status.status import CheckpointStatus
 from barrier_runtime.spark.session import make_session
 from benchmarks import events
-from benchmarks.engines.child import leave_facts, say, spec_of_this_run, stop_order
+from benchmarks.engines.child import leave_facts, spec_of_this_run
+from benchmarks.engines.words import say, stop_order
 from benchmarks.measuring_sink import MeasuringSink
 from benchmarks.paced_source import PacedSource
 from benchmarks.spec import Checkpoint, Facts, RunSpec
@@ -40,6 +41,8 @@ def main() -> int:
         "checkpoints": spec.storage_url or str(Path(spec.folder, "checkpoints").resolve()),
         "checkpoint_interval": spec.interval_ms / 1000,
     }
+    if spec.latency_target_ms is not None:
+        options["latency_target"] = spec.latency_target_ms / 1000
     seen: dict[int, CheckpointStatus] = {}
     with flow.start(**options) as handle:
         running = False

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.child import leave_facts, say, spec_of_this_run, stop_order
+from benchmarks.engines.child import leave_facts, spec_of_this_run
 from benchmarks.engines.java_build import classes, connectors
+from benchmarks.engines.words import say, stop_order
 from benchmarks.spec import Checkpoint, Facts, RunSpec
 from benchmarks.workloads import Workload, workload
 

@@ -5,15 +5,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-COLOURS = {
-    "ours": "#0b6e4f",
-    "spark": "#f2b880",
-    "spark-tuned": "#e07a1f",
-    "spark-real-time": "#b5371f",
-    "flink": "#3a6ea5",
-    "flink-sql": "#8fb3d9",
-    "pyflink": "#8e6bbf",
-}
+from benchmarks.engines import ENGINES
+
+COLOURS = {engine: known.colour for engine, known in ENGINES.items()}
 GREENS = ("#9fd3bd", "#3f9e7c", "#0b4f3a")
 """Of pictures of this runtime alone: by size of state, small to large."""
 SIZE = (8.0, 4.4)
@@ -32,6 +26,14 @@ def headed(axes: Axes, title: str, detail: str) -> None:
         detail, (0, 1), (0, 5), "axes fraction", textcoords="offset points", va="bottom", color=GREY, fontsize=9
     )
     text.set_in_layout(False)  # the title has made room for it
+
+
+def legend_below(axes: Axes) -> None:
+    """Where no curve can be. Ours, drawn last, comes first."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(
+        handles[::-1], labels[::-1], frameon=False, loc="outside lower center", ncols=min(4, len(labels)), fontsize=9
+    )
 
 
 def milliseconds(axis: Any) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of latency: over time, as a distribution, by rate. Ours is drawn last and strongest."""
+"""Pictures of latency: over time, as a distribution. Ours is drawn last and strongest."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,10 +7,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter
 
-from benchmarks.report.drawing import COLOURS, SIZE, headed, in_ms, milliseconds, nexmark, short, words
-from benchmarks.report.summary import NAMES, Cell, Figure, Row, cells
+from benchmarks.report.drawing import COLOURS, SIZE, headed, in_ms, legend_below, milliseconds, nexmark, words
+from benchmarks.report.summary import NAMES, Cell, Row, cells, cores_of, in_cores
 from benchmarks.spec import Percentiles, Results, RunResult
 from benchmarks.stamps import distribution
 
@@ -46,7 +45,7 @@ def latency_over_time(results: Results) -> Canvas | None:
     axes.set_xlabel("seconds")
     axes.set_ylabel("processed latency (log scale)")
     headed(axes, "Latency over time", f"{_described(cell)}\nline: median of 0.1 s; band: up to its slowest row")
-    _legend_below(axes)
+    legend_below(axes)
     return canvas
 
 
@@ -95,7 +94,7 @@ def _cdf(
     axes.set_ylabel("share of rows at or below")
     rounds = max(len(row.runs) for row in rows)
     headed(axes, title, _described(cell) + (f", all rows of {rounds} rounds" if rounds > 1 else ""))
-    _legend_below(axes)
+    legend_below(axes)
     return canvas
 
 
@@ -134,55 +133,6 @@ def _points_between(axes: Axes, left: float, right: float) -> float:
     return float(to_x - from_x) * 72 / axes.figure.get_dpi()
 
 
-def latency_by_rate(results: Results) -> Canvas | None:
-    """Median over rounds, with the spread; a hollow mark where the rate was not held."""
-    found = {cell: rows for cell, rows in cells(results).items() if cell.measure == "latency"}
-    base = next(iter(found), None)
-    same = [cell for cell in found if base is not None and _but_rate(cell) == _but_rate(base)]
-    if base is None or len(same) < 2:
-        return None
-    canvas, both = plt.subplots(1, 2, figsize=SIZE, sharey=True)
-    for axes, (title, of) in zip(both, (("median", _p50), ("99th percentile", _p99)), strict=True):
-        for engine in reversed(list(NAMES)):
-            points = [
-                (cell.rate, figure, all(run.held for run in row.runs))
-                for cell in sorted(same, key=lambda cell: cell.rate)
-                for row in found[cell]
-                if row.engine == engine and (figure := _figure(row, of)) is not None
-            ]
-            if not points:
-                continue
-            rates, figures, held = zip(*points, strict=True)
-            colour = COLOURS[engine]
-            axes.plot(rates, [f.median for f in figures], color=colour, label=NAMES[engine], linewidth=2)
-            axes.fill_between(rates, [f.low for f in figures], [f.high for f in figures], color=colour, alpha=0.2)
-            for rate, figure, ok in zip(rates, figures, held, strict=True):
-                axes.plot(rate, figure.median, "o", color=colour, markerfacecolor=colour if ok else "white")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("events per second")
-        axes.set_title(title, loc="left")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    milliseconds(both[0].yaxis)
-    both[0].set_ylabel("processed latency")
-    _legend_below(both[1])
-    title = f"Processed latency by rate: {words(base.workload)}, {base.keys:,} keys (hollow: rate not held)"
-    canvas.suptitle(title, x=0.01, ha="left", fontweight="bold")
-    return canvas
-
-
-def _figure(row: Row, of: Callable[[Percentiles], float]) -> Figure | None:
-    return row.figure(lambda run: of(run.processed) if run.processed is not None else None)
-
-
-def _p50(found: Percentiles) -> float:
-    return found.p50
-
-
-def _p99(found: Percentiles) -> float:
-    return found.p99
-
-
 def _chosen(results: Results, measure: str) -> tuple[Cell | None, list[Row]]:
     """The cell that most engines have, at the highest rate: what did not hold it is drawn, and says so."""
     found = {
@@ -210,10 +160,6 @@ def _middle(row: Row, of: Callable[[RunResult], float | None]) -> RunResult:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _but_rate(cell: Cell) -> tuple[object, ...]:
-    return (cell.workload, cell.source, cell.keys, cell.parallelism, cell.interval_ms)
-
-
 def _described(cell: Cell) -> str:
     return (
         f"{words(cell.workload)}, {cell.keys:,} keys, {cell.rate:,.0f} events/s, parallelism {cell.parallelism}, "
@@ -221,16 +167,10 @@ def _described(cell: Cell) -> str:
     )
 
 
-def _legend_below(axes: Axes) -> None:
-    """Where no curve can be. Ours, drawn last, comes first."""
-    handles, labels = axes.get_legend_handles_labels()
-    axes.figure.legend(
-        handles[::-1], labels[::-1], frameon=False, loc="outside lower center", ncols=min(4, len(labels)), fontsize=9
-    )
-
-
 def _name(row: Row) -> str:
-    return NAMES[row.engine]
+    """With the cores it took: latency alone says half."""
+    cores = row.figure(cores_of)
+    return NAMES[row.engine] if cores is None else f"{NAMES[row.engine]}, {in_cores(cores.median)} cores"
 
 
 def _nines(shares: Any) -> Any:

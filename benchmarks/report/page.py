@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from benchmarks.report.summary import NAMES, Cell, Row, cells, figure, number, shown
+from benchmarks.report.summary import NAMES, Cell, Row, cells, cores_of, figure, number, shown
 from benchmarks.spec import CheckpointFigures, Percentiles, Results, RunResult
 
 _STYLE = """
@@ -23,6 +23,7 @@ _CAPTIONS = {
     "latency-cdf": "Distribution of processed latency",
     "visible-cdf": "Distribution of visible latency",
     "latency-by-rate": "Latency by rate",
+    "latency-by-cores": "Latency and the cores it took",
     "throughput": "Throughput",
     "highest-rate": "Highest rate held",
     "recovery": "Recovery",
@@ -36,8 +37,9 @@ _HOW = (
     "once, so its rows are visible before they are safe. A micro-batch gives one row per key and batch, whose latency "
     "counts from the key's last event of the batch. <em>Steady</em> rows per second: what a large input had "
     "more than a small one, rows by seconds, so that start and end of the query fall out. Figures are medians over the "
-    "rounds, in brackets lowest and highest; engines took turns. CPU and memory are those of all processes of the "
-    "engine (memory that processes share counts in each), without broker and feeder."
+    "rounds, in brackets lowest and highest; engines took turns. Cores, CPU and memory are those of all processes of "
+    "the engine, its generator and its measuring sink included (memory that processes share counts in each), without "
+    "broker and feeder."
 )
 
 
@@ -81,8 +83,16 @@ def _latency_tables(
     found = {cell: rows for cell, rows in cells(results).items() if cell.measure == measure}
     if not found:
         return []
-    head = ["", "rounds", "p50", "p90", "p99", "p99.9", "max", "held", "CPU s per M rows", "peak MB", "longest gap"]
-    head += ["gap at checkpoint", "checkpoints", "checkpoint p50", "bytes each", "feeder late by"]
+    head = ["", "rounds", "p50", "p90", "p99", "p99.9", "max", "held", "cores", "CPU s per M rows"]
+    head += [
+        "peak MB",
+        "longest gap",
+        "gap at checkpoint",
+        "checkpoints",
+        "checkpoint p50",
+        "bytes each",
+        "feeder late by",
+    ]
     tables = [f"<h2>{escape(title)}</h2>"]
     for cell, rows in found.items():
         lines = [(row.engine, _latency_row(row, of)) for row in rows if row.runs]
@@ -103,6 +113,7 @@ def _latency_row(row: Row, of: Callable[[RunResult], Percentiles | None]) -> lis
         str(len(row.runs)),
         *(at(name) for name in ("p50", "p90", "p99", "p999", "max")),
         "yes" if held == len(row.runs) else f"{held} of {len(row.runs)}",
+        shown(row.figure(cores_of)),
         shown(row.figure(lambda run: run.cpu_s_per_million)),
         shown(row.figure(lambda run: run.peak_mb), 4),
         shown(row.figure(lambda run: run.gap_ms)),

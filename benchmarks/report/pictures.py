@@ -11,7 +11,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure as Canvas
 
 from benchmarks.report.job_pictures import checkpoint_cost, checkpoint_size, recovery
-from benchmarks.report.latency_pictures import latency_by_rate, latency_cdf, latency_over_time, visible_cdf
+from benchmarks.report.latency_pictures import latency_cdf, latency_over_time, visible_cdf
+from benchmarks.report.load_pictures import latency_by_cores, latency_by_rate
 from benchmarks.report.rate_pictures import highest_rate, throughput
 from benchmarks.spec import Results
 
@@ -27,6 +28,7 @@ def draw_all(results: Results, folder: Path) -> list[str]:
         "latency-cdf": latency_cdf,
         "visible-cdf": visible_cdf,
         "latency-by-rate": latency_by_rate,
+        "latency-by-cores": latency_by_cores,
         "throughput": throughput,
         "highest-rate": highest_rate,
         "recovery": recovery,

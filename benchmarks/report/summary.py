@@ -7,17 +7,10 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.engines import ENGINES
 from benchmarks.spec import CheckpointCost, Results, RunResult
 
-NAMES = {
-    "ours": "barrier-runtime",
-    "spark": "Spark micro-batch, defaults",
-    "spark-tuned": "Spark micro-batch, tuned",
-    "spark-real-time": "Spark real-time mode",
-    "flink": "Flink",
-    "flink-sql": "Flink SQL",
-    "pyflink": "PyFlink",
-}
+NAMES = {engine: known.title for engine, known in ENGINES.items()}
 """Engine -> name for people. The order of the report."""
 
 
@@ -60,6 +53,17 @@ class Row:
 def figure(values: Iterable[float | None]) -> Figure | None:
     known = [value for value in values if value is not None]
     return Figure(statistics.median(known), min(known), max(known)) if known else None
+
+
+def cores_of(run: RunResult) -> float | None:
+    """Cores that the engine's processes kept busy while it was measured. Files of before have the seconds alone."""
+    if run.cores is not None or run.cpu_s is None or run.rows or not run.seconds:
+        return run.cores
+    return run.cpu_s / run.seconds
+
+
+def in_cores(value: float) -> str:
+    return f"{value:.2f}"
 
 
 def cells(results: Results) -> dict[Cell, list[Row]]:

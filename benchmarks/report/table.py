@@ -1,24 +1,21 @@
 """The figures side by side as one Markdown table, ready for the README. Pure.
 
-A row per figure that was measured, "-" where an engine was not. Medians over the rounds, without the spread, which the
-report has. Flink's column is Java's DataStream for the keyed count, and SQL elsewhere.
+A row per figure that was measured, "-" where an engine was not. Medians over the rounds, and from three rounds on their
+95 % intervals in brackets (`intervals`). A row of latencies ends with the cores that they took. Flink's column is
+Java's DataStream for the keyed count, and SQL elsewhere.
 """
 
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from benchmarks.engines import ENGINES
 from benchmarks.report.drawing import short, words
-from benchmarks.report.summary import Cell, Row, cells, number, share_kept
+from benchmarks.report.intervals import told
+from benchmarks.report.summary import Cell, Row, cells, cores_of, in_cores, share_kept
+from benchmarks.report.target_table import targets_markdown
 from benchmarks.spec import CheckpointSize, Percentiles, Results, RunResult
 
-_COLUMNS = {
-    "ours": "ours",
-    "spark-tuned": "spark-tuned",
-    "spark-real-time": "real-time",
-    "flink": "flink",
-    "flink-sql": "flink-sql",
-    "pyflink": "pyflink",
-}
+_COLUMNS = {engine: known.column for engine, known in ENGINES.items() if known.column is not None}
+_INTERVALS = "In brackets: 95 % interval of the median over the rounds, where there are three or more."
 _NONE, _FAILED = "-", "failed"
 
 Line = tuple[str, Mapping[str, str]]  # the figure, and what each engine has
@@ -34,7 +31,8 @@ def markdown(results: Results) -> str:
     facts = results.machine
     where = f"{facts.get('cores', '?')} cores, {facts.get('processor', '?')}, {facts.get('memory', '?')}"
     from_ = f"{results.started}, commit {facts.get('commit', '?')}, `{results.command}`"
-    return "\n".join(f"| {' | '.join(row)} |" for row in table) + f"\n\n{where}; {from_}\n"
+    text = "\n".join(f"| {' | '.join(row)} |" for row in table) + f"\n\n{_INTERVALS}\n\n{where}; {from_}\n"
+    return "\n".join(filter(None, [text, targets_markdown(results)]))
 
 
 def _latency(results: Results) -> Iterator[Line]:
@@ -45,7 +43,7 @@ def _latency(results: Results) -> Iterator[Line]:
                 through = " through Kafka" if cell.source == "kafka" else ""
                 yield (
                     f"{_named(cell)}, {cell.rate:,.0f} events/s{through}, checkpoints every "
-                    f"{cell.interval_ms:,} ms: {kind} p50 / p99 / p99.9, ms",
+                    f"{cell.interval_ms:,} ms: {kind} p50 / p99 / p99.9, ms; cores",
                     {row.engine: _percentiles(row, of) for row in rows},
                 )
 
@@ -62,7 +60,8 @@ def _percentiles(row: Row, of: Callable[[RunResult], Percentiles | None]) -> str
     found = [percentiles for run in row.runs if (percentiles := of(run)) is not None]
     if not found:
         return _FAILED
-    text = " / ".join(number(statistics.median(getattr(one, name) for one in found)) for name in ("p50", "p99", "p999"))
+    latency = " / ".join(str(told(getattr(one, name) for one in found)) for name in ("p50", "p99", "p999"))
+    text = f"{latency}; {told((cores_of(run) for run in row.runs), in_cores) or _NONE}"
     return text if all(run.held for run in row.runs) else f"{text} (rate not held)"
 
 
@@ -76,17 +75,16 @@ def _throughput(results: Results) -> Iterator[Line]:
 
 
 def _both(row: Row) -> str:
-    steady, whole = row.figure(lambda run: run.rows_per_s_steady), row.figure(lambda run: run.rows_per_s)
-    if whole is None:
-        return _FAILED
-    return f"{short(steady.median) if steady is not None else _NONE} ({short(whole.median)})"
+    whole = told((run.rows_per_s for run in row.runs), short)
+    steady = told((run.rows_per_s_steady for run in row.runs), short)
+    return f"{steady or _NONE} ({whole})" if whole is not None else _FAILED
 
 
 def _rates(results: Results) -> Iterator[Line]:
     for workload, keys in dict.fromkeys((held.workload, held.keys) for held in results.rates):
         same = [held for held in results.rates if (held.workload, held.keys) == (workload, keys)]
         engines = dict.fromkeys(held.engine for held in same)
-        middle = {e: short(statistics.median(held.rate for held in same if held.engine == e)) for e in engines}
+        middle = {e: str(told((held.rate for held in same if held.engine == e), short)) for e in engines}
         yield f"{words(workload)}, {short(keys)} keys: highest rate held, events/s", middle
 
 
@@ -94,11 +92,11 @@ def _recovery(results: Results) -> Iterator[Line]:
     for victim in dict.fromkeys(kill.victim for kill in results.recoveries):
         kills = [kill for kill in results.recoveries if kill.victim == victim]
         back = [kill.caught_up_ms for kill in kills if kill.caught_up_ms is not None]
-        first = statistics.median(kill.first_due_ms for kill in kills)
+        first = told((kill.first_due_ms for kill in kills), _whole)
         yield (
             f"SIGKILL of a {victim} under {kills[0].rate:,.0f} events/s: first new output / caught up, ms "
             f"(median of {len(kills)})",
-            {"ours": f"{first:,.0f} / {f'{statistics.median(back):,.0f}' if back else _NONE}"},
+            {"ours": f"{first} / {told(back, _whole) or _NONE}"},
         )
 
 
@@ -116,8 +114,8 @@ def _sizes(results: Results) -> Iterator[Line]:
 
 
 def _ours(sizes: Sequence[CheckpointSize], of: Callable[[CheckpointSize], float | None]) -> Mapping[str, str]:
-    found = [value for size in sizes if (value := of(size)) is not None]
-    return {"ours": number(statistics.median(found))} if found else {}
+    found = told(of(size) for size in sizes)
+    return {"ours": found} if found is not None else {}
 
 
 def _overhead(results: Results) -> Iterator[Line]:
@@ -129,8 +127,12 @@ def _overhead(results: Results) -> Iterator[Line]:
             yield (
                 f"keyed count, {short(keys)} keys, parallelism {parallelism}, checkpoints every {interval:,} ms: "
                 "throughput lost",
-                {"ours": f"{(1 - statistics.median(shares)) * 100:.1f} %"},
+                {"ours": f"{told(((1 - share) * 100 for share in shares), lambda lost: f'{lost:.1f}')} %"},
             )
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 def _named(cell: Cell) -> str:

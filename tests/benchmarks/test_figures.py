@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.checkpoint_cost import changed_bytes
-from benchmarks.plan import ENGINES, Wanted, estimated_s, runs
+from benchmarks.engines import ENGINES
+from benchmarks.plan import Wanted, estimated_s, runs
 from benchmarks.rates import highest_held, next_rate
 from benchmarks.recovery import caught_up
 from benchmarks.spec import BoundedRun, Checkpoint
@@ -172,7 +173,7 @@ def test_engines_take_turns_and_each_round_begins_with_another() -> None:
 
 def test_engines_get_only_what_they_have() -> None:
     wanted = Wanted(
-        engines=ENGINES, workloads=("keyed-count", "tumbling", "python-count", "q3"), nexmark=("q3",), rounds=1
+        engines=list(ENGINES), workloads=("keyed-count", "tumbling", "python-count", "q3"), nexmark=("q3",), rounds=1
     )
     found = {(spec.engine, spec.workload, spec.measure) for spec in runs(wanted)}
     assert {engine for engine, workload, _ in found if workload == "python-count"} == {"ours", "pyflink"}

@@ -7,12 +7,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.latency_targets import TargetSizes
+from benchmarks.latency_targets import runs as target_runs
 from benchmarks.report import write_report
 from benchmarks.report.drawing import SIZE
+from benchmarks.report.intervals import interval95, told
 from benchmarks.report.latency_pictures import mark
+from benchmarks.report.load_pictures import latency_by_cores
 from benchmarks.report.page import page
-from benchmarks.report.summary import Figure, cells, figure, number, shown
+from benchmarks.report.summary import Figure, cells, cores_of, figure, number, shown
 from benchmarks.report.table import markdown
+from benchmarks.report.target_table import targets_markdown
 from benchmarks.spec import (
     CheckpointCost,
     CheckpointFigures,
@@ -28,6 +33,7 @@ from benchmarks.spec import (
 from benchmarks.stamps import Checkpoint, Stamps, checkpoint_figures, percentiles, timeline
 
 S = 10**9
+CORES = {"ours": 1.25, "spark-tuned": 1.5, "flink": 0.4}
 POWERS = {"ours": 0.6, "spark-tuned": 300.0, "flink": 0.8}
 
 
@@ -59,6 +65,8 @@ def result(engine: str, number: int, rate: float = 10_000.0, measure: str = "lat
         processed=found if measure == "latency" else None,
         visible=found if measure == "visible" else None,
         cpu_s_per_million=12.5,
+        cpu_s=CORES[engine] * 5.0,
+        cores=CORES[engine],
         peak_mb=500.0,
         gap_ms=20.0,
         checkpoint_gap_ms=15.0,
@@ -195,6 +203,7 @@ def test_the_report_of_a_stored_file_has_every_picture_and_needs_nothing_beside_
                 "latency-cdf",
                 "visible-cdf",
                 "latency-by-rate",
+                "latency-by-cores",
                 "throughput",
                 "highest-rate",
                 "recovery",
@@ -204,7 +213,7 @@ def test_the_report_of_a_stored_file_has_every_picture_and_needs_nothing_beside_
         ),
     }
     text = (tmp_path / "report.html").read_text()
-    assert text.count('src="data:image/png;base64,') == 9
+    assert text.count('src="data:image/png;base64,') == 10
     assert 'src="http' not in text
     assert "<b>down" not in text
     for said in (
@@ -231,15 +240,20 @@ def test_pictures_of_an_earlier_report_go_and_other_files_stay(results: Results,
 
 def test_the_table_has_a_row_per_figure_and_a_dash_where_an_engine_was_not_measured(results: Results) -> None:
     lines = markdown(results).splitlines()
-    assert lines[0] == "| figure | ours | spark-tuned | real-time | flink | flink-sql | pyflink |"
+    assert lines[0] == "| figure | ours | spark-tuned | real-time | flink | flink-sql | pyflink | jet | bytewax |"
     rows = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in lines[2 : lines.index("")]}
-    assert all(len(found) == 6 for found in rows.values())
+    assert all(len(found) == 8 for found in rows.values())
     counted = "keyed count, 10k keys"
-    latency = rows[f"{counted}, 10,000 events/s, checkpoints every 1,000 ms: processed p50 / p99 / p99.9, ms"]
+    latency = rows[f"{counted}, 10,000 events/s, checkpoints every 1,000 ms: processed p50 / p99 / p99.9, ms; cores"]
     same = [one for one in results.runs if (one.engine, one.rate) == ("ours", 10_000)]
     medians = [one.processed.p50 for one in same if one.processed is not None]
-    assert latency[0].split(" / ")[0] == number(sorted(medians)[1])
-    assert latency[2] == latency[4] == latency[5] == "-"
+    interval = interval95(medians)
+    assert interval is not None
+    assert latency[0].split(" / ")[0] == f"{number(sorted(medians)[1])} [{number(interval[0])}, {number(interval[1])}]"
+    assert [found.split("; ")[1] for found in latency[:2]] == ["1.25 [1.25, 1.25]", "1.50 [1.50, 1.50]"]
+    assert latency[2] == latency[4] == latency[5] == latency[6] == "-"
+    single = rows[f"{counted}, 1,000 events/s, checkpoints every 1,000 ms: visible p50 / p99 / p99.9, ms; cores"]
+    assert single[0].endswith("; 1.25")
     rates = rows[f"{counted}, from Parquet: rows/s, steady (whole query)"]
     assert rates[:4] == ["3.6M (3M)", "-", "-", "1.2M (1M)"]
     kill = "SIGKILL of a slot under 10,000 events/s: first new output / caught up, ms (median of 2)"
@@ -258,6 +272,60 @@ def test_a_rate_that_was_not_held_and_a_run_that_failed_are_said_in_the_table(re
     row = markdown(Results(runs=[lost, broken])).splitlines()[2].strip("| ").split(" | ")
     assert row[1].endswith("(rate not held)")
     assert row[4] == "failed"
+
+
+def test_files_of_before_have_no_cores_and_get_them_from_the_processor_seconds() -> None:
+    stored = msgspec.json.decode(encoded(Results(runs=[result("ours", 0), bounded("ours", 3e6)])))
+    for run in stored["runs"]:
+        del run["cores"], run["latency_target_ms"]
+    del stored["targets"]
+    old = decoded(msgspec.json.encode(stored))
+    assert [run.cores for run in old.runs] == [None, None]
+    assert [cores_of(run) for run in old.runs] == [1.25, None]  # how long the whole query took is not in `seconds`
+    assert "; 1.25 |" in markdown(old)
+    del stored["runs"][0]["cpu_s"]
+    assert "; - |" in markdown(decoded(msgspec.json.encode(stored)))
+
+
+def test_latency_is_drawn_against_cores_at_each_rate_and_not_at_all_without_cores(results: Results) -> None:
+    canvas = latency_by_cores(results)
+    assert canvas is not None
+    assert [axes.get_title(loc="left") for axes in canvas.axes] == ["1,000 events/s", "10,000 events/s"]
+    drawn = {line.get_xdata()[0] for line in canvas.axes[0].lines}
+    assert drawn == set(CORES.values())
+    plt.close(canvas)
+    unknown = [msgspec.structs.replace(run, cores=None, cpu_s=None) for run in results.runs]
+    assert latency_by_cores(Results(runs=unknown)) is None
+
+
+def target(target_ms: float, rate: float, number: int, **changes: object) -> RunResult:
+    return msgspec.structs.replace(result("ours", number, rate), latency_target_ms=target_ms, **changes)
+
+
+def test_the_table_of_latency_targets_has_a_row_per_target_and_a_column_per_rate() -> None:
+    runs = [target(ms, rate, number) for ms in (10.0, 0.0) for rate in (10_000.0, 1_000.0) for number in (0, 1, 2)]
+    runs += [target(0.25, 1_000.0, 0, held=False), target(0.25, 10_000.0, 0, processed=None, error="broke")]
+    table = targets_markdown(Results(targets=runs))
+    assert "keyed count, 10,000 keys, parallelism 2, checkpoints every 1,000 ms" in table
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    assert lines[0] == ["`latency_target`, ms", "1,000/s", "10,000/s"]
+    assert [line[0] for line in lines[2:]] == ["0", "0.25", "10"]
+    p50 = told(run.processed.p50 for run in runs[:3] if run.processed is not None)
+    assert lines[2][1].split(" / ")[0] == p50
+    assert lines[2][1].endswith("; 1.25 [1.25, 1.25]")
+    assert lines[3][1].endswith("; 1.25 (rate not held)")
+    assert lines[3][2] == "failed"
+    assert table in markdown(Results(targets=runs))
+    assert targets_markdown(Results()) == ""
+
+
+def test_targets_take_turns_and_each_round_begins_with_another() -> None:
+    sizes = TargetSizes(targets_ms=(0, 1, 4), rates=(1_000, 10_000), rounds=2)
+    order = [(spec.round, spec.rate, spec.latency_target_ms) for spec in target_runs(sizes)]
+    assert len(order) == 12
+    assert [target_ms for *_, target_ms in order[:3]] == [0, 1, 4]
+    assert [target_ms for *_, target_ms in order[6:9]] == [1, 4, 0]
+    assert {spec.engine for spec in target_runs(sizes)} == {"ours"}
 
 
 def test_no_label_of_a_latency_lies_under_the_dot_of_another_engine() -> None:

@@ -79,6 +79,7 @@ def test_a_short_run_has_every_figure(workload: str, tmp_path: Path) -> None:
     assert result.checkpoints.bytes
     assert result.peak_mb
     assert result.cpu_s
+    assert result.cores == pytest.approx(result.cpu_s / 3.0, abs=0.01)
     assert result.timeline
     assert result.version
 

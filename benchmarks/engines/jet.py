@@ -1,0 +1,127 @@
+"""Hazelcast Jet: the running count per key in one embedded member of one JVM, exactly once.
+
+As it comes but for this: as many cooperative threads and processors per vertex as `parallelism`, a snapshot per
+`interval_ms`. State is on the heap, snapshots are in the member's own maps (the open source edition has no other
+place), so losing the process loses the job. The jar comes by Maven, once. This process starts the JVM, hands on the
+order to stop, and reads the snapshots from Hazelcast's log.
+"""
+
+import datetime
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.engines.child import leave_facts, run_program, spec_of_this_run
+from benchmarks.engines.java_build import HERE, classes, connectors
+from benchmarks.spec import Checkpoint, Facts, RunSpec
+from examples.servers.base import ServerError, find_program
+
+_OPENED = {
+    "java.base": ("java.lang", "sun.nio.ch"),
+    "java.management": ("sun.management",),
+    "jdk.management": ("com.sun.management.internal",),
+}
+_MODULES = ("java.se",)
+_STORED = re.compile(r"Snapshot (\d+) phase 1 for .* completed with status SUCCESS in (\d+)ms, ([\d,.]+) bytes")
+_COMPLETED = re.compile(r"^(\S+ \S+) .*Snapshot (\d+) for .* completed in (\d+)ms, status=success")
+_LOG = "jet.log"
+
+
+def settings(spec: RunSpec) -> dict[str, str]:
+    return {
+        "processing guarantee": "exactly once",
+        "snapshot interval": f"{spec.interval_ms} ms",
+        "cooperative threads": str(spec.parallelism),
+        "local parallelism": str(spec.parallelism),
+        "state": "heap; snapshots in maps of the one member",
+        "jvm": "-Xmx4g, default collector",
+    }
+
+
+def missing() -> str | None:
+    """Why Jet cannot run here; None when it can. Fetches the jar and compiles our classes, once."""
+    try:
+        connectors("jet")
+        classes("jet")
+    except ServerError as error:
+        return str(error)
+    return None
+
+
+def main() -> int:
+    spec = spec_of_this_run()
+    log = Path(spec.folder, _LOG).resolve()
+    Path(spec.folder, "logging.properties").write_text(_logging(log))
+    code = run_program(_java(spec), os.environ)
+    if code == 0:
+        found = snapshots(log.read_text(errors="replace").splitlines() if log.exists() else [])
+        leave_facts(spec, Facts(version=_version(), settings=settings(spec), checkpoints=found))
+    return code
+
+
+def _java(spec: RunSpec) -> list[str]:
+    options = {
+        "rate": repr(spec.rate),
+        "keys": str(spec.keys),
+        "parallelism": str(spec.parallelism),
+        "interval_ms": str(spec.interval_ms),
+        "folder": spec.folder,
+    }
+    return [
+        find_program("java", "openjdk-17-jre-headless"),
+        "-Xmx4g",
+        "-Duser.timezone=UTC",
+        "-Dhazelcast.logging.type=jdk",
+        f"-Djava.util.logging.config.file={spec.folder}/logging.properties",
+        *(f"--add-modules={name}" for name in _MODULES),
+        *(f"--add-opens={module}/{name}=ALL-UNNAMED" for module, names in _OPENED.items() for name in names),
+        "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+        "-cp",
+        os.pathsep.join(map(str, [classes("jet"), *connectors("jet")])),
+        "bench.jet.JetJob",
+        *(f"{name}={value}" for name, value in options.items()),
+    ]
+
+
+def _logging(log: Path) -> str:
+    """Errors, and a line per snapshot."""
+    return f"""handlers = java.util.logging.FileHandler
+.level = WARNING
+com.hazelcast.jet.impl.MasterSnapshotContext.level = FINE
+java.util.logging.FileHandler.pattern = {log}
+java.util.logging.FileHandler.level = FINE
+java.util.logging.FileHandler.formatter = java.util.logging.SimpleFormatter
+java.util.logging.SimpleFormatter.format = %1$tF %1$tT.%1$tL %5$s%6$s%n
+"""
+
+
+def snapshots(lines: Iterable[str]) -> list[Checkpoint]:
+    """From lines of Hazelcast's log: of each completed snapshot one that says what was stored, then one for its end."""
+    found, stored = [], dict[str, tuple[float, int]]()
+    for line in lines:
+        if match := _STORED.search(line):
+            stored[match[1]] = float(match[2]), int(re.sub(r"\D", "", match[3]))
+        elif (match := _COMPLETED.match(line)) and match[2] in stored:
+            ended = datetime.datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=datetime.timezone.utc)
+            duration_ms, (phase_1_ms, size) = float(match[3]), stored.pop(match[2])
+            found.append(
+                Checkpoint(
+                    at_ns=round(ended.timestamp() * 1000 - duration_ms) * 1_000_000,
+                    duration_ms=duration_ms,
+                    phases={"phase 1": phase_1_ms},
+                    bytes=size,
+                    full_bytes=size,  # each holds all of the state
+                )
+            )
+    return found
+
+
+def _version() -> str:
+    """Of the jar: the POM's."""
+    return str(re.findall(r"<version>(\d[\d.]+)</version>", (HERE / "jet.xml").read_text())[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""95 % intervals over few rounds: what they are, and how often they hold the median."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.report.intervals import interval95, told
+
+
+def test_one_or_two_rounds_have_no_interval() -> None:
+    assert interval95([]) is None
+    assert interval95([1.0]) is None
+    assert interval95([1.0, 2.0]) is None
+
+
+def test_three_to_five_rounds_have_students_interval_of_the_logarithms() -> None:
+    """By hand: logarithms 0, 1, 2 have mean 1 and deviation 1; 4.303 / √3 = 2.484."""
+    found = interval95([math.e, 1.0, math.e**2])
+    assert found is not None
+    assert [math.log(bound) for bound in found] == pytest.approx([1 - 2.484, 1 + 2.484], abs=0.001)
+
+
+def test_a_figure_that_can_be_negative_has_students_interval_as_it_is() -> None:
+    assert interval95([-1.0, 0.0, 1.0]) == pytest.approx((-2.484, 2.484), abs=0.001)
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(6, 0), (8, 0), (9, 1), (12, 2), (20, 5)])
+def test_from_six_rounds_on_it_is_the_interval_of_order_statistics(count: int, left_out: int) -> None:
+    """The numbers that are left out on each side are those of the sign test's table for 5 %, two-sided."""
+    values = [float(value) for value in range(count)]
+    assert interval95(values[::-1]) == (left_out, count - 1 - left_out)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 9])
+def test_the_interval_holds_the_true_median_in_95_percent_of_the_cases(count: int) -> None:
+    """Latencies of rounds that differ by log-normal factors around 2 ms."""
+    rounds = np.random.default_rng(count).lognormal(math.log(2.0), 0.3, (1_000, count)).tolist()
+    found = [interval95(values) for values in rounds]
+    held = sum(one is not None and one[0] <= 2.0 <= one[1] for one in found)
+    assert held / len(found) > 0.93
+
+
+def test_equal_rounds_have_an_interval_of_one_point() -> None:
+    assert interval95([2.0, 2.0, 2.0]) == pytest.approx((2.0, 2.0))
+
+
+def test_a_figure_is_told_with_its_median_and_from_three_rounds_on_with_its_interval() -> None:
+    assert told([None]) is None
+    assert told([1.0, None, 3.0]) == "2"
+    assert told([2.0, 1.9, 2.1]) == "2 [1.76, 2.26]"
+    assert told([1e6, 1e6, 1e6], lambda value: f"{value / 1e6:g}M") == "1M [1M, 1M]"
