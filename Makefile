@@ -20,7 +20,7 @@ help:
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (under 2 minutes, no Java)"
 	@echo "make format                 let ruff put the style right"
 	@echo "make tables                 what is generated anew: docs/behaviours, options and metrics, README's connectors"
-	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (half an hour; QUICK: 5 minutes; ALL: 8 hours)"
+	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"
 	@echo "make mutants [WIDE=1]       every planted change of the product is noticed by a test: build/mutants.md"
@@ -73,7 +73,7 @@ tables: $(STAMP)
 	$(BIN)/python tests/behaviours_table.py
 
 bench: $(STAMP) jdk servers
-	$(BIN)/python -m benchmarks $(if $(QUICK),all --quick,$(if $(ALL),all,table))
+	$(BIN)/python -m benchmarks $(if $(QUICK),all --quick,$(if $(ALL),all,table)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) \

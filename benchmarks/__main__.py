@@ -21,7 +21,7 @@ from benchmarks.report.target_table import targets_markdown
 from benchmarks.session import FOLDER, Store, latency_targets, measure, recover, search
 from examples.servers.base import ServerError
 
-_ENGINES = ("ours", "spark", "spark-tuned", "flink")
+_ENGINES = ("ours", "spark", "spark-tuned", "flink", "jet", "bytewax")
 _BRIEFLY = ("ours", "spark-tuned", "flink")
 
 
@@ -165,12 +165,14 @@ def _parser() -> argparse.ArgumentParser:
     every.add_argument("--rounds", type=int, default=3)
     every.add_argument("--engine", action="append", help=", ".join(ENGINES))
 
-    side = command("table", _table, "the table of figures, side by side, in half an hour; its sizes can be changed")
+    side = command(
+        "table", _table, "the table of figures, engines in turn, in an hour and a half; sizes can be changed"
+    )
     side.add_argument("--add", action="store_true", help="to the results there are")
     side.add_argument("--engine", action="append", help=f"again for each: {', '.join(ENGINES)}")
     side.add_argument("--seconds", type=float, default=TableSizes.seconds, help="measured per run, after the warm-up")
     side.add_argument("--warm-up", type=float, default=TableSizes.warm_up_s, help="seconds")
-    side.add_argument("--rounds", type=int, default=TableSizes.rounds)
+    side.add_argument("--rounds", type=int, default=TableSizes.rounds, help="engines take turns (%(default)s)")
     side.add_argument("--rows", type=int, default=TableSizes.rows, help="of a bounded input, at most")
     side.add_argument("--keys", type=int, nargs="+", default=TableSizes.keys)
     side.add_argument("--rates", type=float, nargs="+", default=TableSizes.rates, help="rows per second")
