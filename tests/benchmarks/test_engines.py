@@ -1,5 +1,6 @@
 """The registry of engines, what is read from Jet's log, and what is said when an engine cannot be fetched."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,6 +56,22 @@ def test_rows_made_one_by_one_are_those_of_the_generator() -> None:
     numbers = np.array([0, 1, 2**31, 2**62])
     made = events.events(numbers, numbers, 10_000).column("key").to_pylist()
     assert [splitmix.key_of(splitmix.mixed(number), 10_000) for number in numbers.tolist()] == made
+
+
+def test_another_program_gets_the_order_to_stop_and_what_it_says_comes_through() -> None:
+    """As with the JVM: it says a word, waits for the end of its input, says another and ends with its code."""
+    said = "print('bench: running 1', flush=True); sys.stdin.read(); print('bench: finished 2'); sys.exit(3)"
+    program = f"import sys; {said}"
+    run_it = "sys.exit(run_program(sys.argv[1:], os.environ))"
+    engine = f"import os, sys; from benchmarks.engines.child import run_program; {run_it}"
+    command = [sys.executable, "-c", engine, sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "bench: running 1\n"
+        process.stdin.close()
+        assert process.stdout.read() == "bench: finished 2\n"
+        assert process.wait() == 3
 
 
 @pytest.mark.slow
