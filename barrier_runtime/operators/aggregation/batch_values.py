@@ -7,16 +7,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.data.grouping import stable_order
+from barrier_runtime.data.grouping import extremes, stable_order
 from barrier_runtime.operators.aggregation.state_columns import (
     Accumulator,
     Ints,
     Values,
     Words,
+    is_decimal,
     to_accumulator,
     to_words,
 )
 from barrier_runtime.state.errors import InvalidJob
+
+_EXACT_INTEGER, _EXACT_POWER = 1 << 53, 22  # a double is all integers, and powers of ten, up to these
 
 
 class Left(Protocol):
@@ -67,11 +70,22 @@ class BatchValues:
         return found
 
     def floats(self, column: str) -> npt.NDArray[np.float64]:
-        """One number per row, as Spark casts it to a double; 0 where the column is null."""
-        array = self._batch.column(column).cast(pa.float64(), safe=False)
+        """One number per row, the double next to it; 0 where the column is null."""
+        array = self._batch.column(column)
+        if is_decimal(array.type):
+            return self._decimals_as_floats(array, self.words(column))
+        array = array.cast(pa.float64(), safe=False)
         if array.null_count:
             array = array.fill_null(0.0)
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    def _decimals_as_floats(self, array: pa.Array, words: Words) -> npt.NDArray[np.float64]:
+        low, high = words
+        if 0 <= array.type.scale <= _EXACT_POWER and (high == low >> 63).all():
+            lowest, highest = extremes(low)
+            if max(highest, -lowest) < _EXACT_INTEGER:
+                return low / 10.0**array.type.scale  # type: ignore[no-any-return]
+        return np.array([float(value or 0) for value in array.to_pylist()])
 
     def _as_accumulator(self, column: pa.Array, accumulator: Accumulator) -> pa.Array:
         try:

@@ -1,7 +1,8 @@
 """Count, mean and sum of squared deviations of a column (Welford), for variances and standard deviations.
 
-One value after the other, as doubles: the k-th of all groups at once while there are many groups, the long rest of a
-few groups in Python. Adding whole batches up first would be faster for these, but then the last bits of a result would
+All are of the distance to the first value (the *shift*), so that numbers far from 0, like times, cost no digits. One
+value after the other, as doubles: the k-th of all groups at once while there are many groups, the long rest of a few
+groups in Python. Adding whole batches up first would be faster for these, but then the last bits of a result would
 depend on where batches end, and a replay cuts them anew.
 """
 
@@ -34,21 +35,32 @@ class Moments:
     def _names(self) -> tuple[str, str, str]:
         return f"moments.count:{self.column}", f"moments.mean:{self.column}", f"moments.m2:{self.column}"
 
+    @property
+    def _shift(self) -> str:
+        return f"moments.shift:{self.column}"
+
     def storage(self) -> dict[str, tuple[str, int | float]]:
         count, mean, m2 = self._names
-        return {count: ("int64", 0), mean: ("float64", 0.0), m2: ("float64", 0.0)}
+        return {count: ("int64", 0), mean: ("float64", 0.0), m2: ("float64", 0.0), self._shift: ("float64", 0.0)}
 
     def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
         groups, valid = rows.groups(), batch.valid(self.column)
         positions = np.arange(len(groups)) if valid is None else np.flatnonzero(valid[rows.order])
         latest = rows.latest(positions)
         values = batch.floats(self.column)[rows.order[positions]]
+        its_group = groups[positions]
         held = [before[name] for name in self._names]
+        shift = before[self._shift].copy()
+        begins = (held[0][its_group] == 0) & (np.diff(its_group, prepend=-1) != 0)
+        shift[its_group[begins]] = values[begins]
+        shifts = shift[its_group]
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are values here
+            found = _welford(values - shifts, its_group, held)
         after = {}
-        for name, known, column in zip(self._names, _welford(values, groups[positions], held), held, strict=True):
-            spread = np.zeros(len(groups), column.dtype)
+        for name, known in zip((*self._names, self._shift), (*found, shifts), strict=True):
+            spread = np.zeros(len(groups), known.dtype)
             spread[positions] = known
-            after[name] = carried(latest, groups, column, spread)
+            after[name] = carried(latest, groups, before[name], spread)
         return after
 
     def result(self, accumulators: Columns, statistic: Statistic) -> pa.Array:
@@ -70,18 +82,17 @@ def _welford(values: Floats, groups: npt.NDArray[np.intp], held: list[Values]) -
     starts, lengths = (np.cumsum(lengths) - lengths)[by_length], lengths[by_length]
     count, mean, m2 = (column[by_length] for column in held)
     round_, alive = 0, _longer(lengths, 0)
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are values here
-        while alive >= _MANY:
-            at = starts[:alive] + round_
-            taken = values[at]
-            count = count[:alive] + 1
-            delta = taken - mean[:alive]
-            mean = mean[:alive] + delta / count
-            m2 = m2[:alive] + delta * (taken - mean)
-            for result, column in zip(results, (count, mean, m2), strict=True):
-                result[at] = column
-            round_ += 1
-            alive = _longer(lengths, round_)
+    while alive >= _MANY:
+        at = starts[:alive] + round_
+        taken = values[at]
+        count = count[:alive] + 1
+        delta = taken - mean[:alive]
+        mean = mean[:alive] + delta / count
+        m2 = m2[:alive] + delta * (taken - mean)
+        for result, column in zip(results, (count, mean, m2), strict=True):
+            result[at] = column
+        round_ += 1
+        alive = _longer(lengths, round_)
     for group in range(alive):
         of_group = slice(int(starts[group]) + round_, int(starts[group] + lengths[group]))
         one = _welford_of_one(values[of_group].tolist(), int(count[group]), float(mean[group]), float(m2[group]))
