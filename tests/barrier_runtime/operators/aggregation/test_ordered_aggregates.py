@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -341,6 +342,83 @@ def test_names_of_columns_that_look_alike_are_kept_apart() -> None:
     driven = Driven(RunningAggregateOperator("r", ["k"], aggregates))
     driven.feed(rows)
     assert [driven.rows[0][name] for name in aggregates] == [1, 2, 1, 5]
+
+
+NAN, HIGHEST, LOWEST = float("nan"), 2**63 - 1, -(2**63)
+
+
+@pytest.mark.parametrize("rows_per_batch", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("by", "smallest", "greatest"),
+    [
+        ([3, 1, 1, 3, 2], 1, 0),
+        ([None, 5, 5, None], 1, 1),
+        ([None, None], None, None),
+        ([0.0, -0.0], 0, 0),
+        ([-0.0, 0.0], 0, 0),
+        ([1.0, NAN, float("inf"), NAN, 1.0], 0, 1),
+        ([NAN, 5.0], 1, 0),
+        ([NAN, NAN], 0, 0),
+        ([float("-inf"), -1.0, NAN], 0, 2),
+        ([0, LOWEST, HIGHEST, LOWEST, HIGHEST], 1, 2),
+        ([HIGHEST, HIGHEST - 1, HIGHEST - 2], 2, 0),
+        ([Decimal(2**64), Decimal(2**64 - 1), Decimal(-1), Decimal(-(2**64)), Decimal(-(2**64) - 1)], 4, 0),
+    ],
+    ids=str,
+)
+def test_the_first_of_equal_rows_is_taken_and_nan_is_the_greatest(
+    by: list[Any], smallest: int | None, greatest: int | None, rows_per_batch: int
+) -> None:
+    """Of two keys side by side, the second of which has far smaller values."""
+    kind = pa.decimal128(38, 0) if isinstance(by[0], Decimal) else pa.array(by).type
+    kind = pa.int64() if pa.types.is_null(kind) else kind
+    column = pa.array([value for each in by for value in (each, None)], kind)
+    other = pa.array([None, -7] * len(by), pa.int64()).cast(kind)
+    rows = pa.record_batch(
+        {"k": [1, 0] * len(by), "n": [at // 2 for at in range(2 * len(by))], "by": pc.coalesce(column, other)}
+    )
+    aggregates = {"smallest": arg_min("n", by="by"), "greatest": arg_max("n", by="by")}
+    driven = Driven(RunningAggregateOperator("r", ["k"], aggregates))
+    for start in range(0, rows.num_rows, rows_per_batch):
+        driven.feed(rows.slice(start, rows_per_batch))
+    last_of = {row["k"]: (row["smallest"], row["greatest"]) for row in driven.rows}
+    assert last_of == {1: (smallest, greatest), 0: (0, 0)}
+
+
+@pytest.mark.parametrize("rows_per_batch", [1, 2, 9])
+def test_first_and_last_take_nulls_for_values_unless_told_otherwise(rows_per_batch: int) -> None:
+    aggregates = {
+        "first": first("v"),
+        "known": first("v", ignore_nulls=True),
+        "last": last("v"),
+        "last_known": last("v", ignore_nulls=True),
+    }
+    driven = Driven(RunningAggregateOperator("r", ["k"], aggregates))
+    values = pa.array([None, 4, 5, None], pa.int64())
+    for start in range(0, len(values), rows_per_batch):
+        part = values.slice(start, rows_per_batch)
+        driven.feed(pa.record_batch({"k": [1] * len(part), "v": part}))
+    assert [[row[name] for row in driven.rows] for name in aggregates] == [
+        [None, None, None, None],
+        [None, 4, 4, 4],
+        [None, 4, 5, None],
+        [None, 4, 5, 5],
+    ]
+
+
+def test_any_and_all_ignore_nulls_and_are_null_without_a_value() -> None:
+    driven = Driven(RunningAggregateOperator("r", ["k"], {"any": any_("b"), "all": all_("b")}))
+    values = [("a", None), ("a", True), ("a", None), ("a", False), ("b", False), ("b", True)]
+    driven.feed([{"k": key, "b": value} for key, value in values])
+    assert [(row["any"], row["all"]) for row in driven.rows] == [
+        (None, None),
+        (True, True),
+        (True, True),
+        (True, False),
+        (False, False),
+        (True, False),
+    ]
+    assert driven.batches[0].rows.schema.types[2:] == [pa.bool_()] * 2
 
 
 TYPES = pa.schema(
