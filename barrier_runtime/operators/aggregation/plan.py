@@ -107,7 +107,8 @@ class AggregationPlan:
     decimal_sums: Mapping[str, DecimalSum]
 
     def storage(self) -> dict[str, tuple[str, int | float]]:
-        """Columns of the columnar table. Those that older releases did not write are the last."""
+        """Columns of the columnar table. Those that older releases did not write are the last. Those of composites are
+        in the same order whatever the order of the aggregates."""
         added = self.added()
         simple = {each.name: (each.dtype, each.initial) for each in self.accumulators}
         columns = {name: column for name, column in simple.items() if name not in added}
@@ -145,7 +146,7 @@ def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, wher
     outputs = tuple(planner.output(name, aggregate) for name, aggregate in aggregates.items())
     return AggregationPlan(
         (*planner.accumulators.values(), *planner.carries.values()),
-        tuple(planner.composites.values()),
+        tuple(composite for _, composite in sorted(planner.composites.items())),
         outputs,
         frozenset(planner.within_64_bits),
         planner.decimal_sums,

@@ -243,6 +243,46 @@ def test_state_goes_on_at_another_parallelism(kind: Kind) -> None:
         snapshots = tuple(taken)
 
 
+@pytest.mark.parametrize("stored", ["segments", "entries"])
+def test_state_is_restored_by_a_program_that_names_its_aggregates_in_another_order(stored: str) -> None:
+    aggregates = {"first": first("v"), "last": last("v"), "top": arg_max("v", by="v"), "spread": variance("v")}
+    world = World()
+    driven = Driven(RunningAggregateOperator("r", ["k"], aggregates), world, name="r")
+    driven.feed([{"k": 1, "v": value} for value in (5, 9, 7)])
+    if stored == "entries":
+        driven.operator._table._leave_segments()  # type: ignore[attr-defined]
+    snapshot = driven.snapshot(1)
+    driven.operator.close()
+    backwards = dict(reversed(aggregates.items()))
+    driven = Driven(RunningAggregateOperator("r", ["k"], backwards), world, (snapshot,), name="r")
+    driven.feed([{"k": 1, "v": 8}])
+    assert driven.rows == [{"k": 1, "v": 8, "spread": pytest.approx(35 / 12), "top": 9, "last": 8, "first": 5}]
+
+
+def test_keys_that_are_evicted_and_come_back_go_on() -> None:
+    world, seen = World("rocksdb"), defaultdict(list)
+    aggregates = {"first": first("v"), "sum": sum_("d"), "top": arg_max("v", by="v"), "spread": var_pop("v")}
+    operator = RunningAggregateOperator("r", ["k"], aggregates)
+    driven = Driven(operator, world, name="r")
+    random = np.random.default_rng(9)
+    for checkpoint in range(1, 9):
+        keys, values = random.integers(0, 3_000, 600), random.integers(0, 99, 600)
+        d = pa.array([Decimal(int(value)) for value in values], pa.decimal128(38, 0))
+        driven.feed(pa.record_batch({"k": keys, "v": values, "d": d}))
+        operator._table.limit_cache(1)
+        for row in driven.take():
+            seen[row["k"]].append(row)
+            assert [row[name] for name in ("first", "sum", "top")] == [
+                seen[row["k"]][0]["v"],
+                sum(each["v"] for each in seen[row["k"]]),
+                max(each["v"] for each in seen[row["k"]]),
+            ]
+            assert row["spread"] == pytest.approx(np.var([each["v"] for each in seen[row["k"]]]), abs=1e-9)
+        driven.snapshot(checkpoint)
+    assert operator._table.entries < 2_000 < len(seen)
+    operator.close()
+
+
 NUMBERS = [variance("x"), var_pop("x"), stddev("x"), stddev_pop("x")]
 
 
