@@ -35,9 +35,7 @@ class RunningAggregateOperator(KeyedOperator):
 
     def bind(self, columns: pa.Schema) -> None:
         self._plan = plan_aggregates(self._aggregates, columns, self.where)
-        self._table = self.backend.column_table(
-            "running", self._plan.storage(), len(self._key_columns), evictable=True, added=self._plan.added()
-        )
+        self._table = self._column_table("running", self._plan.storage(), self._plan.added(), evictable=True)
 
     def on_input_schema(self, schema: pa.Schema) -> None:
         self._output = running_schema(schema, self._aggregates, self.where)

@@ -60,9 +60,7 @@ class WindowAggregateOperator(KeyedOperator):
         check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
         self._plan = plan_aggregates(self._aggregates, columns, self.where)
         self._output = window_schema(columns, self._key_columns, self._aggregates, self.where)
-        self._table = self.backend.column_table(
-            "windows", self._plan.storage(), key_width=len(self._key_columns), added=self._plan.added()
-        )
+        self._table = self._column_table("windows", self._plan.storage(), self._plan.added())
         self._bounds = SumBounds()
         self._note_windows(self._table.load_all())
 
