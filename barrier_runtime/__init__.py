@@ -20,6 +20,16 @@ _HOME = {
     "mean": "barrier_runtime.operators.aggregation.functions",
     "min_": "barrier_runtime.operators.aggregation.functions",
     "max_": "barrier_runtime.operators.aggregation.functions",
+    "first": "barrier_runtime.operators.aggregation.functions",
+    "last": "barrier_runtime.operators.aggregation.functions",
+    "any_": "barrier_runtime.operators.aggregation.functions",
+    "all_": "barrier_runtime.operators.aggregation.functions",
+    "variance": "barrier_runtime.operators.aggregation.functions",
+    "var_pop": "barrier_runtime.operators.aggregation.functions",
+    "stddev": "barrier_runtime.operators.aggregation.functions",
+    "stddev_pop": "barrier_runtime.operators.aggregation.functions",
+    "arg_min": "barrier_runtime.operators.aggregation.functions",
+    "arg_max": "barrier_runtime.operators.aggregation.functions",
     "ValueState": "barrier_runtime.operators.state",
     "ProcessContext": "barrier_runtime.operators.process",
     "ParquetSource": "barrier_runtime.connectors.files.source.parquet",
@@ -83,11 +93,21 @@ if TYPE_CHECKING:
     from barrier_runtime.coordinator.option_types import RunOptions as RunOptions
     from barrier_runtime.launch.result import JobFailed as JobFailed
     from barrier_runtime.launch.result import JobResult as JobResult
+    from barrier_runtime.operators.aggregation.functions import all_ as all_
+    from barrier_runtime.operators.aggregation.functions import any_ as any_
+    from barrier_runtime.operators.aggregation.functions import arg_max as arg_max
+    from barrier_runtime.operators.aggregation.functions import arg_min as arg_min
     from barrier_runtime.operators.aggregation.functions import count as count
+    from barrier_runtime.operators.aggregation.functions import first as first
+    from barrier_runtime.operators.aggregation.functions import last as last
     from barrier_runtime.operators.aggregation.functions import max_ as max_
     from barrier_runtime.operators.aggregation.functions import mean as mean
     from barrier_runtime.operators.aggregation.functions import min_ as min_
+    from barrier_runtime.operators.aggregation.functions import stddev as stddev
+    from barrier_runtime.operators.aggregation.functions import stddev_pop as stddev_pop
     from barrier_runtime.operators.aggregation.functions import sum_ as sum_
+    from barrier_runtime.operators.aggregation.functions import var_pop as var_pop
+    from barrier_runtime.operators.aggregation.functions import variance as variance
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
     from barrier_runtime.operators.state import ValueState as ValueState
     from barrier_runtime.operators.windows.assigners import Sliding as Sliding

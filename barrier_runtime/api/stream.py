@@ -496,7 +496,10 @@ def _check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
         raise InvalidJob(f"{where}: no aggregates: give at least one, such as n=count()")
     for name, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
-            raise InvalidJob(f"{where}: {name}={aggregate!r} is not an aggregate: use count, sum_, mean, min_ or max_")
+            raise InvalidJob(
+                f"{where}: {name}={aggregate!r} is not an aggregate: use one of barrier_runtime's, as count() or "
+                f'sum_("amount") (docs/aggregates.md has all)'
+            )
 
 
 def _check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:

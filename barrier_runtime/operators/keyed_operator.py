@@ -1,6 +1,7 @@
 """What all keyed operators share: one keyed backend, the watermark, and binding to the columns they depend on."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from barrier_runtime.operators.keyed_progress import (
     schema_of,
 )
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.columns.column_table import ColumnTable, other_columns
 from barrier_runtime.state.snapshots.snapshot import DEFINITION
 
 
@@ -41,6 +43,7 @@ class KeyedOperator(Operator):
         self._seen: pa.Schema | None = None  # the input's schema, once a batch came
         self._bound: pa.Schema | None = None  # the columns the state depends on
         self._bound_bytes = b""
+        self._state_columns: tuple[str, ...] = ()
         self._watermark_ms = WATERMARK_MIN
         self._floors: Floors | None = None  # while a key group is ahead of the watermark
         self._emit_ns = 0
@@ -56,6 +59,7 @@ class KeyedOperator(Operator):
         self._watermark_ms = progress.watermark_ms
         self._floors = Floors(progress.floors, context.max_parallelism) if progress.floors else None
         self._emit_ns = progress.emit_ns
+        self._state_columns = progress.state_columns
         if progress.schema:
             stored = plain_schema(schema_of(progress.schema))  # older releases kept dictionary types
             check_none_added(self._columns, stored, self.where)
@@ -66,7 +70,9 @@ class KeyedOperator(Operator):
     def snapshot(self, checkpoint: int) -> Capture:
         self.backend.freeze(checkpoint)
         floors = self._floors.above(self._watermark_ms) if self._floors is not None else ()
-        progress = Progress(self._watermark_ms, self._emit_ns, self._bound_bytes, floors=floors)
+        progress = Progress(
+            self._watermark_ms, self._emit_ns, self._bound_bytes, floors=floors, state_columns=self._state_columns
+        )
         values = {VALUE: progress.encode()}
         if self.definition:
             values[DEFINITION] = self.definition.encode()
@@ -120,6 +126,19 @@ class KeyedOperator(Operator):
         if reached is None or not len(reached) or reached[-1] <= self._watermark_ms:
             return floors
         return np.maximum(reached, self._watermark_ms if floors is None else floors)
+
+    def _column_table(
+        self, name: str, columns: Mapping[str, tuple[str, Any]], added: Collection[str], evictable: bool = False
+    ) -> ColumnTable:
+        """The one columnar table of an operator (see `KeyedBackend.column_table`). Its columns are in the order that
+        the restored state has them in: rows stored as entries do not name them. Raises `InvalidJob` when they are
+        not the same."""
+        stored = self._state_columns
+        if stored and not columns.keys() - set(added) <= set(stored) <= columns.keys():
+            raise other_columns(self.name, name, ", ".join(stored))
+        ordered = {column: columns[column] for column in (*stored, *columns)}
+        self._state_columns = tuple(ordered)
+        return self.backend.column_table(name, ordered, len(self._key_columns), evictable, added)
 
     def bind(self, columns: pa.Schema) -> None:
         """Open the state tables. Called once: at `open` when types are known, else at the first batch."""

@@ -32,13 +32,16 @@ class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`schema`: Arrow IPC bytes of the columns that the state depends on; empty while no batch has come."""
+    """`schema`: Arrow IPC bytes of the columns that the state depends on; empty while no batch has come.
+    `state_columns`: names of the columns of the operator's columnar table, in the order in which its rows have them;
+    empty where there is none, and in what older releases wrote."""
 
     watermark_ms: int = WATERMARK_MIN
     emit_ns: int = 0  # latest intended emission time seen: that of results made by a watermark
     schema: bytes = b""
     version: int = 1
     floors: tuple[Floor, ...] = ()  # above `watermark_ms`
+    state_columns: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -68,6 +71,7 @@ def restored_progress(
         watermark_ms=lowest,
         emit_ns=max(progress.emit_ns for progress in found),
         schema=next((progress.schema for progress in found if progress.schema), b""),
+        state_columns=next((progress.state_columns for progress in found if progress.state_columns), ()),
         floors=tuple(
             Floor(max(floor.first, first_group), min(floor.last, last_group), floor.watermark_ms)
             for floor in floors

@@ -345,11 +345,7 @@ class ColumnTable:
         raise self._other_columns(f"{len(value)} bytes a row instead of {width}")
 
     def _other_columns(self, written: str) -> InvalidJob:
-        return InvalidJob(
-            f"operator {self._shard.operator!r}: its state {self.name!r} was written with other columns than it has "
-            f"now ({written}): keep what it computes as it was (such as its aggregates) and put more into an "
-            "operator of another name, or give it a new name to start without state"
-        )
+        return other_columns(self._shard.operator, self.name, written)
 
     def _grow(self, needed: int) -> None:
         if needed <= self._capacity:
@@ -474,6 +470,14 @@ class ColumnTable:
         self._dirty[row_ids] = False
         self._stored[row_ids] = False
         self._recent.clear()
+
+
+def other_columns(operator: str, state: str, written: str) -> InvalidJob:
+    return InvalidJob(
+        f"operator {operator!r}: its state {state!r} was written with other columns than it has now ({written}): keep "
+        "what it computes as it was (such as its aggregates) and put more into an operator of another name, or give it "
+        "a new name to start without state"
+    )
 
 
 def _described(kinds: Mapping[str, np.dtype[Any]]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from facts import Decision, Facts
-from workload import Row, Workload, transfer
+from workload import NOT_KNOWN, Row, Workload, transfer
 
 from barrier_runtime.coordinator.log.manifest import own_files
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Lead, Record
@@ -236,7 +236,8 @@ class NothingReordered(Checker):
 
 class WholeState(Checker):
     """Keyed state neither loses nor doubles an update: each account's legs are numbered 1, 2, 3, …, its balance is the
-    sum of them; each split's, where there is a second shuffle, too."""
+    sum of them, and the first and the greatest stay what they are; each split's, where there is a second shuffle, are
+    numbered, too."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -258,11 +259,18 @@ class WholeState(Checker):
                 gap = next(n for n in range(1, len(legs) + 2) if n not in legs)
                 self.wrong(f"sink {sink}: account {account} has no leg {gap} of {max(legs)}")
                 continue
-            balance = 0
+            balance, greatest = 0, legs[1]
             for n in range(1, len(legs) + 1):
                 balance += legs[n].delta
+                greatest = max(greatest, legs[n], key=lambda leg: leg.delta)  # the first one stays in a tie
                 if legs[n].balance != balance:
                     self.wrong(f"sink {sink}: account {account}: {legs[n]} should have balance {balance}")
+                    break
+                if legs[n].opened not in (NOT_KNOWN, legs[1].seq) or legs[n].peak not in (NOT_KNOWN, greatest.seq):
+                    first = legs[1]
+                    self.wrong(
+                        f"sink {sink}: account {account}: {legs[n]}, whose first is {first}, greatest {greatest}"
+                    )
                     break
         for (sink, source, split), numbers in self._audits.items():
             if sorted(numbers.elements()) != list(range(1, numbers.total() + 1)):

@@ -48,6 +48,8 @@ class Bank:
         self._audited = workload.audited
         self._n: dict[int, int] = defaultdict(int)
         self._balance: dict[int, int] = defaultdict(int)
+        self._opened: dict[int, int] = {}
+        self._peak: dict[int, tuple[int, int]] = {}  # delta and number
         self._m: dict[tuple[str, int], int] = defaultdict(int)
 
     def read(self, source: str, split: int, first: int, end: int) -> list[Row]:
@@ -65,7 +67,11 @@ class Bank:
             self._n[account] += 1
             self._balance[account] += leg["delta"]
             self._m[place] += self._audited
-            row = {**leg, "n": self._n[account], "balance": self._balance[account], "m": self._m[place]}
+            opened = self._opened.setdefault(account, leg["seq"])
+            if account not in self._peak or leg["delta"] > self._peak[account][0]:
+                self._peak[account] = leg["delta"], leg["seq"]
+            counted = {"n": self._n[account], "balance": self._balance[account], "m": self._m[place]}
+            row = {**leg, **counted, "opened": opened, "peak": self._peak[account][1]}
             lines.append(msgspec.json.encode(row))
         return rows_in(b"\n".join(lines))
 

@@ -488,6 +488,8 @@ READERS: Table = {
             "has no leg",
         ),
         Case("a forgotten value", lambda: shown(spoil=row_raised(5, balance=1)).end(), "should have balance"),
+        Case("a forgotten first value", lambda: shown(spoil=row_raised(11, opened=1)).end(), "whose first is"),
+        Case("another greatest value", lambda: shown(spoil=row_raised(11, peak=1)).end(), "greatest"),
         Case(
             "an account with a gap does not hide the others",
             lambda: shown(upto=4, spoil=without_balances_but_the_first_account).end(expected_all=False),

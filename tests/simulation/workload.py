@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime import Dataflow, ValueState, count, sum_
+from barrier_runtime import Dataflow, ValueState, arg_max, count, first, sum_
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
 
@@ -32,7 +32,8 @@ LEGS = pa.schema(
         ("delta", pa.int64()),
     ]
 )
-COUNTED = pa.schema([*LEGS, ("n", pa.int64()), ("balance", pa.int64())])
+COUNTED = pa.schema([*LEGS, *[(name, pa.int64()) for name in ("n", "balance", "opened", "peak")]])
+NOT_KNOWN = -1  # what `opened` and `peak` are without aggregates
 AUDITED = pa.schema([*COUNTED, ("m", pa.int64())])
 
 
@@ -133,7 +134,8 @@ def legs(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Balance:
-    """Per account: the number of this leg, and the balance after it."""
+    """Per account: the number of this leg, and the balance after it. Aggregates tell also with which transfer the
+    account was `opened`, and which one brought it most (`peak`)."""
 
     n = ValueState(int, default=0)
     balance = ValueState(int, default=0)
@@ -143,7 +145,7 @@ class Balance:
         balance = self.balance.value + row["delta"]
         self.n.value = n
         self.balance.value = balance
-        yield {**row, "n": n, "balance": balance}
+        yield {**row, "n": n, "balance": balance, "opened": NOT_KNOWN, "peak": NOT_KNOWN}
 
 
 class Audit:
@@ -233,7 +235,9 @@ class Workload:
             stream = streams[0]
         accounts = stream.key_by("account")
         if self.aggregated:
-            counted = accounts.aggregate("balance", n=count(), balance=sum_("delta"))
+            counted = accounts.aggregate(
+                "balance", n=count(), balance=sum_("delta"), opened=first("seq"), peak=arg_max("seq", by="delta")
+            )
         else:
             counted = accounts.process("balance", Balance, schema=COUNTED)
         if self.audited:
@@ -264,6 +268,8 @@ class Row(msgspec.Struct, frozen=True):
     delta: int
     n: int
     balance: int
+    opened: int = NOT_KNOWN
+    peak: int = NOT_KNOWN
     m: int = 0
 
 

@@ -5,64 +5,17 @@ An integer sum may leave 64 bits. The extremes of a batch show nearly always tha
 counts exactly, in two halves of 32 bits, how often it does at which row.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
-
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from barrier_runtime.data.grouping import extremes, stable_order
-from barrier_runtime.operators.aggregation.functions import Accumulator, AggregationPlan, Columns, to_accumulator
-from barrier_runtime.state.errors import InvalidJob
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Values: TypeAlias = npt.NDArray[Any]
-Left: TypeAlias = Callable[[str, int], Exception]  # column and row id of a sum that has left 64 bits -> what to raise
+from barrier_runtime.data.grouping import extremes
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
+from barrier_runtime.operators.aggregation.composite import Composite
+from barrier_runtime.operators.aggregation.plan import AggregationPlan
+from barrier_runtime.operators.aggregation.state_columns import Accumulator, Columns, Ints, Values
 
 _HALF = np.int64(0xFFFFFFFF)
 _TOO_FAR = 1 << 63
 _ROUNDS = 32  # groups longer than this are accumulated one by one, shorter ones side by side
-
-
-class BatchValues:
-    """The columns of one batch as accumulators take them. Converted once per column and batch."""
-
-    def __init__(self, batch: pa.RecordBatch, where: str) -> None:
-        self._batch = batch
-        self._where = where
-        self._valid: dict[str, npt.NDArray[np.bool_] | None] = {}
-        self._filled: dict[tuple[str, str], Values] = {}
-
-    def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
-        """Which rows are not null; None when all are."""
-        if column not in self._valid:
-            array = self._batch.column(column)
-            self._valid[column] = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-        return self._valid[column]
-
-    def values(self, accumulator: Accumulator) -> Values:
-        """One value per row; where the column is null, the one that changes nothing."""
-        assert accumulator.column is not None
-        key = (accumulator.column, accumulator.name)
-        found = self._filled.get(key)
-        if found is None:
-            array = self._as_accumulator(self._batch.column(accumulator.column), accumulator)
-            if array.null_count:
-                array = array.fill_null(pa.scalar(accumulator.initial, array.type))
-            found = array.to_numpy(zero_copy_only=False)
-            self._filled[key] = found
-        return found
-
-    def _as_accumulator(self, column: pa.Array, accumulator: Accumulator) -> pa.Array:
-        try:
-            return to_accumulator(column, accumulator.dtype)
-        except pa.ArrowInvalid as error:
-            raise InvalidJob(
-                f"{self._where}: column {accumulator.column!r} ({column.type}) has a value beyond 64 bits with a sign "
-                f"({error}): cast it to float64 in a select() before, or use process()"
-            ) from error
 
 
 class SumBounds:
@@ -114,6 +67,12 @@ def add_to_groups(
                 _carry_groups(plan, accumulator, columns, row_ids, values, left)
             with np.errstate(invalid="ignore"):  # NaN is a value here
                 accumulator.ufunc.at(target, row_ids, values)
+    if plan.composites:
+        rows = RunningOrder.of(row_ids)
+        last = rows.starts + rows.lengths - 1
+        for composite in plan.composites:
+            for name, ordered in composite.after(_before(composite, columns, rows), rows, batch, left).items():
+                columns[name][rows.row_ids] = ordered[last]
 
 
 def _carry_groups(
@@ -140,35 +99,10 @@ def _refuse(plan: AggregationPlan, accumulator: Accumulator, carries: Values, ro
 def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
     """Per row, ordered by group, how often the sum of its group has left 64 bits upwards (downwards: negative) since
     `before`."""
-    low = _running_integers(values & _HALF, before & _HALF, rows)
-    high = _running_integers(values >> 32, before >> 32, rows) + (low >> 32)
+    low = running_integers(values & _HALF, before & _HALF, rows)
+    high = running_integers(values >> 32, before >> 32, rows) + (low >> 32)
     carries: Values = (high + (1 << 31)) >> 32
     return carries
-
-
-@dataclass(frozen=True, slots=True)
-class RunningOrder:
-    """Rows of a batch ordered by key, arrival order kept within a key."""
-
-    order: npt.NDArray[np.intp]  # row numbers, sorted
-    row_ids: Ints  # of the groups, in that order
-    starts: npt.NDArray[np.intp]  # where each group's rows begin in `order`
-    lengths: npt.NDArray[np.intp]
-
-    @staticmethod
-    def of(groups: npt.NDArray[Any], row_ids: Ints | None = None) -> "RunningOrder":
-        """`groups`: a number per row; `row_ids` by that number (None: the number is the row id)."""
-        order = stable_order(groups)
-        ordered = groups[order]
-        changes = np.empty(len(groups), np.bool_)
-        changes[0] = True
-        np.not_equal(ordered[1:], ordered[:-1], out=changes[1:])
-        starts = np.flatnonzero(changes)
-        lengths = np.empty_like(starts)
-        np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
-        lengths[-1] = len(groups) - starts[-1]
-        unique = ordered[starts]
-        return RunningOrder(order, unique if row_ids is None else row_ids[unique], starts, lengths)
 
 
 def running(
@@ -195,7 +129,7 @@ def running(
             values: Values = batch.values(accumulator) if valid is None else valid.astype(np.int64)
             values = values[rows.order]
             if accumulator.kind == "values" or accumulator.sums_integers:
-                ordered = _running_integers(values, before, rows)
+                ordered = running_integers(values, before, rows)
                 if accumulator.kind == "sum":
                     carry = columns.get(f"carry:{accumulator.column}")
                     leaves = _most(before) + _most(values) * len(values) >= _TOO_FAR
@@ -214,7 +148,17 @@ def running(
         result = np.empty_like(ordered)
         result[rows.order] = ordered
         results[accumulator.name] = result
+    for composite in plan.composites:
+        for name, ordered in composite.after(_before(composite, columns, rows), rows, batch, left).items():
+            columns[name][rows.row_ids] = ordered[rows.starts + rows.lengths - 1]
+            result = np.empty_like(ordered)
+            result[rows.order] = ordered
+            results[name] = result
     return results
+
+
+def _before(composite: Composite, columns: Columns, rows: RunningOrder) -> Columns:
+    return {name: columns[name][rows.row_ids] for name in composite.storage()}
 
 
 def _carry_running(
@@ -231,17 +175,6 @@ def _carry_running(
     result = np.empty_like(every)
     result[rows.order] = every
     results[f"carry:{accumulator.column}"] = result
-
-
-def _running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:
-    """Integers wrap around and come back, so one running sum over all groups minus what preceded each is exact."""
-    if len(before) == len(values):  # each group has one
-        alone: Values = values + before
-        return alone
-    total: Values = np.cumsum(values)
-    preceding = total[rows.starts] - values[rows.starts]
-    running_total: Values = total + np.repeat(before - preceding, rows.lengths)
-    return running_total
 
 
 def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:

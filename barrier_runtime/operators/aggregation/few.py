@@ -1,18 +1,19 @@
 """Running aggregates of a small batch, a row at a time: what `accumulators.running` does for many at once.
 
 For counts, sums and extremes of integers and sums of floats, over columns without nulls, by keys of integers, booleans,
-text and bytes. Means, widened sums and extremes of floats, and other keys, which have rules of their own, are left to
-numpy. The results are the same, bit for bit.
+text and bytes. Means, widened sums and extremes of floats, all other aggregates, and other keys, which have rules
+of their own, are left to numpy. The results are the same, bit for bit.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import pyarrow.types as types
 
 from barrier_runtime.data.few_rows import FewRows, Layout
-from barrier_runtime.operators.aggregation.accumulators import Left
-from barrier_runtime.operators.aggregation.functions import Accumulator, AggregationPlan, Output
+from barrier_runtime.operators.aggregation.batch_values import Left
+from barrier_runtime.operators.aggregation.plan import AggregationPlan, AnyOutput, Output
+from barrier_runtime.operators.aggregation.state_columns import Accumulator
 from barrier_runtime.state.columns.column_table import ColumnTable
 
 # a column of the table, row id per row, the batch's columns, what to raise for a sum -> value after each row
@@ -38,7 +39,8 @@ class FewRunning:
     def of(plan: AggregationPlan, keys: Sequence[str], layout: Layout) -> "FewRunning | None":
         """None: these aggregates are for numpy."""
         at_keys = [layout.positions[key] for key in keys]
-        if not (layout.keys.issuperset(at_keys) and all(map(_is_plain, plan.outputs))):
+        outputs = [output for output in plan.outputs if _is_plain(output)]
+        if not layout.keys.issuperset(at_keys) or len(outputs) < len(plan.outputs):
             return None
         steps: dict[str, _Step] = {}
         for each in plan.accumulators:
@@ -48,7 +50,7 @@ class FewRunning:
             steps[each.name] = step
         aggregated = sorted({layout.positions[each.column] for each in plan.accumulators if each.column})
         single_int = len(at_keys) == 1 and at_keys[0] in layout.integers
-        return FewRunning(at_keys, single_int, aggregated, steps, [output.value.name for output in plan.outputs])
+        return FewRunning(at_keys, single_int, aggregated, steps, [output.value.name for output in outputs])
 
     def add(self, table: ColumnTable, few: FewRows, left: Left) -> tuple[list[int], list[list[Any]]] | None:
         """The row ids, and a column per output. None: there are nulls, which are for numpy."""
@@ -65,9 +67,9 @@ class FewRunning:
         return row_ids, [after[name] for name in self._results]
 
 
-def _is_plain(output: Output) -> bool:
+def _is_plain(output: AnyOutput) -> TypeGuard[Output]:
     """The accumulator is the result."""
-    if output.carry is not None or output.aggregate.kind == "mean":
+    if not isinstance(output, Output) or output.carry is not None or output.aggregate.kind == "mean":
         return False
     return bool(types.is_integer(output.type) or types.is_float64(output.type))
 

@@ -8,9 +8,11 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.grouping import group_rows
-from barrier_runtime.operators.aggregation.accumulators import BatchValues, RunningOrder, running
+from barrier_runtime.operators.aggregation.accumulators import running
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.few import FewRunning
-from barrier_runtime.operators.aggregation.functions import Aggregate, plan_aggregates, sum_left
+from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
 from barrier_runtime.state.errors import InvalidJob
@@ -24,7 +26,7 @@ class RunningAggregateOperator(KeyedOperator):
     def __init__(
         self, name: str, keys: Sequence[str], aggregates: Mapping[str, Aggregate], schema: pa.Schema | None = None
     ) -> None:
-        used = [aggregate.column for aggregate in aggregates.values() if aggregate.column is not None]
+        used = [column for aggregate in aggregates.values() for column in aggregate.columns]
         super().__init__(name, keys, [*keys, *used], schema)
         self._aggregates = dict(aggregates)
         self._output: pa.Schema | None = None
@@ -33,9 +35,7 @@ class RunningAggregateOperator(KeyedOperator):
 
     def bind(self, columns: pa.Schema) -> None:
         self._plan = plan_aggregates(self._aggregates, columns, self.where)
-        self._table = self.backend.column_table(
-            "running", self._plan.storage(), len(self._key_columns), evictable=True, added=self._plan.added()
-        )
+        self._table = self._column_table("running", self._plan.storage(), self._plan.added(), evictable=True)
 
     def on_input_schema(self, schema: pa.Schema) -> None:
         self._output = running_schema(schema, self._aggregates, self.where)
@@ -49,13 +49,17 @@ class RunningAggregateOperator(KeyedOperator):
         if not rows.num_rows:
             return
         order = self._order(rows)
-        results = running(self._plan, self._table.columns, order, BatchValues(rows, self.where), self._sum_left)
+        results = running(self._plan, self._table.columns, order, BatchValues(rows, self.where), self._left)
         self._table.mark_dirty(order.row_ids)
         outputs = self._plan.outputs
+
+        def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
+            return self._left(column, order.row_id_of(row), aggregate)
+
         if len(outputs) == 1:  # appending one column is cheaper than putting all together anew
-            emit(batch.having(rows.append_column(outputs[0].name, outputs[0].column(results))))
+            emit(batch.having(rows.append_column(outputs[0].name, outputs[0].column(results, left))))
             return
-        arrays = [*rows.columns, *[output.column(results) for output in outputs]]
+        arrays = [*rows.columns, *[output.column(results, left) for output in outputs]]
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, schema=self._output)))
 
     def _process_few(self, batch: Batch, few: FewRows, emit: Emit) -> bool:
@@ -64,7 +68,7 @@ class RunningAggregateOperator(KeyedOperator):
         if few.schema is not self._few_schema:
             self._few_schema = few.schema
             self._few_running = FewRunning.of(self._plan, self._key_columns, few.layout)
-        added = None if self._few_running is None else self._few_running.add(self._table, few, self._sum_left)
+        added = None if self._few_running is None else self._few_running.add(self._table, few, self._left)
         if added is None:
             return False
         row_ids, results = added
@@ -73,8 +77,8 @@ class RunningAggregateOperator(KeyedOperator):
         emit(batch.having(FewRows.made_of(self._output, [*few.columns, *results])))
         return True
 
-    def _sum_left(self, column: str, row_id: int) -> InvalidJob:
-        return sum_left(self.where, column, self._table.keys_of(np.array([row_id]))[0])
+    def _left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:
+        return self._plan.left(self.where, column, self._table.keys_of(np.array([row_id]))[0], aggregate)
 
     def _order(self, rows: pa.RecordBatch) -> RunningOrder:
         if not self.codec.is_one_int64:

@@ -18,8 +18,10 @@ from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.data.grouping import extremes, group_rows, order_of_ints
 from barrier_runtime.data.keys import sort_rows
-from barrier_runtime.operators.aggregation.accumulators import BatchValues, SumBounds, add_to_groups
-from barrier_runtime.operators.aggregation.functions import Aggregate, plan_aggregates, sum_left
+from barrier_runtime.operators.aggregation.accumulators import SumBounds, add_to_groups
+from barrier_runtime.operators.aggregation.batch_values import BatchValues
+from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
 from barrier_runtime.operators.windows.assigners import WindowAssigner
@@ -44,7 +46,7 @@ class WindowAggregateOperator(KeyedOperator):
         aggregates: Mapping[str, Aggregate],
         schema: pa.Schema | None = None,
     ) -> None:
-        used = [aggregate.column for aggregate in aggregates.values() if aggregate.column is not None]
+        used = [column for aggregate in aggregates.values() for column in aggregate.columns]
         super().__init__(name, keys, [*keys, event_time, *used], schema)
         self.definition = window.definition
         self._window = window
@@ -58,9 +60,7 @@ class WindowAggregateOperator(KeyedOperator):
         check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
         self._plan = plan_aggregates(self._aggregates, columns, self.where)
         self._output = window_schema(columns, self._key_columns, self._aggregates, self.where)
-        self._table = self.backend.column_table(
-            "windows", self._plan.storage(), key_width=len(self._key_columns), added=self._plan.added()
-        )
+        self._table = self._column_table("windows", self._plan.storage(), self._plan.added())
         self._bounds = SumBounds()
         self._note_windows(self._table.load_all())
 
@@ -108,7 +108,7 @@ class WindowAggregateOperator(KeyedOperator):
         row_ids = self._row_ids(rows, starts)
         self._note_windows(self._table.made)
         values = BatchValues(rows, self.where)
-        add_to_groups(self._plan, self._table.columns, row_ids, values, self._bounds, self._sum_left)
+        add_to_groups(self._plan, self._table.columns, row_ids, values, self._bounds, self._left)
         self._table.mark_dirty(row_ids)
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
@@ -121,8 +121,8 @@ class WindowAggregateOperator(KeyedOperator):
         if due:
             self._fire(np.concatenate(due), emit)
 
-    def _sum_left(self, column: str, row_id: int) -> InvalidJob:
-        return sum_left(self.where, column, self._table.keys_of(np.array([row_id]))[0][:-1])
+    def _left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:
+        return self._plan.left(self.where, column, self._table.keys_of(np.array([row_id]))[0][:-1], aggregate)
 
     def _row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
         """The entry of each row."""
@@ -187,14 +187,18 @@ class WindowAggregateOperator(KeyedOperator):
         starts = np.array(fields.pop(), np.int64)
         keys = [self.codec.column(i, values) for i, values in enumerate(fields)]
         columns = self._table.columns
-        accumulators = {accumulator.name: columns[accumulator.name][row_ids] for accumulator in self._plan.accumulators}
+        accumulators = {name: column[row_ids] for name, column in columns.items()}
         ends = starts + self._window.size_ms
+
+        def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
+            return self._left(column, int(row_ids[row]), aggregate)
+
         results = pa.RecordBatch.from_arrays(
             [
                 *keys,
                 pa.array(starts).view(_TIME),
                 pa.array(ends).view(_TIME),
-                *[output.column(accumulators) for output in self._plan.outputs],
+                *[output.column(accumulators, left) for output in self._plan.outputs],
             ],
             schema=self._output,
         )

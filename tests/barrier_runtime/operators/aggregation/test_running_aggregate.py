@@ -199,3 +199,35 @@ def test_an_aggregate_that_is_added_over_a_column_in_use_is_refused_with_operato
         InvalidJob, match=r"operator 'r': its state 'running' was written with other columns .*aggregates.* a new name"
     ):
         Driven(both, world, (snapshot,), name="r")
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_aggregates_of_a_column_may_change_places(entries: bool) -> None:
+    """`entries`: not as segments, as evicted tables are written; their rows do not name their columns."""
+    world = World()
+    first = RunningAggregateOperator("r", ["k"], {"low": min_("x"), "high": max_("x")})
+    driven = Driven(first, world, name="r")
+    driven.feed([{"k": 1, "x": 3}, {"k": 1, "x": 9}])
+    for checkpoint in (1, 2, 3):
+        if entries:
+            driven.operator._table._leave_segments()  # type: ignore[attr-defined]
+        snapshot = driven.snapshot(checkpoint)
+        driven.operator.close()
+        aggregates = {"high": max_("x"), "low": min_("x")}
+        if checkpoint == 2:
+            aggregates = dict(reversed(aggregates.items()))
+        driven = Driven(RunningAggregateOperator("r", ["k"], aggregates), world, (snapshot,), name="r")
+        driven.feed([{"k": 1, "x": 5}])
+        assert driven.rows == [{"k": 1, "x": 5, "low": 3, "high": 9}]
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_another_aggregate_of_the_same_column_is_refused(entries: bool) -> None:
+    world = World()
+    driven = Driven(RunningAggregateOperator("r", ["k"], {"x1": min_("x")}), world, name="r")
+    driven.feed([{"k": 1, "x": 3}])
+    if entries:
+        driven.operator._table._leave_segments()  # type: ignore[attr-defined]
+    snapshot = driven.snapshot(1)
+    with pytest.raises(InvalidJob, match=r"operator 'r': its state 'running' .* other columns .*min:x.* a new name"):
+        Driven(RunningAggregateOperator("r", ["k"], {"x1": max_("x")}), world, (snapshot,), name="r")

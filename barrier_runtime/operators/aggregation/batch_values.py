@@ -1,0 +1,154 @@
+"""What one batch brings to its accumulators: its columns as state has them, and its rows by key."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.grouping import extremes, stable_order
+from barrier_runtime.operators.aggregation.state_columns import (
+    Accumulator,
+    Ints,
+    Values,
+    Words,
+    is_decimal,
+    to_accumulator,
+    to_words,
+)
+from barrier_runtime.state.errors import InvalidJob
+
+_EXACT_INTEGER, _EXACT_POWER = 1 << 53, 22  # a double is all integers, and powers of ten, up to these
+
+
+class Left(Protocol):
+    """What to raise for a sum (or what else `aggregate` says) of a column whose result does not fit any more."""
+
+    def __call__(self, column: str, row_id: int, aggregate: str = "sum_", /) -> Exception: ...
+
+
+class BatchValues:
+    """The columns of one batch as accumulators take them. Converted once per column and batch."""
+
+    def __init__(self, batch: pa.RecordBatch, where: str) -> None:
+        self._batch = batch
+        self._where = where
+        self._valid: dict[str, npt.NDArray[np.bool_] | None] = {}
+        self._filled: dict[tuple[str, str], Values] = {}
+        self._words: dict[str, Words] = {}
+
+    def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
+        """Which rows are not null; None when all are."""
+        if column not in self._valid:
+            array = self._batch.column(column)
+            self._valid[column] = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        return self._valid[column]
+
+    def values(self, accumulator: Accumulator) -> Values:
+        """One value per row; where the column is null, the one that changes nothing."""
+        assert accumulator.column is not None
+        key = (accumulator.column, accumulator.name)
+        found = self._filled.get(key)
+        if found is None:
+            array = self._as_accumulator(self._batch.column(accumulator.column), accumulator)
+            if array.null_count:
+                array = array.fill_null(pa.scalar(accumulator.initial, array.type))
+            found = array.to_numpy(zero_copy_only=False)
+            self._filled[key] = found
+        return found
+
+    def words(self, column: str) -> Words:
+        """One value per row, of one or two words; 0 where the column is null."""
+        found = self._words.get(column)
+        if found is None:
+            array = self._batch.column(column)
+            try:
+                found = self._words[column] = to_words(array)
+            except pa.ArrowInvalid as error:
+                raise self._too_large(column, array.type, error) from error
+        return found
+
+    def floats(self, column: str) -> npt.NDArray[np.float64]:
+        """One number per row, the double next to it; 0 where the column is null."""
+        array = self._batch.column(column)
+        if is_decimal(array.type):
+            return self._decimals_as_floats(array, self.words(column))
+        array = array.cast(pa.float64(), safe=False)
+        if array.null_count:
+            array = array.fill_null(0.0)
+        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    def _decimals_as_floats(self, array: pa.Array, words: Words) -> npt.NDArray[np.float64]:
+        low, high = words
+        if 0 <= array.type.scale <= _EXACT_POWER and (high == low >> 63).all():
+            lowest, highest = extremes(low)
+            if max(highest, -lowest) < _EXACT_INTEGER:
+                return low / 10.0**array.type.scale  # type: ignore[no-any-return]
+        return np.array([float(value or 0) for value in array.to_pylist()])
+
+    def _as_accumulator(self, column: pa.Array, accumulator: Accumulator) -> pa.Array:
+        try:
+            return to_accumulator(column, accumulator.dtype)
+        except pa.ArrowInvalid as error:
+            raise self._too_large(accumulator.column, column.type, error) from error
+
+    def _too_large(self, column: str | None, kind: pa.DataType, error: pa.ArrowInvalid) -> InvalidJob:
+        return InvalidJob(
+            f"{self._where}: column {column!r} ({kind}) has a value beyond 64 bits with a sign "
+            f"({error}): cast it to float64 in a select() before, or use process()"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningOrder:
+    """Rows of a batch ordered by key, arrival order kept within a key."""
+
+    order: npt.NDArray[np.intp]  # row numbers, sorted
+    row_ids: Ints  # of the groups, in that order
+    starts: npt.NDArray[np.intp]  # where each group's rows begin in `order`
+    lengths: npt.NDArray[np.intp]
+
+    @staticmethod
+    def of(groups: npt.NDArray[Any], row_ids: Ints | None = None) -> "RunningOrder":
+        """`groups`: a number per row; `row_ids` by that number (None: the number is the row id)."""
+        order = stable_order(groups)
+        ordered = groups[order]
+        changes = np.empty(len(groups), np.bool_)
+        changes[0] = True
+        np.not_equal(ordered[1:], ordered[:-1], out=changes[1:])
+        starts = np.flatnonzero(changes)
+        lengths = np.empty_like(starts)
+        np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
+        lengths[-1] = len(groups) - starts[-1]
+        unique = ordered[starts]
+        return RunningOrder(order, unique if row_ids is None else row_ids[unique], starts, lengths)
+
+    def row_id_of(self, row: int) -> int:
+        """Of one row of the batch."""
+        position = np.flatnonzero(self.order == row)[0]
+        return int(self.row_ids[np.searchsorted(self.starts, position, side="right") - 1])
+
+    def groups(self) -> npt.NDArray[np.intp]:
+        """The group of each row, in the order of `order`."""
+        return np.repeat(np.arange(len(self.starts)), self.lengths)
+
+    def latest(self, positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """`positions`: some rows, as indices of `order`, rising. For each row the last of them up to it in its group,
+        -1 where there is none."""
+        found = np.full(len(self.order), -1, np.intp)
+        found[positions] = positions
+        np.maximum.accumulate(found, out=found)
+        found[found < np.repeat(self.starts, self.lengths)] = -1
+        return found
+
+
+def running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:
+    """Integers wrap around and come back, so one running sum over all groups minus what preceded each is exact."""
+    if len(before) == len(values):  # each group has one
+        alone: Values = values + before
+        return alone
+    total: Values = np.cumsum(values)
+    preceding = total[rows.starts] - values[rows.starts]
+    running_total: Values = total + np.repeat(before - preceding, rows.lengths)
+    return running_total

@@ -1,0 +1,151 @@
+"""A value of one row of a group: of the first, the last, or the one with the smallest or greatest value of a column.
+
+Which rows replace the one before is found for a whole batch at once: where values have to be compared they become
+ranks, each group's below those of all groups before it, so that one running minimum over the batch serves all groups.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
+from barrier_runtime.operators.aggregation.composite import carried
+from barrier_runtime.operators.aggregation.state_columns import (
+    Columns,
+    Ints,
+    Words,
+    from_words,
+    order_words,
+    word_dtypes,
+)
+
+Rule = Literal["first", "last", "min", "max"]
+Positions: TypeAlias = npt.NDArray[np.intp]
+
+_NOTHING, _VALUE, _NULL = 0, 1, 2  # what is held
+_ROOM = 1 << 62  # for ranks of all groups
+
+
+@dataclass(frozen=True)
+class Pick:
+    """`by`: the column that is compared (rules min and max). `known`: rows where `column` is null do not count."""
+
+    rule: Rule
+    column: str
+    kind: pa.DataType
+    by: str | None = None
+    by_kind: pa.DataType | None = None
+    known: bool = False
+
+    @property
+    def name(self) -> str:
+        return self._part("")
+
+    def storage(self) -> dict[str, tuple[str, int | float]]:
+        columns: dict[str, tuple[str, int | float]] = {self._part("has"): ("int8", _NOTHING)}
+        for name, dtype in zip(self._value_names, word_dtypes(self.kind), strict=True):
+            columns[name] = dtype, 0
+        if self._compares_another:
+            assert self.by_kind is not None
+            for name, dtype in zip(self._by_names, word_dtypes(self.by_kind), strict=True):
+                columns[name] = dtype, 0
+        return columns
+
+    def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
+        has, groups = before[self._part("has")], rows.groups()
+        latest = rows.latest(self._replacing(before, rows, groups, batch))
+        valid = batch.valid(self.column)
+        given = np.full(len(groups), _VALUE, np.int8)
+        if valid is not None:
+            given[~valid[rows.order]] = _NULL
+        after = {self._part("has"): carried(latest, groups, has, given)}
+        taken = dict(zip(self._value_names, batch.words(self.column), strict=True))
+        if self._compares_another:
+            assert self.by is not None
+            taken |= zip(self._by_names, batch.words(self.by), strict=True)
+        for name, values in taken.items():
+            after[name] = carried(latest, groups, before[name], values[rows.order])
+        return after
+
+    def result(self, accumulators: Columns) -> pa.Array:
+        """Per entry, null where no row counted, or the one that did has null."""
+        absent = accumulators[self._part("has")] != _VALUE
+        words = tuple(accumulators[name] for name in self._value_names)
+        return from_words(words, self.kind, absent if absent.any() else None)
+
+    # ---- names of columns
+
+    def _part(self, part: str) -> str:
+        kind = f"{'arg_' if self._compares_another else ''}{self.rule}{'_known' if self.known else ''}"
+        of = f"{self.column!r} by {self.by!r}" if self._compares_another else self.column
+        return f"{kind}{'.' if part else ''}{part}:{of}"
+
+    @property
+    def _compares_another(self) -> bool:
+        return self.by is not None and self.by != self.column
+
+    @property
+    def _value_names(self) -> list[str]:
+        return [self._part(part) for part in _parts("", self.kind)]
+
+    @property
+    def _by_names(self) -> list[str]:
+        assert self.by_kind is not None
+        return [self._part(part) for part in _parts("by", self.by_kind)]
+
+    # ---- which rows replace what is held
+
+    def _replacing(self, before: Columns, rows: RunningOrder, groups: Positions, batch: BatchValues) -> Positions:
+        counts = batch.valid(self.by or self.column) if self.known or self.by else None
+        positions = np.arange(len(groups)) if counts is None else np.flatnonzero(counts[rows.order])
+        if self.rule == "last" or not len(positions):
+            return positions
+        its_group = groups[positions]
+        nothing = before[self._part("has")][its_group] == _NOTHING
+        if self.rule == "first":
+            firsts: Positions = positions[nothing & (np.diff(its_group, prepend=-1) != 0)]
+            return firsts
+        assert self.by is not None
+        held = order_words(
+            tuple(before[name] for name in (self._by_names if self._compares_another else self._value_names))
+        )
+        new = order_words(tuple(word[rows.order[positions]] for word in batch.words(self.by)))
+        ranks, held_ranks, most = _ranks(new, held, self.rule == "max")
+        falling = ranks + (len(held_ranks) - 1 - its_group) * (most + 1)
+        lowest = np.minimum.accumulate(falling)
+        lower = np.ones(len(positions), np.bool_)
+        np.less(falling[1:], lowest[:-1], out=lower[1:])
+        replacing: Positions = positions[lower & (nothing | (ranks < held_ranks[its_group]))]
+        return replacing
+
+
+def _parts(of: str, kind: pa.DataType) -> list[str]:
+    if len(word_dtypes(kind)) == 1:
+        return [of]
+    return [f"{of}.{half}" if of else half for half in ("low", "high")]
+
+
+def _ranks(new: Words, held: Words, greatest_first: bool) -> tuple[Ints, Ints, int]:
+    """Numbers from 0 to the third result, which compare as `new` and `held` do, one by one of the words, or the other
+    way round. They leave room for as many groups as `held` has."""
+    joined = [np.concatenate(both) for both in zip(new, held, strict=True)]
+    if len(joined) == 1:
+        lowest, highest = int(joined[0].min()), int(joined[0].max())
+        if (highest - lowest + 1) * len(held[0]) < _ROOM:
+            most = highest - lowest
+            ranks = highest - joined[0] if greatest_first else joined[0] - lowest
+            return ranks[: len(new[0])], ranks[len(new[0]) :], most
+    order = np.lexsort(joined[::-1])
+    changes = np.zeros(len(order), np.bool_)
+    for word in joined:
+        ordered = word[order]
+        changes[1:] |= ordered[1:] != ordered[:-1]
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.cumsum(changes)
+    most = int(ranks[order[-1]])
+    if greatest_first:
+        ranks = most - ranks
+    return ranks[: len(new[0])], ranks[len(new[0]) :], most

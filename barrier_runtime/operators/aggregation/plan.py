@@ -1,0 +1,295 @@
+"""Aggregates bound to the columns of a stream: what state they keep, and how their results are computed from it.
+
+Aggregates over the same column share what they keep (`mean` and `sum_` use one sum). An integer sum's accumulator has
+64 bits, and a *carry* beside it counts how often they were left, so that the sum is `sum + carry * 2**64`. Means and
+widened sums have one; a plain `sum_` must stay within 64 bits (see `accumulators`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.operators.aggregation.batch_values import Left
+from barrier_runtime.operators.aggregation.composite import Composite
+from barrier_runtime.operators.aggregation.decimal_sums import DecimalSum
+from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.moments import Moments
+from barrier_runtime.operators.aggregation.picks import Pick
+from barrier_runtime.operators.aggregation.state_columns import (
+    ROWS,
+    Accumulator,
+    AccumulatorKind,
+    Columns,
+    decimals,
+    from_accumulator,
+    is_decimal,
+    word_dtypes,
+)
+from barrier_runtime.state.errors import InvalidJob
+
+_INT64, _FLOAT64, _BOOL = pa.int64(), pa.float64(), pa.bool_()
+_MOST_DIGITS = 38
+WIDE = pa.decimal128(_MOST_DIGITS, 0)  # type of a widened sum
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output column and the accumulators it is computed from."""
+
+    name: str
+    aggregate: Aggregate
+    type: pa.DataType
+    value: Accumulator
+    values: Accumulator | None  # how many values are not null; None where null cannot be
+    carry: Accumulator | None = None  # how often `value` left 64 bits; None where it cannot
+
+    def column(self, accumulators: Columns, left: Left) -> pa.Array:
+        """Result per entry of `accumulators` (arrays of equal length, by accumulator name). `left`: what to raise for
+        an entry (its index in place of a row id) whose result does not fit its type."""
+        found = accumulators[self.value.name]
+        if self.values is None:
+            return pa.array(found, self.type)
+        counted = accumulators[self.values.name]
+        absent = counted == 0
+        mask = absent if absent.any() else None
+        if self.aggregate.kind == "mean":
+            carry = self._carry(accumulators)
+            if carry is not None:
+                found = found + carry * 2.0**64
+            return pa.array(found / np.maximum(counted, 1), self.type, mask=mask)
+        if self.carry is not None:
+            high = found >> 63
+            carry = self._carry(accumulators)
+            return decimals(found, high if carry is None else high + carry, WIDE, mask)
+        if self.value.dtype == "float64":
+            result = pa.array(found, mask=mask)
+            return result if self.type == _FLOAT64 else result.cast(self.type)
+        if mask is not None:
+            found = np.where(absent, 0, found)
+        return from_accumulator(pa.array(found, mask=mask), self.type)
+
+    def _carry(self, accumulators: Columns) -> npt.NDArray[np.int64] | None:
+        """None when it is 0 in all entries, or given for none."""
+        carry = None if self.carry is None else accumulators.get(self.carry.name)
+        return carry if carry is not None and np.count_nonzero(carry) else None
+
+
+@dataclass(frozen=True)
+class CompositeOutput:
+    """One output column that is computed from what a composite keeps."""
+
+    name: str
+    aggregate: Aggregate
+    type: pa.DataType
+    read: Callable[[Columns, Left], pa.Array]
+
+    def column(self, accumulators: Columns, left: Left) -> pa.Array:
+        """See `Output`."""
+        return self.read(accumulators, left)
+
+
+AnyOutput: TypeAlias = Output | CompositeOutput
+
+
+@dataclass(frozen=True)
+class AggregationPlan:
+    """Aggregates bound to a schema: the accumulators to keep and the columns to give. `within_64_bits`: columns whose
+    sum some output gives as int64. `decimal_sums`: by column."""
+
+    accumulators: tuple[Accumulator, ...]
+    composites: tuple[Composite, ...]
+    outputs: tuple[AnyOutput, ...]
+    within_64_bits: frozenset[str]
+    decimal_sums: Mapping[str, DecimalSum]
+
+    def storage(self) -> dict[str, tuple[str, int | float]]:
+        """Columns of the columnar table. Those that older releases did not write are the last. Those of composites are
+        in the same order whatever the order of the aggregates."""
+        added = self.added()
+        simple = {each.name: (each.dtype, each.initial) for each in self.accumulators}
+        columns = {name: column for name, column in simple.items() if name not in added}
+        for composite in self.composites:
+            columns |= composite.storage()
+        return columns | simple
+
+    def added(self) -> frozenset[str]:
+        """Columns that state of older releases lacks."""
+        return frozenset(accumulator.name for accumulator in self.accumulators if accumulator.kind == "carry")
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(output.name, output.type) for output in self.outputs]
+
+    def left(self, where: str, column: str, key: tuple[Any, ...], aggregate: str) -> InvalidJob:
+        """What to raise for the sum or mean of a column that has no room in its type."""
+        shown = repr(key[0] if len(key) == 1 else key)[:200]
+        sums = self.decimal_sums.get(column)
+        if sums is None:
+            return InvalidJob(
+                f"{where}: sum_({column!r}) of key {shown} leaves 64 bits: use sum_({column!r}, widen=True), "
+                f"whose result is {WIDE}, or cast the column to float64 in a select() before"
+            )
+        kind = sums.mean_type if aggregate == "mean" else sums.type
+        remedy = "to float64" if kind.precision == _MOST_DIGITS else "to a decimal of more digits, or float64,"
+        return InvalidJob(
+            f"{where}: {aggregate}({column!r}) of key {shown} leaves {kind}: cast the column {remedy} in a select() "
+            "before"
+        )
+
+
+def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, where: str) -> AggregationPlan:
+    """Bind; raises `InvalidJob` for unknown columns and types that cannot be aggregated."""
+    planner = _Planner(schema, where)
+    outputs = tuple(planner.output(name, aggregate) for name, aggregate in aggregates.items())
+    return AggregationPlan(
+        (*planner.accumulators.values(), *planner.carries.values()),
+        tuple(composite for _, composite in sorted(planner.composites.items())),
+        outputs,
+        frozenset(planner.within_64_bits),
+        planner.decimal_sums,
+    )
+
+
+class _Planner:
+    def __init__(self, schema: pa.Schema, where: str) -> None:
+        self._schema = schema
+        self._where = where
+        self.accumulators: dict[str, Accumulator] = {ROWS: Accumulator(ROWS, "rows", None, "int64")}
+        self.carries: dict[str, Accumulator] = {}
+        self.composites: dict[str, Composite] = {}
+        self.within_64_bits: set[str] = set()
+        self.decimal_sums: dict[str, DecimalSum] = {}
+
+    def output(self, name: str, aggregate: Aggregate) -> AnyOutput:
+        column = aggregate.column
+        if column is None:
+            return Output(name, aggregate, _INT64, self.accumulators[ROWS], None)
+        for used in aggregate.columns:
+            if used not in self._schema.names:
+                raise InvalidJob(
+                    f"{self._where}: {name}={aggregate} needs a column {used!r}: the rows have "
+                    f"{', '.join(self._schema.names)}"
+                )
+        if aggregate.kind == "count":
+            return Output(name, aggregate, _INT64, self._accumulator("values", column, "int64"), None)
+        kind = self._schema.field(column).type
+        self._check(name, aggregate)
+        if aggregate.kind in ("first", "last", "arg_min", "arg_max"):
+            return self._pick(name, aggregate, column, kind)
+        if aggregate.kind in ("variance", "var_pop", "stddev", "stddev_pop"):
+            return self._statistic(name, aggregate, column)
+        if is_decimal(kind):
+            return self._of_decimals(name, aggregate, column, kind)
+        return self._of_numbers(name, aggregate, column, kind)
+
+    def _of_numbers(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> Output:
+        (dtype,) = word_dtypes(kind)
+        values = self._accumulator("values", column, "int64")
+        if aggregate.kind in ("min", "all"):
+            return Output(name, aggregate, kind, self._accumulator("min", column, dtype), values)
+        if aggregate.kind in ("max", "any"):
+            return Output(name, aggregate, kind, self._accumulator("max", column, dtype), values)
+        total = self._accumulator("sum", column, dtype)
+        if aggregate.kind == "mean" or aggregate.widen:
+            result = WIDE if aggregate.widen else _FLOAT64
+            return Output(name, aggregate, result, total, values, self._carry(column, dtype))
+        if dtype == "int64":
+            self.within_64_bits.add(column)
+        return Output(name, aggregate, _INT64 if dtype == "int64" else _FLOAT64, total, values)
+
+    def _of_decimals(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
+        if aggregate.kind == "min" or aggregate.kind == "max":
+            extreme = Pick(aggregate.kind, column, kind, by=column, by_kind=kind)
+            self.composites[extreme.name] = extreme
+            return CompositeOutput(name, aggregate, kind, lambda accumulators, left: extreme.result(accumulators))
+        counted = self._accumulator("values", column, "int64").name
+        total = self.decimal_sums[column] = DecimalSum(column, kind)
+        self.composites[total.name] = total
+        if aggregate.kind == "sum":
+            return CompositeOutput(
+                name, aggregate, total.type, lambda accumulators, left: total.sum(accumulators, accumulators[counted])
+            )
+        return CompositeOutput(
+            name,
+            aggregate,
+            total.mean_type,
+            lambda accumulators, left: total.mean(accumulators, accumulators[counted], left),
+        )
+
+    def _pick(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
+        by = aggregate.by
+        if by is not None:
+            pick = Pick("min" if aggregate.kind == "arg_min" else "max", column, kind, by, self._schema.field(by).type)
+        else:
+            pick = Pick("first" if aggregate.kind == "first" else "last", column, kind, known=aggregate.ignore_nulls)
+        self.composites[pick.name] = pick
+        return CompositeOutput(name, aggregate, kind, lambda accumulators, left: pick.result(accumulators))
+
+    def _statistic(self, name: str, aggregate: Aggregate, column: str) -> CompositeOutput:
+        moments = Moments(column)
+        statistic: Any = aggregate.kind
+        self.composites[moments.name] = moments
+        return CompositeOutput(
+            name, aggregate, _FLOAT64, lambda accumulators, left: moments.result(accumulators, statistic)
+        )
+
+    def _accumulator(self, kind: AccumulatorKind, column: str, dtype: str) -> Accumulator:
+        made = Accumulator(f"{kind}:{column}", kind, column, dtype)
+        return self.accumulators.setdefault(made.name, made)
+
+    def _carry(self, column: str, dtype: str) -> Accumulator | None:
+        if dtype == "float64":
+            return None
+        return self.carries.setdefault(column, Accumulator(f"carry:{column}", "carry", column, "int64"))
+
+    def _check(self, name: str, aggregate: Aggregate) -> None:
+        for column in aggregate.columns:
+            kind = self._schema.field(column).type
+            if aggregate.widen and (pa.types.is_floating(kind) or is_decimal(kind)):
+                raise InvalidJob(
+                    f"{self._where}: {name}={aggregate} is for integers, but {column!r} is {kind}: leave widen out"
+                )
+            takes, remedy = _TAKES[aggregate.kind]
+            if not takes(kind):
+                raise InvalidJob(
+                    f"{self._where}: {name}={aggregate} cannot be computed of type {kind} (column {column!r}): "
+                    f"{remedy}, or use process()"
+                )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_decimal(kind))
+
+
+_Takes: TypeAlias = tuple[Callable[[pa.DataType], bool], str]
+_NUMBERS: _Takes = _is_number, "cast the column to a number in a select() before"
+_SUMMED: _Takes = lambda kind: _is_number(kind) or kind == _BOOL, _NUMBERS[1]
+_ORDERED: _Takes = (
+    lambda kind: bool(word_dtypes(kind)),
+    "cast the column to a number, date or timestamp in a select() before",
+)
+_HELD: _Takes = (
+    lambda kind: bool(word_dtypes(kind)),
+    "its state holds numbers, booleans, decimals of up to 38 digits and times: use a column of such a type in place of "
+    "this one, as the number of a row or a code",
+)
+_BOOLEANS: _Takes = lambda kind: kind == _BOOL, "compute a boolean column in a select() before"
+_TAKES: dict[str, _Takes] = {
+    "sum": _SUMMED,
+    "mean": _SUMMED,
+    "min": _ORDERED,
+    "max": _ORDERED,
+    "any": _BOOLEANS,
+    "all": _BOOLEANS,
+    "variance": _NUMBERS,
+    "var_pop": _NUMBERS,
+    "stddev": _NUMBERS,
+    "stddev_pop": _NUMBERS,
+    "first": _HELD,
+    "last": _HELD,
+    "arg_min": _HELD,
+    "arg_max": _HELD,
+}
