@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TypeAlias
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.state import CurrentKey
+from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob
 
 StateKey: TypeAlias = tuple[Any, ...]
