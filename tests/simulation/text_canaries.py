@@ -160,6 +160,23 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "        self._deciding.run(",
     ),
     (
+        "list-append-lost-in-a-delta",
+        "an element that is appended to a list of state is seen by this process, and written by no checkpoint",
+        "bank",
+        "barrier_runtime/operators/state/lists.py",
+        "        table.set_number(key, at + 1)\n        self._put(key, at, accepted)\n",
+        "        table.set_number(key, at + 1)\n        table._remember((*key, False, at), accepted)\n",
+    ),
+    (
+        "deleted-map-entry-comes-back",
+        "that an entry of a map was removed is not written: it is back when the store is asked",
+        "bank",
+        "state/values/table.py",
+        "        return list(zip(data_keys, data, strict=True))\n\n    def _encode_all",
+        "        kept = [each for each in zip(data_keys, data, strict=True) if each[1] is not None]\n"
+        "        return kept\n\n    def _encode_all",
+    ),
+    (
         "decided-rows-swept-from-the-table",
         "a sink that opens drops what older generations staged, also what is decided and not moved yet",
         "staged",
