@@ -35,7 +35,7 @@ MUTANTS = (
         "        for at, value in enumerate(accepted, before):\n            self._put(key, at, value)\n",
         "        for at, value in enumerate(accepted, before):\n            self._put(key, at, value)\n"
         "        if accepted:\n            table.set_number(key, before + len(accepted))\n",
-        ("tests/state/values/test_entry_model.py",),
+        ("tests/state/values/test_entry_table.py",),
     ),
     Mutant(
         "last-key-group-is-lost",

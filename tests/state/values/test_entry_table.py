@@ -6,6 +6,8 @@ import msgspec
 import pytest
 from backend_bench import Bench, checkpoint, of_operator, values
 
+from barrier_runtime import ListState
+from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, StateDescription
@@ -109,6 +111,17 @@ def test_what_was_read_ahead_is_not_given_once_it_was_deleted_and_written(bench:
     table.set_number(("k",), 18)
     checkpoint(backend, 2)
     assert list(walk) == [(entry, "changed" if entry == 45 else entry) for entry in range(40, 50)]
+
+
+def test_a_list_that_is_written_behind_while_it_grows_is_whole(bench: Bench) -> None:
+    bench.cache_bytes = 1
+    current = CurrentKey()
+    items = ListState(int).open(bench.open(), "items", "here", 1, current, "self")
+    current.key = ("k",)
+    items.extend(range(700))
+    assert list(items) == list(range(700))
+    items.update(range(0, -900, -1))
+    assert list(items) == list(range(0, -900, -1))
 
 
 def test_state_of_another_kind_is_refused_with_operator_state_and_both_kinds(bench: Bench) -> None:
