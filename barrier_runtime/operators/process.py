@@ -152,6 +152,20 @@ class ProcessOperator(KeyedOperator):
         self._timers = timers
         self._context = ProcessContext(self.name, self.context.subtask, self._watermark_ms, timers, state)
 
+    def visit(self, rows: pa.RecordBatch) -> None:
+        """States and timers are those of the key of `rows` (one row) until the next row or timer: for harnesses."""
+        self._check(rows.schema)
+        self._current.key = self.codec.state_keys(rows)[0]
+
+    @property
+    def states(self) -> dict[str, KeyedState]:
+        """By name, once a row came or was visited."""
+        return dict(vars(self._context.state))
+
+    @property
+    def timers(self) -> Timers:
+        return self._timers
+
     def snapshot(self, checkpoint: int) -> Capture:
         if self._bound is not None and self.backend.watched and not self._warned:
             self._look_at_attributes()
