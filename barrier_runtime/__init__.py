@@ -30,7 +30,11 @@ _HOME = {
     "stddev_pop": "barrier_runtime.operators.aggregation.functions",
     "arg_min": "barrier_runtime.operators.aggregation.functions",
     "arg_max": "barrier_runtime.operators.aggregation.functions",
-    "ValueState": "barrier_runtime.operators.state",
+    "ValueState": "barrier_runtime.operators.state.value",
+    "ListState": "barrier_runtime.operators.state.lists",
+    "MapState": "barrier_runtime.operators.state.maps",
+    "ReducingState": "barrier_runtime.operators.state.folded",
+    "AggregatingState": "barrier_runtime.operators.state.folded",
     "ProcessContext": "barrier_runtime.operators.process",
     "ParquetSource": "barrier_runtime.connectors.files.source.parquet",
     "JsonlSource": "barrier_runtime.connectors.files.source.jsonl",
@@ -109,7 +113,11 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.functions import var_pop as var_pop
     from barrier_runtime.operators.aggregation.functions import variance as variance
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
-    from barrier_runtime.operators.state import ValueState as ValueState
+    from barrier_runtime.operators.state.folded import AggregatingState as AggregatingState
+    from barrier_runtime.operators.state.folded import ReducingState as ReducingState
+    from barrier_runtime.operators.state.lists import ListState as ListState
+    from barrier_runtime.operators.state.maps import MapState as MapState
+    from barrier_runtime.operators.state.value import ValueState as ValueState
     from barrier_runtime.operators.windows.assigners import Sliding as Sliding
     from barrier_runtime.operators.windows.assigners import Tumbling as Tumbling
     from barrier_runtime.state.errors import BarrierRuntimeError as BarrierRuntimeError

@@ -31,7 +31,7 @@ from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
 from barrier_runtime.operators.process import ProcessOperator, declared_states
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
-from barrier_runtime.operators.state import ValueState
+from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermarks import WatermarkOperator
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator, window_schema
@@ -371,13 +371,14 @@ class KeyedStream:
         function: Any,
         *,
         schema: SchemaLike | None = None,
-        state: Mapping[str, ValueState[Any]] | None = None,
+        state: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
     ) -> Stream:
         """A row-wise function with state and timers per key.
 
         `function` is a class with `process(self, key, row, ctx)` and, for timers, `on_timer(self, key, timestamp_ms,
-        ctx)`, which yield rows (dicts), or return a row, a list or None; states are its attributes (see `ValueState`).
+        ctx)`, which yield rows (dicts), or return a row, a list or None; states are its attributes (see `ValueState`,
+        `ListState`, `MapState`, `ReducingState`, `AggregatingState`).
         Or a plain function of (key, row, ctx), with its states in `state=`, found as `ctx.state.<name>`. `key` is the
         column's value, or a tuple of several. See `ProcessContext` for `ctx`.
 

@@ -22,7 +22,7 @@ from barrier_runtime.data.event_time import check_event_time_type, event_times_m
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Capture, Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
-from barrier_runtime.operators.state import CurrentKey, States, ValueState
+from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, States
 from barrier_runtime.operators.timers import TABLE, Timers, decode_timer, encode_timer
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
@@ -51,14 +51,14 @@ class ProcessContext:
         self.subtask = subtask
 
 
-def declared_states(function: Any, extra: Mapping[str, ValueState[Any]] | None = None) -> dict[str, ValueState[Any]]:
+def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
     """States declared as attributes of a class (or of its instance), and those given beside it."""
-    states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), ValueState)}
+    states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), KeyedState)}
     for name, value in (extra or {}).items():
         if name in states:
             raise InvalidJob(f"state {name!r} is declared in {function_name(function)} and in state=: keep one")
-        if not isinstance(value, ValueState):
-            raise InvalidJob(f"state {name!r} is {value!r}: declare it as ValueState(type)")
+        if not isinstance(value, KeyedState):
+            raise InvalidJob(f"state {name!r} is {value!r}: declare it as ValueState(type), or another kind of state")
         states[name] = value
     return states
 
@@ -101,7 +101,7 @@ class ProcessOperator(KeyedOperator):
         name: str,
         keys: Sequence[str],
         function: Any,
-        states: Mapping[str, ValueState[Any]] | None = None,
+        states: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
         output: pa.Schema | None = None,
         schema: pa.Schema | None = None,
@@ -132,20 +132,12 @@ class ProcessOperator(KeyedOperator):
         self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)
         self._target = target
         self._attributes = _plain_attributes(target)
-        self._replaceable: dict[str, ValueState[Any]] = {}  # made in __init__: nothing refuses to assign to them
+        self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses to assign to them
         state = States()
         for name, declared in declared_states(target, self._extra).items():
             where = f"{self.where}, state {name!r}"
-            table = self.backend.table(
-                name,
-                declared.encoder(where),
-                declared.decoder(where),
-                width,
-                immutable=declared.immutable,
-                comparable=declared.comparable,
-            )
             holder = "ctx.state" if name in self._extra else "self"
-            handle = declared.bind(name, table, self._current, holder)
+            handle = declared.open(self.backend, name, where, width, self._current, holder)
             vars(state)[name] = handle
             if name not in self._extra:
                 if not hasattr(target, "__dict__"):
@@ -153,12 +145,26 @@ class ProcessOperator(KeyedOperator):
                         f"{self.where}: {type(target).__name__} has __slots__, so it can hold no state: drop them"
                     )
                 vars(target)[name] = handle
-                if not isinstance(getattr(type(target), name, None), ValueState):
+                if not isinstance(getattr(type(target), name, None), KeyedState):
                     self._replaceable[name] = handle
         timers_table = self.backend.table(TABLE, encode_timer, decode_timer, width, immutable=True)
         timers = Timers(timers_table, self._current, None if self._on_timer else function_name(self._call))
         self._timers = timers
         self._context = ProcessContext(self.name, self.context.subtask, self._watermark_ms, timers, state)
+
+    def visit(self, rows: pa.RecordBatch) -> None:
+        """States and timers are those of the key of `rows` (one row) until the next row or timer: for harnesses."""
+        self._check(rows.schema)
+        self._current.key = self.codec.state_keys(rows)[0]
+
+    @property
+    def states(self) -> dict[str, KeyedState]:
+        """By name, once a row came or was visited."""
+        return dict(vars(self._context.state))
+
+    @property
+    def timers(self) -> Timers:
+        return self._timers
 
     def snapshot(self, checkpoint: int) -> Capture:
         if self._bound is not None and self.backend.watched and not self._warned:

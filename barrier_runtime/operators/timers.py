@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TypeAlias
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.state import CurrentKey
+from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob
 
 StateKey: TypeAlias = tuple[Any, ...]
@@ -84,6 +84,11 @@ class Timers:
             self._deleted.add(entry)
             if len(self._deleted) > max(_FEW_DELETED, len(self._heap) // 2):
                 self._drop_deleted()
+
+    def of_key(self) -> list[int]:
+        """When the current key's timers are due, the earliest first. Looks through those of all keys."""
+        key = self._current.key
+        return sorted(entry[0] for entry in self._heap if entry[2] == key and (*key, entry[0]) not in self._deleted)
 
     def __len__(self) -> int:
         """Entries of the heap."""

@@ -1,5 +1,8 @@
-"""For tests of users: `from barrier_runtime.testing import certify`. See `docs/writing-a-sink.md`."""
+"""For tests of users: `certify` for sinks (docs/writing-a-sink.md), `KeyedHarness` for keyed functions
+(docs/state.md)."""
 
 from barrier_runtime.testing.certification import Certificate as Certificate
 from barrier_runtime.testing.certification import NotCertified as NotCertified
 from barrier_runtime.testing.certification import certify as certify
+from barrier_runtime.testing.keyed_harness import HarnessSnapshot as HarnessSnapshot
+from barrier_runtime.testing.keyed_harness import KeyedHarness as KeyedHarness

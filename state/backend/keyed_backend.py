@@ -35,16 +35,33 @@ from barrier_runtime.state.kv.store import KvStore
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.plan import Thresholds, is_immutable, plan_snapshot
 from barrier_runtime.state.snapshots.restore_plan import plan_restore
-from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import (
+    ONE_VALUE,
+    FileRef,
+    KeyedSnapshot,
+    OperatorSnapshot,
+    StateDescription,
+)
 from barrier_runtime.state.snapshots.transfer import local_files, upload
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
 from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 log = logging.getLogger("barrier_runtime.state")
 
 _SYNCHRONOUS_SLICE = 4_096
+
+
+_KINDS = {
+    "value": "a ValueState",
+    "list": "a ListState",
+    "map": "a MapState",
+    "reducing": "a ReducingState",
+    "aggregating": "an AggregatingState",
+    "columns": "a state of columns",
+}
 
 
 class SnapshotDropped(Unavailable):
@@ -66,6 +83,7 @@ class KeyedBackend:
         self,
         shard: Shard,
         states: Mapping[str, int],
+        described: Mapping[str, StateDescription],
         segments: SegmentLog,
         target: UploadTo,
         directory: Path,
@@ -82,6 +100,7 @@ class KeyedBackend:
         self._restored_states = frozenset(states)
         self._segments = segments  # written and linked with `_linking_lock` held
         self._states = dict(states)
+        self._described = dict(described)
         self._target = target
         self._directory = directory
         self._copies = copies
@@ -109,18 +128,33 @@ class KeyedBackend:
         key_width: int,
         immutable: bool = False,
         comparable: bool = False,
+        what: StateDescription = ONE_VALUE,
     ) -> StateTable:
         """The state `name`: values of any kind, by key. `immutable` promises that no value is changed in place,
         `comparable` that equal values have equal encodings: then changes in place can be noticed (`watched_table`).
+        `what` the state is goes into snapshots; state that was restored and is something else is refused.
 
         The first `key_width` fields of an entry's key decide where it lives (its key group); the rest is namespace.
         """
-        if self._segments.has(name):
-            raise InvalidJob(
-                f"state {name!r} of {self._shard.operator} was written as columns: give the changed state a new name"
-            )
-        state_id = self._state_id(name, key_width)
+        state_id = self._value_state_id(name, key_width, what)
         kind = WatchedTable if self.watched and comparable and not immutable else StateTable
+        table = kind(name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes)
+        self._add(name, table)
+        return table
+
+    def entry_table(
+        self,
+        name: str,
+        encode: Callable[[Any], bytes],
+        decode: Callable[[bytes], Any],
+        key_width: int,
+        what: StateDescription,
+        immutable: bool = False,
+        comparable: bool = False,
+    ) -> EntryTable:
+        """The state `name`: any number of entries per key, in order (`values/entry_table`); otherwise as `table`."""
+        state_id = self._value_state_id(name, key_width, what)
+        kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
         table = kind(name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes)
         self._add(name, table)
         return table
@@ -138,6 +172,8 @@ class KeyedBackend:
         may lack; they are 0 there."""
         if not columns:
             raise InvalidJob(f"columnar state {name!r} of {self._shard.operator} has no columns: give it one or more")
+        if name in self._described:
+            self._check_same(name, StateDescription("columns"))
         state_id = self._state_id(name, key_width)
         stored = name in self._restored_states and any(True for _ in self._shard.scan_state(state_id))
         segments = self._segments.of(name)
@@ -213,6 +249,7 @@ class KeyedBackend:
             files=uploaded.files,
             full_bytes=sum(ref.size for ref in uploaded.files),
             new_bytes=uploaded.new_bytes,
+            described=dict(self._described),
         )
 
     def completed(self, checkpoint: int) -> None:
@@ -261,6 +298,26 @@ class KeyedBackend:
                 shutil.rmtree(self._directory / name, ignore_errors=True)
 
     # ---- inside
+
+    def _value_state_id(self, name: str, key_width: int, what: StateDescription) -> int:
+        if self._segments.has(name):
+            raise InvalidJob(
+                f"state {name!r} of {self._shard.operator} was written as columns: give the changed state a new name"
+            )
+        if name in self._restored_states:
+            self._check_same(name, what)
+        state_id = self._state_id(name, key_width)
+        if what != ONE_VALUE:
+            self._described[name] = what
+        return state_id
+
+    def _check_same(self, name: str, now: StateDescription) -> None:
+        before = self._described.get(name, ONE_VALUE)
+        if before != now:
+            raise InvalidJob(
+                f"state {name!r} of {self._shard.operator} was written as {_said(before)} and is {_said(now)} now: "
+                "declare it as it was, or give the changed state a new name, under which it begins empty"
+            )
 
     def _state_id(self, name: str, key_width: int) -> int:
         if not name:
@@ -374,6 +431,11 @@ class KeyedBackend:
         return f"{self._shard.operator}, subtask {self._shard.subtask}"
 
 
+def _said(what: StateDescription) -> str:
+    kind = _KINDS.get(what.kind, f"a state of kind {what.kind!r}")
+    return f"{kind} with keys of type {what.key}" if what.key else kind
+
+
 def open_keyed_backend(
     *,
     kind: str,
@@ -413,4 +475,4 @@ def open_keyed_backend(
         ) from error
     shard = Shard(kv, operator, subtask, max_parallelism, plan.key_group_first, plan.key_group_last)
     target = UploadTo(store, lambda: paths.data_file(token, slot_uuid, new_uuid()), transfers_at_once, thresholds)
-    return KeyedBackend(shard, plan.states, segments, target, directory, copies, cache_bytes, watched)
+    return KeyedBackend(shard, plan.states, plan.described, segments, target, directory, copies, cache_bytes, watched)

@@ -5,12 +5,12 @@ range of key groups, and takes from each only the groups in its range.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 from barrier_runtime.state.keys.key_groups import key_group_range
 from barrier_runtime.state.snapshots.plan import is_snapshot_file
-from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnapshot, StateDescription
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class RestorePlan:
     max_parallelism: int
     parts: tuple[RestorePart, ...]  # empty: start without state
     states: dict[str, int]  # state name -> state id after the restore
+    described: Mapping[str, StateDescription] = field(default_factory=dict)  # those that the snapshots describe
 
     def adopts(self, kind: str) -> KeyedSnapshot | None:
         """The one snapshot that can be opened as it is by a backend of this kind; None if entries must be copied."""
@@ -61,7 +62,8 @@ def plan_restore(
         RestorePart(old_subtask, keyed, max(first, keyed.key_group_first), min(last, keyed.key_group_last), renumbering)
         for (old_subtask, keyed), renumbering in zip(overlapping, renumberings, strict=True)
     )
-    return RestorePlan(first, last, max_parallelism, parts, states)
+    described = {name: what for _, keyed in overlapping for name, what in keyed.described.items()}
+    return RestorePlan(first, last, max_parallelism, parts, states, described)
 
 
 def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], list[dict[int, int]]]:

@@ -27,7 +27,17 @@ class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inline: bytes | None = None
 
 
-class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one state of a snapshot is, so that a program which declares another kind under its name is refused."""
+
+    kind: str = "value"  # "value", "list", "map", "reducing" or "aggregating"
+    key: str = ""  # of a map: the type of its keys, such as "str"
+
+
+ONE_VALUE = StateDescription()  # per key
+
+
+class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Keyed state of one operator subtask: one key-value store's files, and the names behind its state ids."""
 
     backend: str  # "rocksdb" or "memory"
@@ -38,6 +48,9 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: tuple[FileRef, ...]
     full_bytes: int  # size of all files
     new_bytes: int  # bytes uploaded for this snapshot
+    # State name -> what it is. One that is missing holds one value per key or columns; so do all of older releases, and
+    # a snapshot without others is written as those releases write it.
+    described: dict[str, StateDescription] = {}
 
 
 class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,1 +1,1 @@
-"""Keyed state of one value per key, over the key-value store."""
+"""Keyed state over the key-value store: one value per key, or many entries per key."""

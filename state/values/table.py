@@ -11,7 +11,7 @@ encoded first, so that user code that changes the value in place cannot reach th
 skip that. None is not a value: it means absent. Key fields keep one type each (1, 1.0 and True are one key here).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
@@ -128,6 +128,12 @@ class StateTable:
 
     # ---- inside
 
+    def _written(self, keys: Sequence[Key]) -> None:
+        """These frozen entries go into the store now."""
+
+    def _shown(self, key: Key) -> str:
+        return shown(key)
+
     def _miss(self, key: Key) -> Any:
         if key in self._frozen:
             value = self._frozen[key]
@@ -158,14 +164,18 @@ class StateTable:
     def _take_encoded(self, max_entries: int) -> list[Entry]:
         count = min(max_entries, len(self._encoded))
         items = [self._encoded.popitem() for _ in range(count)]
-        data_keys = self._shard.kv_keys(self._state_id, self.key_width, [key for key, _ in items])
+        keys = [key for key, _ in items]
+        data_keys = self._shard.kv_keys(self._state_id, self.key_width, keys)
+        self._written(keys)
         return list(zip(data_keys, [data for _, data in items], strict=True))
 
     def _take_frozen(self, count: int) -> list[Entry]:
         popitem, dirty = self._frozen.popitem, self._dirty
         items = [popitem() for _ in range(count)]
-        data_keys = self._shard.kv_keys(self._state_id, self.key_width, [key for key, _ in items])
+        keys = [key for key, _ in items]
+        data_keys = self._shard.kv_keys(self._state_id, self.key_width, keys)
         data = self._encode_all(items)
+        self._written(keys)
         self._remember_all([item for item in items if item[0] not in dirty] if dirty else items)
         self._learn_sizes(data_keys, [encoded for encoded in data if encoded is not None])
         return list(zip(data_keys, data, strict=True))
@@ -180,7 +190,7 @@ class StateTable:
                 try:
                     self._encode(value)
                 except InvalidJob as error:
-                    raise InvalidJob(f"key {shown(key)} of {error}") from error
+                    raise InvalidJob(f"key {self._shown(key)} of {error}") from error
                 except Exception as error:
                     raise InvalidJob(
                         f"{self._place(key)}: its value cannot be written ({type(error).__name__}: {error}): store "
@@ -189,7 +199,7 @@ class StateTable:
             raise ProtocolViolation(f"{self._place(items[0][0])}: {failed}: please report this") from failed
 
     def _place(self, key: Key) -> str:
-        return f"{self._shard.operator}, state {self.name!r}, key {shown(key)}"
+        return f"{self._shard.operator}, state {self.name!r}, key {self._shown(key)}"
 
     def _learn_sizes(self, data_keys: list[bytes], data: list[bytes]) -> None:
         if data:

@@ -11,7 +11,7 @@ One object that is stored for two keys is refused: what changes for one would ch
 from typing import Any
 
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.values.table import Key, StateTable, shown
+from barrier_runtime.state.values.table import Key, StateTable
 
 _MOST_LENT = 10_000  # values held here; then all are compared at once, and forgotten
 _MOST_OWNED = 10_000  # the same of stored ones
@@ -19,6 +19,8 @@ _MOST_OWNED = 10_000  # the same of stored ones
 
 class WatchedTable(StateTable):
     """Made by `KeyedBackend.table` for values that may be changed in place, and whose encoding tells that."""
+
+    _remedy = "call update(value)"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -40,8 +42,9 @@ class WatchedTable(StateTable):
         owner, _ = self._owned.get(id(value), (key, value))
         if owner != key and super().get(owner) is value:
             raise InvalidJob(
-                f"{self._place(key)}: the object that is stored for it is also that of key {shown(owner)}, so a change "
-                "for one would change the other: store a copy for each key (check_state=False switches this check off)"
+                f"{self._place(key)}: the object that is stored for it is also that of key {self._shown(owner)}, so a "
+                "change for one would change the other: store a copy for each key (check_state=False switches this "
+                "check off)"
             )
         if len(self._owned) >= _MOST_OWNED:
             self._owned.clear()
@@ -73,5 +76,5 @@ class WatchedTable(StateTable):
             if now != encoded and self._decode(now) != self._decode(encoded):
                 raise InvalidJob(
                     f"{self._place(key)}: its value was changed in place but not stored, so it would be lost at "
-                    "the next restart: call update(value) after each change (check_state=False switches this check off)"
+                    f"the next restart: {self._remedy} after each change (check_state=False switches this check off)"
                 )

@@ -40,7 +40,7 @@ print("all", len(found))
 
 _OF_USERS = """
 import sys, threading, msgspec
-from barrier_runtime.operators.state import ValueState
+from barrier_runtime import ValueState
 sys.setswitchinterval(1e-6)
 SOURCE = '''
 class C{i}(msgspec.Struct):

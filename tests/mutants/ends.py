@@ -95,8 +95,8 @@ MUTANTS = (
     Mutant(
         "defaults-are-shared",
         "a default that can be changed is not shared by keys",
-        "barrier_runtime/operators/state.py",
-        "if not _is_unchangeable(default):",
+        "barrier_runtime/operators/state/value.py",
+        "if not is_unchangeable(default):",
         "if isinstance(default, list | dict | set | bytearray):",
         ("tests/barrier_runtime/operators/test_user_functions.py",),
     ),

@@ -4,6 +4,40 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "entries-read-ahead-are-kept",
+        "an iteration through entries of state does not give what was deleted and written since it read ahead",
+        "state/values/entry_table.py",
+        "        self._writes += 1\n",
+        "        self._writes += 0\n",
+        ("tests/state/values/test_entry_table.py",),
+    ),
+    Mutant(
+        "entries-are-looked-for-among-deleted-ones",
+        "the store is not scanned for a key of which it has no entry",
+        "state/values/entry_table.py",
+        "if number in self._frozen or number in self._encoded or self._is_stored(number):",
+        "if True:",
+        ("tests/state/values/test_entry_table.py",),
+    ),
+    Mutant(
+        "kinds-of-unused-states-are-forgotten",
+        "a snapshot describes states that this generation did not use",
+        "state/backend/keyed_backend.py",
+        "        self._described = dict(described)\n",
+        "        self._described: dict[str, StateDescription] = {}\n",
+        ("tests/state/values/test_entry_table.py",),
+    ),
+    Mutant(
+        "length-of-a-list-comes-last",
+        "the number of entries is on its way before the first of them is written behind",
+        "barrier_runtime/operators/state/lists.py",
+        "        if accepted:\n            table.set_number(key, before + len(accepted))\n"
+        "        for at, value in enumerate(accepted, before):\n            self._put(key, at, value)\n",
+        "        for at, value in enumerate(accepted, before):\n            self._put(key, at, value)\n"
+        "        if accepted:\n            table.set_number(key, before + len(accepted))\n",
+        ("tests/state/values/test_entry_table.py",),
+    ),
+    Mutant(
         "last-key-group-is-lost",
         "a segment restored at another parallelism keeps the last key group of the range",
         "state/columns/segment.py",

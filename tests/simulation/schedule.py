@@ -87,6 +87,7 @@ class Schedule:
     rough_network: bool
     standby: bool  # two daemons with leases from the start; else one coordinator, and others by accident
     aggregated: bool  # keyed state in columns and segments, not in rows
+    collected: bool  # what is in rows is in lists and maps, not in single values
     unaligned: bool
     aligned_timeout_ms: int | None
     turn_ms: int  # that each turn of a slot's loop takes on top: rows wait in its queues and sockets
@@ -198,6 +199,7 @@ def _draw_bank(seed: int) -> Schedule:
         rough_network=rng.random() < 0.3,
         standby=rng.random() < 0.35,
         aggregated=random.Random(f"state {seed}").random() < 0.5,
+        collected=random.Random(f"collections {seed}").random() < 0.5,
         unaligned=unaligned,
         aligned_timeout_ms=alignment.choice((0, 0, 0, 5, 50)),
         turn_ms=alignment.choice((0, 2, 5, 10)) if unaligned else 0,

@@ -160,6 +160,25 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "        self._deciding.run(",
     ),
     (
+        "list-append-lost-in-a-delta",
+        "the third element of a list of state is seen until the barrier, and not written with what it froze",
+        "bank",
+        "state/values/table.py",
+        "        return list(zip(data_keys, data, strict=True))\n\n    def _encode_all",
+        "        lost = [self.name == 'pairs' and key[-1] == 2 for key in keys]\n"
+        "        entries = zip(data_keys, data, strict=True)\n"
+        "        return [entry for gone, entry in zip(lost, entries, strict=True) if not gone]\n\n    def _encode_all",
+    ),
+    (
+        "deleted-map-entry-comes-back",
+        "that an entry of a map was removed is not written: it is back when the store is asked",
+        "bank",
+        "state/values/table.py",
+        "        return list(zip(data_keys, data, strict=True))\n\n    def _encode_all",
+        "        kept = [each for each in zip(data_keys, data, strict=True) if each[1] is not None]\n"
+        "        return kept\n\n    def _encode_all",
+    ),
+    (
         "decided-rows-swept-from-the-table",
         "a sink that opens drops what older generations staged, also what is decided and not moved yet",
         "staged",

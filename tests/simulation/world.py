@@ -255,6 +255,7 @@ class World:
             schedule.target in ("files", "staged"),
             partial(stream_of, rabbit=self.queue) if schedule.queue else None,
             _opens_at_once if self.hanging is None else self.hanging.opening,
+            schedule.collected,
         )
 
     def _make_out(self) -> TwoPhaseCommitSink:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import WATERMARK_MAX
-from barrier_runtime.operators.state import CurrentKey
+from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.operators.timers import StateKey, Timers
 from tests.drawn import examples
 

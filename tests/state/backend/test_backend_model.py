@@ -4,36 +4,22 @@ Whatever the interleaving, a table says what the dict says, and a snapshot resto
 barrier.
 """
 
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from backend_bench import Bench, drain, of_operator, values
+from backend_bench import values
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, rule
 
-from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.backend.restore import BackendKind
-from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 from tests.drawn import examples
+from tests.state.backend_model import RuntimeModel
 
 KEYS = st.integers(0, 40)
 
 
-class KeyedBackendModel(RuleBasedStateMachine):
-    kind: BackendKind = "memory"
-
+class KeyedBackendModel(RuntimeModel):
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Path(tempfile.mkdtemp(prefix="backend-model-"))
-        self.bench = Bench(self.directory, self.kind, cache_bytes=1)  # the smallest caches there can be
-        self.checkpoint = 0
-        self.completed: tuple[KeyedSnapshot, dict[Any, Any], dict[Any, int]] | None = None
-        self.in_flight: dict[int, tuple[dict[Any, Any], dict[Any, int]]] = {}
-        self.written: dict[int, KeyedSnapshot] = {}
         self.values: dict[Any, Any] = {}
         self.counts: dict[Any, int] = {}
         self.evictable = False
@@ -41,12 +27,18 @@ class KeyedBackendModel(RuleBasedStateMachine):
     @initialize(evictable=st.booleans())
     def start(self, evictable: bool) -> None:
         self.evictable = evictable
-        self._opened(self.bench.open())
+        self.backend = self.bench.open()
+        self.open_tables()
 
-    def _opened(self, backend: KeyedBackend) -> None:
-        self.backend = backend
-        self.table = values(backend)
-        self.dense = backend.column_table("dense", {"count": ("i8", 0)}, 1, evictable=self.evictable)
+    def open_tables(self) -> None:
+        self.table = values(self.backend)
+        self.dense = self.backend.column_table("dense", {"count": ("i8", 0)}, 1, evictable=self.evictable)
+
+    def expected(self) -> Any:
+        return self.values, self.counts
+
+    def expect(self, state: Any) -> None:
+        self.values, self.counts = state
 
     # ---- what operators do
 
@@ -103,73 +95,6 @@ class KeyedBackendModel(RuleBasedStateMachine):
             self.dense.remove(self.dense.row_ids([(key,)]))
             del self.counts[key]
 
-    # ---- what the runtime does
-
-    @precondition(lambda self: len(self.in_flight) < 3)
-    @rule()
-    def freeze(self) -> None:
-        self.checkpoint += 1
-        self.backend.freeze(self.checkpoint)
-        self.in_flight[self.checkpoint] = (_copy(self.values), dict(self.counts))
-
-    @rule(entries=st.integers(1, 400))
-    def drain_a_slice(self, entries: int) -> None:
-        self.backend.drain(entries)
-
-    @precondition(lambda self: set(self.in_flight) - set(self.written))
-    @rule(complete=st.booleans())
-    def write_the_oldest(self, complete: bool) -> None:
-        number = min(set(self.in_flight) - set(self.written))
-        drain(self.backend)
-        self.written[number] = self.backend.write_snapshot(number)
-        if complete:
-            self.complete_the_newest_written()
-
-    @precondition(lambda self: self.in_flight)
-    @rule(sure=st.sampled_from([True, False, False]))
-    def abort_the_newest(self, sure: bool) -> None:
-        if sure:
-            number = max(self.in_flight)
-            self.backend.aborted(number)
-            self.written.pop(number, None)
-            del self.in_flight[number]
-
-    @precondition(lambda self: self.written)
-    @rule()
-    def complete_the_newest_written(self) -> None:
-        number = max(self.written)
-        self.backend.completed(number)
-        self.completed = (self.written[number], *self.in_flight[number])
-        self.in_flight = {later: state for later, state in self.in_flight.items() if later > number}
-        self.written = {}
-
-    @precondition(lambda self: self.completed is not None)
-    @rule(keep_copies=st.booleans(), through=st.sampled_from([1, 2, 3]))
-    def crash_and_restore(self, keep_copies: bool, through: int) -> None:
-        """Roll back to the last completed checkpoint, maybe on a fresh slot, maybe by way of another parallelism."""
-        self.backend.close()
-        if not keep_copies:
-            self.bench.copies = LocalCopies()
-        self.in_flight, self.written = {}, {}
-        assert self.completed is not None
-        self.values, self.counts = _copy(self.completed[1]), dict(self.completed[2])
-        restored = [of_operator(self.completed[0])]
-        if through > 1:
-            restored = self._rescaled(restored, through)
-        self._opened(self.bench.open(restored))
-        self.everything_agrees()
-
-    def _rescaled(self, restored: list[Any], through: int) -> list[Any]:
-        self.checkpoint += 1
-        rescaled = []
-        for subtask in range(through):
-            part = self.bench.open(restored, subtask, through)
-            part.freeze(self.checkpoint)
-            drain(part)
-            rescaled.append(of_operator(part.write_snapshot(self.checkpoint), subtask, through))
-            part.close()
-        return rescaled
-
     @rule()
     def everything_agrees(self) -> None:
         assert {key[0]: value for key, value in self.table.scan()} == self.values
@@ -183,17 +108,9 @@ class KeyedBackendModel(RuleBasedStateMachine):
         assert {key: count for key, count in found.items() if count} == self.counts
 
     def teardown(self) -> None:
-        try:
-            if hasattr(self, "backend"):
-                self.everything_agrees()
-                self._counts_agree()
-                self.backend.close()
-        finally:
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _copy(state: dict[Any, Any]) -> dict[Any, Any]:
-    return {key: list(value) for key, value in state.items()}
+        if hasattr(self, "dense"):
+            self._counts_agree()
+        super().teardown()
 
 
 class RocksDbModel(KeyedBackendModel):

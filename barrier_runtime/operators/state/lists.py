@@ -1,0 +1,145 @@
+"""`ListState`: a list per key, of which each element is an entry of its own, so that an append writes one element
+however long the list is. Stored as `state/values/entry_table` has it, with the index as the entry key."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar, cast
+
+from barrier_runtime.operators.state.handle import (
+    CurrentKey,
+    KeyedState,
+    StateKey,
+    Unbound,
+    entry_putter,
+    outside,
+    refuse,
+)
+from barrier_runtime.operators.state.stored_type import CodecName, StoredType, short
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.values.entry_table import EntryTable
+
+T = TypeVar("T")
+
+_LIST = StateDescription("list")
+
+
+class ListState(KeyedState, Generic[T]):
+    """A list per key, as long as it likes: an append writes one element, and nothing reads the list as a whole.
+
+    >>> class Alarm:
+    ...     recent = ListState(float)
+    ...     def process(self, key, row, ctx):
+    ...         self.recent.append(row["v"])
+    ...         if len(self.recent) == 100:
+    ...             yield {"key": key, "mean": sum(self.recent) / 100}
+    ...             self.recent.clear()
+
+    `kind` is the type of the elements, as of a `ValueState`. `append`, `extend`, `[index]`, `len` and truth cost the
+    same for every length; `clear` and `update` write every element, and iteration reads them. There is no way to remove
+    or change one element: `update(list)` stores a whole new list. While a list changes, iteration goes on as that of a
+    Python list does: by index, so that elements appended meanwhile are given, too. An element changed in place is kept
+    only after `update`. None is no element.
+    """
+
+    __slots__ = ("_put", "_table", "_type")
+    remedy = "write {0}.update(…) to store another list, {0}.append(…) for one element, {0}.clear() for none"
+
+    def __init__(self, kind: type[T], *, codec: CodecName = "msgpack") -> None:
+        super().__init__()
+        self._type = StoredType(kind, codec, "ListState")
+        self._table = cast(EntryTable, Unbound("ListState"))
+        self._put: Callable[[StateKey, Any, Any], None] = _unbound
+
+    # ------------------------------------------------------------ for the user's function
+
+    def append(self, value: T) -> None:
+        accepted = self._accepted(value)
+        key, table = self._current.key, self._table
+        at = table.number(key)
+        table.set_number(key, at + 1)
+        self._put(key, at, accepted)
+
+    def extend(self, values: Iterable[T]) -> None:
+        accepted = [self._accepted(value) for value in values]  # all of them, or none when one is refused
+        key, table = self._current.key, self._table
+        before = table.number(key)
+        if accepted:
+            table.set_number(key, before + len(accepted))
+        for at, value in enumerate(accepted, before):
+            self._put(key, at, value)
+
+    def update(self, values: Iterable[T]) -> None:
+        """Store `values` in place of all elements."""
+        accepted = [self._accepted(value) for value in values]
+        key, table = self._current.key, self._table
+        before = table.number(key)
+        if len(accepted) > before:
+            table.set_number(key, len(accepted))
+        for at, value in enumerate(accepted):
+            self._put(key, at, value)
+        for at in range(len(accepted), before):
+            table.put_entry(key, at, None)
+        if len(accepted) < before:
+            table.set_number(key, len(accepted))
+
+    def clear(self) -> None:
+        """Forget the current key's list."""
+        self.update(())
+
+    def __iter__(self) -> Iterator[T]:
+        table, key = self._table, self._current.key
+        table.number(key)  # refused here, and not at the first step
+        return (value for _, value in table.walk(key))
+
+    def __len__(self) -> int:
+        return self._table.number(self._current.key)
+
+    def __getitem__(self, index: int) -> T:
+        """The element at `index`, from the end if it is negative. Raises IndexError."""
+        if type(index) is not int:
+            raise InvalidJob(
+                f"{self._said}[{short(index)}]: one element has a whole number; for parts of it take list({self._said})"
+            )
+        key, table = self._current.key, self._table
+        number = table.number(key)
+        if not -number <= index < number:
+            raise IndexError(f"{self._said}[{index}]: the list of this key has {number} elements")
+        return cast(T, table.get_entry(key, index % number))
+
+    def __iadd__(self, values: Iterable[T]) -> "ListState[T]":
+        self.extend(values)
+        return self
+
+    # ------------------------------------------------------------ for the operator
+
+    def open(
+        self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
+    ) -> "ListState[T]":
+        bound = self._bound(name, current, holder)
+        of = self._type
+        bound._table = backend.entry_table(
+            name, of.encoder(where), of.decoder(where), key_width, _LIST, of.immutable, of.comparable
+        )
+        bound._put = entry_putter(bound._table)
+        return bound
+
+    def _accepted(self, value: T) -> T:
+        if value is None:
+            raise InvalidJob(f"None cannot be an element of {self._said}: leave it out, or store what stands for it")
+        return cast(T, self._type.accepted(self._name, value))
+
+
+refuse(
+    ListState,
+    (
+        *("pop", "insert", "remove", "sort", "reverse", "__setitem__", "__delitem__"),
+        *("add", "get", "items", "keys", "values", "__add__", "__radd__", "__mul__", "__rmul__", "__imul__"),
+    ),
+    "{state} is a ListState, which has no {operation}: it grows at its end; read it with list({state}), and store a "
+    "changed list with {state}.update(…)",
+)
+
+
+def _unbound(*_: Any) -> Any:
+    raise outside("ListState")

@@ -1,0 +1,256 @@
+"""`MapState`: a map per key, of which each entry is one of the store's, so that a change writes one entry however many
+there are. Stored as `state/values/entry_table` has it."""
+
+import datetime
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, cast, overload
+
+from barrier_runtime.operators.state.handle import (
+    CurrentKey,
+    KeyedState,
+    StateKey,
+    Unbound,
+    entry_putter,
+    outside,
+    refuse,
+)
+from barrier_runtime.operators.state.stored_type import CodecName, StoredType, as_scalar, check_text, short
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.values.entry_table import EntryTable
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+_ABSENT: Any = object()
+
+
+class MapState(KeyedState, Generic[K, V]):
+    """A map per key, as large as it likes: each entry is read and written by itself.
+
+    >>> class Visits:
+    ...     seen = MapState(str, int)
+    ...     def process(self, key, row, ctx):
+    ...         self.seen[row["page"]] = self.seen.get(row["page"], 0) + 1
+    ...         yield {"key": key, "pages": len(self.seen), "first": next(iter(self.seen))}
+
+    `key` is int, str, bytes, bool, float, date or datetime; `kind` the type of the values, as of a `ValueState`. `[]`,
+    `in`, `get`, `del`, `len` and truth cost the same for every size; `clear` writes every entry.
+
+    `keys()`, `values()`, `items()` and iteration go in the order of the keys (texts by code point, and times with a
+    zone by what they are in UTC, as which they come back). Each step goes to the next greater key that the map has at
+    that moment. So a map may change while it is gone through: what is put or removed ahead is seen, what is put behind
+    is not. A value changed in place is kept only after `state[key] = value`. None is no value.
+    """
+
+    __slots__ = ("_as_key", "_key", "_put", "_table", "_type")
+    remedy = "write {0}[…] = … for an entry, {0}.update(…) for several, {0}.clear() for none"
+
+    def __init__(self, key: type[K], kind: type[V], *, codec: CodecName = "msgpack") -> None:
+        super().__init__()
+        as_key = _AS_KEY.get(key) if isinstance(key, type) else None
+        if as_key is None:
+            raise InvalidJob(
+                f"MapState keys cannot be {short(key)}: use int, str, bytes, bool, float, date or datetime (and join "
+                "several fields into a text)"
+            )
+        self._key: Any = key
+        self._as_key: Callable[[str, Any], Any] = as_key
+        self._type = StoredType(kind, codec, "MapState")
+        self._table = cast(EntryTable, Unbound("MapState"))
+        self._put: Callable[[StateKey, Any, Any], None] = _unbound
+
+    # ------------------------------------------------------------ for the user's function
+
+    def __getitem__(self, key: K) -> V:
+        found = self._table.get_entry(self._current.key, self._as_key(self._name, key))
+        if found is None:
+            raise KeyError(key)
+        return cast(V, found)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if value is None:
+            raise InvalidJob(f"None cannot be a value of {self._said}: remove the entry with del {self._said}[…]")
+        entry, accepted = self._as_key(self._name, key), self._type.accepted(self._name, value)
+        of, table = self._current.key, self._table
+        if not table.has_entry(of, entry):
+            table.set_number(of, table.number(of) + 1)
+        self._put(of, entry, accepted)
+
+    def __delitem__(self, key: K) -> None:
+        if not self._removed(key):
+            raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return self._table.get_entry(self._current.key, self._as_key(self._name, key)) is not None
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: Any = None) -> Any:
+        found = self._table.get_entry(self._current.key, self._as_key(self._name, key))
+        return found if found is not None else default
+
+    @overload
+    def pop(self, key: K) -> V: ...
+    @overload
+    def pop(self, key: K, default: D) -> V | D: ...
+    def pop(self, key: K, default: Any = _ABSENT) -> Any:
+        """Remove an entry and return its value; without it `default`, or KeyError."""
+        found = self.get(key, _ABSENT)
+        if found is not _ABSENT:
+            self._removed(key)
+        elif default is _ABSENT:
+            raise KeyError(key)
+        else:
+            found = default
+        return found
+
+    def setdefault(self, key: K, default: V) -> V:
+        """The value of `key`, after `default` was stored there if there was none."""
+        found = self.get(key)
+        if found is None:
+            self[key] = found = default
+        return found
+
+    def update(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
+        """Store these entries beside the others."""
+        pairs = entries.items() if isinstance(entries, Mapping) else entries
+        for key, value in pairs:
+            self[key] = value
+
+    def clear(self) -> None:
+        """Forget the current key's map."""
+        key, table = self._current.key, self._table
+        for entry, _ in table.walk(key, values=False):
+            table.put_entry(key, entry, None)
+        table.set_number(key, 0)
+
+    def keys(self) -> Iterator[K]:
+        """In their order."""
+        return (entry for entry, _ in self._walk(values=False))
+
+    def values(self) -> Iterator[V]:
+        """In the order of their keys."""
+        return (value for _, value in self._walk())
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """In the order of the keys."""
+        return self._walk()
+
+    def __iter__(self) -> Iterator[K]:
+        return self.keys()
+
+    def __len__(self) -> int:
+        return self._table.number(self._current.key)
+
+    # ------------------------------------------------------------ for the operator
+
+    def open(
+        self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
+    ) -> "MapState[K, V]":
+        bound = self._bound(name, current, holder)
+        of, what = self._type, StateDescription("map", self._key.__name__)
+        bound._table = backend.entry_table(
+            name, of.encoder(where), of.decoder(where), key_width, what, of.immutable, of.comparable
+        )
+        bound._put = entry_putter(bound._table)
+        return bound
+
+    def _walk(self, values: bool = True) -> Iterator[tuple[Any, Any]]:
+        key, table = self._current.key, self._table
+        table.number(key)  # refused here, and not at the first step
+        return table.walk(key, values)
+
+    def _removed(self, key: K) -> bool:
+        entry, of, table = self._as_key(self._name, key), self._current.key, self._table
+        if not table.has_entry(of, entry):
+            return False
+        table.put_entry(of, entry, None)
+        table.set_number(of, table.number(of) - 1)
+        return True
+
+
+def _int_key(name: str, key: Any) -> int:
+    if type(key) is not int:
+        key = _converted(int, name, key)
+    if not _INT_MIN <= key <= _INT_MAX:
+        raise InvalidJob(
+            f"state {name!r} cannot have a key of {key.bit_length()} bits: whole numbers have 64; use str keys"
+        )
+    return cast(int, key)
+
+
+def _str_key(name: str, key: Any) -> str:
+    if type(key) is not str:
+        key = _converted(str, name, key)
+    if not key.isascii():
+        check_text(name, key)
+    return cast(str, key)
+
+
+def _bytes_key(name: str, key: Any) -> bytes:
+    return key if type(key) is bytes else cast(bytes, _converted(bytes, name, key))
+
+
+def _bool_key(name: str, key: Any) -> bool:
+    return key if type(key) is bool else cast(bool, _converted(bool, name, key))
+
+
+def _float_key(name: str, key: Any) -> float:
+    if type(key) is not float:
+        key = _converted(float, name, key)
+    if math.isnan(key):
+        raise InvalidJob(f"state {name!r}: NaN cannot be a key, as it is not equal to itself: filter it before")
+    return cast(float, key + 0.0)  # one zero
+
+
+def _date_key(name: str, key: Any) -> datetime.date:
+    return key if type(key) is datetime.date else cast(datetime.date, _converted(datetime.date, name, key))
+
+
+def _datetime_key(name: str, key: Any) -> datetime.datetime:
+    if not isinstance(key, datetime.datetime):
+        key = _converted(datetime.datetime, name, key)
+    if key.tzinfo is not None and key.tzinfo is not datetime.timezone.utc:
+        key = key.astimezone(datetime.timezone.utc)
+    return cast(datetime.datetime, key)
+
+
+def _converted(kind: Any, name: str, key: Any) -> Any:
+    declared = f"state {name!r} has keys of type {kind.__name__}"
+    if kind in (datetime.date, datetime.datetime):  # one is a subclass of the other, and no form of it
+        raise InvalidJob(
+            f"{declared}, but {short(key)} ({type(key).__name__}) is given: convert it, or correct the declaration"
+        )
+    return as_scalar(kind, key, lambda: declared, "is given")
+
+
+_AS_KEY: dict[Any, Callable[[str, Any], Any]] = {
+    int: _int_key,
+    str: _str_key,
+    bytes: _bytes_key,
+    bool: _bool_key,
+    float: _float_key,
+    datetime.date: _date_key,
+    datetime.datetime: _datetime_key,
+}
+
+refuse(
+    MapState,
+    (
+        *("append", "extend", "add", "popitem", "copy", "__or__", "__ror__", "__ior__"),
+        *("__add__", "__radd__", "__iadd__", "__lt__", "__le__", "__gt__", "__ge__"),
+    ),
+    "{state} is a MapState, which has no {operation}: change it with {state}[…] = …, {state}.update(…) and del "
+    "{state}[…]; take dict({state}.items()) for a dict of it",
+)
+
+
+def _unbound(*_: Any) -> Any:
+    raise outside("MapState")

@@ -1,0 +1,201 @@
+"""The declared type of what a state holds: which values it takes, and how they become bytes and values again.
+
+Values are written as MessagePack by msgspec, typed: added fields with defaults, removed fields and widened types are
+read back after a change of the program. Nothing is pickled unless `codec="pickle"` says so.
+"""
+
+import dataclasses
+import datetime
+import enum
+import numbers
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from barrier_runtime.state.errors import InvalidJob
+
+CodecName = Literal["msgpack", "pickle"]
+
+_SCALARS = (bool, int, float, str, bytes)
+INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # of MessagePack
+_BUILDING = threading.Lock()  # msgspec describes a type at its first use; another thread must not see half of it
+_UNCHANGEABLE = (
+    type(None),
+    numbers.Number,  # of numpy, too
+    str,
+    bytes,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    enum.Enum,
+    uuid.UUID,
+)
+
+
+class StoredType:
+    """Any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
+    `msgspec.Struct`; any at all with codec "pickle"."""
+
+    __slots__ = ("_codec", "_kind", "_says", "scalar")
+
+    def __init__(self, kind: Any, codec: CodecName, says: str) -> None:
+        """`says`: the class that declares it, for messages. Raises `InvalidJob` for what cannot be stored."""
+        if kind is None or kind is type(None):
+            raise InvalidJob(f"{says}({kind!r}) could hold nothing: declare the type of its values, as in {says}(int)")
+        if codec not in ("msgpack", "pickle"):
+            raise InvalidJob(f"{says} codec {codec!r} is unknown: use 'msgpack' or 'pickle'")
+        if codec == "msgpack":
+            with _BUILDING:  # here at the latest it describes the type
+                unknown = _unknown_part(kind)
+            if unknown is not None:
+                raise InvalidJob(
+                    f"{says}({kind!r}): msgspec cannot write {unknown}: "
+                    'use a dataclass or msgspec.Struct, or codec="pickle"'
+                )
+        self._kind = kind
+        self._codec = codec
+        self._says = says
+        self.scalar: Any = kind if kind in _SCALARS and codec == "msgpack" else None  # its one class, if it is plain
+
+    @property
+    def immutable(self) -> bool:
+        """A value that cannot be changed in place needs no defensive encoding when it is read during a snapshot."""
+        return self.scalar is not None
+
+    @property
+    def comparable(self) -> bool:
+        """A value that was not changed is written as the same bytes again."""
+        return self._codec == "msgpack"
+
+    def accepted(self, name: str, value: Any) -> Any:
+        """`value` as state `name` stores it: a number of numpy as a plain one, a whole one as a float. Raises
+        `InvalidJob` for a scalar of another type; what other values hold is checked when they are written."""
+        scalar = self.scalar
+        if scalar is None:
+            return value
+        if type(value) is not scalar:
+            value = self.as_scalar(name, value)
+        if scalar is int:
+            check_int(name, value)
+        elif scalar is str and not value.isascii():
+            check_text(name, value)
+        return value
+
+    def as_scalar(self, name: str, value: Any) -> Any:
+        return as_scalar(self.scalar, value, lambda: f"state {name!r} is declared {self.scalar.__name__}", "is stored")
+
+    def encoder(self, where: str) -> Callable[[Any], bytes]:
+        """Value to bytes. What could not be read back is refused now, not at the next restore."""
+        if self._codec == "pickle":
+            import pickle  # asked for by name
+
+            return pickle.dumps
+        encode = msgspec.msgpack.Encoder().encode
+        if self.scalar is not None:
+            return encode
+        decode = self._decoder().decode
+
+        def checked(value: Any) -> bytes:
+            try:
+                data = encode(value)
+                decode(data)
+            except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise InvalidJob(
+                    f"{where}: the value {short(value)} does not fit its declared type {self._kind!r} ({error}): "
+                    f"store what {self._says} declares, or correct the declaration"
+                ) from error
+            return data
+
+        return checked
+
+    def decoder(self, where: str) -> Callable[[bytes], Any]:
+        if self._codec == "pickle":
+            import pickle  # asked for by name
+
+            return pickle.loads
+        decode = self._decoder().decode
+
+        def checked(data: bytes) -> Any:
+            try:
+                return decode(data)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise InvalidJob(
+                    f"{where}: the stored value cannot be read as {self._kind!r} ({error}): keep the old type readable "
+                    "(defaults for added fields, wider types) or use a new state name"
+                ) from error
+
+        return checked
+
+    def _decoder(self) -> msgspec.msgpack.Decoder[Any]:
+        with _BUILDING:
+            return msgspec.msgpack.Decoder(self._kind)
+
+
+def as_scalar(kind: Any, value: Any, declared: Callable[[], str], given: str) -> Any:
+    """`value` as the plain type `kind` it stands for. Raises `InvalidJob` where it stands for none."""
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if isinstance(value, kind) and not isinstance(value, bool):
+        return kind(value)  # a subclass, such as an IntEnum
+    if hasattr(value, "item") and type(value.item()) is kind:
+        return value.item()  # a numpy scalar
+    raise InvalidJob(
+        f"{declared()}, but {short(value)} ({type(value).__name__}) {given}: convert it, or correct the declaration"
+    )
+
+
+def check_int(name: str, value: int) -> None:
+    if not INT_MIN <= value <= INT_MAX:
+        raise InvalidJob(
+            f"state {name!r} cannot hold a number of {value.bit_length()} bits: whole numbers of state have "
+            "64; declare float, or keep it as text"
+        )
+
+
+def check_text(name: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidJob(
+            f"state {name!r} cannot hold the text {short(value)}, which has halves of characters ({error}): "
+            "replace them first, or keep bytes"
+        ) from error
+
+
+def is_unchangeable(value: Any) -> bool:
+    if isinstance(value, _UNCHANGEABLE):
+        return True
+    if isinstance(value, tuple | frozenset):
+        return all(map(is_unchangeable, value))
+    if dataclasses.is_dataclass(value) and getattr(value, "__dataclass_params__").frozen:  # noqa: B009 - no public way
+        return all(is_unchangeable(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, msgspec.Struct) and value.__struct_config__.frozen:
+        return all(is_unchangeable(getattr(value, name)) for name in value.__struct_fields__)
+    return False
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _unknown_part(kind: Any) -> str | None:
+    """What in `kind` msgspec has no encoding for; None when there is nothing."""
+    try:
+        todo: list[Any] = [msgspec.inspect.type_info(kind)]
+    except TypeError as error:
+        return str(error)
+    seen: set[int] = set()
+    while todo:
+        part = todo.pop()
+        if isinstance(part, tuple):
+            todo.extend(part)
+        elif isinstance(part, msgspec.inspect.CustomType):
+            return repr(part.cls)
+        elif isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field) and id(part) not in seen:
+            seen.add(id(part))
+            todo.extend(getattr(part, name) for name in part.__struct_fields__)
+    return None

@@ -1,0 +1,217 @@
+"""`ValueState`: one value per key. Its `value` is on every row's way, so it is written for speed."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from barrier_runtime.operators.state.handle import (
+    REFUSED,
+    CurrentKey,
+    KeyedState,
+    StateKey,
+    outside,
+    put_watched,
+    refuse,
+)
+from barrier_runtime.operators.state.stored_type import (
+    INT_MAX,
+    INT_MIN,
+    CodecName,
+    StoredType,
+    check_int,
+    check_text,
+    is_unchangeable,
+    short,
+)
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.values.watched_table import WatchedTable
+
+T = TypeVar("T")
+
+
+class KeyTable(Protocol):
+    """What of a state table is used here."""
+
+    def get(self, key: tuple[Any, ...]) -> Any: ...
+    def put(self, key: tuple[Any, ...], value: Any) -> None: ...
+    def delete(self, key: tuple[Any, ...]) -> None: ...
+
+
+class ValueState(KeyedState, Generic[T]):
+    """One value per key.
+
+    >>> class Totals:
+    ...     total = ValueState(int, default=0)
+    ...     def process(self, key, row, ctx):
+    ...         self.total.value += row["amount"]
+    ...         yield {"key": key, "total": self.total.value}
+
+    `kind` is any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
+    `msgspec.Struct`. A value changed in place is kept only after `update(value)` (`check_state` looks for
+    such changes). `value` is `default` (None unless given) where nothing was stored; use `default_factory=` for lists,
+    dicts and other objects that can be changed.
+    """
+
+    __slots__ = ("_default", "_factory", "_get", "_put", "_remove", "_scalar", "_type")
+    remedy = "write {0}.value = … or {0}.update(…)"
+
+    def __init__(
+        self,
+        kind: type[T],
+        default: T | None = None,
+        *,
+        default_factory: Callable[[], T] | None = None,
+        codec: CodecName = "msgpack",
+    ) -> None:
+        super().__init__()
+        if not is_unchangeable(default):
+            raise InvalidJob(
+                f"ValueState default {short(default)} would be shared by all keys: use default_factory=, which makes "
+                f"one for each key, such as default_factory={type(default).__name__}; or a frozen class"
+            )
+        self._type = StoredType(kind, codec, "ValueState")
+        self._default = default
+        self._factory = default_factory
+        self._scalar = self._type.scalar
+        self._get: Callable[[StateKey], Any] = _unbound
+        self._put: Callable[[StateKey, Any], None] = _unbound
+        self._remove: Callable[[StateKey], None] = _unbound
+
+    # ------------------------------------------------------------ for the user's function
+
+    @property
+    def value(self) -> T:
+        """The value of the current key."""
+        found: T | None = self._get(self._current.key)
+        return found if found is not None else self._of_nothing()
+
+    @value.setter
+    def value(self, value: T) -> None:
+        if type(value) is self._scalar:
+            self._put(self._current.key, value)
+        else:
+            self.update(value)
+
+    def update(self, value: T) -> None:
+        """Store `value` for the current key. None clears it."""
+        if value is None:
+            self.clear()
+            return
+        if self._scalar is not None and type(value) is not self._scalar:
+            value = self._type.as_scalar(self._name, value)
+        self._check_scalar(value)
+        self._put(self._current.key, value)
+
+    def clear(self) -> None:
+        """Forget the current key's value."""
+        self._remove(self._current.key)
+
+    def _of_nothing(self) -> T:
+        return self._factory() if self._factory is not None else cast(T, self._default)
+
+    # ------------------------------------------------------------ for the operator
+
+    def open(
+        self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
+    ) -> "ValueState[T]":
+        table = backend.table(
+            name,
+            self._type.encoder(where),
+            self._type.decoder(where),
+            key_width,
+            immutable=self._type.immutable,
+            comparable=self._type.comparable,
+        )
+        return self.bind(name, table, current, holder)
+
+    def bind(self, name: str, table: KeyTable, current: CurrentKey, holder: str = "self") -> "ValueState[T]":
+        """A handle that works on `table` at the key of `current`. `holder`: whose attribute it is."""
+        bound = self._bound(name, current, holder)
+        bound._get = table.get
+        bound._put = table.put
+        bound._remove = table.delete
+        if isinstance(table, WatchedTable):
+            bound._put = partial(put_watched, table)
+            if self._factory is not None:
+                make = self._factory
+                bound._factory = lambda: table.lend(current.key, make())
+        bound.__class__ = _CHECKED.get(self._scalar, ValueState)
+        return bound
+
+    def decoder(self, where: str) -> Callable[[bytes], T]:
+        """Bytes to value, as its table does it."""
+        return self._type.decoder(where)
+
+    def _check_scalar(self, value: Any) -> None:
+        """Raise `InvalidJob` for a value of the right type that cannot be written."""
+
+
+class _IntState(ValueState[int]):
+    """What a bound handle becomes for whole numbers: one that is too large is refused here, not by the next checkpoint.
+    `value` is written again, since it is on every row's way."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> int:
+        found: int | None = self._get(self._current.key)
+        return found if found is not None else self._of_nothing()
+
+    @value.setter
+    def value(self, value: int) -> None:
+        if type(value) is int and value <= INT_MAX:  # one too low is told of by the next checkpoint: a comparison less
+            self._put(self._current.key, value)
+        else:
+            self.update(value)
+
+    def update(self, value: int) -> None:
+        if type(value) is int and INT_MIN <= value <= INT_MAX:
+            self._put(self._current.key, value)
+        else:
+            super().update(value)
+
+    def _check_scalar(self, value: int) -> None:
+        check_int(self._name, value)
+
+
+class _TextState(ValueState[str]):
+    """The same for text that has no UTF-8."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> str:
+        found: str | None = self._get(self._current.key)
+        return found if found is not None else self._of_nothing()
+
+    @value.setter
+    def value(self, value: str) -> None:
+        if type(value) is str and value.isascii():
+            self._put(self._current.key, value)
+        else:
+            self.update(value)
+
+    def update(self, value: str) -> None:
+        if type(value) is str and value.isascii():
+            self._put(self._current.key, value)
+        else:
+            super().update(value)
+
+    def _check_scalar(self, value: str) -> None:
+        check_text(self._name, value)
+
+
+_CHECKED: dict[Any, type[ValueState[Any]]] = {int: _IntState, str: _TextState}
+
+
+refuse(
+    ValueState,
+    REFUSED,
+    "{state} is a ValueState, not its value ({operation}): the value is {state}.value; store a new or changed one with "
+    "{state}.value = … or {state}.update(…)",
+)
+
+
+def _unbound(*_: Any) -> Any:
+    raise outside("ValueState")

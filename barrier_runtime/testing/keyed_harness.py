@@ -1,0 +1,259 @@
+"""`KeyedHarness`: a user's keyed function by itself, row by row, in the test's own thread. No Spark, no event loop, no
+source or sink; but the operator, the keyed state and the snapshots of production, so what holds here holds in a job.
+"""
+
+import itertools
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.data.rows import Row
+from barrier_runtime.data.schemas import SchemaLike, as_schema
+from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.metrics import MetricGroup
+from barrier_runtime.operators.process import ProcessOperator
+from barrier_runtime.operators.state.folded import AggregatingState, ReducingState
+from barrier_runtime.operators.state.handle import KeyedState
+from barrier_runtime.operators.state.lists import ListState
+from barrier_runtime.operators.state.maps import MapState
+from barrier_runtime.operators.state.value import ValueState
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.key_groups import key_groups_of
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.paths import Paths
+
+_NAME = "function"
+_MEMORY = 64 << 20
+
+
+@dataclass(frozen=True)
+class HarnessSnapshot:
+    """What a `KeyedHarness` held at a barrier, to be given to another one."""
+
+    operators: tuple[OperatorSnapshot, ...]
+    store: MemoryStore
+    rows: pa.Schema | None
+    checkpoint: int
+
+
+class KeyedHarness:
+    """Runs what `KeyedStream.process` runs.
+
+    >>> with KeyedHarness(Totals, key="user") as harness:
+    ...     assert harness.push({"user": "ann", "n": 3}) == [{"user": "ann", "total": 3}]
+    ...     assert harness.state("ann") == {"total": 3}
+    ...     snapshot = harness.snapshot()
+    >>> with KeyedHarness(Totals, key="user", restore=snapshot, parallelism=2) as harness:
+    ...     assert harness.push({"user": "ann", "n": 1}) == [{"user": "ann", "total": 4}]
+
+    `key`: the column of `key_by`, or several. `rows`: the schema of the rows that are pushed; without it the first push
+    tells their types. `schema`, `state` and `event_time` are those of `process`. `parallelism`: among so many subtasks
+    the keys are divided. `restore` begins with what `snapshot()` gave, maybe that of another parallelism or of an
+    earlier version of the function. Changes in place that are not stored are refused at a snapshot, as by
+    `check_state`. Errors are those of a job: `UserCodeError` for what the function raises, `InvalidJob` for wrong use.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        *,
+        key: str | Sequence[str],
+        rows: SchemaLike | None = None,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, KeyedState] | None = None,
+        event_time: str | None = None,
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        restore: HarnessSnapshot | None = None,
+    ) -> None:
+        where = "KeyedHarness"
+        self._keys = (key,) if isinstance(key, str) else tuple(key)
+        self._rows = as_schema(rows, where) if rows is not None else restore.rows if restore is not None else None
+        self._store = restore.store if restore is not None else MemoryStore()
+        self._checkpoint = restore.checkpoint if restore is not None else 0
+        self._parallelism = parallelism
+        self._max_parallelism = max_parallelism
+        self._directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-harness-"))
+        self._removed = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        self._given: list[Row] = []
+        self._emit = Emit(lambda batch: self._given.extend(batch.rows.to_pylist()))
+        output = as_schema(schema, where) if schema is not None else None
+        self._subtasks = [
+            ProcessOperator(_NAME, self._keys, function, state, event_time, output, self._rows)
+            for _ in range(parallelism)
+        ]
+        for subtask, operator in enumerate(self._subtasks):
+            operator.open(self._context(subtask, restore.operators if restore is not None else ()))
+
+    # ---- what a test does
+
+    def push(self, *rows: Row) -> list[Row]:
+        """Process these rows one after the other; what the function gives for them."""
+        for row in rows:
+            batch = self._batch(row)
+            self._of(batch).process(Batch(batch, 0), self._emit)
+        return self._taken()
+
+    def watermark(self, at_ms: int) -> list[Row]:
+        """Event time has reached `at_ms` (since the epoch): what timers give that are due."""
+        for operator in self._subtasks:
+            operator.on_watermark(at_ms, self._emit)
+        return self._taken()
+
+    def end(self) -> list[Row]:
+        """There is no more input: what all timers give."""
+        given = self.watermark(WATERMARK_MAX)
+        for operator in self._subtasks:
+            operator.on_end(self._emit)
+        return given + self._taken()
+
+    def state(self, key: Any) -> dict[str, Any]:
+        """All states of `key` (a tuple, of several columns) by name: the value, a list, or a dict."""
+        return {name: _content(each) for name, each in self._at(key).states.items()}
+
+    def timers(self, key: Any) -> list[int]:
+        """Times (ms) of the timers of `key` that have not fired, the earliest first."""
+        return self._at(key).timers.of_key()
+
+    def snapshot(self) -> HarnessSnapshot:
+        """A checkpoint, completed; the harness goes on. Raises `InvalidJob` for state that cannot be written."""
+        self._checkpoint += 1
+        taken = []
+        for subtask, operator in enumerate(self._subtasks):
+            capture = operator.snapshot(self._checkpoint)
+            keyed = None
+            if capture.keyed is not None:
+                while not capture.keyed.drain():
+                    pass
+                keyed = capture.keyed.write_snapshot(self._checkpoint)
+            taken.append(OperatorSnapshot(_NAME, subtask, self._parallelism, dict(capture.values), keyed))
+        for operator in self._subtasks:
+            operator.on_complete(self._checkpoint)
+        return HarnessSnapshot(tuple(taken), self._store, self._rows, self._checkpoint)
+
+    def close(self) -> None:
+        for operator in self._subtasks:
+            operator.close()
+        self._removed()
+
+    def __enter__(self) -> "KeyedHarness":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- inside
+
+    def _batch(self, row: Row) -> pa.RecordBatch:
+        if self._rows is None:
+            self._rows = pa.RecordBatch.from_pylist([row]).schema
+        unknown = row.keys() - set(self._rows.names)
+        if unknown:
+            raise InvalidJob(
+                f"KeyedHarness: the row {row!r} has {', '.join(sorted(map(repr, unknown)))}, which earlier rows (or "
+                "rows=) do not have: give all columns in rows="
+            )
+        try:
+            return pa.RecordBatch.from_pylist([row], schema=self._rows)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise InvalidJob(
+                f"KeyedHarness: the row {row!r} does not fit the types of the rows ({error}): correct it, or rows="
+            ) from error
+
+    def _of(self, batch: pa.RecordBatch) -> ProcessOperator:
+        """The subtask of the key of the one row."""
+        missing = [column for column in self._keys if column not in batch.schema.names]
+        if missing:
+            raise InvalidJob(f"KeyedHarness: the rows have no key column {missing[0]!r}: add it, or correct key=")
+        group = int(key_groups_of([batch.column(column) for column in self._keys], self._max_parallelism)[0])
+        return self._subtasks[group * self._parallelism // self._max_parallelism]
+
+    def _at(self, key: Any) -> ProcessOperator:
+        """The subtask of `key`, with its states and timers at that key."""
+        if self._rows is None:
+            raise InvalidJob("KeyedHarness: no row came yet, so the types of its keys are not known: give rows=")
+        values = (key,) if len(self._keys) == 1 else tuple(key)
+        batch = self._batch(dict(zip(self._keys, values, strict=True)))
+        operator = self._of(batch)
+        operator.visit(batch)
+        return operator
+
+    def _taken(self) -> list[Row]:
+        given = list(self._given)
+        self._given.clear()
+        return given
+
+    def _context(self, subtask: int, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
+        directory = self._directory / str(subtask)
+
+        def open_keyed() -> KeyedBackend:
+            return open_keyed_backend(
+                kind="memory",
+                operator=_NAME,
+                subtask=subtask,
+                parallelism=self._parallelism,
+                max_parallelism=self._max_parallelism,
+                restored=restored,
+                store=self._store,
+                paths=Paths("harness"),
+                token=1,
+                slot_uuid="harness",
+                directory=directory,
+                copies=LocalCopies(),
+                memory=SlotMemory(_MEMORY),
+                cache_bytes=_MEMORY,
+                new_uuid=lambda: f"{next(_NUMBERS)}",
+                watched=True,
+            )
+
+        return OperatorContext(
+            job="harness",
+            token=1,
+            operator=_NAME,
+            subtask=subtask,
+            parallelism=self._parallelism,
+            max_parallelism=self._max_parallelism,
+            restored=restored,
+            open_keyed=open_keyed,
+            executor=_AT_ONCE,
+            snapshot_executor=_AT_ONCE,
+            metrics=MetricGroup(),
+            local_dir=directory,
+            make_store=lambda url: self._store,
+            job_store=self._store,
+            call_later=lambda seconds, callback: callback(),
+            wake=lambda: None,
+        )
+
+
+class _AtOnce:
+    """The executor of a function that has nothing to execute: it works in the caller's thread."""
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        done(work(), None)
+
+
+_AT_ONCE = _AtOnce()
+_NUMBERS = itertools.count(1)
+
+
+def _content(state: KeyedState) -> Any:
+    match state:
+        case ListState():
+            return list(state)
+        case MapState():
+            return dict(state.items())
+        case ValueState() | ReducingState() | AggregatingState():
+            return state.value
+    raise InvalidJob(f"{state!r} is a kind of state that KeyedHarness cannot show: read it in the function")

@@ -1,0 +1,218 @@
+"""Many entries per key, each an entry of the key-value store of its own: what lists and maps of state are made of.
+
+Layout, behind key group and state id (`kv/shard`), all of it `keys/key_codec`'s bytes
+
+    user key · 0A · entry key  →  the entry's value        0A and 0B are False and True
+    user key · 0B              →  C1 and the number of entries, 8 bytes, big endian
+
+The entry key of a list is the element's index (an int); of a map, the map's key. Bytes of entry keys have the order of
+their values, so a range of the store has the entries of one user key in order, and behind them the number. It is there
+as long as there are entries, so a scan ends there and does not read on through whatever neighbours have deleted; no
+MessagePack and no pickle begins with C1. The user key alone decides the key group.
+
+All of it is in one `StateTable`, by (*user key, False, entry key) and (*user key, True): caches, freezing, spilling and
+snapshots are the same. What is added is an index of the entries that are not in the store yet, by user key. A walk
+through the entries of a key merges it with a scan of the store.
+"""
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.keys.key_codec import decode_key, encode_key
+from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.values.table import Key, StateTable, shown
+from barrier_runtime.state.values.watched_table import WatchedTable
+
+_ENTRY, _NUMBER = encode_key((False,)), encode_key((True,))
+_NUMBER_MARK = b"\xc1"
+_NUMBER_BYTES = 9
+_STALE = 1_000  # entry keys of an order that are in the store by now
+_INDEX_BYTES = 120  # of an entry in the index
+
+
+class _Number(int):
+    """How many entries a key has: among the values of a table, told from them by its class."""
+
+    __slots__ = ()
+
+
+class EntryTable(StateTable):
+    """Made by `KeyedBackend.entry_table`; used by one thread.
+
+    The caller keeps the numbers of entries right: raises one before it puts entries, and lowers it after it has deleted
+    them. So wherever entries are in the store, their number is there, too, or on its way.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        state_id: int,
+        shard: Shard,
+        encode: Callable[[Any], bytes],
+        decode: Callable[[bytes], Any],
+        key_width: int,
+        immutable: bool,
+        cache_bytes: int,
+    ) -> None:
+        super().__init__(name, state_id, shard, _encoder(encode), _decoder(decode), key_width, immutable, cache_bytes)
+        self._pending: dict[Key, dict[Any, None]] = {}  # by user key: entry keys that are dirty or frozen
+        # Of user keys that were walked through since the last barrier: the same, encoded and sorted, perhaps with some
+        # that are in the store by now, or twice. Neither makes a difference to a walk.
+        self._orders: dict[Key, list[bytes]] = {}
+        self._writes = 0  # slices that went into the store
+
+    # ---- what operators use
+
+    def number(self, key: Key) -> int:
+        """How many entries `key` has."""
+        return self.get((*key, True)) or 0
+
+    def set_number(self, key: Key, number: int) -> None:
+        self.put((*key, True), _Number(number) if number else None)
+
+    def get_entry(self, key: Key, entry: Any) -> Any:
+        """The value of one entry, or None."""
+        return self.get((*key, False, entry))
+
+    def has_entry(self, key: Key, entry: Any) -> bool:
+        """Whether there is such an entry; its value is not decoded, nor remembered."""
+        whole = (*key, False, entry)
+        for values in (self._dirty, self._young, self._frozen, self._encoded):
+            if whole in values:
+                return values[whole] is not None
+        return self._is_stored(whole)
+
+    def put_entry(self, key: Key, entry: Any, value: Any) -> None:
+        """Set the value of one entry; None deletes it."""
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = {}
+        if entry not in pending:
+            pending[entry] = None
+            order = self._orders.get(key)
+            if order is not None:
+                insort(order, encode_key((entry,)))
+                if len(order) > 2 * len(pending) + _STALE:
+                    del self._orders[key]
+        self.put((*key, False, entry), value)
+
+    def walk(self, key: Key, values: bool = True) -> Iterator[tuple[Any, Any]]:
+        """(entry key, value) of the entries of `key` in the order of their keys; None for each value unless `values`.
+
+        Each step goes to the next greater entry key that is there at that moment, with its value at that moment. So
+        what changes meanwhile is seen ahead and not behind, and where an entry is (cache or store) makes no difference.
+        """
+        if not self.number(key):
+            return
+        prefix = self._kv_key(key) + _ENTRY
+        last, writes = b"", -1
+        stored: Iterator[tuple[bytes, bytes]] = iter(())
+        ahead: tuple[bytes, bytes] | None = None
+        while True:
+            if writes != self._writes:  # what was read ahead may be older than what was written since
+                writes = self._writes
+                stored = self._stored_entries(key, prefix, last)
+                ahead = next(stored, None)
+            order = self._order_of(key)
+            at = bisect_right(order, last)
+            pending = order[at] if at < len(order) else None
+            if ahead is not None and (pending is None or ahead[0] < pending):
+                last, data = ahead
+                ahead = next(stored, None)
+                entry = decode_key(last)[0]
+                yield entry, self._stored_value((*key, False, entry), data) if values else None
+                continue
+            if pending is None:
+                return
+            last = pending
+            if ahead is not None and ahead[0] == pending:
+                ahead = next(stored, None)
+            entry = decode_key(last)[0]
+            value = self.get((*key, False, entry))
+            if value is not None:
+                yield entry, value if values else None
+
+    # ---- inside
+
+    def _stored_entries(self, key: Key, prefix: bytes, last: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Encoded entry key and data of what the store has of `key` behind `last`.
+
+        Where the number of entries is neither stored nor on its way into the store, the store has none but deleted
+        ones, and is not scanned: with nothing there, the scan would go on to the next key that has something.
+        """
+        number = (*key, True)
+        if number in self._frozen or number in self._encoded or self._is_stored(number):
+            start = prefix + last + b"\0" if last else prefix
+            for data_key, data in self._shard.kv.scan(start, prefix[:-1] + _NUMBER):
+                yield data_key[len(prefix) :], data
+
+    def _stored_value(self, whole: Key, data: bytes) -> Any:
+        """The value of an entry that is in the store. One that can be changed in place is remembered, so that all who
+        read it get the same object; others pass by the cache, which a long walk would empty."""
+        if self._immutable:
+            return self._decode(data)
+        if whole not in self._young and whole not in self._old:
+            self._remember(whole, self._decode(data))
+        return self.get(whole)
+
+    def _order_of(self, key: Key) -> list[bytes]:
+        order = self._orders.get(key)
+        if order is None:
+            order = sorted([encode_key((entry,)) for entry in self._pending.get(key, ())])
+            if len(self._orders) >= _STALE:  # no barrier comes
+                self._orders.clear()
+            self._orders[key] = order
+        return order
+
+    def _kv_key(self, whole: Key) -> bytes:
+        return self._shard.kv_key(self._state_id, self.key_width, whole)
+
+    def _is_stored(self, whole: Key) -> bool:
+        return self._shard.kv.get(self._kv_key(whole)) is not None
+
+    def _written(self, keys: Sequence[Key]) -> None:
+        self._writes += 1
+        dirty, width = self._dirty, self.key_width
+        for whole in keys:
+            if len(whole) == width + 2 and whole not in dirty:
+                pending = self._pending[whole[:width]]
+                del pending[whole[-1]]
+                if not pending:
+                    del self._pending[whole[:width]]
+
+    def freeze(self) -> None:
+        super().freeze()
+        self._orders.clear()
+
+    def memory_bytes(self) -> int:
+        return super().memory_bytes() + _INDEX_BYTES * (len(self._dirty) + self.frozen_entries)
+
+    def _shown(self, key: Key) -> str:
+        width = self.key_width
+        return f"{shown(key[:width])}, entry {shown(key[-1:])}" if len(key) == width + 2 else shown(key[:width])
+
+
+class WatchedEntryTable(EntryTable, WatchedTable):
+    """One that notices entries changed in place and not stored (`watched_table`)."""
+
+    _remedy = "store it again (state[key] = value of a map, update(list) of a list)"
+
+
+def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    def encoded(value: Any) -> bytes:
+        return _NUMBER_MARK + value.to_bytes(8, "big") if type(value) is _Number else encode(value)
+
+    return encoded
+
+
+def _decoder(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def decoded(data: bytes) -> Any:
+        if data[:1] != _NUMBER_MARK:
+            return decode(data)
+        if len(data) != _NUMBER_BYTES:
+            raise Corrupt(f"{data[:64].hex()} is not a number of entries: restore from another checkpoint")
+        return _Number.from_bytes(data[1:], "big")
+
+    return decoded
