@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, World
 
-from barrier_runtime import count, max_, mean, min_, sum_
+from barrier_runtime import arg_min, count, first, last, max_, mean, min_, sum_, variance
 from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import event_times_ms, greatest_event_time_ms
@@ -203,6 +203,7 @@ AGGREGATES = {
     "extremes": {"low": min_("w"), "high": max_("v")},
     "sums": {"n": count(), "total": sum_("v"), "real": sum_("x"), "small": sum_("w")},
     "numpy": {"m": mean("v"), "low": min_("x"), "total": sum_("v", widen=True)},
+    "ordered": {"n": count(), "old": first("w"), "new": last("x"), "at": arg_min("w", by="x"), "spread": variance("x")},
 }
 
 
