@@ -16,6 +16,11 @@ from barrier_runtime.state.store.memory import MemoryStore
 
 settings.register_profile("check", settings.default, max_examples=20)  # of 100: tests/drawn.py
 
+# A JVM of Spark lives for seconds here, and what it compiles thoroughly never pays: a third less for a program's start
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", JVM)
+
 _LOOP_S = 300.0  # for a test that is a coroutine
 
 
