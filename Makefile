@@ -48,6 +48,7 @@ run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
 test: $(STAMP) jdk servers
+	@$(BIN)/python -m tests.spark_jvm
 	@.ci/steps \
 		"$(BIN)/python -m pytest -q -n 2 --dist worksteal $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import settings
 
 from barrier_runtime.state.store.memory import MemoryStore
+from tests import spark_jvm
 
 settings.register_profile("check", settings.default, max_examples=20)  # of 100: tests/drawn.py
 
-# A JVM of Spark lives for seconds here, and what it compiles thoroughly never pays: a third less for a program's start
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM)
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", JVM)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those that programs under test start, too
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", spark_jvm.LIGHT)
 
 _LOOP_S = 300.0  # for a test that is a coroutine
 
