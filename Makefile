@@ -48,13 +48,13 @@ run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
 test: $(STAMP) jdk servers
+	@$(BIN)/python -m tests.spark_jvm
 	@.ci/steps \
 		"$(BIN)/python -m pytest -q -n 2 --dist worksteal $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
-		"$(BIN)/python tests/simulation/simulate.py --seeds 300" \
-		"$(BIN)/python -m pytest -q -n 2 tests/ends" \
-		"$(BIN)/python -m pytest -n 2 tests/integration/ends" \
-		"$(BIN)/python -m pytest -n 2 --dist worksteal tests/integration --ignore tests/integration/ends"
+		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
+		"$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/ends" \
+		"$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 check: $(STAMP)
 	$(BIN)/ruff check .

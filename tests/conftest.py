@@ -13,8 +13,12 @@ import pytest
 from hypothesis import settings
 
 from barrier_runtime.state.store.memory import MemoryStore
+from tests import spark_jvm
 
 settings.register_profile("check", settings.default, max_examples=20)  # of 100: tests/drawn.py
+
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those that programs under test start, too
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", spark_jvm.LIGHT)
 
 _LOOP_S = 300.0  # for a test that is a coroutine
 

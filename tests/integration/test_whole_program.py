@@ -166,6 +166,7 @@ def standalone_master(tmp_path):
 
     home = Path(pyspark.__file__).parent
     environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    environment["SPARK_DAEMON_JAVA_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"]
     log = (tmp_path / "cluster.log").open("wb")
 
     def deploy(*arguments):

@@ -46,7 +46,8 @@ class ProgramSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only
 def main() -> int:
     settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ProgramSettings)
     flow = workload.build(settings.target, settings.rows_per_second)
-    jvm = f"-Djava.io.tmpdir={settings.jvm_temporary} -XX:-UsePerfData"
+    brief = "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a JVM that is killed soon starts cheaply
+    jvm = f"-Djava.io.tmpdir={settings.jvm_temporary} {brief}"
     try:
         with flow.start(
             master=settings.master,

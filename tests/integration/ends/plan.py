@@ -19,16 +19,19 @@ class Action:
 
 
 def plan(seed: int, kills: int, server: bool, outage_s: float) -> list[Action]:
-    """Strikes, `then` included, sum up to `kills` at least. Every kind that is possible comes twice or more.
+    """Strikes, `then` included, sum up to `kills` at least. Every kind that is possible comes, with 20 twice or more;
+    slots and coordinators always do. The last strike is at the program: what the start after it has to do costs
+    nothing more than the end of the run.
 
     With a server one outage lasts `outage_s`, and during half of them something else is struck too.
     """
     draw = random.Random(seed)
-    firsts: list[Kind] = ["program"] * max(2, kills // 10) + ["coordinator"] * max(2, kills // 5)
+    programs = max(1, kills // 10)
+    firsts: list[Kind] = ["program"] * (programs - 1) + ["coordinator"] * max(2, kills // 5)
     if server:
         firsts += ["server kill", "server stop"] * max(1, kills // 10)
     seconds = max(1, kills // 7) + (2 if server else 0)
-    firsts += ["slot"] * max(2, kills - seconds - len(firsts))
+    firsts += ["slot"] * max(2, kills - seconds - len(firsts) - 1)
     draw.shuffle(firsts)
     outages = [at for at, kind in enumerate(firsts) if kind.startswith("server")]
     others = [at for at in range(len(firsts)) if at not in outages]
@@ -43,4 +46,4 @@ def plan(seed: int, kills: int, server: bool, outage_s: float) -> list[Action]:
         seconds_at: list[Kind] = ["slot", "coordinator", "program"] if at in outages else ["slot", "coordinator"]
         then: Kind | None = draw.choice(seconds_at) if at in doubled else None
         actions.append(Action(kind, draw.uniform(0.0, 0.4), hold_s, then, draw.uniform(0.0, min(hold_s, 1.0) or 0.8)))
-    return actions
+    return [*actions, Action("program", draw.uniform(0.0, 0.4))]

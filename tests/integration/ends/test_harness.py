@@ -86,18 +86,21 @@ def test_every_look_is_counted() -> None:
     assert [numbers(*looks)().figures.observations for looks in (WHOLE, NEW)] == [3, 3]
 
 
+@pytest.mark.parametrize(("kills", "of_a_kind"), [(20, 2), (8, 1), (5, 1)])
 @pytest.mark.parametrize("seed", range(30))
-def test_a_plan_comes_from_its_seed_and_strikes_everything(seed: int) -> None:
-    actions = plan(seed, 20, True, 7.0)
-    assert actions == plan(seed, 20, True, 7.0)
+def test_a_plan_comes_from_its_seed_and_strikes_everything(seed: int, kills: int, of_a_kind: int) -> None:
+    actions = plan(seed, kills, True, 7.0)
+    assert actions == plan(seed, kills, True, 7.0)
     kinds = collections.Counter(kind for each in actions for kind in (each.kind, each.then) if kind)
-    assert kinds.total() >= 20
-    assert min(kinds[kind] for kind in ("slot", "coordinator", "program", "server kill", "server stop")) >= 2
+    assert kinds.total() >= kills
+    assert min(kinds[kind] for kind in ("slot", "coordinator")) >= 2
+    assert min(kinds[kind] for kind in ("program", "server kill", "server stop")) >= of_a_kind
+    assert actions[-1].kind == "program"
     assert sum(each.hold_s == 7.0 for each in actions) == 1
     assert any(each.then and each.kind.startswith("server") for each in actions)
-    without = plan(seed, 20, False, 7.0)
+    without = plan(seed, kills, False, 7.0)
     assert not any(each.kind.startswith("server") for each in without)
-    assert sum(1 + (each.then is not None) for each in without) >= 20
+    assert sum(1 + (each.then is not None) for each in without) >= kills
 
 
 @pytest.mark.spark

@@ -1,5 +1,6 @@
 """A user's whole program, run as a process of its own so that a test can kill all of it."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,11 @@ from harness import counting_flow
 def main() -> None:
     out, checkpoints, rows, rate, master = sys.argv[1:6]
     counting_flow("whole-program", out, int(rows), float(rate)).run(
-        master=master, parallelism=2, checkpoints=checkpoints, checkpoint_interval=0.3
+        master=master,
+        parallelism=2,
+        checkpoints=checkpoints,
+        checkpoint_interval=0.3,
+        spark_conf={"spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]},  # as cheap as the driver's
     )
 
 

@@ -1,0 +1,73 @@
+"""How tests start Spark's JVMs: many, each for seconds, so their start is what they cost.
+
+They compile lightly, collect with one thread, and load their classes from an archive of a JVM that has run a job before
+(class data sharing): together half of the processor time. `python -m tests.spark_jvm` makes the archive, below build/,
+where there is none for this Java and this pyspark; without it tests are only slower.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+_BUILD = Path(__file__).resolve().parents[1] / "build"
+
+
+def archive() -> Path | None:
+    """Where the archive for this Java and this pyspark is, or has to be; None without one of them."""
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    pyspark = importlib.util.find_spec("pyspark")
+    if java is None or not Path(java).exists() or pyspark is None or pyspark.origin is None:
+        return None
+    places = [Path(java).resolve(), Path(pyspark.origin)]
+    known = "\n".join(f"{place} {place.stat().st_mtime_ns}" for place in places)
+    return _BUILD / f"spark-{hashlib.sha256(known.encode()).hexdigest()[:12]}.jsa"
+
+
+def submit_options() -> str:
+    """For SPARK_SUBMIT_OPTS. An archive that does not fit (another class path) is passed over in silence."""
+    made = archive()
+    return LIGHT if made is None or not made.exists() else f"{LIGHT} -XX:SharedArchiveFile={made} -Xlog:cds=off"
+
+
+def main() -> int:
+    wanted = archive()
+    if wanted is None or wanted.exists():
+        return 0
+    wanted.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=wanted.parent) as work:
+        classes, made = Path(work, "classes"), Path(work, "archive")
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{LIGHT} -XX:DumpLoadedClassList={classes}"
+        java, class_path = _run_a_job()
+        command = [java, "-Xshare:dump", "-XX:+UseSerialGC", "-Xlog:cds=off", f"-XX:SharedClassListFile={classes}"]
+        done = subprocess.run(
+            [*command, f"-XX:SharedArchiveFile={made}", "-cp", class_path], capture_output=True, text=True
+        )
+        if done.returncode != 0 or not made.exists():
+            print(f"no archive of Spark's classes, tests take longer: {done.stderr[-500:]}", file=sys.stderr)
+            return 0
+        made.replace(wanted)
+    return 0
+
+
+def _run_a_job() -> tuple[str, str]:
+    """A job of a Python task on a JVM that notes the classes it loads. Returns its `java` and its class path."""
+    from barrier_runtime.spark.session import make_session
+
+    spark = make_session("class-list", "local[2]", {})
+    try:
+        assert spark.sparkContext.parallelize([1, 2], 2).mapPartitions(list).collect() == [1, 2]
+        known = spark.sparkContext._jvm.java.lang.System.getProperty
+        return f"{known('java.home')}/bin/java", known("java.class.path")
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
