@@ -81,7 +81,8 @@ def _known(schema: pa.Schema) -> _Known:
     if known is not None:
         return known
     if len(_by_id) >= _MOST_KNOWN:
-        _by_id.clear()
+        _by_id.clear()  # batches in Arrow bring an object each; what they stand for stays
+    if len(_by_schema) >= _MOST_KNOWN:
         _by_schema.clear()
     first = _by_schema.get(schema)
     if first is None or not first[0].equals(schema, check_metadata=True):

@@ -125,6 +125,8 @@ def test_equal_schemas_are_one_but_for_what_their_metadata_say() -> None:
     assert other is not None
     assert first.schema is second.schema
     assert other.record_batch().schema.metadata == {b"unit": b"m"}
+    many = [FewRows.of(rows(None)) for _ in range(1_000)]
+    assert all(each is not None and each.schema is first.schema for each in many)
     again = FewRows.of(rows(None))
     assert again is not None
     assert again.record_batch().schema.metadata is None
