@@ -35,6 +35,17 @@ def table(connection: psycopg.Connection[Any]) -> str:
     return new_table(connection)
 
 
+def tried_again(call: Callable[[], None]) -> None:
+    """As a slot does it, whatever else is at the server's rows meanwhile."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except Unavailable:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
@@ -100,6 +111,39 @@ def test_a_generation_that_opens_waits_for_staging_that_is_under_way(
     successor.close()
 
 
+def test_a_commit_that_another_session_is_just_carrying_out_is_tried_again(
+    postgres: PostgresServer, connection: psycopg.Connection[Any], table: str
+) -> None:
+    """The server calls such a transaction busy. The other session waits here for a standby that there is not."""
+    job = new_job()
+    sink = opened(postgres.url, table, job, transactions="prepared")
+    decided = pre_committed(sink, 1, 7)
+    ((gid,),) = connection.execute("select gid from pg_prepared_xacts where gid like %s", (f"%:{job}",)).fetchall()
+
+    def commit() -> None:
+        with psycopg.connect(postgres.url, autocommit=True) as other:
+            other.execute(psycopg.sql.SQL("commit prepared {}").format(psycopg.sql.Literal(gid)))
+
+    thread = threading.Thread(target=commit)
+    connection.execute("alter system set synchronous_standby_names = 'nobody'")
+    try:
+        connection.execute("select pg_reload_conf()")
+        until(lambda: connection.execute("show synchronous_standby_names").fetchone() == ("nobody",), "it is set")
+        thread.start()
+        waits = "select 1 from pg_stat_activity where wait_event = 'SyncRep'"
+        until(lambda: connection.execute(waits).fetchall(), "the other session waits")
+        with pytest.raises(Unavailable, match="another session is just ending the prepared transaction"):
+            sink.commit(decided)
+    finally:
+        connection.execute("alter system reset synchronous_standby_names")
+        connection.execute("select pg_reload_conf()")
+    thread.join(PATIENCE_S)
+    made_visible(sink, 1, [decided])
+    assert seen(connection, table) == [7]
+    assert left_over(connection, job) == []
+    sink.close()
+
+
 @BOTH
 def test_a_zombie_and_its_successor_commit_the_same_rows_at_once_and_they_appear_once(
     postgres: PostgresServer, connection: psycopg.Connection[Any], table: str, transactions: str
@@ -113,6 +157,8 @@ def test_a_zombie_and_its_successor_commit_the_same_rows_at_once_and_they_appear
 
     def work(sink: PostgresSink) -> None:
         try:
+            for committable in decided:
+                tried_again(lambda committable=committable: sink.commit(committable))
             made_visible(sink, 8, decided)
         except BaseException as error:
             troubles.append(error)

@@ -21,7 +21,7 @@ from barrier_runtime.connectors.postgres.fence import check_fence, fence_lock
 from barrier_runtime.connectors.postgres.session import PostgresSession, load_psycopg
 from barrier_runtime.connectors.postgres.target import PostgresTarget, copy_into
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 
 PREPARED_PER_SUBTASK = 4  # the open checkpoint, one that expired, one being committed, one left by a killed generation
 _OWNER = "job = %s and sink = %s and lineage = %s"
@@ -89,7 +89,7 @@ class PreparedTransactions:
     def commit(self, committable: PostgresCommittable) -> None:
         def work(connection: Any) -> None:
             try:
-                connection.execute(_naming("commit prepared {}", committable.name))
+                self._end(connection, "commit prepared {}", committable.name)
             except load_psycopg().errors.UndefinedObject as error:
                 if not self._is_committed(connection, committable):
                     raise self._gone(committable) from error
@@ -108,7 +108,9 @@ class PreparedTransactions:
         return row[0] is not None and row[0] >= committable.checkpoint
 
     def abort(self, committable: PostgresCommittable) -> None:
-        self._deciding.run("aborting", lambda connection: _roll_back(connection, committable.name), autocommit=True)
+        self._deciding.run(
+            "aborting", lambda connection: self._roll_back(connection, committable.name), autocommit=True
+        )
 
     def sweep(self, decided: Sequence[PostgresCommittable]) -> None:
         """Roll back what older generations prepared and no decision names."""
@@ -121,9 +123,27 @@ class PreparedTransactions:
             ).fetchall()
             for (gid,) in prepared:
                 if gid not in kept and self._names.is_orphan(gid, self._context.parallelism):
-                    _roll_back(connection, gid)
+                    self._roll_back(connection, gid)
 
         self._deciding.run("rolling undecided transactions back", work, autocommit=True)
+
+    def _roll_back(self, connection: Any, gid: str) -> None:
+        if _is_prepared(connection, gid):
+            try:
+                self._end(connection, "rollback prepared {}", gid)
+            except load_psycopg().errors.UndefinedObject:
+                return  # somebody else was faster
+
+    def _end(self, connection: Any, statement: str, gid: str) -> None:
+        """While another session is at it, as that of a generation that was replaced, the server says that it is busy;
+        how that ended can be asked a little later."""
+        try:
+            connection.execute(_naming(statement, gid))
+        except load_psycopg().errors.ObjectNotInPrerequisiteState as error:
+            raise Unavailable(
+                f"{self._where}: another session is just ending the prepared transaction {gid!r} ({error}). It is "
+                "tried again"
+            ) from error
 
     def _gone(self, committable: PostgresCommittable) -> Corrupt:
         return Corrupt(
@@ -137,14 +157,6 @@ class PreparedTransactions:
 def _is_prepared(connection: Any, gid: str) -> bool:
     found = connection.execute("select 1 from pg_prepared_xacts where gid = %s", (gid,)).fetchone()
     return found is not None
-
-
-def _roll_back(connection: Any, gid: str) -> None:
-    if _is_prepared(connection, gid):
-        try:
-            connection.execute(_naming("rollback prepared {}", gid))
-        except load_psycopg().errors.UndefinedObject:
-            return  # somebody else was faster
 
 
 def _naming(statement: str, gid: str) -> Any:
