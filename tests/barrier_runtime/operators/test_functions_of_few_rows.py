@@ -14,7 +14,7 @@ from operator_harness import Driven
 from barrier_runtime import ValueState
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.rows import RowWriter
+from barrier_runtime.data.rows import RowWriter, each_row_of
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
@@ -101,6 +101,23 @@ def test_functions_see_and_give_the_same(fed: list[list[Any]], step: str) -> Non
         assert outcome(in_lists, Batch(few, 7)) == expected
         if isinstance(expected, str):
             return
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("values", [[-1, 1_999], [-1_500], [1_500, 0], [None, 1], [2**62]])
+def test_times_are_those_that_arrow_shows(unit: str, values: list[int | None]) -> None:
+    """Also before 1970, with digits below a microsecond, and in years that `datetime` does not know."""
+    rows = pa.record_batch({"at": pa.array(values, pa.timestamp(unit))})
+    few = FewRows.of(rows)
+    assert few is not None
+
+    def shown(batch: Batch) -> Any:
+        try:
+            return list(each_row_of(batch))
+        except (OverflowError, ValueError) as error:
+            return type(error)
+
+    assert shown(Batch(few, 0)) == shown(Batch(rows, 0))
 
 
 # ---------------------------------------------------------------- what functions return
