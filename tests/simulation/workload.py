@@ -145,6 +145,12 @@ def legs(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+def nothing_known(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Of sums and counts: neither `opened` nor `peak`."""
+    unknown = pa.array([NOT_KNOWN] * rows.num_rows, pa.int64())
+    return pa.RecordBatch.from_arrays([*rows.columns, unknown, unknown], schema=COUNTED)
+
+
 class Total:
     """Of numbers."""
 
@@ -286,9 +292,12 @@ class Workload:
             stream = streams[0]
         accounts = stream.key_by("account")
         if self.aggregated:
-            counted = accounts.aggregate(
-                "balance", n=count(), balance=sum_("delta"), opened=first("seq"), peak=arg_max("seq", by="delta")
-            )
+            sums = {"n": count(), "balance": sum_("delta")}
+            if self.collected:  # these alone are also computed of lists
+                counted = accounts.aggregate("balance", **sums).map_batches(nothing_known, schema=COUNTED)
+            else:
+                picks = {"opened": first("seq"), "peak": arg_max("seq", by="delta")}
+                counted = accounts.aggregate("balance", **sums, **picks)
         else:
             counted = accounts.process("balance", Journal if self.collected else Balance, schema=COUNTED)
         if self.audited:
