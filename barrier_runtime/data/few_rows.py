@@ -154,7 +154,7 @@ class FewRows:
         count = rows.num_rows
         if layout is None or not 0 < count <= MOST_ROWS:
             return None
-        columns = list(map(_values, rows.columns, layout.dtypes))
+        columns = list(map(values_as_stored, rows.columns, layout.dtypes))
         return FewRows(schema, layout, columns, count)
 
     @staticmethod
@@ -202,12 +202,8 @@ def _arrow(values: list[Any], kind: pa.DataType, code: str) -> pa.Array:
     return pa.array(values, kind)
 
 
-def values_as_stored(column: pa.Array) -> list[Any]:
-    """Of a column that a layout can have."""
-    return _values(column, _dtype(column.type) or "")
-
-
-def _values(column: pa.Array, dtype: str) -> list[Any]:
+def values_as_stored(column: pa.Array, dtype: str) -> list[Any]:
+    """`dtype`: what a layout says of the column."""
     if not dtype:
         return column.to_pylist()  # type: ignore[no-any-return]
     validity, data = column.buffers()

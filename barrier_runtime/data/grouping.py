@@ -53,6 +53,12 @@ def extremes(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
     return int(numbers.min()), int(numbers.max())
 
 
+def greatest_magnitude(values: npt.NDArray[Any]) -> int:
+    """The greatest absolute value of integers; 0 of none."""
+    lowest, highest = extremes(values) if len(values) else (0, 0)
+    return max(highest, -lowest)
+
+
 def stable_order(slots: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     """`argsort(slots, kind="stable")` for numbers in [0, 2**32); numpy sorts 16-bit numbers by radix, ten times
     faster."""

@@ -22,6 +22,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of, values_as_stored
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.key_groups import microseconds_of
 
 Row: TypeAlias = dict[str, Any]
 
@@ -44,7 +45,6 @@ _UNCHANGEABLE = frozenset(
     }
 )
 _timedelta = datetime.timedelta
-_MICROSECOND = _timedelta(microseconds=1)
 _PER_MICROSECOND = {"us": 1, "ns": 1_000}  # units of timestamps that become `datetime` without Arrow
 _EPOCHS = {
     None: datetime.datetime(1970, 1, 1),
@@ -114,7 +114,7 @@ def _stored_times(values: list[Any], kind: pa.DataType) -> list[Any] | None:
     epoch, per_us = _EPOCHS[kind.tz], _PER_MICROSECOND[kind.unit]
     if any(type(value) is not datetime.datetime or value.tzinfo is not epoch.tzinfo for value in values):
         return None
-    stored = [(value - epoch) // _MICROSECOND * per_us for value in values]
+    stored = [microseconds_of(value) * per_us for value in values]
     return stored if max(stored) < 2**63 and min(stored) >= -(2**63) else None
 
 
@@ -210,14 +210,14 @@ class RowWriter:
         if layout is None:
             return self.batch(rows, like)
         columns = []
-        for column, accepted in zip(self._columns, layout.accepted, strict=True):
+        for column, accepted, dtype in zip(self._columns, layout.accepted, layout.dtypes, strict=True):
             try:
                 values = list(map(column.of, rows))
             except (KeyError, TypeError):
                 return self.batch(rows, like)
             if not accepted(values):
                 times = _stored_times(values, column.type)
-                values = values_as_stored(self._column(rows, column)) if times is None else times
+                values = values_as_stored(self._column(rows, column), dtype) if times is None else times
             columns.append(values)
         if sum(map(len, rows)) != len(rows) * len(columns):
             self._check_names(rows)

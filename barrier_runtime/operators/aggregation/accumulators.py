@@ -7,7 +7,7 @@ counts exactly, in two halves of 32 bits, how often it does at which row.
 
 import numpy as np
 
-from barrier_runtime.data.grouping import extremes
+from barrier_runtime.data.grouping import greatest_magnitude
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
 from barrier_runtime.operators.aggregation.composite import Composite
 from barrier_runtime.operators.aggregation.plan import AggregationPlan
@@ -27,26 +27,20 @@ class SumBounds:
 
     def may_leave(self, accumulator: Accumulator, column: Values, row_ids: Ints, values: Values) -> bool:
         """Whether adding `values` to the entries `row_ids` of `column` may leave 64 bits."""
-        most = _most(values) * len(values)
+        most = greatest_magnitude(values) * len(values)
         bound = self._bounds.get(accumulator.name, _TOO_FAR) + most
         if bound < _TOO_FAR:
             self._bounds[accumulator.name] = bound
             return False
         self._measure(accumulator.name, column, len(values), most)
-        return self._bounds[accumulator.name] >= _TOO_FAR and _most(column[row_ids]) + most >= _TOO_FAR
+        return self._bounds[accumulator.name] >= _TOO_FAR and greatest_magnitude(column[row_ids]) + most >= _TOO_FAR
 
     def _measure(self, name: str, column: Values, rows: int, most: int) -> None:
         """That takes as long as the column has entries, so it waits for as many rows."""
         self._rows[name] = self._rows.get(name, len(column)) + rows
         if self._rows[name] > len(column):
-            self._bounds[name], self._rows[name] = _most(column), 0
+            self._bounds[name], self._rows[name] = greatest_magnitude(column), 0
         self._bounds[name] += most
-
-
-def _most(values: Values) -> int:
-    """The greatest absolute value."""
-    lowest, highest = extremes(values) if len(values) else (0, 0)
-    return max(highest, -lowest)
 
 
 def add_to_groups(
@@ -92,8 +86,7 @@ def _refuse(plan: AggregationPlan, accumulator: Accumulator, carries: Values, ro
     """A sum that is given as int64 must not leave 64 bits, not even for one row: then it would depend on batches
     whether that is seen."""
     if accumulator.column in plan.within_64_bits and carries.any():
-        group = np.searchsorted(rows.starts, np.argmax(carries != 0), side="right") - 1
-        raise left(accumulator.column, int(rows.row_ids[group]))
+        raise left(accumulator.column, rows.row_id_at(np.argmax(carries != 0)))
 
 
 def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
@@ -132,7 +125,7 @@ def running(
                 ordered = running_integers(values, before, rows)
                 if accumulator.kind == "sum":
                     carry = columns.get(f"carry:{accumulator.column}")
-                    leaves = _most(before) + _most(values) * len(values) >= _TOO_FAR
+                    leaves = greatest_magnitude(before) + greatest_magnitude(values) * len(values) >= _TOO_FAR
                     if leaves:
                         carries = _carries(values, before, rows)
                         _refuse(plan, accumulator, carries, rows, left)

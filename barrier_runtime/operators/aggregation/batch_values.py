@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.data.grouping import extremes, stable_order
+from barrier_runtime.data.grouping import greatest_magnitude, stable_order
 from barrier_runtime.operators.aggregation.state_columns import (
     Accumulator,
     Ints,
@@ -81,10 +81,9 @@ class BatchValues:
 
     def _decimals_as_floats(self, array: pa.Array, words: Words) -> npt.NDArray[np.float64]:
         low, high = words
-        if 0 <= array.type.scale <= _EXACT_POWER and (high == low >> 63).all():
-            lowest, highest = extremes(low)
-            if max(highest, -lowest) < _EXACT_INTEGER:
-                return low / 10.0**array.type.scale  # type: ignore[no-any-return]
+        of_one_word = 0 <= array.type.scale <= _EXACT_POWER and (high == low >> 63).all()
+        if of_one_word and greatest_magnitude(low) < _EXACT_INTEGER:
+            return low / 10.0**array.type.scale  # type: ignore[no-any-return]
         return np.array([float(value or 0) for value in array.to_pylist()])
 
     def _as_accumulator(self, column: pa.Array, accumulator: Accumulator) -> pa.Array:
@@ -126,7 +125,10 @@ class RunningOrder:
 
     def row_id_of(self, row: int) -> int:
         """Of one row of the batch."""
-        position = np.flatnonzero(self.order == row)[0]
+        return self.row_id_at(int(np.flatnonzero(self.order == row)[0]))
+
+    def row_id_at(self, position: int | np.intp) -> int:
+        """Of the row at that index of `order`."""
         return int(self.row_ids[np.searchsorted(self.starts, position, side="right") - 1])
 
     def groups(self) -> npt.NDArray[np.intp]:

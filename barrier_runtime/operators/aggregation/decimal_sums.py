@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.data.grouping import extremes
+from barrier_runtime.data.grouping import greatest_magnitude
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
 from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, decimals
 
@@ -46,7 +46,7 @@ class DecimalSum:
         low, high = (word[rows.order] for word in batch.words(self.column))
         held_low, held_high = (before[name] for name in self.storage())
         if _is_one_word(low, high) and _is_one_word(held_low, held_high):
-            most = _most(low) * len(low) + _most(held_low)
+            most = greatest_magnitude(low) * len(low) + greatest_magnitude(held_low)
         else:
             most = 1 << 127
         limit = 10**self.type.precision
@@ -58,8 +58,7 @@ class DecimalSum:
         if most >= limit:
             beyond = _beyond(low, high, limit)
             if beyond.any():
-                group = np.searchsorted(rows.starts, np.argmax(beyond), side="right") - 1
-                raise left(self.column, int(rows.row_ids[group]))
+                raise left(self.column, rows.row_id_at(np.argmax(beyond)))
         return {f"sum.low:{self.column}": low, f"sum.high:{self.column}": high}
 
     def sum(self, accumulators: Columns, counted: Ints) -> pa.Array:
@@ -72,7 +71,7 @@ class DecimalSum:
         low, high = (accumulators[name] for name in self.storage())
         shift = 10 ** (self.mean_type.scale - self.kind.scale)
         divisor = np.maximum(counted, 1)
-        if _is_one_word(low, high) and 2 * (_most(low) * shift + _most(divisor)) < _ONE_WORD:
+        if _is_one_word(low, high) and 2 * (greatest_magnitude(low) * shift + greatest_magnitude(divisor)) < _ONE_WORD:
             magnitude = (2 * np.abs(low) * shift + divisor) // (2 * divisor)
             found = np.where(low < 0, -magnitude, magnitude)
             return decimals(found, found >> 63, self.mean_type, _absent(counted))
@@ -90,11 +89,6 @@ class DecimalSum:
 def _absent(counted: Ints) -> npt.NDArray[np.bool_] | None:
     absent: npt.NDArray[np.bool_] = counted == 0
     return absent if absent.any() else None
-
-
-def _most(values: Ints) -> int:
-    lowest, highest = extremes(values) if len(values) else (0, 0)
-    return max(highest, -lowest)
 
 
 def _is_one_word(low: Ints, high: Ints) -> bool:

@@ -25,7 +25,7 @@ from barrier_runtime.operators.aggregation.state_columns import (
     AccumulatorKind,
     Columns,
     decimals,
-    from_accumulator,
+    from_words,
     is_decimal,
     word_dtypes,
 )
@@ -65,12 +65,7 @@ class Output:
             high = found >> 63
             carry = self._carry(accumulators)
             return decimals(found, high if carry is None else high + carry, WIDE, mask)
-        if self.value.dtype == "float64":
-            result = pa.array(found, mask=mask)
-            return result if self.type == _FLOAT64 else result.cast(self.type)
-        if mask is not None:
-            found = np.where(absent, 0, found)
-        return from_accumulator(pa.array(found, mask=mask), self.type)
+        return from_words((found,), self.type, mask)
 
     def _carry(self, accumulators: Columns) -> npt.NDArray[np.int64] | None:
         """None when it is 0 in all entries, or given for none."""

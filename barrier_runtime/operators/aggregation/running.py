@@ -41,11 +41,11 @@ class RunningAggregateOperator(KeyedOperator):
         self._output = running_schema(schema, self._aggregates, self.where)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        self._check(batch.schema)
         few = batch.few
         if few is not None and self._process_few(batch, few, emit):
             return
         rows = batch.rows
-        self._check(rows.schema)
         if not rows.num_rows:
             return
         order = self._order(rows)
@@ -64,7 +64,6 @@ class RunningAggregateOperator(KeyedOperator):
 
     def _process_few(self, batch: Batch, few: FewRows, emit: Emit) -> bool:
         """False: this is for Arrow."""
-        self._check(few.schema)
         if few.schema is not self._few_schema:
             self._few_schema = few.schema
             self._few_running = FewRunning.of(self._plan, self._key_columns, few.layout)

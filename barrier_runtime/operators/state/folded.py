@@ -10,9 +10,10 @@ from barrier_runtime.operators.state.handle import (
     CurrentKey,
     KeyedState,
     StateKey,
-    outside,
+    Unbound,
     put_watched,
     refuse,
+    with_article,
 )
 from barrier_runtime.operators.state.stored_type import CodecName, StoredType, short
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
@@ -45,7 +46,7 @@ class _FoldedState(KeyedState):
     def __init__(self, kind: Any, codec: CodecName, says: str) -> None:
         super().__init__()
         self._type = StoredType(kind, codec, says)
-        unbound = partial(_unbound, says)
+        unbound = Unbound(says)
         self._get: Callable[[StateKey], Any] = unbound
         self._put: Callable[[StateKey, Any], None] = unbound
         self._remove: Callable[[StateKey], None] = unbound
@@ -166,10 +167,6 @@ for _kind in (ReducingState, AggregatingState):
     refuse(
         _kind,
         REFUSED,
-        f"{{state}} is a {_kind.__name__}, not its value ({{operation}}): the value is {{state}}.value, and "
-        "{state}.add(…) adds to it".replace("is a A", "is an A"),
+        f"{{state}} is {with_article(_kind.__name__)}, not its value ({{operation}}): the value is {{state}}.value, "
+        "and {state}.add(…) adds to it",
     )
-
-
-def _unbound(kind: str, *_: Any) -> Any:
-    raise outside(kind)

@@ -50,7 +50,8 @@ class KeyedState:
     def assigned(self, value: object) -> InvalidJob:
         kind = next(each.__name__ for each in type(self).__mro__ if not each.__name__.startswith("_"))
         return InvalidJob(
-            f"{short(value)} is assigned to {self._said}, which is {_a(kind)}: {self.remedy.format(self._said)}"
+            f"{short(value)} is assigned to {self._said}, which is {with_article(kind)}: "
+            f"{self.remedy.format(self._said)}"
         )
 
     def open(
@@ -81,7 +82,7 @@ class States:
 
 
 class Unbound:
-    """The table of a handle that no operator has opened."""
+    """The table of a handle that no operator has opened, and each method of it."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -89,14 +90,18 @@ class Unbound:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copies and pickles look for
             raise AttributeError(name)
-        raise outside(self._kind)
+        raise self._outside()
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise self._outside()
+
+    def _outside(self) -> InvalidJob:
+        return InvalidJob(
+            f"{with_article(self._kind)} is used outside a keyed function: use it only in process() or on_timer()"
+        )
 
 
-def outside(kind: str) -> InvalidJob:
-    return InvalidJob(f"{_a(kind)} is used outside a keyed function: use it only in process() or on_timer()")
-
-
-def _a(kind: str) -> str:
+def with_article(kind: str) -> str:
     return f"an {kind}" if kind.startswith("A") else f"a {kind}"
 
 

@@ -10,7 +10,6 @@ from barrier_runtime.operators.state.handle import (
     StateKey,
     Unbound,
     entry_putter,
-    outside,
     refuse,
 )
 from barrier_runtime.operators.state.stored_type import CodecName, StoredType, short
@@ -49,7 +48,7 @@ class ListState(KeyedState, Generic[T]):
         super().__init__()
         self._type = StoredType(kind, codec, "ListState")
         self._table = cast(EntryTable, Unbound("ListState"))
-        self._put: Callable[[StateKey, Any, Any], None] = _unbound
+        self._put: Callable[[StateKey, Any, Any], None] = Unbound("ListState")
 
     # ------------------------------------------------------------ for the user's function
 
@@ -139,7 +138,3 @@ refuse(
     "{state} is a ListState, which has no {operation}: it grows at its end; read it with list({state}), and store a "
     "changed list with {state}.update(…)",
 )
-
-
-def _unbound(*_: Any) -> Any:
-    raise outside("ListState")

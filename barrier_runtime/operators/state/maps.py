@@ -12,7 +12,6 @@ from barrier_runtime.operators.state.handle import (
     StateKey,
     Unbound,
     entry_putter,
-    outside,
     refuse,
 )
 from barrier_runtime.operators.state.stored_type import CodecName, StoredType, as_scalar, check_text, short
@@ -62,7 +61,7 @@ class MapState(KeyedState, Generic[K, V]):
         self._as_key: Callable[[str, Any], Any] = as_key
         self._type = StoredType(kind, codec, "MapState")
         self._table = cast(EntryTable, Unbound("MapState"))
-        self._put: Callable[[StateKey, Any, Any], None] = _unbound
+        self._put: Callable[[StateKey, Any, Any], None] = Unbound("MapState")
 
     # ------------------------------------------------------------ for the user's function
 
@@ -250,7 +249,3 @@ refuse(
     "{state} is a MapState, which has no {operation}: change it with {state}[…] = …, {state}.update(…) and del "
     "{state}[…]; take dict({state}.items()) for a dict of it",
 )
-
-
-def _unbound(*_: Any) -> Any:
-    raise outside("MapState")

@@ -9,7 +9,7 @@ from barrier_runtime.operators.state.handle import (
     CurrentKey,
     KeyedState,
     StateKey,
-    outside,
+    Unbound,
     put_watched,
     refuse,
 )
@@ -74,9 +74,10 @@ class ValueState(KeyedState, Generic[T]):
         self._default = default
         self._factory = default_factory
         self._scalar = self._type.scalar
-        self._get: Callable[[StateKey], Any] = _unbound
-        self._put: Callable[[StateKey, Any], None] = _unbound
-        self._remove: Callable[[StateKey], None] = _unbound
+        unbound = Unbound("ValueState")
+        self._get: Callable[[StateKey], Any] = unbound
+        self._put: Callable[[StateKey, Any], None] = unbound
+        self._remove: Callable[[StateKey], None] = unbound
 
     # ------------------------------------------------------------ for the user's function
 
@@ -211,7 +212,3 @@ refuse(
     "{state} is a ValueState, not its value ({operation}): the value is {state}.value; store a new or changed one with "
     "{state}.value = … or {state}.update(…)",
 )
-
-
-def _unbound(*_: Any) -> Any:
-    raise outside("ValueState")

@@ -89,7 +89,6 @@ class SourceDriver:
         self._made: dict[str, SplitReader] = {}  # readers of found splits on their way from the worker to the loop
         self._looked_ns = 0
         self._told_ns = -_DAY_MS * 1_000_000  # when operators heard of a watermark last
-        self._interval_ns = 0
         self._turn = 0
         self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the batch returned last
 
@@ -97,7 +96,6 @@ class SourceDriver:
         """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
         this source: a changed list of splits moves splits between subtasks."""
         self._spec = spec
-        self._interval_ns = spec.watermark_interval_ms * 1_000_000
         self._context = context
         self._where = f"source {spec.name!r}, subtask {context.subtask}"
         if spec.event_time is not None:
@@ -218,7 +216,8 @@ class SourceDriver:
 
     def watermark_to_tell(self, above_ms: int, now_ns: int) -> int | None:
         """The watermark if it is above `above_ms` and the operators below want to hear of it now."""
-        if self._interval_ns and 0 <= now_ns - self._told_ns < self._interval_ns and not self.finished:
+        interval_ns = self._spec.watermark_interval_ms * 1_000_000
+        if 0 <= now_ns - self._told_ns < interval_ns and not self.finished:
             return None
         watermark_ms = self.watermark()
         if watermark_ms is None or watermark_ms <= above_ms:
