@@ -13,7 +13,9 @@ import msgspec
 from barrier_runtime.connectors.name_set import NameSet, merged
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Record, decode_record
-from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.elements import WATERMARK_MIN, Batch
+from barrier_runtime.operators.keyed_progress import VALUE as PROGRESS_VALUE
+from barrier_runtime.operators.keyed_progress import Progress
 from barrier_runtime.runtime.network.frames import FrameReader
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingSet
 from barrier_runtime.runtime.sources.progress import FINISHED_VALUE, RUN_VALUE, SPLITS_VALUE, SourceProgress
@@ -32,6 +34,7 @@ class Decision:
     committables: frozenset[bytes]  # of all sinks, whole committables as the manifest lists them
     files: frozenset[str]  # keys of snapshot files
     in_flight: frozenset[tuple[str, int, int, int]]  # (source, split, seq, leg) that wait to be worked off
+    apart_ms: int  # how far the event times of one operator's subtasks are apart, at most
 
 
 @dataclass
@@ -77,14 +80,15 @@ class Facts:
         committables: set[bytes] = set()
         files: set[str] = set()
         in_flight: set[tuple[str, int, int, int]] = set()
+        reached: dict[str, list[int]] = {}
         for snapshot in manifest.operators:
             values = _values_of(snapshot, read)
             if SPLITS_VALUE in values:
                 progress = msgspec.json.decode(values[SPLITS_VALUE], type=SourceProgress)
-                for split, reached in progress.splits.items():
+                for split, at in progress.splits.items():
                     source, _, index = split.rpartition("-")
                     before = positions.get((source, int(index)), 0)
-                    positions[source, int(index)] = max(before, reached.rows)
+                    positions[source, int(index)] = max(before, at.rows)
                 ended = NameSet(
                     [merged([d for n, d in values.items() if n == FINISHED_VALUE or n.startswith(RUN_VALUE)])]
                 )
@@ -96,11 +100,23 @@ class Facts:
             if PENDING_VALUE in values:
                 pending = msgspec.json.decode(values[PENDING_VALUE], type=PendingSet)
                 committables.update(entry.committable for entry in pending.entries)
+            if PROGRESS_VALUE in values:
+                keyed = msgspec.msgpack.decode(values[PROGRESS_VALUE], type=Progress)
+                if keyed.watermark_ms > WATERMARK_MIN:
+                    reached.setdefault(snapshot.operator, []).append(keyed.watermark_ms)
             files.update(ref.key for ref in snapshot.files if ref.key is not None)
             for each in snapshot.in_flight:
                 in_flight.update(_legs_in(each.file, read))
+        apart_ms = max((max(times) - min(times) for times in reached.values()), default=0)
         decision = Decision(
-            position, record, manifest, positions, frozenset(committables), frozenset(files), frozenset(in_flight)
+            position,
+            record,
+            manifest,
+            positions,
+            frozenset(committables),
+            frozenset(files),
+            frozenset(in_flight),
+            apart_ms,
         )
         self.decisions.append(decision)
         self._at[position] = decision

@@ -96,7 +96,9 @@ class Schedule:
     burst_ms: int = 1  # records come together, at multiples of it
     batch_rows: int = 8  # at most, of one poll
     elements_per_step: int = 16  # of a subtask: few of them leave rows in queues, which barriers then overtake
-    small_chunks: bool = False  # frames, and chunks of rows in flight, hold a few rows: as large batches are cut
+    rounds: int = 4  # of a pass over the subtasks of a slot, at most; virtual time stands still in a pass, so a slow
+    # machine, where a round alone takes a pass's time, has to be drawn
+    chunk_rows: int = 0  # rows in flight are worked off so many at once, and frames are small; 0: as in production
     clocks_jump: bool = False  # wall clocks of processes are set now and then
     target: str = "files"  # of the bank's sink "out": files, topic (Kafka), tokens (write-ahead with notes), upserts
     # (Redis), staged (PostgreSQL)
@@ -151,7 +153,8 @@ def _draw_kind(seed: int) -> Schedule:
         schedule = _draw_queues(schedule)
     if random.Random(f"clocks {seed}").random() < 0.2:
         schedule = replace(schedule, clocks_jump=True)
-    schedule = replace(schedule, small_chunks=random.Random(f"pieces {seed}").random() < 0.4)
+    pieces = random.Random(f"pieces {seed}")
+    schedule = replace(schedule, chunk_rows=pieces.choice((1, 2, 3)) if pieces.random() < 0.4 else 0)
     kind = random.Random(f"kind {seed}").random()
     if kind < 0.3:
         return _draw_events(schedule)
@@ -203,6 +206,7 @@ def _draw_bank(seed: int) -> Schedule:
         unaligned=unaligned,
         aligned_timeout_ms=alignment.choice((0, 0, 0, 5, 50)),
         turn_ms=alignment.choice((0, 2, 5, 10)) if unaligned else 0,
+        rounds=random.Random(f"rounds {seed}").choice((1, 4)),
         window_bytes=alignment.choice((300, 2_000, MAX_WINDOW_BYTES)) if unaligned else MAX_WINDOW_BYTES,
         conditions_ignored=rng.random() < 0.01,
         actions=_actions(rng, chaos_ms),
@@ -284,6 +288,7 @@ def _draw_queues(schedule: Schedule) -> Schedule:
         burst_ms=burst_ms,
         batch_rows=8 if burst_ms == 1 else rng.choice((1, 2, 7)),
         elements_per_step=16 if burst_ms == 1 else 1,
+        rounds=schedule.rounds if burst_ms == 1 else 1,
         turn_ms=schedule.turn_ms if burst_ms == 1 else rng.choice((2, 10, 20)),
     )
 
@@ -367,9 +372,13 @@ def _rescaled_behind(schedule: Schedule) -> Schedule:
     """Of the key groups of one subtask some are ahead of the others, and rows come that are late for those alone."""
     assert schedule.events is not None
     rng = random.Random(f"behind {schedule.seed}")
-    period_ms = schedule.events.period_ms
+    period_ms, count = 50, _EVENTS
     events = replace(
         schedule.events,
+        splits=2,  # half of the slots have no source, and hold back nobody when they fall behind
+        period_ms=period_ms,
+        count=count,
+        bounded=False,
         window_ms=period_ms * 2,
         slide_ms=None,
         bound_ms=0,
@@ -381,10 +390,17 @@ def _rescaled_behind(schedule: Schedule) -> Schedule:
     return replace(
         schedule,
         graph=rng.choice(("windows", "windows", "windows-and-sessions", "unique")),
-        parallelism=max(2, schedule.parallelism),
+        parallelism=max(4, schedule.parallelism),
+        splits=2,
+        count=count,
+        period_ms=period_ms,
+        bounded=False,
         elements_per_step=1,
+        rounds=1,
         aligned_timeout_ms=0,
         interval_ms=min(200, schedule.interval_ms),
+        timeout_ms=max(10_000, schedule.timeout_ms),
+        slot_timeout_ms=10_000,
         events=events,
     )
 

@@ -61,6 +61,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.runtime import scheduler as scheduler_module
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.in_flight import storage as in_flight
@@ -80,6 +81,9 @@ from barrier_runtime.state.store.probe import probe_conditional_put
 
 JOB = "bank"
 PORT = 7000
+_BEHIND_TURN_US = 300_000  # a turn of a slot that falls behind: rows and watermarks come faster
+_BEHIND_US = 4_000_000  # how long it does
+_APART_MS = 250  # event time of a slot that fell behind from that of the others
 _LONGEST_HANG_S = 200.0
 _NAMES_OF_ONE = 5_000  # of its processes, at most
 HOUR_NS = 3_600_000_000_000
@@ -189,7 +193,7 @@ class World:
         self._busy_until_us = 0  # of troubles that end by themselves
         self._sink_trouble_until_us = 0
         self._when_deleting: Action | None = None  # aimed at the next coordinator that drops a checkpoint
-        self._when_decided: Callable[[], None] | None = None  # what happens right after the next decision
+        self._when_apart: tuple[Program, int] | None = None  # starts again so, from a checkpoint of unlike event times
         self._named_files: dict[str, bytes] = {}
         self._staged_by: dict[str, World] = {}  # file of the target -> of two jobs, the one that made it
         self.paths = Paths(JOB)
@@ -281,10 +285,11 @@ class World:
         """Everything; afterwards `violations` says what was wrong."""
         BACKENDS["lsm"] = LsmBackend(lambda: self.sim.chance(0.2))
         tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
+        rounds = patch.object(scheduler_module, "_MOST_ROUNDS", self.schedule.rounds)
         size = patch.object(slot_module, "_rss_bytes", lambda: 1 << 26)  # the real one's would differ from run to run
         one_by_one = _no_threads_of_their_own()
         chunks, sweeps = self._small_chunks(), self._sweeps()
-        with self.sim, tuned, size, one_by_one, chunks, sweeps, counted(self.near_misses), self._servers():
+        with self.sim, tuned, rounds, size, one_by_one, chunks, sweeps, counted(self.near_misses), self._servers():
             for world in self._both:
                 world._start_program(self.schedule.parallelism)
             for action in self.schedule.actions:
@@ -318,10 +323,11 @@ class World:
     @contextlib.contextmanager
     def _small_chunks(self) -> Iterator[None]:
         """What cuts large batches cuts those of a few rows."""
-        if not self.schedule.small_chunks:
+        if not self.schedule.chunk_rows:
             yield
             return
-        with patch.object(in_flight, "_ROWS_AT_ONCE", 3), patch.object(frames, "MAX_PAYLOAD", 1_500):
+        rows = patch.object(in_flight, "_ROWS_AT_ONCE", self.schedule.chunk_rows)
+        with rows, patch.object(frames, "MAX_PAYLOAD", 1_500):
             yield
 
     @contextlib.contextmanager
@@ -936,23 +942,29 @@ class World:
             self.sim.after(delay_us, lambda _: self._start_again(program.spec.parallelism))
 
     def _rescale_behind(self, action: Action) -> None:
-        """A slot falls behind the others until a checkpoint is taken; the program goes on from that one, rescaled."""
+        """A slot falls behind the others until a checkpoint is decided in which it is; the program goes on from that
+        one, at another parallelism, and again with a slot that is slow: event time waits for its rows, and others go
+        on with theirs."""
         found = self._victim(action)
         if found is not None:
-            program, process = found[0], found[1].process
-            process.turn_us = 80_000
-            length_ms = min(action.length_ms, 1_500)
-            parallelism = 1 + action.variant % 5
-            self.sim.after(length_ms * 1000, lambda _: self._rescale_when_decided(program, parallelism))
-            self.sim.after(length_ms * 2_000, lambda _: setattr(process, "turn_us", self.schedule.turn_ms * 1000))
+            self._slow_down(found[1])
+            self._when_apart = (found[0], 2 + action.variant % 2)
 
-    def _rescale_when_decided(self, program: Program, parallelism: int) -> None:
-        def rescale() -> None:
-            if not self._calm and program.active:
-                self._kill_program(program, leave_zombies=False)
-                self.sim.after(self.sim.between_us(100_000, 500_000), lambda _: self._start_again(parallelism))
+    def _slow_down(self, task: SlotTask) -> None:
+        task.process.turn_us = _BEHIND_TURN_US
+        usual_us = self.schedule.turn_ms * 1000
+        self.sim.after(_BEHIND_US, lambda _: setattr(task.process, "turn_us", usual_us))
 
-        self._when_decided = rescale
+    def _rescale_from(self, program: Program, parallelism: int) -> None:
+        def start() -> None:
+            self._start_again(parallelism)
+            found = self._victim(Action(0, "", self.sim.between_us(0, 9), 0, 0))
+            if found is not None:
+                self._slow_down(found[1])
+
+        if not self._calm and program.active:
+            self._kill_program(program, leave_zombies=False)
+            self.sim.after(self.sim.between_us(100_000, 500_000), lambda _: start())
 
     # ------------------------------------------------------------ what the stores and readers see
 
@@ -991,14 +1003,14 @@ class World:
         for on_record in self._hooks["on_record"]:
             on_record(position, record)
         if isinstance(record, Complete):
-            then, self._when_decided = self._when_decided, None
-            if then is not None:
-                self.sim.after(self.sim.between_us(0, 20_000), lambda _: then())
             manifest = self.store.peek(record.manifest)
             if manifest is not None:
                 decision = self.facts.decided(position, record, manifest, self.store.peek)
                 for on_decision in self._hooks["on_decision"]:
                     on_decision(decision)
+                if self._when_apart is not None and decision.apart_ms > _APART_MS:
+                    aimed, self._when_apart = self._when_apart, None
+                    self.sim.after(self.sim.between_us(0, 20_000), lambda _: self._rescale_from(*aimed))
 
     def _dropped(self, actor: str, key: str) -> None:
         for on_delete in self._hooks["on_delete"]:
