@@ -215,12 +215,22 @@ class Audit:
         yield {**row, "m": m}
 
 
+class EmittingAudit(Audit):
+    """The same, told in a side output, too."""
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
+        for audited in super().process(key, row, ctx):
+            ctx.emit("audited", audited)
+            yield audited
+
+
 GRAPHS = ("one-shuffle", "two-shuffles", "union", "two-inputs", "two-sinks")
+SIDE_GRAPHS = ("emitted", "emitted-by-key")  # two sinks, of which "side" reads a side output
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`graph`: one of GRAPHS."""
+    """`graph`: one of GRAPHS or SIDE_GRAPHS."""
 
     graph: str
     splits: int
@@ -229,7 +239,7 @@ class Workload:
     period_ns: int
     bounded: bool
     out: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "out"
-    side: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "side", in two-sinks
+    side: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "side", where it has one
     aggregated: bool = False  # the same state as aggregates, so in columns
     burst_ns: int = 1
     batch_rows: int = 8
@@ -245,11 +255,11 @@ class Workload:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        return ("out", "side") if self.graph == "two-sinks" else ("out",)
+        return ("out", "side") if self.graph in ("two-sinks", *SIDE_GRAPHS) else ("out",)
 
     @property
     def audited(self) -> bool:
-        return self.graph in ("two-shuffles", "two-inputs", "two-sinks")
+        return self.graph in ("two-shuffles", "two-inputs", "two-sinks", *SIDE_GRAPHS)
 
     @property
     def transfers(self) -> int:
@@ -300,7 +310,13 @@ class Workload:
                 counted = accounts.aggregate("balance", **sums, **picks)
         else:
             counted = accounts.process("balance", Journal if self.collected else Balance, schema=COUNTED)
-        if self.audited:
+        if self.graph in SIDE_GRAPHS:
+            splits = counted.key_by("source", "split")
+            counted, emitted = splits.process("audit", EmittingAudit, schema=AUDITED, side={"audited": AUDITED})
+            if self.graph == "emitted-by-key":
+                emitted = emitted.key_by("account").process("pass", relay, schema=AUDITED)
+            emitted.sink("side", self.side())
+        elif self.audited:
             splits = counted.key_by("source", "split")
             counted = (
                 splits.aggregate("audit", m=count())
