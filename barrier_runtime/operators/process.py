@@ -27,6 +27,7 @@ from barrier_runtime.operators.side_outputs import SideOutputs
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, States
 from barrier_runtime.operators.timers import TABLE, Timers, decode_timer, encode_timer
 from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.operators.user_metrics import UserMetrics
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 
 _SIMPLE = (bool, int, float, str, bytes)
@@ -39,13 +40,21 @@ class ProcessContext:
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
     the row (when `event_time=` is given; None if null) or of the timer, ms. `watermark`: event time the stream has
     reached, ms; to a timer its own time. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`.
-    `emit(name, row)`: give a row to a side output of the step, as it is now.
+    `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()` and
+    `gauge(name).set(value)`, told with the step's own.
     """
 
-    __slots__ = ("emit", "key", "operator", "state", "subtask", "timers", "timestamp", "watermark")
+    __slots__ = ("emit", "key", "metrics", "operator", "state", "subtask", "timers", "timestamp", "watermark")
 
     def __init__(
-        self, operator: str, subtask: int, watermark: int, timers: Timers, state: States, sides: SideOutputs
+        self,
+        operator: str,
+        subtask: int,
+        watermark: int,
+        timers: Timers,
+        state: States,
+        sides: SideOutputs,
+        metrics: UserMetrics,
     ) -> None:
         self.key: Any = None
         self.timestamp: int | None = None
@@ -55,6 +64,7 @@ class ProcessContext:
         self.operator = operator
         self.subtask = subtask
         self.emit = sides.emit
+        self.metrics = metrics
 
 
 def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
@@ -164,7 +174,15 @@ class ProcessOperator(KeyedOperator):
         timers_table = self.backend.table(TABLE, encode_timer, decode_timer, width, immutable=True)
         timers = Timers(timers_table, self._current, None if self._on_timer else function_name(self._call))
         self._timers = timers
-        self._context = ProcessContext(self.name, self.context.subtask, self._watermark_ms, timers, state, self._sides)
+        self._context = ProcessContext(
+            self.name,
+            self.context.subtask,
+            self._watermark_ms,
+            timers,
+            state,
+            self._sides,
+            UserMetrics(self.where, self.metrics),
+        )
 
     def _guard(self, failures: Failures) -> None:
         """What the functions raise is for `failures`."""

@@ -27,6 +27,7 @@ from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.state.lists import ListState
 from barrier_runtime.operators.state.maps import MapState
 from barrier_runtime.operators.state.value import ValueState
+from barrier_runtime.operators.user_metrics import PREFIX
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
@@ -93,6 +94,7 @@ class KeyedHarness:
         self._directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-harness-"))
         self._removed = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._given: list[Row] = []  # of the main output
+        self._metrics = MetricGroup()
         sides = side_schemas(side, on_error, where)
         self._side: dict[str, list[Row]] = {name: [] for name in sides}
         self._emit = Emit(
@@ -140,6 +142,11 @@ class KeyedHarness:
         rows = list(self._side[name])
         self._side[name].clear()
         return rows
+
+    def metrics(self) -> dict[str, float]:
+        """What the function counted with `ctx.metrics`, by name, over all subtasks."""
+        counts = self._metrics.counts.items()
+        return {name.removeprefix(PREFIX): value for name, value in counts if name.startswith(PREFIX)}
 
     def state(self, key: Any) -> dict[str, Any]:
         """All states of `key` (a tuple, of several columns) by name: the value, a list, or a dict."""
@@ -251,7 +258,7 @@ class KeyedHarness:
             open_keyed=open_keyed,
             executor=_AT_ONCE,
             snapshot_executor=_AT_ONCE,
-            metrics=MetricGroup(),
+            metrics=self._metrics,
             local_dir=directory,
             make_store=lambda url: self._store,
             job_store=self._store,
