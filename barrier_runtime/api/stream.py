@@ -561,7 +561,7 @@ class KeyedStream:
         `side`: schemas of side outputs by name, which `ctx.emit(name, row)` gives rows to. Then a tuple is returned:
         the main stream, and one for each side output in that order. `on_error` as in `map`, with the errors as the last
         stream: of a row (or timer) at which the function raises, nothing goes out that it yielded or emitted before;
-        what it had changed in state, and its timers, stay as they are (docs/side-outputs.md).
+        what it had written to state, and its timers, stay as they are (docs/side-outputs.md).
 
         >>> out, hot = readings.key_by("sensor").process("alarm", Alarm, schema=OUT, side={"hot": HOT})
         """

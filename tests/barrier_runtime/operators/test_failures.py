@@ -228,6 +228,27 @@ def test_a_timer_between_two_rows_of_a_batch_is_told_without_a_row() -> None:
     assert {(row["error_type"], row["row"]) for row in bads.rows()} == {("LookupError", None)}
 
 
+class ChangesInPlace:
+    seen = ValueState(list[int], default_factory=list)
+
+    def process(self, key: str, row: Row, ctx: ProcessContext) -> None:
+        seen = self.seen.value
+        seen.append(row["n"])
+        if row["n"] == 2:
+            raise ValueError("before it is stored")
+        self.seen.update(seen)
+
+
+def test_a_change_in_place_that_a_failing_call_did_not_store_is_told_at_the_snapshot() -> None:
+    with KeyedHarness(ChangesInPlace, key="k", rows=SCHEMA, on_error="side") as harness:
+        harness.push({"k": "a", "n": 1, "at": when(1)})
+        harness.snapshot()
+        harness.push({"k": "a", "n": 2, "at": when(2)})
+        assert [error["message"] for error in harness.side("errors")] == ["before it is stored"]
+        with pytest.raises(InvalidJob, match=r"state 'seen'.*was changed in place but not stored"):
+            harness.snapshot()
+
+
 class Misuses:
     n = ValueState(int, default=0)
 
