@@ -250,12 +250,12 @@ def _draw_troubled(schedule: Schedule) -> Schedule:
 
 
 def _draw_sides(schedule: Schedule) -> Schedule:
-    """Some jobs of the bank have a side output. What of it is in flight is not told from other rows in flight, so it
-    goes by key only where no row is."""
+    """Some jobs of the bank have side outputs. What of them is in flight is not told from other rows in flight, so they
+    go by key only where no row is."""
     rng = random.Random(f"sides {schedule.seed}")
     if rng.random() > 0.45:
         return schedule
-    graph = SIDE_GRAPHS[0] if schedule.unaligned else rng.choice(SIDE_GRAPHS)
+    graph = rng.choice(SIDE_GRAPHS[:2] if schedule.unaligned else SIDE_GRAPHS)
     return replace(schedule, graph=graph, aggregated=False)
 
 

@@ -224,8 +224,23 @@ class EmittingAudit(Audit):
             yield audited
 
 
+class FailingAudit(EmittingAudit):
+    """Counts, emits and yields all legs, and then fails at those of one account. What it counted stays."""
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
+        for audited in super().process(key, row, ctx):
+            yield audited
+            if audited["account"] == 0:
+                raise ValueError(str(audited["m"]))
+
+
+def audited_after_all(error: dict[str, Any]) -> dict[str, Any]:
+    """The leg at which `FailingAudit` failed, as it would have told it."""
+    return {**msgspec.json.decode(error["row"]), "m": int(error["message"])}
+
+
 GRAPHS = ("one-shuffle", "two-shuffles", "union", "two-inputs", "two-sinks")
-SIDE_GRAPHS = ("emitted", "emitted-by-key")  # two sinks, of which "side" reads a side output
+SIDE_GRAPHS = ("emitted", "failing", "emitted-by-key")  # two sinks, of which "side" reads a side output
 
 
 @dataclass(frozen=True)
@@ -312,7 +327,15 @@ class Workload:
             counted = accounts.process("balance", Journal if self.collected else Balance, schema=COUNTED)
         if self.graph in SIDE_GRAPHS:
             splits = counted.key_by("source", "split")
-            counted, emitted = splits.process("audit", EmittingAudit, schema=AUDITED, side={"audited": AUDITED})
+            side = {"audited": AUDITED}
+            if self.graph == "failing":
+                good, emitted, errors = splits.process(
+                    "audit", FailingAudit, schema=AUDITED, side=side, on_error="side"
+                )
+                told = errors.map(audited_after_all, schema=AUDITED)
+                counted, emitted = good.union(told), emitted.union(told)
+            else:
+                counted, emitted = splits.process("audit", EmittingAudit, schema=AUDITED, side=side)
             if self.graph == "emitted-by-key":
                 emitted = emitted.key_by("account").process("pass", relay, schema=AUDITED)
             emitted.sink("side", self.side())
