@@ -8,7 +8,6 @@ import copy
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import pyarrow as pa
@@ -449,10 +448,10 @@ class Stream:
         make: Callable[..., Any],
         schema: pa.Schema | None,
         describe: str,
-        side_outputs: Mapping[str, pa.Schema | None] = MappingProxyType({}),
+        side_outputs: Mapping[str, pa.Schema | None] | None = None,
     ) -> "Stream":
         node = StepNode(
-            name, kind, (self._as_input(),), make, schema, describe=describe, side_outputs=dict(side_outputs)
+            name, kind, (self._as_input(),), make, schema, describe=describe, side_outputs=side_outputs or {}
         )
         return Stream(self._plan, self._plan.add(node), schema)
 
@@ -624,7 +623,7 @@ class KeyedStream:
         detail: Detail = "none",
         definition: str = "",
         timeless: bool = False,
-        side_outputs: Mapping[str, pa.Schema | None] = MappingProxyType({}),
+        side_outputs: Mapping[str, pa.Schema | None] | None = None,
     ) -> Stream:
         if not isinstance(name, str):
             raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
@@ -641,7 +640,7 @@ class KeyedStream:
             definition=definition,
             detail=detail,
             timeless=timeless,
-            side_outputs=dict(side_outputs),
+            side_outputs=side_outputs or {},
         )
         return Stream(plan, plan.add(node), schema)
 
