@@ -184,19 +184,6 @@ class Stream:
         streams = _and_sides(self._step("filter", name, make, self.schema, describe, sides), sides)
         return streams
 
-    def _rowwise(
-        self, kind: str, operator: Any, function: Any, schema: SchemaLike | None, name: str | None, on_error: OnError
-    ) -> "Stream | tuple[Stream, Stream]":
-        where = f"{kind} {name or ''}".strip()
-        _check_callable(function, where)
-        output = as_schema(schema, where) if schema is not None else None
-        sides = side_schemas(None, on_error, where)
-        make = partial(operator, function=function, schema=output, on_error=on_error)
-        describe = _with_errors(function_name(function), on_error)
-        streams: Stream | tuple[Stream, Stream]
-        streams = _and_sides(self._step(kind, name, make, output, describe, sides), sides)
-        return streams
-
     def split(
         self, name: str, by: pc.Expression | Callable[[Row], str], *, into: Sequence[str]
     ) -> "tuple[Stream, ...]":
@@ -227,6 +214,19 @@ class Stream:
         sides = dict.fromkeys(branches, self.schema)
         _, *streams = _and_sides(self._step("split", name, make, self.schema, describe, sides), sides)
         return tuple(streams)
+
+    def _rowwise(
+        self, kind: str, operator: Any, function: Any, schema: SchemaLike | None, name: str | None, on_error: OnError
+    ) -> "Stream | tuple[Stream, Stream]":
+        where = f"{kind} {name or ''}".strip()
+        _check_callable(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        sides = side_schemas(None, on_error, where)
+        make = partial(operator, function=function, schema=output, on_error=on_error)
+        describe = _with_errors(function_name(function), on_error)
+        streams: Stream | tuple[Stream, Stream]
+        streams = _and_sides(self._step(kind, name, make, output, describe, sides), sides)
+        return streams
 
     # ------------------------------------------------------------ vectorised
 

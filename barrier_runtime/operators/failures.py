@@ -61,6 +61,7 @@ class Failures:
             self._output.back_to(0)
 
     def takes(self, error: Exception) -> bool:
+        """Whether it is data; else it ends the job."""
         return not isinstance(error, BarrierRuntimeError | MemoryError)
 
     def add(
@@ -92,6 +93,8 @@ class Failures:
         )
 
     def flush(self, emit: Emit, emit_ns: int) -> None:
+        """The batch has ended."""
+        self._batch = None
         if self._output is not None:
             self._output.flush(emit, emit_ns, self.metrics)
 

@@ -43,7 +43,7 @@ class SideOutput:
         self.name = name
         self.writer = RowWriter(f"side output {name!r} of {where}", schema, remedy)
         self.taken = self.writer.taken
-        self.alone = _ALONE if self.writer.alone else 0
+        self.alone = min(_ALONE, self.writer.alone)  # too low only means more copies
         self.rows: list[Row] = []
         self.reached: list[int] = []  # at each row, or nothing
 
