@@ -63,6 +63,11 @@ FAR_EVENT_TIMES = Counter("far_event_times", "times", "a source read an event ti
 SPLITS_DISCOVERED = Counter("splits_discovered", "splits", "splits found while the job runs (files, partitions)")
 DISCOVERY_FAILURES = Counter("discovery_failures", "times", "a source could not list its splits or open a new one; it "
                              "is tried again")
+SKIPPED_ROWS = Counter("skipped_rows", "rows", "rows (and timers) whose function raised: skipped "
+                       '(`on_error="skip"`)')
+ERROR_ROWS = Counter("error_rows", "rows", "rows (and timers) whose function raised: given to the stream of errors "
+                     '(`on_error="side"`)')
+UNREAD_SIDE_ROWS = Counter("unread_side_rows", "rows", "rows of side outputs that nothing reads: dropped")
 EARLY_STAGING_FAILED = Counter("early_staging_failed", "times", "a sink could not stage rows before the checkpoint; "
                                "they are staged again with it")
 PROCESSED = Histogram("processed", "ms", "sinks: from the time a row was due at the source until the sink has taken it")

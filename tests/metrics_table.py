@@ -25,7 +25,8 @@ _GROUPS = {
         "operator",
         "In `slots[…].metrics`, as `<operator>.<name>`, once there is something to count; latencies of all slots\n"
         "together in `latency` and `latency_last_minute`, as `<operator>:<name>`. A slot runs one subtask of every\n"
-        "operator.",
+        "operator. What a keyed function counts itself (`ctx.metrics.counter(name).inc()`, `.gauge(name).set(value)`)\n"
+        "is beside them, as `<operator>.user_<name>`; a row that is processed again after a failure counts again.",
     ),
     "Of a slot": (
         "slot",

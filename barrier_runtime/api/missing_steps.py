@@ -21,7 +21,7 @@ BEFORE_KEY_BY = {
     **dict.fromkeys(
         (
             *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
-            *("rebalance", "deduplicate", "sink", "key_by"),
+            *("rebalance", "deduplicate", "sink", "key_by", "split"),
         ),
         "it comes before .key_by(…), or after .window(…), .aggregate(…) or .process(…)",
     ),

@@ -8,7 +8,7 @@ import copy
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,10 +27,13 @@ from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
 from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator, UnionOperator
 from barrier_runtime.operators.dead_letters import DEAD_LETTERS, DeadLetterOperator
+from barrier_runtime.operators.declared_outputs import branch_names, side_schemas
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
+from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
 from barrier_runtime.operators.process import ProcessOperator, declared_states
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
+from barrier_runtime.operators.split import SplitOperator
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermarks import WatermarkOperator
@@ -64,23 +67,104 @@ class Stream:
 
     # ------------------------------------------------------------ row-wise
 
+    @overload
     def map(
-        self, function: Callable[[Row], Row], *, schema: SchemaLike | None = None, name: str | None = None
-    ) -> "Stream":
+        self,
+        function: Callable[[Row], Row],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> "Stream": ...
+
+    @overload
+    def map(
+        self,
+        function: Callable[[Row], Row],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: Literal["side"],
+    ) -> tuple["Stream", "Stream"]: ...
+
+    def map(
+        self,
+        function: Callable[[Row], Row],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: OnError = "fail",
+    ) -> "Stream | tuple[Stream, Stream]":
         """One row (dict) in, one row out. Without `schema` the first rows returned decide it; what they leave open
-        (digits of decimals, columns of nulls) is as in the input's column of that name, if there is one."""
-        return self._rowwise("map", MapOperator, function, schema, name)
+        (digits of decimals, columns of nulls) is as in the input's column of that name, if there is one.
+
+        `on_error`: what becomes of a row for which the function raises. "fail" ends the job; "skip" leaves the row out
+        and counts it; "side" returns two streams, the results and the rows that failed (docs/side-outputs.md).
+        """
+        return self._rowwise("map", MapOperator, function, schema, name, on_error)
+
+    @overload
+    def flat_map(
+        self,
+        function: Callable[[Row], Iterable[Row]],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> "Stream": ...
+
+    @overload
+    def flat_map(
+        self,
+        function: Callable[[Row], Iterable[Row]],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: Literal["side"],
+    ) -> tuple["Stream", "Stream"]: ...
 
     def flat_map(
-        self, function: Callable[[Row], Iterable[Row]], *, schema: SchemaLike | None = None, name: str | None = None
-    ) -> "Stream":
-        """One row in, any number of rows out."""
-        return self._rowwise("flat_map", FlatMapOperator, function, schema, name)
+        self,
+        function: Callable[[Row], Iterable[Row]],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: OnError = "fail",
+    ) -> "Stream | tuple[Stream, Stream]":
+        """One row in, any number of rows out. `on_error` as in `map`: of a row at which the function raises, nothing
+        that it gave before goes out."""
+        return self._rowwise("flat_map", FlatMapOperator, function, schema, name, on_error)
 
-    def filter(self, condition: pc.Expression | Callable[[Row], Any], *, name: str | None = None) -> "Stream":
-        """Keep rows for which the expression, or the function of a row, is true. Expressions are much faster."""
+    @overload
+    def filter(
+        self,
+        condition: pc.Expression | Callable[[Row], Any],
+        *,
+        name: str | None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> "Stream": ...
+
+    @overload
+    def filter(
+        self, condition: Callable[[Row], Any], *, name: str | None = None, on_error: Literal["side"]
+    ) -> tuple["Stream", "Stream"]: ...
+
+    def filter(
+        self,
+        condition: pc.Expression | Callable[[Row], Any],
+        *,
+        name: str | None = None,
+        on_error: OnError = "fail",
+    ) -> "Stream | tuple[Stream, Stream]":
+        """Keep rows for which the expression, or the function of a row, is true. Expressions are much faster.
+        `on_error` as in `map`, for functions."""
         where = f"filter {name or ''}".strip()
+        sides = side_schemas(None, on_error, where)
         if isinstance(condition, pc.Expression):
+            if on_error != "fail":
+                raise InvalidJob(
+                    f"{where}: on_error={on_error!r} is for functions, and {condition} is an expression: leave it out"
+                )
             from barrier_runtime.data.expressions import evaluated_types
             from barrier_runtime.operators.expressions import FilterExpressionOperator
 
@@ -94,17 +178,55 @@ class Stream:
                 "filter", name, partial(FilterExpressionOperator, expression=condition), self.schema, str(condition)
             )
         _check_callable(condition, where)
-        make = partial(FilterOperator, function=condition)
-        return self._step("filter", name, make, self.schema, function_name(condition))
+        make = partial(FilterOperator, function=condition, on_error=on_error)
+        describe = _with_errors(function_name(condition), on_error)
+        streams: Stream | tuple[Stream, Stream]
+        streams = _and_sides(self._step("filter", name, make, self.schema, describe, sides), sides)
+        return streams
+
+    def split(
+        self, name: str, by: pc.Expression | Callable[[Row], str], *, into: Sequence[str]
+    ) -> "tuple[Stream, ...]":
+        """A stream for each branch of `into`, in that order, with the rows for which `by` gives its name. `by` is a
+        function of a row, or an expression that gives text, which is much faster. Every row goes to one branch.
+
+        >>> big, small = orders.split("size", lambda row: "big" if row["amount"] > 100 else "small",
+        ...                           into=("big", "small"))
+        """
+        where = f"split {name!r}"
+        branches = branch_names(into, where)
+        operator: Any = SplitOperator
+        if isinstance(by, pc.Expression):
+            from barrier_runtime.data.expressions import evaluated_types
+            from barrier_runtime.operators.expressions import SplitExpressionOperator
+
+            operator = SplitExpressionOperator
+            if self.schema is not None:
+                kind = evaluated_types(self.schema, [by], where)[0]
+                if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                    raise InvalidJob(
+                        f"{where}: the expression {by} gives {kind}: use one that gives the name of a branch"
+                    )
+        else:
+            _check_callable(by, where)
+        make = partial(operator, function=by, into=branches)
+        describe = str(by) if isinstance(by, pc.Expression) else function_name(by)
+        sides = dict.fromkeys(branches, self.schema)
+        _, *streams = _and_sides(self._step("split", name, make, self.schema, describe, sides), sides)
+        return tuple(streams)
 
     def _rowwise(
-        self, kind: str, operator: Any, function: Any, schema: SchemaLike | None, name: str | None
-    ) -> "Stream":
+        self, kind: str, operator: Any, function: Any, schema: SchemaLike | None, name: str | None, on_error: OnError
+    ) -> "Stream | tuple[Stream, Stream]":
         where = f"{kind} {name or ''}".strip()
         _check_callable(function, where)
         output = as_schema(schema, where) if schema is not None else None
-        make = partial(operator, function=function, schema=output)
-        return self._step(kind, name, make, output, function_name(function))
+        sides = side_schemas(None, on_error, where)
+        make = partial(operator, function=function, schema=output, on_error=on_error)
+        describe = _with_errors(function_name(function), on_error)
+        streams: Stream | tuple[Stream, Stream]
+        streams = _and_sides(self._step(kind, name, make, output, describe, sides), sides)
+        return streams
 
     # ------------------------------------------------------------ vectorised
 
@@ -313,15 +435,24 @@ class Stream:
             side_outputs={DEAD_LETTERS: letter_schema},
         )
         number = self._plan.add(node)
-        return Stream(self._plan, number, good_schema), Stream(self._plan, number, letter_schema, tag=DEAD_LETTERS)
+        good_rows, letters = _and_sides(Stream(self._plan, number, good_schema), {DEAD_LETTERS: letter_schema})
+        return good_rows, letters
 
     def _as_input(self) -> Input:
         return Input(self._node, "rebalance" if self._rebalanced else "forward", tag=self._tag)
 
     def _step(
-        self, kind: str, name: str | None, make: Callable[..., Any], schema: pa.Schema | None, describe: str
+        self,
+        kind: str,
+        name: str | None,
+        make: Callable[..., Any],
+        schema: pa.Schema | None,
+        describe: str,
+        side_outputs: Mapping[str, pa.Schema | None] | None = None,
     ) -> "Stream":
-        node = StepNode(name, kind, (self._as_input(),), make, schema, describe=describe)
+        node = StepNode(
+            name, kind, (self._as_input(),), make, schema, describe=describe, side_outputs=side_outputs or {}
+        )
         return Stream(self._plan, self._plan.add(node), schema)
 
 
@@ -365,6 +496,7 @@ class KeyedStream:
         make = partial(RunningAggregateOperator, keys=self._keys, aggregates=aggregates, schema=schema)
         return self._stateful(name, "running aggregate", make, output, _shown(aggregates), timeless=True)
 
+    @overload
     def process(
         self,
         name: str,
@@ -373,7 +505,47 @@ class KeyedStream:
         schema: SchemaLike | None = None,
         state: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
-    ) -> Stream:
+        side: None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> Stream: ...
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, KeyedState] | None = None,
+        event_time: str | None = None,
+        side: None = None,
+        on_error: Literal["side"],
+    ) -> tuple[Stream, Stream]: ...
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, KeyedState] | None = None,
+        event_time: str | None = None,
+        side: Mapping[str, SchemaLike],
+        on_error: OnError = "fail",
+    ) -> tuple[Stream, ...]: ...
+
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, KeyedState] | None = None,
+        event_time: str | None = None,
+        side: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
+    ) -> Stream | tuple[Stream, ...]:
         """A row-wise function with state and timers per key.
 
         `function` is a class with `process(self, key, row, ctx)` and, for timers, `on_timer(self, key, timestamp_ms,
@@ -384,6 +556,13 @@ class KeyedStream:
 
         A timer fires when the watermark reaches it, which is the least of all splits that are read side by side: rows
         of a later time may come before. A function must look at the rows' own times, too, not at timers alone.
+
+        `side`: schemas of side outputs by name, which `ctx.emit(name, row)` gives rows to. Then a tuple is returned:
+        the main stream, and one for each side output in that order. `on_error` as in `map`, with the errors as the last
+        stream: of a row (or timer) at which the function raises, nothing goes out that it yielded or emitted before;
+        what it had written to state, and its timers, stay as they are (docs/side-outputs.md).
+
+        >>> out, hot = readings.key_by("sensor").process("alarm", Alarm, schema=OUT, side={"hot": HOT})
         """
         where = f"process {name!r}"
         if not callable(getattr(function, "process", function)):
@@ -399,6 +578,7 @@ class KeyedStream:
         if callable(getattr(function, "on_timer", None)):
             self._need_watermarks(where, f"{function_name(function)[:-2]} has timers, which the watermark makes fire")
         output = as_schema(schema, where) if schema is not None else None
+        sides = side_schemas(side, on_error, where)
         make = partial(
             ProcessOperator,
             keys=self._keys,
@@ -407,11 +587,21 @@ class KeyedStream:
             event_time=event_time,
             output=output,
             schema=known,
+            side={tag: sides[tag] for tag in side or {}},
+            on_error=on_error,
         )
-        timers = callable(getattr(function, "on_timer", None))
-        return self._stateful(
-            name, "process", make, output, function_name(function), detail="every" if timers else "none"
+        streams: Stream | tuple[Stream, ...]
+        main = self._stateful(
+            name,
+            "process",
+            make,
+            output,
+            _with_errors(function_name(function), on_error),
+            detail="every" if callable(getattr(function, "on_timer", None)) else "none",
+            side_outputs=sides,
         )
+        streams = _and_sides(main, sides)
+        return streams
 
     def _need_watermarks(self, where: str, why: str) -> None:
         missing = self._stream._plan.without_watermarks(self._stream._node)
@@ -433,6 +623,7 @@ class KeyedStream:
         detail: Detail = "none",
         definition: str = "",
         timeless: bool = False,
+        side_outputs: Mapping[str, pa.Schema | None] | None = None,
     ) -> Stream:
         if not isinstance(name, str):
             raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
@@ -449,6 +640,7 @@ class KeyedStream:
             definition=definition,
             detail=detail,
             timeless=timeless,
+            side_outputs=side_outputs or {},
         )
         return Stream(plan, plan.add(node), schema)
 
@@ -485,6 +677,16 @@ class WindowedStream:
         return self._keyed._stateful(
             self._name, "window", make, output, describe, detail="late", definition=self._window.definition
         )
+
+
+def _and_sides(main: Stream, sides: Mapping[str, pa.Schema | None]) -> Any:
+    """The streams of a step: its main output alone, or a tuple of that and its side outputs."""
+    others = [Stream(main._plan, main._node, schema, tag=tag) for tag, schema in sides.items()]
+    return (main, *others) if others else main
+
+
+def _with_errors(function: str, on_error: OnError) -> str:
+    return f"{function}, skips rows for which it raises" if on_error == "skip" else function
 
 
 def _check_callable(function: Any, where: str) -> None:

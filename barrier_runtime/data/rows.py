@@ -153,8 +153,12 @@ class _Column(NamedTuple):
 class RowWriter:
     """Rows of one operator's user function as batches of one schema."""
 
-    def __init__(self, where: str, schema: pa.Schema | None) -> None:
+    def __init__(
+        self, where: str, schema: pa.Schema | None, remedy: str = "return what schema= declares, or correct schema="
+    ) -> None:
+        """`remedy`: what to do about a row that does not fit the declared `schema`."""
         self._where = where
+        self._declared_remedy = remedy
         self._declared = schema is not None
         self.schema: pa.Schema | None = None
         self._columns: list[_Column] = []
@@ -300,7 +304,7 @@ class RowWriter:
 
     def _remedy(self) -> str:
         if self._declared:
-            return "return what schema= declares, or correct schema="
+            return self._declared_remedy
         return "the schema was taken from the first rows; pass schema= to say what the function returns"
 
 

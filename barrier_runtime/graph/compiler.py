@@ -1,8 +1,9 @@
 """From the plan of a flow to the graph of slots: chains where rows just pass on, edges where they are spread or split.
 
 A step joins the chain of its input when that is a plain forward from a main output nobody else reads. It begins a chain
-when rows are exchanged (hash, rebalance), when it has several inputs, when its input has several readers, and behind a
-side output.
+when rows are exchanged (hash, rebalance), when it has several inputs, when its input has several readers, behind a side
+output, and when it makes watermarks behind a step whose side output is read: those are watermarks of the main output
+alone, and a chain has one for all its edges.
 """
 
 import warnings
@@ -124,7 +125,8 @@ def _chained(
         if isinstance(node, StepNode) and len(node.inputs) == 1:
             input = node.inputs[0]
             alone = sum(not each.tag for each in readers[input.node]) == 1
-            if input.partitioning == "forward" and not input.tag and alone:
+            shared = node.makes_watermarks and _has_read_sides(members[chain_of[input.node]], readers)
+            if input.partitioning == "forward" and not input.tag and alone and not shared:
                 chain_of[number] = chain_of[input.node]
                 members[chain_of[number]].append(number)
                 continue
@@ -156,6 +158,10 @@ def _chained(
                 )
             )
     return chains, tuple(edges)
+
+
+def _has_read_sides(chain: list[int], readers: dict[int, list[Input]]) -> bool:
+    return any(input.tag for number in chain for input in readers[number])
 
 
 def _schema(node: Node, tag: str) -> pa.Schema | None:
@@ -214,4 +220,5 @@ def _operator(node: StepNode) -> OperatorSpec:
         node.global_committer,
         node.describe,
         node.definition,
+        tuple(node.side_outputs),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
 
 _EDGE = {"forward": "same slot", "hash": "by key", "rebalance": "round robin", "broadcast": "to all"}
@@ -44,8 +45,18 @@ def _chain(chain: Chain, graph: JobGraph) -> list[str]:
     for operator in chain.operators:
         marks = operator.kind + (", state" if operator.stateful and not operator.is_sink else "")
         lines.append(f"    {operator.name} [{marks}] {operator.describe}".rstrip())
+        lines += [f"      side output {tag}: {_readers(operator.name, tag, graph)}" for tag in operator.side_outputs]
     lines.append("")
     return lines
+
+
+def _readers(operator: str, tag: str, graph: JobGraph) -> str:
+    read = [f"chain {edge.target_chain}" for edge in graph.edges if (edge.operator, edge.tag) == (operator, tag)]
+    return (
+        f"to {', '.join(read)}"
+        if read
+        else f"nothing reads it: its rows are counted ({UNREAD_SIDE_ROWS.name}) and dropped"
+    )
 
 
 def _edge(edge: Edge) -> str:

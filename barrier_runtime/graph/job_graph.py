@@ -30,6 +30,7 @@ class OperatorSpec:
     global_committer: bool = False  # sinks only
     describe: str = ""  # one line for explain()
     definition: str = ""  # what its state is a state of, such as the windows' size: must be equal to restore it
+    side_outputs: tuple[str, ...] = ()  # tags
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
+from barrier_runtime.coordinator.status.metrics import over_slots
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.operators.user_code import from_users_frame
 from barrier_runtime.state.errors import BarrierRuntimeError, Fenced, UserCodeError
@@ -36,9 +38,10 @@ class JobResult:
         last = (
             f", the last is {checkpoints.last_completed.checkpoint}" if checkpoints.last_completed is not None else ""
         )
+        skipped = over_slots(SKIPPED_ROWS, (slot.metrics for slot in self.status.slots))
         return (
             f"job {self.status.job} {self.status.outcome}: {self.records:,} records read, "
-            f"{checkpoints.completed} checkpoints completed{last}"
+            f"{f'{skipped:,.0f} rows skipped, ' if skipped else ''}{checkpoints.completed} checkpoints completed{last}"
         )
 
     def __repr__(self) -> str:

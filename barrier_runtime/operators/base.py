@@ -36,10 +36,13 @@ class Emit:
         if len(batch):
             self._main(batch)
 
-    def to(self, tag: str, batch: Batch) -> None:
+    def to(self, tag: str, batch: Batch) -> bool:
+        """Whether anybody reads it."""
+        readers = self._side.get(tag, ())
         if len(batch):
-            for reader in self._side.get(tag, ()):
+            for reader in readers:
                 reader(batch)
+        return bool(readers)
 
 
 class SequentialExecutor(Protocol):

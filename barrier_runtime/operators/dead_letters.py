@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.operators.base import Emit, Operator
+from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.side_outputs import send
 
 DEAD_LETTERS = "dead letters"  # tag of the side output
 
@@ -23,6 +24,9 @@ class DeadLetterOperator(Operator):
         self._good = list(good)
         self._dead_letter = dict(dead_letter)
 
+    def open(self, context: OperatorContext) -> None:
+        self._metrics = context.metrics
+
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         rows = batch.rows
         errors = rows.column(self._error)
@@ -34,4 +38,5 @@ class DeadLetterOperator(Operator):
         bad = pc.invert(good)
         of_bad = rows.filter(bad)
         columns = [of_bad.column(column) for column in self._dead_letter.values()]
-        emit.to(DEAD_LETTERS, batch.only(pa.RecordBatch.from_arrays(columns, names=list(self._dead_letter)), bad))
+        letters = pa.RecordBatch.from_arrays(columns, names=list(self._dead_letter))
+        send(emit, DEAD_LETTERS, batch.only(letters, bad), self._metrics)

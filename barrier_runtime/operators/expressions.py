@@ -1,9 +1,10 @@
-"""`filter` and `select` with `pyarrow.compute` expressions: a batch at a time, no Python per row.
+"""`filter`, `select` and `split` with `pyarrow.compute` expressions: a batch at a time, no Python per row.
 
 A file of its own because Arrow's expression engine takes a while to import: only jobs that use expressions pay.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +13,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.expressions import evaluate
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.batch_functions import column_of
+from barrier_runtime.operators.split import SplitOperator
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -48,3 +50,16 @@ class SelectExpressionsOperator(Operator):
             for value in self._columns.values()
         ]
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, names=list(self._columns))))
+
+
+class SplitExpressionOperator(SplitOperator):
+    """Each row goes to the branch that the expression gives as text."""
+
+    def _branches(self, batch: Batch) -> list[Any]:
+        (branches,) = evaluate(batch.rows, [self._function], f"split {self._name!r}")
+        found: list[Any] = branches.to_pylist()
+        return found
+
+    @property
+    def _said(self) -> str:
+        return f"the expression {self._function}"

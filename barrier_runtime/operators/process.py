@@ -21,10 +21,13 @@ from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Capture, Emit
+from barrier_runtime.operators.failures import Failures, OnError, guarded
 from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.side_outputs import SideOutputs
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, States
 from barrier_runtime.operators.timers import TABLE, Timers, decode_timer, encode_timer
 from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.operators.user_metrics import UserMetrics
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 
 _SIMPLE = (bool, int, float, str, bytes)
@@ -37,11 +40,22 @@ class ProcessContext:
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
     the row (when `event_time=` is given; None if null) or of the timer, ms. `watermark`: event time the stream has
     reached, ms; to a timer its own time. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`.
+    `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()` and
+    `gauge(name).set(value)`, told with the step's own.
     """
 
-    __slots__ = ("key", "operator", "state", "subtask", "timers", "timestamp", "watermark")
+    __slots__ = ("emit", "key", "metrics", "operator", "state", "subtask", "timers", "timestamp", "watermark")
 
-    def __init__(self, operator: str, subtask: int, watermark: int, timers: Timers, state: States) -> None:
+    def __init__(
+        self,
+        operator: str,
+        subtask: int,
+        watermark: int,
+        timers: Timers,
+        state: States,
+        sides: SideOutputs,
+        metrics: UserMetrics,
+    ) -> None:
         self.key: Any = None
         self.timestamp: int | None = None
         self.watermark = watermark
@@ -49,6 +63,8 @@ class ProcessContext:
         self.state = state
         self.operator = operator
         self.subtask = subtask
+        self.emit = sides.emit
+        self.metrics = metrics
 
 
 def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
@@ -105,13 +121,19 @@ class ProcessOperator(KeyedOperator):
         event_time: str | None = None,
         output: pa.Schema | None = None,
         schema: pa.Schema | None = None,
+        side: Mapping[str, pa.Schema] | None = None,
+        on_error: OnError = "fail",
     ) -> None:
-        """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx)."""
+        """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx).
+        `side`: the schemas of its side outputs."""
         super().__init__(name, keys, keys, schema)
         self._function = function
         self._extra = dict(states or {})
         self._event_time = event_time
         self._output = output
+        self._sides = SideOutputs(self.where, side or {})
+        self._on_error = on_error
+        self._failures: Failures | None = None
         self._current = CurrentKey()
         self._by_row = False  # event time is told row by row
         self._attributes: dict[str, Any] = {}
@@ -130,6 +152,8 @@ class ProcessOperator(KeyedOperator):
         self._call = target.process if hasattr(target, "process") else target
         self._on_timer = getattr(target, "on_timer", None)
         self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)
+        if self._on_error != "fail":
+            self._guard(Failures(self._on_error, self.name, function_name(self._call)))
         self._target = target
         self._attributes = _plain_attributes(target)
         self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses to assign to them
@@ -150,7 +174,34 @@ class ProcessOperator(KeyedOperator):
         timers_table = self.backend.table(TABLE, encode_timer, decode_timer, width, immutable=True)
         timers = Timers(timers_table, self._current, None if self._on_timer else function_name(self._call))
         self._timers = timers
-        self._context = ProcessContext(self.name, self.context.subtask, self._watermark_ms, timers, state)
+        self._context = ProcessContext(
+            self.name,
+            self.context.subtask,
+            self._watermark_ms,
+            timers,
+            state,
+            self._sides,
+            UserMetrics(self.where, self.metrics),
+        )
+
+    def _guard(self, failures: Failures) -> None:
+        """What the functions raise is for `failures`."""
+        self._failures = failures
+        failures.metrics = self.metrics
+        take, sides = self._writer.take, self._sides
+        self._call = guarded(self._call, take, sides, failures, of_rows=True)
+        if self._on_timer is not None:
+            self._on_timer = guarded(self._on_timer, take, sides, failures, of_rows=False)
+
+    def _begin(self, batch: Batch | None, reached_ms: int | None) -> None:
+        self._sides.begin(reached_ms)
+        if self._failures is not None:
+            self._failures.begin(batch)
+
+    def _flush_sides(self, emit: Emit, emit_ns: int) -> None:
+        self._sides.flush(emit, emit_ns, self.metrics)
+        if self._failures is not None:
+            self._failures.flush(emit, emit_ns)
 
     def visit(self, rows: pa.RecordBatch) -> None:
         """States and timers are those of the key of `rows` (one row) until the next row or timer: for harnesses."""
@@ -184,6 +235,7 @@ class ProcessOperator(KeyedOperator):
         if watermarks is not None or batch.reached is not None or self._on_timer is not None:
             self._process_in_time(batch, watermarks, emit)
             return
+        self._begin(batch, None)
         state_keys, user_keys = self.codec.keys(batch)
         times, coming = self._timestamps(batch), iter(state_keys)
         current, context, call = self._current, self._context, self._call
@@ -215,6 +267,7 @@ class ProcessOperator(KeyedOperator):
             self._check_handles()
         if results:
             emit(Batch(self._writer.made(results, batch.schema), batch.emit_ns))
+        self._flush_sides(emit, batch.emit_ns)
 
     def _process_in_time(self, batch: Batch, watermarks: npt.NDArray[np.int64] | None, emit: Emit) -> None:
         """Row by row as if a watermark came before each: so what a function sees and gives does not depend on where
@@ -226,7 +279,8 @@ class ProcessOperator(KeyedOperator):
         current, context, call, timers = self._current, self._context, self._call, self._timers
         taken, alone = self._writer.taken, self._writer.alone
         given, by_row, coming = _Given(self._by_row), self._by_row, iter(state_keys)
-        append, watermark_ms = given.rows.append, self._watermark_ms
+        append, watermark_ms, sides = given.rows.append, self._watermark_ms, self._sides
+        self._begin(batch, watermark_ms if by_row else None)
         try:
             for state_key, key, timestamp, row, reached_ms, seen_ms in zip(
                 coming, user_keys, self._timestamps(batch), each_row_of(batch), reached, seen, strict=False
@@ -235,6 +289,8 @@ class ProcessOperator(KeyedOperator):
                     if timers.next_ms <= reached_ms:
                         self._advance(reached_ms, given)
                     self._watermark_ms = watermark_ms = reached_ms
+                    if by_row:
+                        sides.reached_ms = reached_ms
                 current.key, context.key, context.timestamp = state_key, key, timestamp
                 context.watermark = seen_ms if seen_ms > watermark_ms else watermark_ms
                 result = call(key, row, context)
@@ -264,6 +320,7 @@ class ProcessOperator(KeyedOperator):
             self._check_handles()
         if given.rows:
             emit(given.batch(self._writer, batch.schema, batch.emit_ns))
+        self._flush_sides(emit, batch.emit_ns)
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if watermark_ms <= self._watermark_ms:
@@ -272,9 +329,11 @@ class ProcessOperator(KeyedOperator):
             self._watermark_ms = watermark_ms
             return
         given = _Given(self._by_row)
+        self._begin(None, self._watermark_ms if self._by_row else None)
         self._advance(watermark_ms, given)
         if given.rows:
             emit(given.batch(self._writer, self._seen, self._emit_ns))
+        self._flush_sides(emit, self._emit_ns)
 
     def _advance(self, watermark_ms: int, given: "_Given") -> None:
         """Event time goes on to `watermark_ms`, and on its way stops at each timer that is due."""
@@ -285,10 +344,13 @@ class ProcessOperator(KeyedOperator):
                     before_ms, self._watermark_ms = self._watermark_ms, max(self._watermark_ms, at_ms)
                     context.timestamp, context.watermark = at_ms, self._watermark_ms
                     context.key = self.codec.user_key(current.key)
+                    reached_ms = max(before_ms, at_ms - 1)  # what a timer gives is not late for its own time
+                    if self._by_row:
+                        self._sides.reached_ms = reached_ms
                     result = on_timer(context.key, at_ms, context)
                     if result is not None:
                         self._writer.take((result,) if type(result) is dict else result, given.rows)
-                    given.upto(max(before_ms, at_ms - 1))  # what a timer gives is not late for its own time
+                    given.upto(reached_ms)
             except Exception as error:
                 raise self._failed(error, on_timer, key=context.key) from error
         self._watermark_ms = context.watermark = watermark_ms

@@ -1,6 +1,9 @@
-"""`map`, `filter` and `flat_map` with Python functions of one row (a dict)."""
+"""`map`, `filter` and `flat_map` with Python functions of one row (a dict).
 
-from collections.abc import Callable, Iterable
+Where a step does not fail with a row whose function raises (`on_error`), rows are tried one by one: `_tried`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from sys import getrefcount
 from typing import Any
 
@@ -11,6 +14,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, preview
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.failures import Failures, OnError
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 
@@ -20,14 +24,53 @@ _TRUTHS = frozenset({bool, np.bool_})
 class RowwiseOperator(Operator):
     """What the three share: rows in, the user's function per row, an error that shows the row."""
 
-    def __init__(self, name: str, function: Callable[[Row], Any], schema: pa.Schema | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Row], Any],
+        schema: pa.Schema | None = None,
+        on_error: OnError = "fail",
+    ) -> None:
         self._name = name
         self._function = function
         self._writer = RowWriter(f"{function_name(function)} of operator {name!r}", schema)
         self._subtask = 0
+        self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
 
     def open(self, context: OperatorContext) -> None:
         self._subtask = context.subtask
+        if self._failures is not None:
+            self._failures.metrics = context.metrics
+
+    def _tried(self, failures: Failures, batch: Batch, call: Callable[[Row], Any], failed: Any) -> Iterator[Any]:
+        """What `call` gives for each row; `failed` for one at which it raises."""
+        failures.begin(batch)
+        for at, row in enumerate(each_row_of(batch)):
+            try:
+                result = call(row)
+            except Exception as error:
+                if not failures.takes(error):
+                    raise self._failed(error, batch, at) from error
+                failures.add(error, at, None if batch.reached is None else int(batch.reached[at]))
+                result = failed
+            yield result
+
+    def _results(self, call: Callable[[Row], Iterable[Row]], batch: Batch, failures: Failures, emit: Emit) -> None:
+        """Of a function that gives rows: all that it gives for a row, or nothing of it."""
+
+        def given(row: Row) -> list[Row]:
+            rows: list[Row] = []
+            self._writer.take(call(row), rows)
+            return rows
+
+        results: list[Row] = []
+        counts: list[int] = []
+        for rows in self._tried(failures, batch, given, ()):
+            results += rows
+            counts.append(len(rows))
+        reached = None if batch.reached is None else np.repeat(batch.reached, counts)
+        self._emit_rows(results, batch, reached, emit)
+        failures.flush(emit, batch.emit_ns)
 
     def _failed(self, error: Exception, batch: Batch, row: int) -> Exception:
         return user_error(
@@ -49,6 +92,9 @@ class MapOperator(RowwiseOperator):
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         function = self._function
+        if self._failures is not None:
+            self._results(lambda row: (function(row),), batch, self._failures, emit)
+            return
         results: list[Row] = []
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         try:
@@ -63,12 +109,14 @@ class FilterOperator(RowwiseOperator):
     """Rows for which the function is true."""
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        function = self._function
         keep: list[bool] = []
-        try:
-            keep.extend(map(function, each_row_of(batch)))
-        except Exception as error:
-            raise self._failed(error, batch, len(keep)) from error
+        if self._failures is not None:
+            keep.extend(self._tried(self._failures, batch, self._function, False))
+        else:
+            try:
+                keep.extend(map(self._function, each_row_of(batch)))
+            except Exception as error:
+                raise self._failed(error, batch, len(keep)) from error
         if not _TRUTHS.issuperset(map(type, keep)):
             self._refuse_others(keep, batch)
         if all(keep):
@@ -78,6 +126,8 @@ class FilterOperator(RowwiseOperator):
             few = batch.few
             rows = batch.rows.take(pa.array(kept)) if few is None else few.take(kept.tolist())
             emit(batch.only(rows, kept))
+        if self._failures is not None:
+            self._failures.flush(emit, batch.emit_ns)
 
     def _refuse_others(self, keep: list[Any], batch: Batch) -> None:
         """A text such as "no" is true for Python, and None may be a forgotten return."""
@@ -93,6 +143,9 @@ class FlatMapOperator(RowwiseOperator):
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         function: Callable[[Row], Iterable[Row]] = self._function
+        if self._failures is not None:
+            self._results(function, batch, self._failures, emit)
+            return
         results: list[Row] = []
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         done, reached = 0, batch.reached

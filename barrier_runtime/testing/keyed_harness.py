@@ -8,6 +8,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.declared_outputs import side_schemas
+from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.operators.state.folded import AggregatingState, ReducingState
@@ -24,6 +27,7 @@ from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.state.lists import ListState
 from barrier_runtime.operators.state.maps import MapState
 from barrier_runtime.operators.state.value import ValueState
+from barrier_runtime.operators.user_metrics import PREFIX
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
@@ -58,10 +62,11 @@ class KeyedHarness:
     ...     assert harness.push({"user": "ann", "n": 1}) == [{"user": "ann", "total": 4}]
 
     `key`: the column of `key_by`, or several. `rows`: the schema of the rows that are pushed; without it the first push
-    tells their types. `schema`, `state` and `event_time` are those of `process`. `parallelism`: among so many subtasks
-    the keys are divided. `restore` begins with what `snapshot()` gave, maybe that of another parallelism or of an
-    earlier version of the function. Changes in place that are not stored are refused at a snapshot, as by
-    `check_state`. Errors are those of a job: `UserCodeError` for what the function raises, `InvalidJob` for wrong use.
+    tells their types. `schema`, `state`, `event_time`, `side` and `on_error` are those of `process`. `parallelism`:
+    among so many subtasks the keys are divided. `restore` begins with what `snapshot()` gave, maybe that of another
+    parallelism or of an earlier version of the function. Changes in place that are not stored are refused at a
+    snapshot, as by `check_state`. Errors are those of a job: `UserCodeError` for what the function raises, `InvalidJob`
+    for wrong use.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class KeyedHarness:
         schema: SchemaLike | None = None,
         state: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
+        side: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
         parallelism: int = 1,
         max_parallelism: int = 128,
         restore: HarnessSnapshot | None = None,
@@ -86,11 +93,18 @@ class KeyedHarness:
         self._max_parallelism = max_parallelism
         self._directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-harness-"))
         self._removed = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
-        self._given: list[Row] = []
-        self._emit = Emit(lambda batch: self._given.extend(batch.rows.to_pylist()))
+        self._given: list[Row] = []  # of the main output
+        self._metrics = MetricGroup()
+        sides = side_schemas(side, on_error, where)
+        self._side: dict[str, list[Row]] = {name: [] for name in sides}
+        self._emit = Emit(
+            lambda batch: self._given.extend(batch.rows.to_pylist()),
+            {name: [partial(_extend, rows)] for name, rows in self._side.items()},
+        )
+        declared = {name: sides[name] for name in side or {}}
         output = as_schema(schema, where) if schema is not None else None
         self._subtasks = [
-            ProcessOperator(_NAME, self._keys, function, state, event_time, output, self._rows)
+            ProcessOperator(_NAME, self._keys, function, state, event_time, output, self._rows, declared, on_error)
             for _ in range(parallelism)
         ]
         for subtask, operator in enumerate(self._subtasks):
@@ -117,6 +131,22 @@ class KeyedHarness:
         for operator in self._subtasks:
             operator.on_end(self._emit)
         return given + self._taken()
+
+    def side(self, name: str) -> list[Row]:
+        """What came into the side output `name` since the last call; "errors" is that of `on_error="side"`."""
+        if name not in self._side:
+            raise InvalidJob(
+                f"KeyedHarness: there is no side output {name!r}, only {', '.join(map(repr, self._side)) or 'none'}: "
+                "declare it in side="
+            )
+        rows = list(self._side[name])
+        self._side[name].clear()
+        return rows
+
+    def metrics(self) -> dict[str, float]:
+        """What the function counted with `ctx.metrics`, by name, over all subtasks."""
+        counts = self._metrics.counts.items()
+        return {name.removeprefix(PREFIX): value for name, value in counts if name.startswith(PREFIX)}
 
     def state(self, key: Any) -> dict[str, Any]:
         """All states of `key` (a tuple, of several columns) by name: the value, a list, or a dict."""
@@ -228,7 +258,7 @@ class KeyedHarness:
             open_keyed=open_keyed,
             executor=_AT_ONCE,
             snapshot_executor=_AT_ONCE,
-            metrics=MetricGroup(),
+            metrics=self._metrics,
             local_dir=directory,
             make_store=lambda url: self._store,
             job_store=self._store,
@@ -246,6 +276,10 @@ class _AtOnce:
 
 _AT_ONCE = _AtOnce()
 _NUMBERS = itertools.count(1)
+
+
+def _extend(rows: list[Row], batch: Batch) -> None:
+    rows += batch.rows.to_pylist()
 
 
 def _content(state: KeyedState) -> Any:

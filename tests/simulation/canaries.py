@@ -23,6 +23,7 @@ from barrier_runtime.coordinator.job.events import ManifestWritten
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.log import decision_log, restore_choice
 from barrier_runtime.coordinator.server import store_effects
+from barrier_runtime.data.elements import Barrier
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.alignment import aligner as alignment
@@ -580,4 +581,70 @@ def _fence_of_redis_not_checked() -> Iterator[None]:
     from redis_server import RedisServer
 
     with patch.object(RedisServer, "is_held", lambda self, fence, log, token: True):
+        yield
+
+
+def _tampered_sides(emit: Callable[[Any, Any, Any], None], at_barrier: Callable[[Any, Any, Any], None]) -> Any:
+    """Both get the partition of a side output, the element, and what sends one."""
+
+    def make_emit(original: Any) -> Any:
+        def emitting(self: Any, batch: Any) -> None:
+            if self.tag:
+                emit(self, batch, lambda each: original(self, each))
+            else:
+                original(self, batch)
+
+        return emitting
+
+    sent = channels.ResultPartition.emit
+
+    def make_control(original: Any) -> Any:
+        def control(self: Any, element: Any) -> None:
+            if self.tag and isinstance(element, Barrier):
+                at_barrier(self, element, lambda each: (original if each is element else sent)(self, each))
+            else:
+                held = vars(self).pop("held", None)
+                if held is not None:
+                    sent(self, held)
+                original(self, element)
+
+        return control
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_replaced(channels.ResultPartition, "emit", make_emit))
+    stack.enter_context(_replaced(channels.ResultPartition, "control", make_control))
+    return stack
+
+
+@canary("side-rows-behind-the-barrier", "the last rows of a side output before a barrier are sent behind it", "sides")
+def _side_rows_behind() -> Iterator[None]:
+    def emit(partition: Any, batch: Any, send: Callable[[Any], None]) -> None:
+        held = vars(partition).get("held")
+        partition.held = batch
+        if held is not None:
+            send(held)
+
+    def at_barrier(partition: Any, barrier: Any, send: Callable[[Any], None]) -> None:
+        held = vars(partition).pop("held", None)
+        send(barrier)
+        if held is not None:
+            send(held)
+
+    with _tampered_sides(emit, at_barrier):
+        yield
+
+
+@canary("side-rows-on-both-sides", "the last rows of a side output before a barrier are sent again behind it", "sides")
+def _side_rows_on_both_sides() -> Iterator[None]:
+    def emit(partition: Any, batch: Any, send: Callable[[Any], None]) -> None:
+        partition.last = batch
+        send(batch)
+
+    def at_barrier(partition: Any, barrier: Any, send: Callable[[Any], None]) -> None:
+        send(barrier)
+        last = vars(partition).pop("last", None)
+        if last is not None:
+            send(last)
+
+    with _tampered_sides(emit, at_barrier):
         yield

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from events import EVENT_GRAPHS, EventTimes
 from hanging import Hang
 from loop import WALL_START_NS
-from workload import GRAPHS
+from workload import GRAPHS, SIDE_GRAPHS
 
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
 
@@ -118,6 +118,8 @@ class Schedule:
             return "queue"
         if self.twins or self.hang is not None:
             return "twins" if self.twins else "hanging"
+        if self.graph in SIDE_GRAPHS:
+            return "sides"
         return "bank" if self.target == "files" else self.target
 
     def without(self, left_out: Sequence[int]) -> "Schedule":
@@ -170,7 +172,7 @@ def _draw_kind(seed: int) -> Schedule:
             return _draw_troubled(drawn) if target == "staged" else drawn
     if kind < _TWINS:
         return _draw_twins(schedule)
-    return _draw_hang(schedule) if kind < _HANGING else schedule
+    return _draw_hang(schedule) if kind < _HANGING else _draw_sides(schedule)
 
 
 def _draw_bank(seed: int) -> Schedule:
@@ -245,6 +247,16 @@ def _draw_troubled(schedule: Schedule) -> Schedule:
             kind = rng.choice(("restart program", "crash slot", "replace slot twice", "stall slot"))
             actions.append(Action(at + rng.randrange(200, 3_000), kind, rng.randrange(9), 3_000, 2 * rng.randrange(9)))
     return replace(schedule, actions=tuple(sorted(actions, key=lambda action: action.at_ms)))
+
+
+def _draw_sides(schedule: Schedule) -> Schedule:
+    """Some jobs of the bank have side outputs. What of them is in flight is not told from other rows in flight, so they
+    go by key only where no row is."""
+    rng = random.Random(f"sides {schedule.seed}")
+    if rng.random() > 0.45:
+        return schedule
+    graph = rng.choice(SIDE_GRAPHS[:2] if schedule.unaligned else SIDE_GRAPHS)
+    return replace(schedule, graph=graph, aggregated=False)
 
 
 def _draw_twins(schedule: Schedule) -> Schedule:

@@ -215,12 +215,37 @@ class Audit:
         yield {**row, "m": m}
 
 
+class EmittingAudit(Audit):
+    """The same, told in a side output, too."""
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
+        for audited in super().process(key, row, ctx):
+            ctx.emit("audited", audited)
+            yield audited
+
+
+class FailingAudit(EmittingAudit):
+    """Counts, emits and yields all legs, and then fails at those of one account. What it counted stays."""
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
+        for audited in super().process(key, row, ctx):
+            yield audited
+            if audited["account"] == 0:
+                raise ValueError(str(audited["m"]))
+
+
+def audited_after_all(error: dict[str, Any]) -> dict[str, Any]:
+    """The leg at which `FailingAudit` failed, as it would have told it."""
+    return {**msgspec.json.decode(error["row"]), "m": int(error["message"])}
+
+
 GRAPHS = ("one-shuffle", "two-shuffles", "union", "two-inputs", "two-sinks")
+SIDE_GRAPHS = ("emitted", "failing", "emitted-by-key")  # two sinks, of which "side" reads a side output
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`graph`: one of GRAPHS."""
+    """`graph`: one of GRAPHS or SIDE_GRAPHS."""
 
     graph: str
     splits: int
@@ -229,7 +254,7 @@ class Workload:
     period_ns: int
     bounded: bool
     out: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "out"
-    side: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "side", in two-sinks
+    side: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "side", where it has one
     aggregated: bool = False  # the same state as aggregates, so in columns
     burst_ns: int = 1
     batch_rows: int = 8
@@ -245,11 +270,11 @@ class Workload:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        return ("out", "side") if self.graph == "two-sinks" else ("out",)
+        return ("out", "side") if self.graph in ("two-sinks", *SIDE_GRAPHS) else ("out",)
 
     @property
     def audited(self) -> bool:
-        return self.graph in ("two-shuffles", "two-inputs", "two-sinks")
+        return self.graph in ("two-shuffles", "two-inputs", "two-sinks", *SIDE_GRAPHS)
 
     @property
     def transfers(self) -> int:
@@ -300,7 +325,21 @@ class Workload:
                 counted = accounts.aggregate("balance", **sums, **picks)
         else:
             counted = accounts.process("balance", Journal if self.collected else Balance, schema=COUNTED)
-        if self.audited:
+        if self.graph in SIDE_GRAPHS:
+            splits = counted.key_by("source", "split")
+            side = {"audited": AUDITED}
+            if self.graph == "failing":
+                good, emitted, errors = splits.process(
+                    "audit", FailingAudit, schema=AUDITED, side=side, on_error="side"
+                )
+                told = errors.map(audited_after_all, schema=AUDITED)
+                counted, emitted = good.union(told), emitted.union(told)
+            else:
+                counted, emitted = splits.process("audit", EmittingAudit, schema=AUDITED, side=side)
+            if self.graph == "emitted-by-key":
+                emitted = emitted.key_by("account").process("pass", relay, schema=AUDITED)
+            emitted.sink("side", self.side())
+        elif self.audited:
             splits = counted.key_by("source", "split")
             counted = (
                 splits.aggregate("audit", m=count())

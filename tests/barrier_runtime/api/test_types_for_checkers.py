@@ -34,24 +34,36 @@ flow = br.Dataflow("flow")
 kafka = br.KafkaSource("broker:9092", "t", group="g", bad_records="dead_letter")
 reveal_type(flow.source("rows", br.ParquetSource("in"), event_time="at"))
 reveal_type(flow.source_with_dead_letters("letters", kafka)[1])
+
+rows = flow.source("more", br.ParquetSource("in"))
+reveal_type(rows.map(dict))
+reveal_type(rows.map(dict, on_error="side")[1])
+reveal_type(rows.flat_map(lambda row: [row], on_error="skip"))
+reveal_type(rows.filter(bool, on_error="side")[1])
+reveal_type(rows.split("by", str, into=("a", "b"))[1])
+reveal_type(rows.key_by("k").process("p", print))
+reveal_type(rows.key_by("k").process("q", print, on_error="side")[1])
+reveal_type(rows.key_by("k").process("r", print, side={"late": {"at": int}})[1])
 """
 REVEALED = [
     *("ParquetSink", "JsonlSink", "CsvSink", "DeltaSink", "PostgresSink", "KafkaSink", "RedisUpsertSink"),
     *("CollectSink", "CallableSink"),
     *("ParquetSource", "JsonlSource", "CsvSource", "KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource"),
-    *("Stream", "Stream"),
+    *["Stream"] * 10,
 ]
 WRONG = """
 br.ParquetSink("out", nonsense=1)
 br.KafkaSource("broker:9092", "t")
 br.CsvSource("in", on_change="ignore")
 flow.source("rows", "in")
+rows.map(dict, on_error="side").sink("s", br.CollectSink())
 """
 REFUSED = [
     'Unexpected keyword argument "nonsense" for "ParquetSink"',
     'Missing named argument "group" for "KafkaSource"',
     'Argument "on_change" to "CsvSource" has incompatible type',
     'Argument 2 to "source" of "Readers" has incompatible type "str"',
+    '"tuple[Stream, Stream]" has no attribute "sink"',
 ]
 
 

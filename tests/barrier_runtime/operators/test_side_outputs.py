@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from operator_harness import World
 
 from barrier_runtime import CollectSink, Dataflow, IteratorSource, count
 from barrier_runtime.api.stream import Stream
@@ -73,6 +74,7 @@ def test_rows_part_with_the_event_time_that_was_reached_at_them(errors: list[str
     good: list[Batch] = []
     bad: list[Batch] = []
     operator = DeadLetterOperator("d", "error", ["n"], {"why": "error"})
+    operator.open(World().context("d"))
     operator.process(Batch(rows, 7, np.array([10, 20])), Emit(good.append, {DEAD_LETTERS: [bad.append]}))
     times = {0: 10, 1: 20}
     assert with_times(good, "n") == [(n, times[n]) for n, error in enumerate(errors) if error is None]

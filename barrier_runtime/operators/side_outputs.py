@@ -1,0 +1,126 @@
+"""Rows that a step gives beside its main output: collected while a batch is processed, sent on when it ends.
+
+A row counts as it was when it was emitted, and has the event time that was reached then, as yielded rows have. Between
+two calls of an operator nothing is kept here, so no snapshot holds any of it.
+"""
+
+from collections.abc import Mapping
+from sys import getrefcount
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.rows import Row, RowWriter
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.metrics import MetricGroup
+from barrier_runtime.state.errors import InvalidJob
+
+
+def _references_of_an_argument() -> int:
+    """What `getrefcount` says inside a function of a row that its caller does not keep; 0, which it never says, where
+    an interpreter does not tell that from a row that the caller keeps."""
+
+    def seen(name: str, row: Row) -> int:
+        return getrefcount(row)
+
+    kept: Row = {}
+    alone = seen("", {})
+    return alone if alone < seen("", kept) else 0
+
+
+_ALONE = _references_of_an_argument()
+
+
+class SideOutput:
+    """Rows of one side output, of one declared schema."""
+
+    __slots__ = ("alone", "name", "reached", "rows", "taken", "writer")
+
+    def __init__(self, name: str, where: str, schema: pa.Schema, remedy: str) -> None:
+        """`remedy`: what to do about a row that does not fit."""
+        self.name = name
+        self.writer = RowWriter(f"side output {name!r} of {where}", schema, remedy)
+        self.taken = self.writer.taken
+        self.alone = min(_ALONE, self.writer.alone)  # too low only means more copies
+        self.rows: list[Row] = []
+        self.reached: list[int] = []  # at each row, or nothing
+
+    def add(self, row: Row, reached_ms: int | None) -> None:
+        """A row that nobody else holds."""
+        self.rows.append(row)
+        if reached_ms is not None:
+            self.reached.append(reached_ms)
+
+    def back_to(self, count: int) -> None:
+        """Only the first `count` rows stay."""
+        del self.rows[count:]
+        del self.reached[count:]
+
+    def flush(self, emit: Emit, emit_ns: int, metrics: MetricGroup) -> None:
+        """Raises `InvalidJob` for a row that does not fit the schema."""
+        if self.rows:
+            reached = np.array(self.reached, np.int64) if self.reached else None
+            batch = Batch(self.writer.made(self.rows), emit_ns, reached)
+            self.back_to(0)
+            send(emit, self.name, batch, metrics)
+
+
+class SideOutputs:
+    """The side outputs that a user's function names. `emit` is its `ctx.emit`. `reached_ms`: the event time reached at
+    what is emitted now; None where that is not told row by row."""
+
+    def __init__(self, where: str, schemas: Mapping[str, pa.Schema]) -> None:
+        self._where = where
+        self._by_name = {
+            name: SideOutput(name, where, schema, "emit what side= declares, or correct side=")
+            for name, schema in schemas.items()
+        }
+        self._all = tuple(self._by_name.values())
+        self.reached_ms: int | None = None
+
+    def emit(self, name: str, row: Row) -> None:
+        """Give `row` to the side output `name` as it is now. Raises `InvalidJob` for a name that is not declared."""
+        try:
+            output = self._by_name[name]
+        except (KeyError, TypeError) as error:
+            raise self._unknown(name) from error
+        output.rows.append(row if getrefcount(row) == output.alone else output.taken(row))
+        if self.reached_ms is not None:
+            output.reached.append(self.reached_ms)
+
+    def begin(self, reached_ms: int | None) -> None:
+        """A batch or a watermark comes. What one that failed has left is dropped."""
+        self.reached_ms = reached_ms
+        for output in self._all:
+            output.back_to(0)
+
+    def counts(self) -> list[int]:
+        return [len(output.rows) for output in self._all]
+
+    def back_to(self, counts: list[int]) -> None:
+        """What came since `counts()` said this is dropped."""
+        for output, count in zip(self._all, counts, strict=True):
+            output.back_to(count)
+
+    def flush(self, emit: Emit, emit_ns: int, metrics: MetricGroup) -> None:
+        for output in self._all:
+            output.flush(emit, emit_ns, metrics)
+
+    def _unknown(self, name: object) -> InvalidJob:
+        if not self._by_name:
+            return InvalidJob(
+                f"{self._where}: ctx.emit({name!r}, …), but the step has no side outputs: declare them, as in "
+                f"process(…, side={{{name!r}: schema}})"
+            )
+        return InvalidJob(
+            f"{self._where}: ctx.emit({name!r}, …), but its side outputs are "
+            f"{', '.join(map(repr, self._by_name))}: use one of them, or add it to side="
+        )
+
+
+def send(emit: Emit, name: str, batch: Batch, metrics: MetricGroup) -> None:
+    """Into the side output `name`. Rows that nobody reads are dropped and counted."""
+    if not emit.to(name, batch):
+        metrics.count(UNREAD_SIDE_ROWS, len(batch))
