@@ -6,13 +6,14 @@ step is a node of the plan (`graph/logical`), with what makes its operator.
 
 import copy
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from barrier_runtime.api.expressions import names_a_column, ready
 from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_KEY_BY, no_step
 from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
@@ -138,7 +139,7 @@ class Stream:
     @overload
     def filter(
         self,
-        condition: pc.Expression | Callable[[Row], Any],
+        condition: str | pc.Expression | Callable[[Row], Any],
         *,
         name: str | None = None,
         on_error: Literal["fail", "skip"] = "fail",
@@ -151,31 +152,27 @@ class Stream:
 
     def filter(
         self,
-        condition: pc.Expression | Callable[[Row], Any],
+        condition: str | pc.Expression | Callable[[Row], Any],
         *,
         name: str | None = None,
         on_error: OnError = "fail",
     ) -> "Stream | tuple[Stream, Stream]":
-        """Keep rows for which the expression, or the function of a row, is true. Expressions are much faster.
-        `on_error` as in `map`, for functions."""
+        """Keep rows for which the expression, or the function of a row, is true. An expression, SQL as text
+        (docs/expressions.md) or one of `pyarrow.compute`, is much faster. `on_error` as in `map`, for functions."""
         where = f"filter {name or ''}".strip()
         sides = side_schemas(None, on_error, where)
-        if isinstance(condition, pc.Expression):
+        if isinstance(condition, str | pc.Expression):
             if on_error != "fail":
                 raise InvalidJob(
                     f"{where}: on_error={on_error!r} is for functions, and {condition} is an expression: leave it out"
                 )
-            from barrier_runtime.data.expressions import evaluated_types
             from barrier_runtime.operators.expressions import FilterExpressionOperator
 
-            if self.schema is not None:
-                kind = evaluated_types(self.schema, [condition], where)[0]
-                if not pa.types.is_boolean(kind):
-                    raise InvalidJob(
-                        f"{where}: the expression {condition} gives {kind}: use one that gives true or false"
-                    )
+            expression, kind = ready(condition, self.schema, where)
+            if kind is not None and not pa.types.is_boolean(kind):
+                raise InvalidJob(f"{where}: the expression {condition} gives {kind}: use one that gives true or false")
             return self._step(
-                "filter", name, partial(FilterExpressionOperator, expression=condition), self.schema, str(condition)
+                "filter", name, partial(FilterExpressionOperator, expression=expression), self.schema, str(condition)
             )
         _check_callable(condition, where)
         make = partial(FilterOperator, function=condition, on_error=on_error)
@@ -185,32 +182,29 @@ class Stream:
         return streams
 
     def split(
-        self, name: str, by: pc.Expression | Callable[[Row], str], *, into: Sequence[str]
+        self, name: str, by: str | pc.Expression | Callable[[Row], str], *, into: Sequence[str]
     ) -> "tuple[Stream, ...]":
         """A stream for each branch of `into`, in that order, with the rows for which `by` gives its name. `by` is a
-        function of a row, or an expression that gives text, which is much faster. Every row goes to one branch.
+        function of a row, or an expression that gives text (as in `filter`), which is much faster. Every row goes to
+        one branch.
 
         >>> big, small = orders.split("size", lambda row: "big" if row["amount"] > 100 else "small",
         ...                           into=("big", "small"))
         """
         where = f"split {name!r}"
         branches = branch_names(into, where)
-        operator: Any = SplitOperator
-        if isinstance(by, pc.Expression):
-            from barrier_runtime.data.expressions import evaluated_types
+        if isinstance(by, str | pc.Expression):
             from barrier_runtime.operators.expressions import SplitExpressionOperator
 
-            operator = SplitExpressionOperator
-            if self.schema is not None:
-                kind = evaluated_types(self.schema, [by], where)[0]
-                if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-                    raise InvalidJob(
-                        f"{where}: the expression {by} gives {kind}: use one that gives the name of a branch"
-                    )
+            expression, kind = ready(by, self.schema, where)
+            if kind is not None and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                raise InvalidJob(f"{where}: the expression {by} gives {kind}: use one that gives the name of a branch")
+            make: Callable[..., Any] = partial(SplitExpressionOperator, function=expression, into=branches)
+            describe = str(by)
         else:
             _check_callable(by, where)
-        make = partial(operator, function=by, into=branches)
-        describe = str(by) if isinstance(by, pc.Expression) else function_name(by)
+            make = partial(SplitOperator, function=by, into=branches)
+            describe = function_name(by)
         sides = dict.fromkeys(branches, self.schema)
         _, *streams = _and_sides(self._step("split", name, make, self.schema, describe, sides), sides)
         return tuple(streams)
@@ -248,34 +242,41 @@ class Stream:
     def select(
         self, columns: Mapping[str, str | pc.Expression] | Sequence[str], *, name: str | None = None
     ) -> "Stream":
-        """Columns in the given order: names, or a mapping of new name to column name or expression."""
+        """Columns in the given order: names, or a mapping of new name to column name or expression (as in `filter`).
+
+        >>> orders.select({"id": "id", "eur": "price * 0.908"})
+        """
         where = f"select {name or ''}".strip()
         chosen = dict(columns) if isinstance(columns, Mapping) else {column: column for column in _listed(columns)}
         if not chosen:
             raise InvalidJob(f"{where}: no columns: name at least one")
         for column, value in chosen.items():
             if not isinstance(value, str | pc.Expression):
-                raise InvalidJob(
-                    f"{where}: {column!r} is {value!r}: give a column name or a pyarrow.compute expression"
-                )
-        names = {column: value for column, value in chosen.items() if isinstance(value, str)}
-        expressions = [value for value in chosen.values() if not isinstance(value, str)]
-        types: Iterator[pa.DataType] = iter(())
-        make: Callable[..., Any] = partial(SelectColumnsOperator, columns=names)
+                raise InvalidJob(f"{where}: {column!r} is {value!r}: give a column name or an expression")
+        columns_only = not isinstance(columns, Mapping)
+        names = {
+            column: str(value)
+            for column, value in chosen.items()
+            if isinstance(value, str) and (columns_only or names_a_column(value, self.schema))
+        }
         require_columns(self.schema, tuple(names.values()), where)
-        if expressions:
-            from barrier_runtime.data.expressions import evaluated_types
+        computed = {
+            column: ready(value, self.schema, f"{where}, column {column!r}")
+            for column, value in chosen.items()
+            if column not in names
+        }
+        make: Callable[..., Any] = partial(SelectColumnsOperator, columns=names)
+        if computed:
             from barrier_runtime.operators.expressions import SelectExpressionsOperator
 
-            make = partial(SelectExpressionsOperator, columns=chosen)
-            if self.schema is not None:
-                types = iter(evaluated_types(self.schema, expressions, where))
+            given = {column: names[column] if column in names else computed[column][0] for column in chosen}
+            make = partial(SelectExpressionsOperator, columns=given)
         output = None
         if self.schema is not None:
             output = pa.schema(
                 [
-                    (column, self.schema.field(value).type if isinstance(value, str) else next(types))
-                    for column, value in chosen.items()
+                    (column, self.schema.field(names[column]).type if column in names else computed[column][1])
+                    for column in chosen
                 ]
             )
         return self._step("select", name, make, output, ", ".join(chosen))

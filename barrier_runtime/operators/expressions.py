@@ -1,10 +1,10 @@
-"""`filter`, `select` and `split` with `pyarrow.compute` expressions: a batch at a time, no Python per row.
+"""`filter`, `select` and `split` with expressions, SQL's or `pyarrow.compute`'s: a batch at a time, no Python per row.
 
 A file of its own because Arrow's expression engine takes a while to import: only jobs that use expressions pay.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,16 +16,39 @@ from barrier_runtime.operators.batch_functions import column_of
 from barrier_runtime.operators.split import SplitOperator
 from barrier_runtime.state.errors import InvalidJob
 
+if TYPE_CHECKING:
+    from barrier_runtime.data.sql_expressions import SqlExpression
+
+
+class _Evaluation:
+    """The expressions of a step. SQL whose columns were not known when the flow was written is compiled for the rows
+    that come."""
+
+    def __init__(self, expressions: "Sequence[pc.Expression | SqlExpression]", where: str) -> None:
+        self._given = list(expressions)
+        self._where = where
+        self._schema: pa.Schema | None = None
+        self._compiled: list[pc.Expression] = []
+
+    def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        """One array per expression."""
+        if self._schema is not rows.schema and rows.schema != self._schema:
+            self._schema = rows.schema
+            self._compiled = [
+                each if isinstance(each, pc.Expression) else each.compiled(rows.schema) for each in self._given
+            ]
+        return evaluate(rows, self._compiled, self._where)
+
 
 class FilterExpressionOperator(Operator):
     """Rows for which the expression is true (not null, not false)."""
 
-    def __init__(self, name: str, expression: pc.Expression) -> None:
+    def __init__(self, name: str, expression: "pc.Expression | SqlExpression") -> None:
         self._where = f"filter {name!r}"
-        self._expression = expression
+        self._evaluate = _Evaluation([expression], self._where)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        mask = evaluate(batch.rows, [self._expression], self._where)[0]
+        (mask,) = self._evaluate(batch.rows)
         if not pa.types.is_boolean(mask.type):
             raise InvalidJob(f"{self._where}: the expression gives {mask.type}: use one that gives true or false")
         kept = mask.true_count
@@ -38,13 +61,15 @@ class FilterExpressionOperator(Operator):
 class SelectExpressionsOperator(Operator):
     """Columns by name, renamed or computed, in the given order."""
 
-    def __init__(self, name: str, columns: Mapping[str, str | pc.Expression]) -> None:
+    def __init__(self, name: str, columns: "Mapping[str, str | pc.Expression | SqlExpression]") -> None:
+        """Text is the name of a column."""
         self._where = f"select {name!r}"
         self._columns = dict(columns)
-        self._expressions = [value for value in self._columns.values() if not isinstance(value, str)]
+        expressions = [value for value in self._columns.values() if not isinstance(value, str)]
+        self._evaluate = _Evaluation(expressions, self._where)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        computed = iter(evaluate(batch.rows, self._expressions, self._where))
+        computed = iter(self._evaluate(batch.rows))
         arrays = [
             column_of(batch.rows, value, self._where) if isinstance(value, str) else next(computed)
             for value in self._columns.values()
@@ -55,8 +80,12 @@ class SelectExpressionsOperator(Operator):
 class SplitExpressionOperator(SplitOperator):
     """Each row goes to the branch that the expression gives as text."""
 
+    def __init__(self, name: str, function: "pc.Expression | SqlExpression", into: Sequence[str]) -> None:
+        super().__init__(name, function, into)
+        self._evaluate = _Evaluation([function], f"split {name!r}")
+
     def _branches(self, batch: Batch) -> list[Any]:
-        (branches,) = evaluate(batch.rows, [self._function], f"split {self._name!r}")
+        (branches,) = self._evaluate(batch.rows)
         found: list[Any] = branches.to_pylist()
         return found
 

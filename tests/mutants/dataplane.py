@@ -388,4 +388,28 @@ MUTANTS = (
         "failures.row",
         ("tests/barrier_runtime/operators/test_failures.py",),
     ),
+    Mutant(
+        "sql-not-is-lost",
+        "NOT LIKE and NOT IN are the opposite of LIKE and IN",
+        "barrier_runtime/data/sql_expressions.py",
+        "            return pc.invert(self._made(positive))\n",
+        "            return self._made(positive)\n",
+        ("tests/barrier_runtime/data/test_sql_expressions.py",),
+    ),
+    Mutant(
+        "sql-divides-whole-numbers",
+        "a division of whole numbers gives a fraction, as in Spark",
+        "barrier_runtime/data/sql_expressions.py",
+        "left.made.cast(pa.float64()), right.made.cast(pa.float64())",
+        "left.made, right.made",
+        ("tests/barrier_runtime/data/test_sql_expressions.py",),
+    ),
+    Mutant(
+        "sql-null-takes-the-branch",
+        "a condition of CASE that is null is not taken",
+        "barrier_runtime/data/sql_expressions.py",
+        "pc.if_else(pc.coalesce(self.argument(condition).made, _FALSE), result, taken)",
+        "pc.if_else(self.argument(condition).made, result, taken)",
+        ("tests/barrier_runtime/data/test_sql_expressions.py",),
+    ),
 )

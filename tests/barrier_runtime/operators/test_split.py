@@ -111,7 +111,7 @@ def test_what_the_function_raises_is_told_with_its_row() -> None:
         (size, ("big",), r"split 's': into=\('big',\): name two branches or more"),
         (size, ("big", "big"), "split 's': branch 'big' is named twice"),
         (size, ("big", " "), "split 's': branch ' ' has no name"),
-        ("n", BRANCHES, "split 's': 'n' cannot be called"),
+        ("n", BRANCHES, "split 's': the expression n gives int64"),
         (
             pc.field("n") > 3,
             BRANCHES,

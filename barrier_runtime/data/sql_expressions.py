@@ -1,0 +1,422 @@
+"""SQL expressions, compiled once to Arrow's: `SqlExpression("price > 100 AND kind = 'bid'")`.
+
+sqlglot parses Spark's dialect; `sql_functions` has the functions. What comes out means what Spark SQL means by the same
+text in its ANSI mode: null where a value is unknown, an error where an integer overflows or something is divided by
+zero. Differences, all of them documented in docs/expressions.md:
+
+- a number with a decimal point is a double (Spark: a decimal);
+- regular expressions are RE2's (Spark: Java's);
+- NaN is equal to nothing (Spark: to itself, and greater than all numbers);
+- times without a zone are UTC.
+
+What is not known is refused by name when the flow is written; so is what a replay would compute differently.
+"""
+
+import datetime
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlglot
+from sqlglot import exp
+
+from barrier_runtime.data.expressions import evaluated_types
+from barrier_runtime.data.schemas import described
+from barrier_runtime.data.sql_functions import (
+    FUNCTIONS,
+    IGNORED,
+    UNITS,
+    Argument,
+    Made,
+    NotConstant,
+)
+from barrier_runtime.state.errors import InvalidJob
+
+_CHANGES = ("current_timestamp", "current_date", "now", "rand", "randn", "uuid", "unix_timestamp")
+_ARITHMETIC: dict[type[exp.Expr], Callable[[Any, Any], Made]] = {
+    exp.Add: pc.add_checked,
+    exp.Sub: pc.subtract_checked,
+    exp.Mul: pc.multiply_checked,
+}
+_COMPARISONS: dict[type[exp.Expr], Callable[[Any, Any], Made]] = {
+    exp.EQ: pc.equal,
+    exp.NEQ: pc.not_equal,
+    exp.GT: pc.greater,
+    exp.GTE: pc.greater_equal,
+    exp.LT: pc.less,
+    exp.LTE: pc.less_equal,
+}
+_TYPES: dict[str, pa.DataType] = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "TEXT": pa.string(),
+    "VARCHAR": pa.string(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us"),
+    "TIMESTAMPNTZ": pa.timestamp("us"),
+    "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
+    "TIMESTAMPLTZ": pa.timestamp("us", "UTC"),
+}
+_FALSE = pc.scalar(False)
+# Arguments of what is no function: whatever else is written is refused.
+_HANDLED = frozenset({"this", "expression", "expressions", "low", "high", "ifs", "default", "true", "false", "to"})
+_HANDLED |= {"table", "db", "catalog", "query", "unnest", "typed"}
+_INT32 = range(-(1 << 31), 1 << 31)
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class SqlExpression:
+    """One expression of SQL as text. `compiled` makes Arrow's of it for rows of a schema. Raises `InvalidJob` for text
+    that is no expression, and for functions that are not known."""
+
+    def __init__(self, text: str, where: str) -> None:
+        """`where`: the step, for messages."""
+        self.text = text
+        self.where = f"{where}: {text!r}"
+        try:
+            tree = sqlglot.parse_one(text, read="spark")
+        except sqlglot.errors.SqlglotError as error:
+            said = error.errors[0]["description"] if isinstance(error, sqlglot.ParseError) and error.errors else error
+            raise InvalidJob(f"{self.where} is no SQL expression ({said}): correct it") from error
+        self._tree = tree
+        for node in tree.walk():
+            self._check(node)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def compiled(self, schema: pa.Schema) -> pc.Expression:
+        """For rows of `schema`. Raises `InvalidJob` for columns that they do not have, and for types that do not go
+        together."""
+        made = _Compiler(schema, self.where).result(self._tree)
+        evaluated_types(schema, [made], self.where)
+        return made
+
+    def _check(self, node: exp.Expr) -> None:
+        if isinstance(node, exp.Alias):
+            raise InvalidJob(f"{self.where}: a new name does not belong here: select({{'name': 'expression'}}) has it")
+        if isinstance(node, exp.AggFunc | exp.Window):
+            raise InvalidJob(
+                f"{self.where}: {_name(node)} is an aggregate of many rows: use .key_by(…).aggregate(…), or a window"
+            )
+        if isinstance(node, exp.Func) and _name(node) in _CHANGES:
+            raise InvalidJob(
+                f"{self.where}: {_name(node)}() would give another value when rows are read again after a failure: let "
+                "the rows bring it"
+            )
+        if isinstance(node, exp.Query):
+            raise InvalidJob(f"{self.where}: a query does not belong here: give one expression of a row's columns")
+        if isinstance(node, exp.Func) and not isinstance(node, (*FUNCTIONS, *_KNOWN)):
+            raise InvalidJob(
+                f"{self.where}: the function {_name(node)} is not known here: use a pyarrow.compute expression, or "
+                f"map with a function of Python. Known are {', '.join(known_functions())}"
+            )
+
+
+def known_functions() -> list[str]:
+    """Names, as in SQL, in their order."""
+    shown = {kind.sql_name().lower() for kind in FUNCTIONS if issubclass(kind, exp.Func)}
+    return sorted({_SPARK_NAMES.get(name, name) for name in shown} | {"cast", "if"})
+
+
+_SPARK_NAMES = {"timestamp_trunc": "date_trunc", "pow": "power", "regexp_like": "rlike", "starts_with": "startswith"}
+_SPARK_NAMES |= {"ends_with": "endswith", "day_of_month": "dayofmonth"}
+_KNOWN = (exp.Case, exp.If, exp.Cast, exp.And, exp.Or, exp.TsOrDsToDate, exp.Interval)
+
+
+def _name(node: exp.Expr) -> str:
+    if isinstance(node, exp.Anonymous):
+        return str(node.this).lower()
+    return node.sql_name().lower() if isinstance(node, exp.Func) else node.key
+
+
+class _Compiler:
+    def __init__(self, schema: pa.Schema, where: str) -> None:
+        self._schema = schema
+        self._where = where
+
+    def argument(self, node: exp.Expr) -> Argument:
+        if isinstance(node, exp.Paren | exp.TsOrDsToDate):
+            return self.argument(node.this)
+        if isinstance(node, exp.Var):  # a word that the language has, such as a unit
+            return Argument(pc.scalar(node.name), pa.string(), True, node.name)
+        is_constant, value = _constant(node)
+        if is_constant:
+            scalar = value if isinstance(value, pa.Scalar) else self._scalar(value)
+            return Argument(pc.scalar(scalar), scalar.type, True, scalar.as_py())
+        made = self._made(node)
+        return Argument(made, evaluated_types(self._schema, [made], self._where)[0], False, None)
+
+    def _scalar(self, value: Any) -> pa.Scalar:
+        if type(value) is int:
+            if value not in _INT64:
+                raise InvalidJob(f"{self._where}: {value} is beyond 64 bits: use a double, such as {value}e0")
+            return pa.scalar(value, pa.int32() if value in _INT32 else pa.int64())
+        return pa.scalar(value)
+
+    def result(self, node: exp.Expr) -> Made:
+        """Arrow makes constants as narrow as they go, so the type is said."""
+        argument = self.argument(node)
+        return argument.made.cast(argument.type) if pa.types.is_primitive(argument.type) else argument.made
+
+    def _made(self, node: exp.Expr) -> Made:
+        if node.args.get("negate"):  # NOT LIKE, NOT IN
+            positive = node.copy()
+            positive.set("negate", None)
+            return pc.invert(self._made(positive))
+        kind = type(node)
+        if kind not in FUNCTIONS:
+            self._check_arguments(node, _HANDLED)
+        if kind in _ARITHMETIC:
+            return _ARITHMETIC[kind](*self._both(node))
+        if kind in _COMPARISONS:
+            return _COMPARISONS[kind](*self._both(node))
+        if kind in _SPECIAL:
+            return _SPECIAL[kind](self, node)
+        if kind in FUNCTIONS:
+            return self._call(node)
+        raise InvalidJob(f"{self._where}: {node.sql('spark')} is not known here: use a pyarrow.compute expression")
+
+    def _both(self, node: exp.Expr) -> tuple[Made, Made]:
+        """Both sides, in types that go together."""
+        left, right = self.argument(node.this), self.argument(node.expression)
+        return self._beside(left, right), self._beside(right, left)
+
+    def _beside(self, one: Argument, other: Argument) -> Made:
+        """`one` as it is beside `other`: a number in the wider type of the two, text and times in that of a time."""
+        if pa.types.is_timestamp(other.type) or pa.types.is_date(other.type):
+            if one.is_constant and isinstance(one.value, str):
+                return pc.scalar(self._time(one.value, other.type))
+            if pa.types.is_timestamp(one.type) and pa.types.is_timestamp(other.type) and other.type.tz:
+                return one.made.cast(other.type)
+        if _is_number(one.type) and _is_number(other.type):
+            if pa.types.is_decimal(other.type) and one.is_constant and pa.types.is_integer(one.type):
+                return pc.scalar(pa.scalar(one.value, pa.decimal128(len(str(abs(one.value))))))
+            kind = _wider(one.type, other.type)
+            return one.made if kind is None else one.made.cast(kind)
+        return one.made
+
+    def _time(self, text: str, kind: pa.DataType) -> pa.Scalar:
+        try:
+            at = datetime.datetime.fromisoformat(text.strip())
+        except ValueError as error:
+            raise InvalidJob(
+                f"{self._where}: {text!r} is no time: write '2026-01-31' or '2026-01-31 12:00:00'"
+            ) from error
+        if pa.types.is_date(kind):
+            return pa.scalar(at.date(), kind)
+        if kind.tz and at.tzinfo is None:
+            at = at.replace(tzinfo=datetime.timezone.utc)
+        return pa.scalar(at, kind)
+
+    def _call(self, node: exp.Expr) -> Made:
+        names, make = FUNCTIONS[type(node)]
+        self._check_arguments(node, frozenset(name.rstrip("?*") for name in names))
+        try:
+            return make(*self._arguments(node, names))
+        except NotConstant as error:
+            raise InvalidJob(f"{self._where}: {node.sql('spark')}: {error.what} has to be a constant") from error
+
+    def _check_arguments(self, node: exp.Expr, known: frozenset[str]) -> None:
+        """Nothing that is written is left out."""
+        for name, value in node.args.items():
+            if value and name not in known and name not in IGNORED:
+                raise InvalidJob(f"{self._where}: {node.sql('spark')}: {_name(node)} has no {name} here: leave it out")
+
+    def _arguments(self, node: exp.Expr, names: tuple[str, ...]) -> Iterator[Argument]:
+        for name in names:
+            value = node.args.get(name.rstrip("?*"))
+            if isinstance(value, list):
+                yield from map(self.argument, value)
+            elif isinstance(value, str):
+                yield Argument(pc.scalar(value), pa.string(), True, value)
+            elif value is not None:
+                yield self.argument(value)
+
+    # ---- what is no function
+
+    def _column(self, node: exp.Column) -> Made:
+        """A column, or a field of one, in whatever case where that is clear."""
+        path: list[str] = []
+        names, kind = self._schema.names, None
+        for part in (each.name for each in node.parts):
+            if kind is not None:
+                names = [field.name for field in kind.fields] if pa.types.is_struct(kind) else []
+            found = [name for name in names if name == part] or [n for n in names if n.lower() == part.lower()]
+            if len(found) != 1:
+                what = f"field {part!r} of {'.'.join(path)}" if path else f"column {part!r}"
+                raise InvalidJob(
+                    f"{self._where}: there is {'no' if not found else 'more than one'} {what}: the rows have "
+                    f"{described(self._schema)}. Text stands in single quotes"
+                )
+            kind = self._schema.field(found[0]).type if kind is None else kind.field(found[0]).type
+            path += found
+        return pc.field(*path)
+
+    def _and(self, node: exp.Expr) -> Made:
+        return pc.and_kleene(self.argument(node.this).made, self.argument(node.expression).made)
+
+    def _or(self, node: exp.Expr) -> Made:
+        return pc.or_kleene(self.argument(node.this).made, self.argument(node.expression).made)
+
+    def _not(self, node: exp.Expr) -> Made:
+        return pc.invert(self.argument(node.this).made)
+
+    def _negative(self, node: exp.Expr) -> Made:
+        return pc.negate_checked(self.argument(node.this).made)
+
+    def _divide(self, node: exp.Expr) -> Made:
+        left, right = self.argument(node.this), self.argument(node.expression)
+        exact = pa.types.is_decimal(left.type) or pa.types.is_decimal(right.type)
+        if exact and not (pa.types.is_floating(left.type) or pa.types.is_floating(right.type)):
+            return pc.divide_checked(*self._both(node))
+        return pc.divide_checked(left.made.cast(pa.float64()), right.made.cast(pa.float64()))
+
+    def _integer_divide(self, node: exp.Expr) -> Made:
+        left, right = self.argument(node.this).made.cast(pa.int64()), self.argument(node.expression).made
+        return pc.divide_checked(left, right.cast(pa.int64()))
+
+    def _remainder(self, node: exp.Expr) -> Made:
+        """With the sign of the dividend."""
+        left, right = self._both(node)
+        quotient = pc.divide_checked(left, right)
+        if not all(pa.types.is_integer(self.argument(side).type) for side in (node.this, node.expression)):
+            quotient = pc.trunc(quotient)
+        return pc.subtract_checked(left, pc.multiply_checked(quotient, right))
+
+    def _same(self, node: exp.Expr) -> Made:
+        """`<=>`: two nulls are equal, and a null is equal to nothing else."""
+        left, right = self._both(node)
+        return pc.if_else(
+            pc.or_kleene(pc.is_null(left), pc.is_null(right)),
+            pc.and_kleene(pc.is_null(left), pc.is_null(right)),
+            pc.equal(left, right),
+        )
+
+    def _is(self, node: exp.Expr) -> Made:
+        value = self.argument(node.this).made
+        if isinstance(node.expression, exp.Null):
+            return pc.is_null(value)
+        if isinstance(node.expression, exp.Boolean):
+            return pc.coalesce(value == pc.scalar(bool(node.expression.this)), _FALSE)
+        raise InvalidJob(f"{self._where}: {node.sql('spark')}: IS is followed by NULL, TRUE or FALSE")
+
+    def _between(self, node: exp.Expr) -> Made:
+        value, low, high = node.this, node.args["low"], node.args["high"]
+        return pc.and_kleene(
+            self._made(exp.GTE(this=value, expression=low)), self._made(exp.LTE(this=value, expression=high))
+        )
+
+    def _in(self, node: exp.Expr) -> Made:
+        if node.args.get("query") or node.args.get("unnest") or not node.expressions:
+            raise InvalidJob(f"{self._where}: {node.sql('spark')}: IN is followed by values in parentheses")
+        equal = [self._made(exp.EQ(this=node.this, expression=each)) for each in node.expressions]
+        made = equal[0]
+        for each in equal[1:]:
+            made = pc.or_kleene(made, each)
+        return made
+
+    def _case(self, node: exp.Expr) -> Made:
+        default = node.args.get("default") or exp.Null()
+        results = [self.argument(branch.args["true"]) for branch in node.args["ifs"]] + [self.argument(default)]
+        kind = None
+        if all(_is_number(each.type) or pa.types.is_null(each.type) for each in results):
+            for each in results:
+                if _is_number(each.type):
+                    kind = each.type if kind is None else _wider(kind, each.type)
+        made = [each.made if kind is None else each.made.cast(kind) for each in results]
+        taken = made[-1]
+        for branch, result in zip(reversed(node.args["ifs"]), reversed(made[:-1]), strict=True):
+            condition = branch.this
+            if node.this is not None:
+                condition = exp.EQ(this=node.this, expression=condition)
+            taken = pc.if_else(pc.coalesce(self.argument(condition).made, _FALSE), result, taken)
+        return taken
+
+    def _if(self, node: exp.Expr) -> Made:
+        return self._case(exp.Case(ifs=[node], default=node.args.get("false")))
+
+    def _cast(self, node: exp.Expr) -> Made:
+        if "TRY_CAST" in self._where.upper():
+            raise InvalidJob(f"{self._where}: try_cast is not known here: use cast, which refuses what does not fit")
+        to = node.args["to"]
+        kind = _TYPES.get(to.this.name)
+        if to.this.name == "DECIMAL":
+            digits = [int(each.name) for each in to.expressions] or [10]
+            kind = pa.decimal128(digits[0], digits[1] if len(digits) > 1 else 0)
+        if kind is None:
+            raise InvalidJob(f"{self._where}: the type {to.sql('spark')} is not known here")
+        value = self.argument(node.this)
+        made = value.made
+        if pa.types.is_floating(value.type) and pa.types.is_integer(kind):
+            made = pc.trunc(made)
+        elif pa.types.is_integer(value.type) and pa.types.is_decimal(kind):
+            made = made.cast(pa.decimal128(min(38, 19 + kind.scale), kind.scale))
+        elif pa.types.is_string(value.type) and pa.types.is_timestamp(kind):
+            if value.is_constant:
+                return pc.scalar(self._time(value.value, kind))
+            made = made.cast(pa.timestamp("us"))
+        return made.cast(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type for both; None: Arrow knows it (of decimals)."""
+    if pa.types.is_floating(one) or pa.types.is_floating(other):
+        return one if one == other else pa.float64()
+    if pa.types.is_decimal(one) or pa.types.is_decimal(other):
+        return None
+    return one if one.bit_width >= other.bit_width else other
+
+
+def _constant(node: exp.Expr) -> tuple[bool, Any]:
+    """(whether it is a constant, its value)."""
+    if isinstance(node, exp.Null):
+        return True, pa.scalar(None)
+    if isinstance(node, exp.Boolean):
+        return True, bool(node.this)
+    if isinstance(node, exp.Literal):
+        if node.is_string:
+            return True, node.this
+        return True, int(node.this) if node.this.isdigit() else float(node.this)
+    if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and not node.this.is_string:
+        return True, -_constant(node.this)[1]
+    if isinstance(node, exp.Interval):
+        unit = str(node.args["unit"].name if node.args.get("unit") else "").upper().rstrip("S")
+        if unit in UNITS and isinstance(node.this, exp.Literal):
+            return True, pa.scalar(datetime.timedelta(seconds=0) + float(node.this.this) * UNITS[unit])
+    if isinstance(node, exp.Concat) and all(
+        isinstance(each, exp.Literal) and each.is_string for each in node.expressions
+    ):
+        return True, "".join(each.this for each in node.expressions)
+    return False, None
+
+
+_SPECIAL: dict[type[exp.Expr], Callable[[_Compiler, Any], Made]] = {
+    exp.Column: _Compiler._column,
+    exp.And: _Compiler._and,
+    exp.Or: _Compiler._or,
+    exp.Not: _Compiler._not,
+    exp.Neg: _Compiler._negative,
+    exp.Div: _Compiler._divide,
+    exp.IntDiv: _Compiler._integer_divide,
+    exp.Mod: _Compiler._remainder,
+    exp.NullSafeEQ: _Compiler._same,
+    exp.Is: _Compiler._is,
+    exp.Between: _Compiler._between,
+    exp.In: _Compiler._in,
+    exp.Case: _Compiler._case,
+    exp.If: _Compiler._if,
+    exp.Cast: _Compiler._cast,
+    exp.TryCast: _Compiler._cast,
+}

@@ -1,0 +1,213 @@
+"""The functions that a SQL expression may call, each as an Arrow expression of its arguments.
+
+A row of a table is a class of the parser's tree, the arguments it may have, and what makes the Arrow expression of
+them. Whatever has no row here is refused by name.
+"""
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+Made: TypeAlias = pc.Expression
+
+
+class NotConstant(Exception):
+    """An argument has to be a constant; `what` says which."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Of a function: made, with its type, and its value if it is a constant."""
+
+    made: Made
+    type: pa.DataType
+    is_constant: bool
+    value: Any
+
+    def constant(self, what: str) -> Any:
+        if not self.is_constant:
+            raise NotConstant(what)
+        return self.value
+
+
+def as_text(argument: Argument) -> Made:
+    return argument.made if pa.types.is_string(argument.type) else argument.made.cast(pa.string())
+
+
+def joined(arguments: Sequence[Argument]) -> Made:
+    """Null if one of them is."""
+    return pc.binary_join_element_wise(*map(as_text, arguments), pc.scalar(""))
+
+
+def _whole(function: Callable[..., Made]) -> Callable[..., Made]:
+    def made(value: Argument) -> Made:
+        if pa.types.is_integer(value.type):
+            return value.made
+        return function(value.made).cast(pa.int64())
+
+    return made
+
+
+def _round(value: Argument, decimals: Argument | None = None) -> Made:
+    if pa.types.is_integer(value.type):
+        return value.made
+    digits = 0 if decimals is None else int(decimals.constant("the number of digits"))
+    return pc.round(value.made, ndigits=digits, round_mode="half_towards_infinity")
+
+
+def _substring(text: Argument, start: Argument, length: Argument | None = None) -> Made:
+    first = int(start.constant("the position"))
+    begin = first - 1 if first > 0 else first
+    if length is None:
+        return pc.utf8_slice_codeunits(as_text(text), begin)
+    count = max(0, int(length.constant("the length")))
+    end = begin + count
+    if begin < 0 <= end:
+        return pc.utf8_slice_codeunits(as_text(text), begin)
+    return pc.utf8_slice_codeunits(as_text(text), begin, end)
+
+
+def _left(text: Argument, length: Argument) -> Made:
+    return pc.utf8_slice_codeunits(as_text(text), 0, max(0, int(length.constant("the length"))))
+
+
+def _right(text: Argument, length: Argument) -> Made:
+    count = max(0, int(length.constant("the length")))
+    return pc.utf8_slice_codeunits(as_text(text), -count) if count else pc.utf8_slice_codeunits(as_text(text), 0, 0)
+
+
+def _trim(text: Argument, where: Argument | None = None) -> Made:
+    side = "BOTH" if where is None else where.constant("the side")
+    trims = {"BOTH": pc.utf8_trim, "LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}
+    return trims[side](as_text(text), " ")
+
+
+def _replace(text: Argument, old: Argument, new: Argument) -> Made:
+    pattern = old.constant("what is replaced")
+    return pc.replace_substring(as_text(text), pattern, new.constant("the replacement")) if pattern else as_text(text)
+
+
+def _regexp_replace(text: Argument, pattern: Argument, new: Argument) -> Made:
+    return pc.replace_substring_regex(
+        as_text(text), pattern.constant("the pattern"), new.constant("the replacement").replace("$", "\\")
+    )
+
+
+def _with_constant(function: Callable[..., Made], what: str) -> Callable[..., Made]:
+    return lambda text, sought: function(as_text(text), sought.constant(what))
+
+
+def _ilike(text: Argument, pattern: Argument) -> Made:
+    return pc.match_like(as_text(text), pattern.constant("the pattern"), ignore_case=True)
+
+
+def _nullif(value: Argument, other: Argument) -> Made:
+    equal = pc.coalesce(value.made == other.made, pc.scalar(False))
+    return pc.if_else(equal, pc.scalar(pa.scalar(None, value.type)), value.made)
+
+
+def _extreme(function: Callable[..., Made]) -> Callable[..., Made]:
+    return lambda *values: function(*(value.made for value in values), skip_nulls=True)
+
+
+def _double(function: Callable[..., Made]) -> Callable[..., Made]:
+    return lambda *values: function(*(value.made.cast(pa.float64()) for value in values))
+
+
+def _ln(value: Made) -> Made:
+    """Null, as in Spark, where there is none."""
+    return pc.if_else(value > pc.scalar(0.0), pc.ln(value), pc.scalar(pa.scalar(None, pa.float64())))
+
+
+def _part(function: Callable[..., Made]) -> Callable[..., Made]:
+    return lambda time: function(time.made)
+
+
+def _trunc(time: Argument, unit: Argument) -> Made:
+    name = str(unit.constant("the unit")).lower()
+    if name not in _UNITS_OF_TIME:
+        raise NotConstant(f"the unit is {name}; one of {', '.join(_UNITS_OF_TIME)}")
+    return pc.floor_temporal(time.made, unit=name)
+
+
+def _extract(unit: Argument, time: Argument) -> Made:
+    part = str(unit.constant("the unit")).lower()
+    if part not in _PARTS:
+        raise NotConstant(f"the unit is {part}; one of {', '.join(_PARTS)}")
+    return _PARTS[part](time.made)
+
+
+_UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
+_PARTS: dict[str, Callable[..., Made]] = {
+    "year": pc.year,
+    "quarter": pc.quarter,
+    "month": pc.month,
+    "day": pc.day,
+    "hour": pc.hour,
+    "minute": pc.minute,
+    "second": pc.second,
+}
+
+# class -> (its arguments in order; a trailing "?": may be missing, "*": any number), what makes it
+FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
+    exp.Abs: (("this",), lambda value: pc.abs_checked(value.made)),
+    exp.Sign: (("this",), lambda value: pc.sign(value.made).cast(pa.float64())),
+    exp.Ceil: (("this",), _whole(pc.ceil)),
+    exp.Floor: (("this",), _whole(pc.floor)),
+    exp.Round: (("this", "decimals?"), _round),
+    exp.Sqrt: (("this",), _double(pc.sqrt)),
+    exp.Exp: (("this",), _double(pc.exp)),
+    exp.Ln: (("this",), _double(_ln)),
+    exp.Pow: (("this", "expression"), _double(pc.power)),
+    exp.Greatest: (("this", "expressions*"), _extreme(pc.max_element_wise)),
+    exp.Least: (("this", "expressions*"), _extreme(pc.min_element_wise)),
+    exp.Coalesce: (("this", "expressions*"), lambda *values: pc.coalesce(*(value.made for value in values))),
+    exp.Nullif: (("this", "expression"), _nullif),
+    exp.Upper: (("this",), lambda text: pc.utf8_upper(as_text(text))),
+    exp.Lower: (("this",), lambda text: pc.utf8_lower(as_text(text))),
+    exp.Length: (("this",), lambda text: pc.utf8_length(as_text(text))),
+    exp.Trim: (("this", "position?"), _trim),
+    exp.Substring: (("this", "start", "length?"), _substring),
+    exp.Left: (("this", "expression"), _left),
+    exp.Right: (("this", "expression"), _right),
+    exp.Replace: (("this", "expression", "replacement"), _replace),
+    exp.RegexpReplace: (("this", "expression", "replacement"), _regexp_replace),
+    exp.Concat: (("expressions*",), lambda *texts: joined(texts)),
+    exp.DPipe: (("this", "expression"), lambda *texts: joined(texts)),
+    exp.StartsWith: (("this", "expression"), _with_constant(pc.starts_with, "the beginning")),
+    exp.EndsWith: (("this", "expression"), _with_constant(pc.ends_with, "the end")),
+    exp.Contains: (("this", "expression"), _with_constant(pc.match_substring, "what is looked for")),
+    exp.Like: (("this", "expression"), _with_constant(pc.match_like, "the pattern")),
+    exp.ILike: (("this", "expression"), _ilike),
+    exp.RegexpLike: (("this", "expression"), _with_constant(pc.match_substring_regex, "the pattern")),
+    exp.Year: (("this",), _part(pc.year)),
+    exp.Quarter: (("this",), _part(pc.quarter)),
+    exp.Month: (("this",), _part(pc.month)),
+    exp.Day: (("this",), _part(pc.day)),
+    exp.DayOfMonth: (("this",), _part(pc.day)),
+    exp.Hour: (("this",), _part(pc.hour)),
+    exp.Minute: (("this",), _part(pc.minute)),
+    exp.Second: (("this",), _part(pc.second)),
+    exp.TimestampTrunc: (("this", "unit"), _trunc),
+    exp.Extract: (("this", "expression"), _extract),
+}
+# Arguments that the parser sets and that change nothing here.
+IGNORED = frozenset({"safe", "coalesce", "ignore_nulls", "is_null", "_type"})
+
+UNITS = {  # of INTERVAL
+    "DAY": datetime.timedelta(days=1),
+    "HOUR": datetime.timedelta(hours=1),
+    "MINUTE": datetime.timedelta(minutes=1),
+    "SECOND": datetime.timedelta(seconds=1),
+    "MILLISECOND": datetime.timedelta(milliseconds=1),
+    "MICROSECOND": datetime.timedelta(microseconds=1),
+}

@@ -1,0 +1,341 @@
+"""SQL expressions: what they give, as Spark SQL does, and what is refused by name when the flow is written."""
+
+import datetime
+import decimal
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import barrier_runtime as br
+from barrier_runtime.data.expressions import evaluate
+from barrier_runtime.data.sql_expressions import SqlExpression, known_functions
+from barrier_runtime.state.errors import InvalidJob
+
+UTC = datetime.timezone.utc
+SCHEMA = pa.schema(
+    [
+        ("i", pa.int64()),
+        ("j", pa.int64()),
+        ("small", pa.int32()),
+        ("x", pa.float64()),
+        ("s", pa.string()),
+        ("b", pa.bool_()),
+        ("t", pa.timestamp("us", "UTC")),
+        ("d", pa.decimal128(5, 2)),
+        ("day", pa.date32()),
+        ("p", pa.struct([("q", pa.int64())])),
+    ]
+)
+ROWS: list[dict[str, Any]] = [
+    {
+        "i": 7,
+        "j": -2,
+        "small": 2_000_000_000,
+        "x": 2.5,
+        "s": "abc",
+        "b": True,
+        "t": datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        "d": decimal.Decimal("1.25"),
+        "day": datetime.date(2026, 1, 2),
+        "p": {"q": 5},
+    },
+    {
+        "i": -7,
+        "j": 2,
+        "small": -3,
+        "x": -1.75,
+        "s": " a'bc ",
+        "b": False,
+        "t": datetime.datetime(2025, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC),
+        "d": decimal.Decimal("-3.99"),
+        "day": datetime.date(2024, 2, 29),
+        "p": {"q": 6},
+    },
+    {**dict.fromkeys(SCHEMA.names), "j": 1},
+    {
+        "i": 16_777_217,
+        "j": 3,
+        "small": 0,
+        "x": 0.1,
+        "s": "",
+        "b": True,
+        "t": datetime.datetime(1969, 7, 20, 20, 17, 40, tzinfo=UTC),
+        "d": decimal.Decimal("0.00"),
+        "day": datetime.date(1969, 7, 20),
+        "p": {"q": 0},
+    },
+]
+
+EXPRESSIONS = [
+    "i > 3 AND s = 'abc'",
+    "i > 3 OR b",
+    "NOT b",
+    "x * 0.908e0",
+    "i * 0.5e0",
+    "i + j - 1",
+    "-i",
+    "i / j",
+    "i % j",
+    "x % 2",
+    "i div j",
+    "small + i",
+    "d * 2",
+    "d + i",
+    "d - d",
+    "i IS NOT NULL",
+    "b IS TRUE",
+    "b IS NOT TRUE",
+    "i IN (7, 1)",
+    "i IN (7, NULL)",
+    "i NOT IN (7, 8)",
+    "s IN ('abc', '')",
+    "i <=> 7",
+    "i <=> NULL",
+    "i BETWEEN -7 AND 7",
+    "s LIKE 'a%'",
+    "s NOT LIKE '%c'",
+    "s ILIKE 'A_C'",
+    "s RLIKE '^a'",
+    "CASE WHEN b THEN 1 WHEN i < 0 THEN 2 END",
+    "CASE i WHEN 7 THEN 'seven' ELSE 'other' END",
+    "IF(b, i, j)",
+    "IF(b, 1, 2.5e0)",
+    "coalesce(i, j, 0)",
+    "nvl(s, 'none')",
+    "nullif(i, 7)",
+    "greatest(i, j)",
+    "least(i, j, 0)",
+    "abs(i)",
+    "abs(d)",
+    "sign(x)",
+    "ceil(x)",
+    "floor(x)",
+    "round(x)",
+    "round(x, 1)",
+    "sqrt(i)",
+    "power(x, 2)",
+    "exp(0)",
+    "ln(i)",
+    "upper(s)",
+    "lower(s)",
+    "length(s)",
+    "trim(s)",
+    "ltrim(s)",
+    "rtrim(s)",
+    "s || '-' || s",
+    "concat(s, i)",
+    "substring(s, 2, 2)",
+    "substring(s, 0, 2)",
+    "substring(s, -2, 1)",
+    "substr(s, 2)",
+    "left(s, 1)",
+    "right(s, 2)",
+    "replace(s, 'b', 'BB')",
+    "regexp_replace(s, '(b)', '[$1]')",
+    "startswith(s, 'a')",
+    "endswith(s, 'c')",
+    "contains(s, 'b')",
+    "year(t)",
+    "quarter(t)",
+    "month(t)",
+    "day(t)",
+    "dayofmonth(day)",
+    "hour(t)",
+    "minute(t)",
+    "second(t)",
+    "extract(YEAR FROM t)",
+    "date_trunc('hour', t)",
+    "date_trunc('week', t)",
+    "t > timestamp '2026-01-01 00:00:00'",
+    "t < '2026-01-01'",
+    "day >= date '2024-02-29'",
+    "t + interval 5 minutes",
+    "t - interval 1 hour",
+    "cast(x AS INT)",
+    "cast(i AS STRING)",
+    "cast(i AS DECIMAL(12, 2))",
+    "cast(d AS DOUBLE)",
+    "cast(t AS DATE)",
+    "cast('5' AS BIGINT) + i",
+    "p.q + 1",
+    "P.Q + I",
+    "`i` + 1",
+    "s = 'it''s' -- a comment",
+    "1 + 1",
+    "NULL",
+]
+
+
+def computed(text: str, rows: pa.RecordBatch | None = None) -> pa.Array:
+    batch = pa.RecordBatch.from_pylist(ROWS, SCHEMA) if rows is None else rows
+    return evaluate(batch, [SqlExpression(text, "t").compiled(batch.schema)], "t")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "values"),
+    [
+        ("i > 3 AND s = 'abc'", pa.bool_(), [True, False, None, False]),
+        ("x * 0.5", pa.float64(), [1.25, -0.875, None, 0.05]),
+        ("i * 0.5", pa.float64(), [3.5, -3.5, None, 8_388_608.5]),
+        ("i / j", pa.float64(), [-3.5, -3.5, None, 16_777_217 / 3]),
+        ("i % j", pa.int64(), [1, -1, None, 2]),
+        ("i NOT IN (7, NULL)", pa.bool_(), [False, None, None, None]),
+        ("s NOT LIKE 'a%'", pa.bool_(), [False, True, None, True]),
+        ("CASE WHEN b IS NULL OR NULL THEN 1 ELSE 2 END", pa.int32(), [2, 2, 1, 2]),
+        ("small + 1", pa.int32(), [2_000_000_001, -2, None, 1]),
+        ("CASE WHEN b THEN 1 WHEN i < 0 THEN 2 END", pa.int32(), [1, 2, None, 1]),
+        (
+            "d * 2",
+            pa.decimal128(7, 2),
+            [decimal.Decimal(each) for each in ("2.50", "-7.98")] + [None, decimal.Decimal(0)],
+        ),
+        ("t < '2026-01-01'", pa.bool_(), [False, True, None, True]),
+        ("substring(s, -2, 1)", pa.string(), ["b", "c", None, ""]),
+        ("i IS NULL", pa.bool_(), [False, False, True, False]),
+        ("round(x)", pa.float64(), [3.0, -2.0, None, 0.0]),
+    ],
+)
+def test_an_expression_gives(text: str, kind: pa.DataType, values: list[Any]) -> None:
+    column = computed(text)
+    assert (column.type, column.to_pylist()) == (kind, values)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("foo(i)", "the function foo is not known here.*Known are abs, "),
+        ("i +", "is no SQL expression"),
+        ("", "is no SQL expression"),
+        ("i; j", "not known here"),
+        ("zz > 1", "there is no column 'zz': the rows have i: int64.*single quotes"),
+        ("p.zz", "there is no field 'zz' of p"),
+        ("i.q", "there is no field 'q' of i"),
+        ('i = "zz" + 1', "cannot be computed"),
+        ("count(*)", "count is an aggregate of many rows: use .key_by"),
+        ("sum(i) OVER ()", "aggregate of many rows"),
+        ("rand() > 0.5", r"rand\(\) would give another value when rows are read again"),
+        ("now() > t", r"now\(\) would give another value"),
+        ("current_timestamp() > t", "would give another value"),
+        ("SELECT i", "a query does not belong here"),
+        ("i IN (SELECT 1)", "a query does not belong here"),
+        ("i AS k", "a new name does not belong here"),
+        ("s + 1", r"no kernel matching input types \(string"),
+        ("i[0]", r"i\[0\] is not known here"),
+        ("substring(s, i)", "the position has to be a constant"),
+        ("s LIKE s", "the pattern has to be a constant"),
+        ("try_cast(s AS INT)", "use cast"),
+        ("cast(i AS INTERVAL)", "the type INTERVAL is not known here"),
+        ("extract(EPOCH FROM t)", "the unit is epoch; one of year, "),
+        ("date_trunc('foo', t)", "the unit is foo; one of year, "),
+        ("99999999999999999999", "beyond 64 bits"),
+        ("t > 'yesterday'", "'yesterday' is no time"),
+        ("s LIKE 'a!%' ESCAPE '!'", "not known here"),
+        ("i BETWEEN SYMMETRIC 7 AND 1", "has no symmetric here|is no SQL"),
+        ("trim(BOTH 'x' FROM s)", "trim has no expression here"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(text: str, said: str) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        computed(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["i / 0", "i % 0", "small * small", "cast(s AS INT)", "cast(i * 1000 AS INT)", "abs(k)"]
+)
+def test_what_has_no_value_ends_the_job(text: str) -> None:
+    lowest = pa.array([-(1 << 63)] * len(ROWS))
+    batch = pa.RecordBatch.from_pylist(ROWS, SCHEMA).append_column("k", lowest)
+    with pytest.raises(InvalidJob, match="cannot be computed"):
+        computed(text, batch)
+
+
+def test_all_functions_are_listed() -> None:
+    assert {"abs", "cast", "date_trunc", "if", "power", "rlike", "startswith", "substring"} <= set(known_functions())
+    assert "timestamp_trunc" not in known_functions()
+
+
+def test_a_name_may_differ_in_case_where_that_is_clear() -> None:
+    batch = pa.RecordBatch.from_pydict({"Price": [1], "n": [2], "N": [3]})
+    assert computed("price + n", batch).to_pylist() == [3]
+    assert computed("`N`", batch).to_pylist() == [3]
+    with pytest.raises(InvalidJob, match="no column 'q'"):
+        computed("q", batch)
+    both = pa.RecordBatch.from_pydict({"aB": [1], "Ab": [2]})
+    with pytest.raises(InvalidJob, match="more than one column 'ab'"):
+        computed("ab", both)
+
+
+def test_it_travels_to_a_slot() -> None:
+    expression = pickle.loads(pickle.dumps(SqlExpression("i + 1", "t")))
+    batch = pa.RecordBatch.from_pylist(ROWS, SCHEMA)
+    assert evaluate(batch, [expression.compiled(SCHEMA)], "t")[0].to_pylist() == [8, -6, None, 16_777_218]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_steps_take_text(known: bool) -> None:
+    """Where a schema is not known yet, SQL is compiled for the rows that come."""
+    rows = [{"kind": "bid", "price": 50}, {"kind": "bid", "price": 150}, {"kind": "ask", "price": 300}]
+    flow = br.Dataflow("sql")
+    stream = _source(flow, rows, {"kind": str, "price": int})
+    if not known:
+        stream = stream.map(lambda row: row)
+        assert stream.schema is None
+    bids, rest = stream.split("kinds", "CASE WHEN kind = 'bid' THEN 'bids' ELSE 'rest' END", into=("bids", "rest"))
+    dear = bids.filter("price > 100").select({"kind": "kind", "eur": "price * 0.5", "one": "1"})
+    out, others = br.CollectSink(), br.CollectSink()
+    dear.sink("out", out)
+    rest.select(["price"]).sink("rest", others)
+    flow.run_local()
+    assert out.rows() == [{"kind": "bid", "eur": 75.0, "one": 1}]
+    assert others.rows() == [{"price": 300}]
+
+
+def test_mistakes_show_when_the_flow_is_written() -> None:
+    stream = _source(br.Dataflow("sql"), [{"n": 1}], {"n": int})
+    with pytest.raises(InvalidJob, match="the expression n gives int64: use one that gives true or false"):
+        stream.filter("n")
+    with pytest.raises(InvalidJob, match=r"select, column 'm': 'q \+ 1': there is no column 'q'"):
+        stream.select({"m": "q + 1"})
+    with pytest.raises(InvalidJob, match="on_error='skip' is for functions"):
+        stream.filter("n > 0", on_error="skip")
+
+
+@pytest.fixture(scope="module")
+def of_spark() -> Iterator[dict[str, list[Any]]]:
+    from pyspark.sql import SparkSession
+
+    settings = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
+    builder = SparkSession.builder.master("local[1]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    frame = session.createDataFrame(pa.Table.from_pylist(ROWS, SCHEMA)).coalesce(1)
+    columns = [f"{text} AS c{index}" for index, text in enumerate(text.split(" --")[0] for text in EXPRESSIONS)]
+    table = frame.selectExpr(*columns).toArrow()
+    yield {text: table.column(index).to_pylist() for index, text in enumerate(EXPRESSIONS)}
+    session.stop()
+
+
+@pytest.mark.spark
+def test_the_values_are_those_of_spark_sql(of_spark: dict[str, list[Any]]) -> None:
+    different = {}
+    for text in EXPRESSIONS:
+        ours = computed(text).to_pylist()
+        theirs = of_spark[text]
+        if [_plain(each) for each in ours] != [_plain(each) for each in theirs]:
+            different[text] = (ours, theirs)
+    assert not different
+
+
+def _plain(value: Any) -> Any:
+    """One whole number is like another, and a not-a-number like itself."""
+    if isinstance(value, float):
+        return "nan" if value != value else round(value, 12)
+    return value
+
+
+def _source(flow: br.Dataflow, rows: list[dict[str, Any]], schema: Any) -> Any:
+    return flow.from_iterator("rows", lambda index, of: iter(rows), schema=schema, splits=1)
