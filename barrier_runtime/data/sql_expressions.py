@@ -191,6 +191,8 @@ class _Compiler:
 
     def _beside(self, one: Argument, other: Argument) -> Made:
         """`one` as it is beside `other`: a number in the wider type of the two, text and times in that of a time."""
+        if pa.types.is_null(one.type):
+            return pc.scalar(pa.scalar(None, other.type))
         if pa.types.is_timestamp(other.type) or pa.types.is_date(other.type):
             if one.is_constant and isinstance(one.value, str):
                 return pc.scalar(self._time(one.value, other.type))
@@ -260,14 +262,18 @@ class _Compiler:
             path += found
         return pc.field(*path)
 
+    def _truth(self, node: exp.Expr) -> Made:
+        argument = self.argument(node)
+        return pc.scalar(pa.scalar(None, pa.bool_())) if pa.types.is_null(argument.type) else argument.made
+
     def _and(self, node: exp.Expr) -> Made:
-        return pc.and_kleene(self.argument(node.this).made, self.argument(node.expression).made)
+        return pc.and_kleene(self._truth(node.this), self._truth(node.expression))
 
     def _or(self, node: exp.Expr) -> Made:
-        return pc.or_kleene(self.argument(node.this).made, self.argument(node.expression).made)
+        return pc.or_kleene(self._truth(node.this), self._truth(node.expression))
 
     def _not(self, node: exp.Expr) -> Made:
-        return pc.invert(self.argument(node.this).made)
+        return pc.invert(self._truth(node.this))
 
     def _negative(self, node: exp.Expr) -> Made:
         return pc.negate_checked(self.argument(node.this).made)
@@ -337,7 +343,7 @@ class _Compiler:
             condition = branch.this
             if node.this is not None:
                 condition = exp.EQ(this=node.this, expression=condition)
-            taken = pc.if_else(pc.coalesce(self.argument(condition).made, _FALSE), result, taken)
+            taken = pc.if_else(pc.coalesce(self._truth(condition), _FALSE), result, taken)
         return taken
 
     def _if(self, node: exp.Expr) -> Made:

@@ -408,8 +408,8 @@ MUTANTS = (
         "sql-null-takes-the-branch",
         "a condition of CASE that is null is not taken",
         "barrier_runtime/data/sql_expressions.py",
-        "pc.if_else(pc.coalesce(self.argument(condition).made, _FALSE), result, taken)",
-        "pc.if_else(self.argument(condition).made, result, taken)",
+        "pc.if_else(pc.coalesce(self._truth(condition), _FALSE), result, taken)",
+        "pc.if_else(self._truth(condition), result, taken)",
         ("tests/barrier_runtime/data/test_sql_expressions.py",),
     ),
 )

@@ -165,6 +165,10 @@ EXPRESSIONS = [
     "`i` + 1",
     "s = 'it''s' -- a comment",
     "1 + 1",
+    "i + NULL",
+    "NOT NULL",
+    "b AND NULL",
+    "i > NULL",
     "NULL",
 ]
 
