@@ -65,6 +65,9 @@ class MemoryKv:
                 file.write(_lengths.pack(len(key), len(value)) + key + value)
             file.write(_count.pack(len(entries)))
 
+    def compact(self) -> None:
+        """What is deleted is gone."""
+
     def memory_bytes(self) -> int:
         return self._bytes + 200 * len(self._entries)
 

@@ -8,7 +8,8 @@ Layout, behind key group and state id (`kv/shard`), all of it `keys/key_codec`'s
 The entry key of a list is the element's index (an int); of a map, the map's key. Bytes of entry keys have the order of
 their values, so a range of the store has the entries of one user key in order, and behind them the number. It is there
 as long as there are entries, so a scan ends there and does not read on through whatever neighbours have deleted; no
-MessagePack and no pickle begins with C1. The user key alone decides the key group.
+MessagePack and no pickle begins with C1. The user key alone decides the key group. Where elements of a list have gone
+(they expired, see `expiry`), 8 bytes more say which index is the next.
 
 All of it is in one `StateTable`, by (*user key, False, entry key) and (*user key, True): caches, freezing, spilling and
 snapshots are the same. What is added is an index of the entries that are not in the store yet, by user key. A walk
@@ -22,6 +23,7 @@ from typing import Any
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.values.expiry import is_timed
 from barrier_runtime.state.values.table import Key, StateTable, shown
 from barrier_runtime.state.values.watched_table import WatchedTable
 
@@ -36,6 +38,12 @@ class _Number(int):
     """How many entries a key has: among the values of a table, told from them by its class."""
 
     __slots__ = ()
+
+
+class _Gapped(int):
+    """The number of entries of a list which has lost some; `end`: the index of the next one."""
+
+    end: int
 
 
 class EntryTable(StateTable):
@@ -71,6 +79,19 @@ class EntryTable(StateTable):
 
     def set_number(self, key: Key, number: int) -> None:
         self.put((*key, True), _Number(number) if number else None)
+
+    def extent(self, key: Key) -> tuple[int, int]:
+        """Of a list: how many elements it has, and the index of the next one."""
+        number = self.get((*key, True)) or 0
+        return int(number), number.end if type(number) is _Gapped else int(number)
+
+    def set_extent(self, key: Key, number: int, end: int) -> None:
+        if number in (0, end):
+            self.set_number(key, number)
+        else:
+            gapped = _Gapped(number)
+            gapped.end = end
+            self.put((*key, True), gapped)
 
     def get_entry(self, key: Key, entry: Any) -> Any:
         """The value of one entry, or None."""
@@ -202,17 +223,25 @@ class WatchedEntryTable(EntryTable, WatchedTable):
 
 def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     def encoded(value: Any) -> bytes:
-        return _NUMBER_MARK + value.to_bytes(8, "big") if type(value) is _Number else encode(value)
+        if type(value) is _Number:
+            return _NUMBER_MARK + value.to_bytes(8, "big")
+        if type(value) is _Gapped:
+            return _NUMBER_MARK + value.to_bytes(8, "big") + value.end.to_bytes(8, "big")
+        return encode(value)
 
     return encoded
 
 
 def _decoder(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def decoded(data: bytes) -> Any:
-        if data[:1] != _NUMBER_MARK:
+        if data[:1] != _NUMBER_MARK or is_timed(data):
             return decode(data)
-        if len(data) != _NUMBER_BYTES:
+        if len(data) == _NUMBER_BYTES:
+            return _Number.from_bytes(data[1:], "big")
+        if len(data) != _NUMBER_BYTES + 8:
             raise Corrupt(f"{data[:64].hex()} is not a number of entries: restore from another checkpoint")
-        return _Number.from_bytes(data[1:], "big")
+        gapped = _Gapped.from_bytes(data[1:_NUMBER_BYTES], "big")
+        gapped.end = int.from_bytes(data[_NUMBER_BYTES:], "big")
+        return gapped
 
     return decoded
