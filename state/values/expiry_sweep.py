@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 from barrier_runtime.state.values.timed_table import Timed
 
-_SLICE = 256  # entries: a millisecond or two
-_PAUSE_S = 0.002
-_RESTS = 9
+_AT_ONCE = 64  # entries
+_MOST_AT_ONCE = 4  # times that in one slice, unless it takes too long
+_SLICE_S = 0.002
+_PAUSE_S = 0.003
+_RESTS = 9  # times the duration of a sweep
 _WORTH_COMPACTING = 1_000  # tombstones
 
 
@@ -68,11 +70,15 @@ class ExpirySweep:
             self._in_slice = False
 
     def _one_slice(self) -> None:
-        looked_at, deleted = self._under_way[0].sweep(_SLICE)
-        self._looked_at += looked_at
-        self._deleted += deleted
-        if self._under_way[0].swept:
-            self._under_way.pop(0)
+        until_s = self._now_s() + _SLICE_S
+        for _ in range(_MOST_AT_ONCE):
+            looked_at, deleted = self._under_way[0].sweep(_AT_ONCE)
+            self._looked_at += looked_at
+            self._deleted += deleted
+            if self._under_way[0].swept:
+                self._under_way.pop(0)
+            if not self._under_way or self._now_s() >= until_s:
+                break
         if self._under_way:
             self._call_later(_PAUSE_S, self._slice)
             return
