@@ -200,6 +200,8 @@ class StateTable:
             return [None if value is None else encode(value) for _, value in items]
         except Exception as failed:  # of a codec or of the value's own class
             for key, value in items:
+                if value is None:
+                    continue
                 try:
                     self._encode(value)
                 except InvalidJob as error:

@@ -315,6 +315,70 @@ def test_the_harness_has_a_wall_clock_of_its_own() -> None:
         assert harness.state("a") == {"last": -1, "recent": [], "seen": {}, "peak": None, "total": None}
 
 
+# ---------------------------------------------------------------- changes in place
+
+
+class Kept:
+    """Objects that can be changed."""
+
+    last = ValueState(list[int], default_factory=list, ttl=TTL(ms(100), refresh="on_read"))
+    items = ListState(list[int], ttl=TTL(ms(100)))
+    seen = MapState(str, list[int], ttl=TTL(ms(100)))
+
+    def process(self, key: str, row: Row, ctx: ProcessContext) -> None:
+        getattr(self, row["do"])(row)
+
+    def stores(self, row: Row) -> None:
+        self.last.value = [1]
+        self.items.append([1])
+        self.seen["a"] = [1]
+
+    def shares(self, row: Row) -> None:
+        one = [1]
+        self.items.append(one)
+        self.items.append(one)
+
+    def changes(self, row: Row) -> None:
+        self.seen["a"].append(2)
+
+    def reads(self, row: Row) -> None:
+        assert (self.last.value, list(self.items), self.seen["a"]) == ([1], [[1]], [1])
+
+
+def kept(*does: tuple[int, str]) -> None:
+    with KeyedHarness(Kept, key="k", event_time="at") as harness:
+        for at, do in does:
+            harness.push({"k": "a", "at": T + at, "do": do})
+            harness.snapshot()
+
+
+def test_objects_that_are_changed_in_place_or_shared_are_told_as_without_a_ttl() -> None:
+    kept((0, "stores"), (1, "reads"), (99, "reads"))
+    with pytest.raises(InvalidJob, match=r"state 'seen', key 'a', entry 'a': its value was changed in place"):
+        kept((0, "stores"), (1, "changes"))
+    with pytest.raises(
+        (InvalidJob, UserCodeError), match=r"key 'a', entry 1: the object .* also that of key 'a', entry 0"
+    ):
+        kept((0, "shares"))
+
+
+def test_a_value_of_another_shape_is_told_with_its_key_also_beside_deleted_ones() -> None:
+    class Wrong:
+        seen = MapState(str, list[int], ttl=TTL(ms(100)))
+
+        def process(self, key: str, row: Row, ctx: ProcessContext) -> None:
+            for name in "abc":
+                self.seen[name] = [1]
+            del self.seen["a"]
+            self.seen["b"] = ["text"]  # type: ignore[list-item]
+            del self.seen["c"]
+
+    with KeyedHarness(Wrong, key="k", event_time="at") as harness:
+        harness.push({"k": "x", "at": T})
+        with pytest.raises(InvalidJob, match=r"key 'x', entry 'b' of process 'function', state 'seen': .*does not fit"):
+            harness.snapshot()
+
+
 # ---------------------------------------------------------------- between programs
 
 NONE, SHORT, LONG = None, TTL(ms(100)), TTL(ms(1_000))
