@@ -231,15 +231,15 @@ class TimedEntries(Timed):
     def append(self, key: Key, values: list[Any]) -> None:
         """At the end of a list."""
         table, now_ms = self._table, self._now()
-        number, end = table.extent(key)
+        number, start, end = table.extent(key)
         if values:
-            table.set_extent(key, number + len(values), end + len(values))
+            table.set_extent(key, number + len(values), start, end + len(values))
         for index, value in enumerate(values, end):
             table.put_entry(key, index, self._stamp(None, now_ms, value))
 
     def end(self, key: Key) -> int:
         """The index of the next element of a list."""
-        return self._table.extent(key)[1]
+        return self._table.extent(key)[2]
 
     def pop(self, key: Key, entry: Any) -> bool:
         """Remove an entry; whether there was a live one."""
@@ -256,8 +256,8 @@ class TimedEntries(Timed):
         table = self._table
         table.put_entry(key, entry, None)
         if self._is_list:
-            number, end = table.extent(key)
-            table.set_extent(key, number - 1, end)
+            number, start, end = table.extent(key)
+            table.set_extent(key, number - 1, start + 1 if entry == start else start, end)
         else:
             table.set_number(key, table.number(key) - 1)
 
@@ -269,7 +269,8 @@ class TimedEntries(Timed):
 
     def walk(self, key: Key, reads: bool = True) -> Iterator[tuple[Any, Any]]:
         """(entry key, value) of the live entries in order, as `EntryTable.walk`. `reads`: it counts as reading them."""
-        for entry, stamped in self._table.walk(key):
+        start = self._table.extent(key)[1] if self._is_list else 0
+        for entry, stamped in self._table.walk(key, start=start):
             now_ms = self._now()
             live, ms = self._judge(stamped, now_ms)
             if live:

@@ -3,6 +3,7 @@ between programs with and without; and what is refused."""
 
 import datetime
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -118,6 +119,9 @@ class Job:
 
     def __init__(self, kind: Kind, made: Any, world: World | None = None, restored: Any = ()) -> None:
         self.world = world or World(kind)
+        self.now_s = 0.0
+        context = self.world.context
+        self.world.context = lambda *given: replace(context(*given), now_s=lambda: self.now_s)  # type: ignore[method-assign]
         self.driven = Driven(operator(made), self.world, restored, "p")
         self.checkpoint = 100 * self.world._token
 
@@ -127,6 +131,7 @@ class Job:
 
     def snapshot(self) -> Any:
         self.checkpoint += 1
+        self.now_s += 3_600.0  # no sweep rests any more
         taken = self.driven.snapshot(self.checkpoint)
         self.driven.operator.on_complete(self.checkpoint)
         return taken
@@ -560,7 +565,8 @@ def test_a_sweep_works_in_slices_and_ends_with_its_operator() -> None:
     later: list[Callable[[], None]] = []
     world = World("rocksdb")
     context = world.context
-    world.context = lambda *given: _calling(context(*given), later)  # type: ignore[method-assign]
+    calling = lambda seconds, call: later.append(call)  # noqa: E731
+    world.context = lambda *given: replace(context(*given), call_later=calling)  # type: ignore[method-assign]
     job = Job("rocksdb", function(SHORT), world)
     rows = [{"k": f"key {n}", "at": T, "n": 1} for n in range(400)]
     job.driven.feed(rows, SCHEMA)
@@ -582,11 +588,6 @@ def test_a_sweep_works_in_slices_and_ends_with_its_operator() -> None:
     job.close()
     for call in later:
         call()  # the database is closed: nothing is asked of it
-
-
-def _calling(context: Any, later: list[Callable[[], None]]) -> Any:
-    object.__setattr__(context, "call_later", lambda seconds, call: later.append(call))
-    return context
 
 
 def _dirty(backend: Any) -> int:
