@@ -407,6 +407,7 @@ NONE, SHORT, LONG = None, TTL(ms(100)), TTL(ms(1_000))
 def test_a_ttl_may_be_switched_on_off_and_changed_between_checkpoint_and_program(
     kind: Kind, before: TTL | None, after: TTL | None, seen_until: int | None
 ) -> None:
+    """R6"""
     for at in (61, *([99_999] if seen_until is None else [seen_until - 1, seen_until])):
         job = Job(kind, function(before))
         job.row(T, 5)
@@ -480,6 +481,7 @@ def test_entries_without_a_time_count_from_the_first_time_judged_where_no_waterm
 
 @pytest.mark.parametrize("through", [2, 3, 5])
 def test_times_survive_another_parallelism(through: int) -> None:
+    """R6"""
     made = function(SHORT)
     keys = [f"key {n}" for n in range(20)]
     with KeyedHarness(made, key="k", event_time="at", parallelism=through) as harness:
