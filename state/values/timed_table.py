@@ -35,15 +35,12 @@ class Timed:
         self.expiry = expiry
         self._held = table
         self._last: bytes | None = None  # whole key at which the sweep under way is; None: there is none
-        self._restart()
+        self._written_ms = NEVER_MS  # earliest write time since the last sweep began
+        self._seen_ms = NEVER_MS  # earliest that the sweep under way leaves
         self.least_ms = -NEVER_MS  # earliest write time that may be there; -NEVER: not known
         self.most_ms = -NEVER_MS  # latest
         if isinstance(table, WatchedTable):
             table.unwrapped = _unwrapped
-
-    def _restart(self) -> None:
-        self._written_ms = NEVER_MS  # earliest since the last sweep began
-        self._seen_ms = NEVER_MS  # earliest that the sweep under way leaves
 
     @property
     def watched(self) -> bool:
