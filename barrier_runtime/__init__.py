@@ -30,6 +30,7 @@ _HOME = {
     "stddev_pop": "barrier_runtime.operators.aggregation.functions",
     "arg_min": "barrier_runtime.operators.aggregation.functions",
     "arg_max": "barrier_runtime.operators.aggregation.functions",
+    "TTL": "barrier_runtime.operators.state.ttl",
     "ValueState": "barrier_runtime.operators.state.value",
     "ListState": "barrier_runtime.operators.state.lists",
     "MapState": "barrier_runtime.operators.state.maps",
@@ -117,6 +118,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.state.folded import ReducingState as ReducingState
     from barrier_runtime.operators.state.lists import ListState as ListState
     from barrier_runtime.operators.state.maps import MapState as MapState
+    from barrier_runtime.operators.state.ttl import TTL as TTL
     from barrier_runtime.operators.state.value import ValueState as ValueState
     from barrier_runtime.operators.windows.assigners import Sliding as Sliding
     from barrier_runtime.operators.windows.assigners import Tumbling as Tumbling

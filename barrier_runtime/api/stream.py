@@ -32,7 +32,7 @@ from barrier_runtime.operators.declared_outputs import branch_names, side_schema
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
-from barrier_runtime.operators.process import ProcessOperator, declared_states
+from barrier_runtime.operators.process import ProcessOperator, check_event_time_of_states, declared_states
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.split import SplitOperator
 from barrier_runtime.operators.state.handle import KeyedState
@@ -402,6 +402,12 @@ class Stream:
                 f"{where}: {sink!r} is not a sink: {what}a TwoPhaseCommitSink such as ParquetSink(url), or a factory "
                 "of one with an attribute `guarantee`"
             )
+        if getattr(sink, "deterministic", False) is True:
+            for step, why in self._plan.by_wall_clock(self._node):
+                raise InvalidJob(
+                    f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may "
+                    "make other rows: take clock='event', or a sink that is exactly once by itself"
+                )
         node = StepNode(
             name,
             "sink",
@@ -570,7 +576,7 @@ class KeyedStream:
             raise InvalidJob(f"{where}: {function!r} is not a function and has no process() method: pass one")
         if isinstance(function, type) and not callable(getattr(function, "process", None)):
             raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
-        declared_states(function, state)
+        states = declared_states(function, state)
         known = self._stream.schema
         if event_time is not None:
             require_columns(known, (event_time,), where)
@@ -578,6 +584,9 @@ class KeyedStream:
                 check_event_time_type(known.field(event_time).type, event_time, where)
         if callable(getattr(function, "on_timer", None)):
             self._need_watermarks(where, f"{function_name(function)[:-2]} has timers, which the watermark makes fire")
+        expiring = check_event_time_of_states(states, event_time, where)
+        if expiring:
+            self._need_watermarks(where, f"state {expiring[0]!r} has a TTL in event time")
         output = as_schema(schema, where) if schema is not None else None
         sides = side_schemas(side, on_error, where)
         make = partial(
@@ -592,14 +601,17 @@ class KeyedStream:
             on_error=on_error,
         )
         streams: Stream | tuple[Stream, ...]
+        in_time = callable(getattr(function, "on_timer", None)) or bool(expiring)
+        by_wall_clock = [name for name, each in states.items() if each.ttl is not None and each.ttl.clock != "event"]
         main = self._stateful(
             name,
             "process",
             make,
             output,
             _with_errors(function_name(function), on_error),
-            detail="every" if callable(getattr(function, "on_timer", None)) else "none",
+            detail="every" if in_time else "none",
             side_outputs=sides,
+            by_wall_clock=f"state {by_wall_clock[0]!r} has a TTL by the wall clock" if by_wall_clock else "",
         )
         streams = _and_sides(main, sides)
         return streams
@@ -625,6 +637,7 @@ class KeyedStream:
         definition: str = "",
         timeless: bool = False,
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
+        by_wall_clock: str = "",
     ) -> Stream:
         if not isinstance(name, str):
             raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
@@ -642,6 +655,7 @@ class KeyedStream:
             detail=detail,
             timeless=timeless,
             side_outputs=side_outputs or {},
+            by_wall_clock=by_wall_clock,
         )
         return Stream(plan, plan.add(node), schema)
 

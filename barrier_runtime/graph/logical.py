@@ -52,6 +52,7 @@ class StepNode:
     makes_watermarks: bool = False  # whatever its input has
     detail: Detail = "none"  # how closely it follows event time
     timeless: bool = False  # has state, and no watermark changes what comes of it
+    by_wall_clock: str = ""  # why a replay may make other rows; empty: it makes the same
     side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, when known
 
 
@@ -94,6 +95,20 @@ class Plan:
             elif node.event_time is None:
                 found[node.name] = None
         return list(found)
+
+    def by_wall_clock(self, number: int) -> list[tuple[str, str]]:
+        """Steps above node `number` (itself included) of which a replay may make other rows: name and why."""
+        found, todo, seen = [], [number], set()
+        while todo:
+            at = todo.pop()
+            node = self.nodes[at]
+            if at in seen or not isinstance(node, StepNode):
+                continue
+            seen.add(at)
+            todo += [input.node for input in node.inputs]
+            if node.by_wall_clock:
+                found.append((node.name or node.kind, node.by_wall_clock))
+        return found
 
     def set_watermarks(self, number: int, column: str, max_out_of_orderness_ms: int) -> None:
         """Watermarks of source `number`, made per split."""

@@ -95,6 +95,7 @@ class OperatorContext:
     call_later: Callable[[float, Callable[[], None]], None]  # seconds, on the loop
     wake: Callable[[], None]  # the operator has room again
     now_s: Callable[[], float] = time.monotonic  # any steady clock
+    wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
     lineage: str = ""  # the same for all generations whose state grew from one start
     settled: bool = False  # what `restored` lists as pending is known to be visible

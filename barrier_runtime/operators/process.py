@@ -23,8 +23,10 @@ from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Capture, Emit
 from barrier_runtime.operators.failures import Failures, OnError, guarded
 from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.reclaiming import Reclaiming
 from barrier_runtime.operators.side_outputs import SideOutputs
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, States
+from barrier_runtime.operators.state.ttl import Timing
 from barrier_runtime.operators.timers import TABLE, Timers, decode_timer, encode_timer
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.operators.user_metrics import UserMetrics
@@ -77,6 +79,17 @@ def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None
             raise InvalidJob(f"state {name!r} is {value!r}: declare it as ValueState(type), or another kind of state")
         states[name] = value
     return states
+
+
+def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str | None, where: str) -> list[str]:
+    """Names of the states with a TTL in event time. Raises `InvalidJob` if the step has none."""
+    names = [name for name, state in states.items() if state.ttl is not None and state.ttl.clock == "event"]
+    if names and event_time is None:
+        raise InvalidJob(
+            f"{where}: state {names[0]!r} has a TTL in event time, but the step does not know the time of its rows: "
+            "pass event_time= to process(), or take TTL(…, clock='processing')"
+        )
+    return names
 
 
 class _Given:
@@ -138,6 +151,7 @@ class ProcessOperator(KeyedOperator):
         self._by_row = False  # event time is told row by row
         self._attributes: dict[str, Any] = {}
         self._warned = False
+        self._reclaiming: Reclaiming | None = None  # of states with a TTL
 
     def bind(self, columns: pa.Schema) -> None:
         width = len(self._key_columns)
@@ -157,8 +171,10 @@ class ProcessOperator(KeyedOperator):
         self._target = target
         self._attributes = _plain_attributes(target)
         self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses to assign to them
-        state = States()
-        for name, declared in declared_states(target, self._extra).items():
+        state, states = States(), declared_states(target, self._extra)
+        check_event_time_of_states(states, self._event_time, self.where)
+        timing = self._current.timing = Timing(self.context.wall_ms, lambda: self._watermark_ms)
+        for name, declared in states.items():
             where = f"{self.where}, state {name!r}"
             holder = "ctx.state" if name in self._extra else "self"
             handle = declared.open(self.backend, name, where, width, self._current, holder)
@@ -183,6 +199,9 @@ class ProcessOperator(KeyedOperator):
             self._sides,
             UserMetrics(self.where, self.metrics),
         )
+        timing.event.context = self._context
+        if timing.tables:
+            self._reclaiming = Reclaiming(timing, self.backend, self.context, self.where)
 
     def _guard(self, failures: Failures) -> None:
         """What the functions raise is for `failures`."""
@@ -203,10 +222,14 @@ class ProcessOperator(KeyedOperator):
         if self._failures is not None:
             self._failures.flush(emit, emit_ns)
 
-    def visit(self, rows: pa.RecordBatch) -> None:
-        """States and timers are those of the key of `rows` (one row) until the next row or timer: for harnesses."""
+    def visit(self, rows: pa.RecordBatch, at_ms: int | None = None) -> None:
+        """States and timers are those of the key of `rows` (one row) until the next row or timer, and event time is
+        `at_ms`: for harnesses."""
         self._check(rows.schema)
         self._current.key = self.codec.state_keys(rows)[0]
+        self._context.timestamp = at_ms
+        if self._reclaiming is not None:
+            self._reclaiming.begin()
 
     @property
     def states(self) -> dict[str, KeyedState]:
@@ -220,7 +243,19 @@ class ProcessOperator(KeyedOperator):
     def snapshot(self, checkpoint: int) -> Capture:
         if self._bound is not None and self.backend.watched and not self._warned:
             self._look_at_attributes()
+        if self._reclaiming is not None:
+            self._reclaiming.snapshot(checkpoint)
         return super().snapshot(checkpoint)
+
+    def on_complete(self, checkpoint: int) -> None:
+        super().on_complete(checkpoint)
+        if self._reclaiming is not None:
+            self._reclaiming.completed(checkpoint)
+
+    def close(self) -> None:
+        if self._reclaiming is not None:
+            self._reclaiming.close()
+        super().close()
 
     def on_input_schema(self, schema: pa.Schema) -> None:
         if self._event_time is not None:
@@ -231,6 +266,8 @@ class ProcessOperator(KeyedOperator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         self._check(batch.schema)
         self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        if self._reclaiming is not None:
+            self._reclaiming.begin()
         watermarks = self._row_watermarks(batch)
         if watermarks is not None or batch.reached is not None or self._on_timer is not None:
             self._process_in_time(batch, watermarks, emit)
@@ -328,6 +365,8 @@ class ProcessOperator(KeyedOperator):
         if self._bound is None:  # no row came yet, so there is no timer
             self._watermark_ms = watermark_ms
             return
+        if self._reclaiming is not None:
+            self._reclaiming.begin()
         given = _Given(self._by_row)
         self._begin(None, self._watermark_ms if self._by_row else None)
         self._advance(watermark_ms, given)

@@ -139,6 +139,7 @@ class OperatorContexts:
             call_later=self._call_later,
             wake=self._wake,
             now_s=res.clock.monotonic_s,
+            wall_ms=lambda: res.clock.wall_ns() // 1_000_000,
             new_id=res.new_uuid,
             lineage=self._lineage,
             settled=self._settled,

@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit, OperatorContext
@@ -49,6 +50,8 @@ class HarnessSnapshot:
     store: MemoryStore
     rows: pa.Schema | None
     checkpoint: int
+    event_ms: int
+    wall_ms: int
 
 
 class KeyedHarness:
@@ -64,9 +67,10 @@ class KeyedHarness:
     `key`: the column of `key_by`, or several. `rows`: the schema of the rows that are pushed; without it the first push
     tells their types. `schema`, `state`, `event_time`, `side` and `on_error` are those of `process`. `parallelism`:
     among so many subtasks the keys are divided. `restore` begins with what `snapshot()` gave, maybe that of another
-    parallelism or of an earlier version of the function. Changes in place that are not stored are refused at a
-    snapshot, as by `check_state`. Errors are those of a job: `UserCodeError` for what the function raises, `InvalidJob`
-    for wrong use.
+    parallelism or of an earlier version of the function. The wall clock stands at `wall_ms` (ms since the epoch;
+    without it where it was at the snapshot, or at 0) until `wall` moves it; states with `TTL(…, clock="processing")`
+    live by it. Changes in place that are not stored are refused at a snapshot, as by `check_state`. Errors are those of
+    a job: `UserCodeError` for what the function raises, `InvalidJob` for wrong use.
     """
 
     def __init__(
@@ -83,12 +87,17 @@ class KeyedHarness:
         parallelism: int = 1,
         max_parallelism: int = 128,
         restore: HarnessSnapshot | None = None,
+        wall_ms: int | None = None,
     ) -> None:
         where = "KeyedHarness"
         self._keys = (key,) if isinstance(key, str) else tuple(key)
         self._rows = as_schema(rows, where) if rows is not None else restore.rows if restore is not None else None
         self._store = restore.store if restore is not None else MemoryStore()
         self._checkpoint = restore.checkpoint if restore is not None else 0
+        before = restore.wall_ms if restore is not None else 0
+        self._wall_ms = before if wall_ms is None else wall_ms
+        self._event_time = event_time
+        self._event_ms = restore.event_ms if restore is not None else WATERMARK_MIN  # latest row or watermark
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
         self._directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-harness-"))
@@ -117,13 +126,21 @@ class KeyedHarness:
         for row in rows:
             batch = self._batch(row)
             self._of(batch).process(Batch(batch, 0), self._emit)
+            if self._event_time is not None and row.get(self._event_time) is not None:
+                self._event_ms = max(self._event_ms, int(event_times_ms(batch.column(self._event_time))[0]))
         return self._taken()
 
     def watermark(self, at_ms: int) -> list[Row]:
         """Event time has reached `at_ms` (since the epoch): what timers give that are due."""
         for operator in self._subtasks:
             operator.on_watermark(at_ms, self._emit)
+        if at_ms < WATERMARK_MAX:
+            self._event_ms = max(self._event_ms, at_ms)
         return self._taken()
+
+    def wall(self, at_ms: int) -> None:
+        """The wall clock is at `at_ms` (since the epoch)."""
+        self._wall_ms = at_ms
 
     def end(self) -> list[Row]:
         """There is no more input: what all timers give."""
@@ -148,9 +165,11 @@ class KeyedHarness:
         counts = self._metrics.counts.items()
         return {name.removeprefix(PREFIX): value for name, value in counts if name.startswith(PREFIX)}
 
-    def state(self, key: Any) -> dict[str, Any]:
-        """All states of `key` (a tuple, of several columns) by name: the value, a list, or a dict."""
-        return {name: _content(each) for name, each in self._at(key).states.items()}
+    def state(self, key: Any, at_ms: int | None = None) -> dict[str, Any]:
+        """All states of `key` (a tuple, of several columns) by name: the value, a list, or a dict. What has a TTL in
+        event time is what a row of `at_ms` would see; without it one of the latest time there was. This counts as a
+        read."""
+        return {name: _content(each) for name, each in self._at(key, at_ms).states.items()}
 
     def timers(self, key: Any) -> list[int]:
         """Times (ms) of the timers of `key` that have not fired, the earliest first."""
@@ -170,7 +189,7 @@ class KeyedHarness:
             taken.append(OperatorSnapshot(_NAME, subtask, self._parallelism, dict(capture.values), keyed))
         for operator in self._subtasks:
             operator.on_complete(self._checkpoint)
-        return HarnessSnapshot(tuple(taken), self._store, self._rows, self._checkpoint)
+        return HarnessSnapshot(tuple(taken), self._store, self._rows, self._checkpoint, self._event_ms, self._wall_ms)
 
     def close(self) -> None:
         for operator in self._subtasks:
@@ -209,14 +228,14 @@ class KeyedHarness:
         group = int(key_groups_of([batch.column(column) for column in self._keys], self._max_parallelism)[0])
         return self._subtasks[group * self._parallelism // self._max_parallelism]
 
-    def _at(self, key: Any) -> ProcessOperator:
-        """The subtask of `key`, with its states and timers at that key."""
+    def _at(self, key: Any, at_ms: int | None = None) -> ProcessOperator:
+        """The subtask of `key`, with its states and timers at that key, and event time at `at_ms`."""
         if self._rows is None:
             raise InvalidJob("KeyedHarness: no row came yet, so the types of its keys are not known: give rows=")
         values = (key,) if len(self._keys) == 1 else tuple(key)
         batch = self._batch(dict(zip(self._keys, values, strict=True)))
         operator = self._of(batch)
-        operator.visit(batch)
+        operator.visit(batch, self._event_ms if at_ms is None else at_ms)
         return operator
 
     def _taken(self) -> list[Row]:
@@ -264,6 +283,7 @@ class KeyedHarness:
             job_store=self._store,
             call_later=lambda seconds, callback: callback(),
             wake=lambda: None,
+            wall_ms=lambda: self._wall_ms,
         )
 
 

@@ -46,6 +46,7 @@ from barrier_runtime.state.snapshots.transfer import local_files, upload
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
+from barrier_runtime.state.values.expiry import StoredTtl
 from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.watched_table import WatchedTable
 
@@ -183,6 +184,19 @@ class KeyedBackend:
         self._add(name, table)
         return table
 
+    def restored_ttl(self, name: str) -> tuple[bool, StoredTtl | None]:
+        """Whether the state `name` was restored, and what its snapshot says of times beside its entries."""
+        return name in self._restored_states, self._described.get(name, ONE_VALUE).ttl
+
+    def describe(self, name: str, what: StateDescription) -> None:
+        """More is known of the state `name`; snapshots say it from now on."""
+        self._described[name] = what
+
+    def compact(self) -> None:
+        """Blocking: give back the room of what was deleted. May run beside snapshots; not beside `close`."""
+        if not self._closed:
+            self._shard.kv.compact()
+
     # ---- snapshots
 
     def freeze(self, checkpoint: int) -> None:
@@ -313,7 +327,7 @@ class KeyedBackend:
 
     def _check_same(self, name: str, now: StateDescription) -> None:
         before = self._described.get(name, ONE_VALUE)
-        if before != now:
+        if (before.kind, before.key) != (now.kind, now.key):
             raise InvalidJob(
                 f"state {name!r} of {self._shard.operator} was written as {_said(before)} and is {_said(now)} now: "
                 "declare it as it was, or give the changed state a new name, under which it begins empty"

@@ -41,8 +41,8 @@ class MemoryKv:
                 self._bytes += len(key) + len(value)
             elif old is not None:
                 del stored[key]
-            if (old is None) != (value is None):
-                self._sorted = None
+            if old is None and value is not None:
+                self._sorted = None  # keys that were deleted may be among them: a scan passes them over
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         if self._sorted is None:
@@ -64,6 +64,9 @@ class MemoryKv:
             for key, value in entries:
                 file.write(_lengths.pack(len(key), len(value)) + key + value)
             file.write(_count.pack(len(entries)))
+
+    def compact(self) -> None:
+        """What is deleted is gone."""
 
     def memory_bytes(self) -> int:
         return self._bytes + 200 * len(self._entries)

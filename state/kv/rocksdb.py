@@ -143,6 +143,14 @@ class RocksDbKv:
         self._last = directory, names
         return True
 
+    def compact(self) -> None:
+        """Tombstones go, and what they hide; RocksDB alone would wait for twenty runs of files."""
+        try:
+            self._db.compact_range(None, None)
+        except Exception as error:
+            raise _trouble(f"cannot compact the state database in {self._directory}", error) from error
+        self._last = None  # else the next checkpoint would link the old files again
+
     def memory_bytes(self) -> int:
         return int(self._db.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
 

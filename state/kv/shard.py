@@ -64,6 +64,15 @@ class Shard:
         """Stored entries of one state over all groups of this range: (whole key, value)."""
         return scan_state(self.kv, state_id, self.key_group_first, self.key_group_last)
 
+    def scan_state_behind(self, state_id: int, last: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The same behind the whole key `last`; empty: from the first on."""
+        if not last:
+            yield from self.scan_state(state_id)
+            return
+        prefix = last[:PREFIX_BYTES]
+        yield from self.kv.scan(last + b"\0", prefix + b"\xff")  # no key field begins with FF
+        yield from scan_state(self.kv, state_id, _read_prefix(last)[0] + 1, self.key_group_last)
+
 
 def scan_state(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
     """Skips over other states and over empty groups, so that 32,768 mostly empty groups cost little."""

@@ -35,6 +35,10 @@ class KvStore(Protocol):
         """Put this moment's content into `directory`, which must not exist yet, sharing files where it can."""
         ...
 
+    def compact(self) -> None:
+        """Give back the room of what was deleted. May take long; other methods may be called meanwhile."""
+        ...
+
     def memory_bytes(self) -> int:
         """What this store holds in memory besides what its slot shares."""
         ...

@@ -7,6 +7,8 @@ range of key groups, and takes from each only the groups in its range.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 from barrier_runtime.state.keys.key_groups import key_group_range
 from barrier_runtime.state.snapshots.plan import is_snapshot_file
@@ -62,7 +64,10 @@ def plan_restore(
         RestorePart(old_subtask, keyed, max(first, keyed.key_group_first), min(last, keyed.key_group_last), renumbering)
         for (old_subtask, keyed), renumbering in zip(overlapping, renumberings, strict=True)
     )
-    described = {name: what for _, keyed in overlapping for name, what in keyed.described.items()}
+    described: dict[str, StateDescription] = {}
+    for _, keyed in overlapping:
+        for name, what in keyed.described.items():
+            described[name] = _merged(described.get(name, what), what)
     return RestorePlan(first, last, max_parallelism, parts, states, described)
 
 
@@ -79,6 +84,14 @@ def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, 
             renumbering[old] = merged[name]
         renumberings.append(renumbering)
     return merged, renumberings
+
+
+def _merged(one: StateDescription, other: StateDescription) -> StateDescription:
+    """Of two subtasks. What was expired in either stays so: entries without a time count from the earlier restore."""
+    if one.ttl is None or other.ttl is None:
+        return one if one.ttl is not None else other
+    known = [ttl.since_ms for ttl in (one.ttl, other.ttl) if ttl.since_ms is not None]
+    return replace(other, ttl=replace(other.ttl, since_ms=min(known, default=None)))
 
 
 def _check(operator: str, subtask: int, keyed: KeyedSnapshot, max_parallelism: int) -> None:

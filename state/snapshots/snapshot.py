@@ -6,6 +6,7 @@ from any process at any later time; nothing else about it is remembered anywhere
 
 import msgspec
 
+from barrier_runtime.state.values.expiry import StoredTtl
 from barrier_runtime.state.versioned import Format
 
 DEFINITION = "definition"  # name of a value of `OperatorSnapshot`: text that says what its state is a state of
@@ -32,6 +33,7 @@ class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     kind: str = "value"  # "value", "list", "map", "reducing" or "aggregating"
     key: str = ""  # of a map: the type of its keys, such as "str"
+    ttl: StoredTtl | None = None
 
 
 ONE_VALUE = StateDescription()  # per key
@@ -48,8 +50,8 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     files: tuple[FileRef, ...]
     full_bytes: int  # size of all files
     new_bytes: int  # bytes uploaded for this snapshot
-    # State name -> what it is. One that is missing holds one value per key or columns; so do all of older releases, and
-    # a snapshot without others is written as those releases write it.
+    # State name -> what it is. One that is missing holds one value per key, without TTL, or columns; so do all of older
+    # releases, and a snapshot without others is written as those releases write it.
     described: dict[str, StateDescription] = {}
 
 

@@ -8,7 +8,8 @@ Layout, behind key group and state id (`kv/shard`), all of it `keys/key_codec`'s
 The entry key of a list is the element's index (an int); of a map, the map's key. Bytes of entry keys have the order of
 their values, so a range of the store has the entries of one user key in order, and behind them the number. It is there
 as long as there are entries, so a scan ends there and does not read on through whatever neighbours have deleted; no
-MessagePack and no pickle begins with C1. The user key alone decides the key group.
+MessagePack and no pickle begins with C1. The user key alone decides the key group. Where elements of a list have gone
+(they expired, see `expiry`), 16 bytes more say below which index there is none, and which is the next.
 
 All of it is in one `StateTable`, by (*user key, False, entry key) and (*user key, True): caches, freezing, spilling and
 snapshots are the same. What is added is an index of the entries that are not in the store yet, by user key. A walk
@@ -22,6 +23,7 @@ from typing import Any
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.values.expiry import is_timed
 from barrier_runtime.state.values.table import Key, StateTable, shown
 from barrier_runtime.state.values.watched_table import WatchedTable
 
@@ -36,6 +38,14 @@ class _Number(int):
     """How many entries a key has: among the values of a table, told from them by its class."""
 
     __slots__ = ()
+
+
+class _Gapped(int):
+    """The number of entries of a list which has lost some. None has an index below `start`; that of the next one is
+    `end`."""
+
+    start: int
+    end: int
 
 
 class EntryTable(StateTable):
@@ -72,6 +82,17 @@ class EntryTable(StateTable):
     def set_number(self, key: Key, number: int) -> None:
         self.put((*key, True), _Number(number) if number else None)
 
+    def extent(self, key: Key) -> tuple[int, int, int]:
+        """Of a list: how many elements it has, an index below which there is none, and the index of the next one."""
+        number = self.get((*key, True)) or 0
+        return (int(number), number.start, number.end) if type(number) is _Gapped else (int(number), 0, int(number))
+
+    def set_extent(self, key: Key, number: int, start: int, end: int) -> None:
+        if number in (0, end):
+            self.set_number(key, number)
+        else:
+            self.put((*key, True), _gapped(number, start, end))
+
     def get_entry(self, key: Key, entry: Any) -> Any:
         """The value of one entry, or None."""
         return self.get((*key, False, entry))
@@ -98,8 +119,9 @@ class EntryTable(StateTable):
                     del self._orders[key]
         self.put((*key, False, entry), value)
 
-    def walk(self, key: Key, values: bool = True) -> Iterator[tuple[Any, Any]]:
+    def walk(self, key: Key, values: bool = True, start: int = 0) -> Iterator[tuple[Any, Any]]:
         """(entry key, value) of the entries of `key` in the order of their keys; None for each value unless `values`.
+        `start`: of a list, an index below which there is none; what was deleted there is not read through.
 
         Each step goes to the next greater entry key that is there at that moment, with its value at that moment. So
         what changes meanwhile is seen ahead and not behind, and where an entry is (cache or store) makes no difference.
@@ -107,7 +129,7 @@ class EntryTable(StateTable):
         if not self.number(key):
             return
         prefix = self._kv_key(key) + _ENTRY
-        last, writes = b"", -1
+        last, writes = encode_key((start - 1,)) if start else b"", -1
         stored: Iterator[tuple[bytes, bytes]] = iter(())
         ahead: tuple[bytes, bytes] | None = None
         while True:
@@ -200,19 +222,32 @@ class WatchedEntryTable(EntryTable, WatchedTable):
     _remedy = "store it again (state[key] = value of a map, update(list) of a list)"
 
 
+def _gapped(number: int, start: int, end: int) -> _Gapped:
+    gapped = _Gapped(number)
+    gapped.start, gapped.end = start, end
+    return gapped
+
+
 def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     def encoded(value: Any) -> bytes:
-        return _NUMBER_MARK + value.to_bytes(8, "big") if type(value) is _Number else encode(value)
+        if type(value) is _Number:
+            return _NUMBER_MARK + value.to_bytes(8, "big")
+        if type(value) is _Gapped:
+            return _NUMBER_MARK + b"".join([each.to_bytes(8, "big") for each in (value, value.start, value.end)])
+        return encode(value)
 
     return encoded
 
 
 def _decoder(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def decoded(data: bytes) -> Any:
-        if data[:1] != _NUMBER_MARK:
+        if data[:1] != _NUMBER_MARK or is_timed(data):
             return decode(data)
-        if len(data) != _NUMBER_BYTES:
+        if len(data) == _NUMBER_BYTES:
+            return _Number.from_bytes(data[1:], "big")
+        if len(data) != _NUMBER_BYTES + 16:
             raise Corrupt(f"{data[:64].hex()} is not a number of entries: restore from another checkpoint")
-        return _Number.from_bytes(data[1:], "big")
+        number, start, end = (int.from_bytes(data[at : at + 8], "big") for at in (1, 9, 17))
+        return _gapped(number, start, end)
 
     return decoded

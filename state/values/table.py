@@ -94,6 +94,19 @@ class StateTable:
             if value is not None:
                 yield key, value
 
+    def stored_behind(self, last: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries of the store (whole key, data) behind the whole key `last`, in their order; what is not written yet
+        is not among them, and see `unwritten`."""
+        return self._shard.scan_state_behind(self._state_id, last)
+
+    def unwritten(self, key: Key) -> tuple[bool, Any]:
+        """Whether the store has not the last word on `key`, and if so its value (None: it is deleted)."""
+        for values in (self._dirty, self._frozen):
+            if key in values:
+                return True, values[key]
+        data = self._encoded.get(key)
+        return data is not None or key in self._encoded, None if data is None else self._decode(data)
+
     # ---- what the backend uses
 
     def freeze(self) -> None:
@@ -187,6 +200,8 @@ class StateTable:
             return [None if value is None else encode(value) for _, value in items]
         except Exception as failed:  # of a codec or of the value's own class
             for key, value in items:
+                if value is None:
+                    continue
                 try:
                     self._encode(value)
                 except InvalidJob as error:

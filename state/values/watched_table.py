@@ -8,6 +8,7 @@ key is written or the next barrier comes, which compares.
 One object that is stored for two keys is refused: what changes for one would change for the other, until a restart.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from barrier_runtime.state.errors import InvalidJob
@@ -25,6 +26,7 @@ class WatchedTable(StateTable):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._lent: dict[Key, tuple[Any, bytes]] = {}
+        self.unwrapped: Callable[[Any], Any] = lambda held: held  # what was given for storing, of what is held
         self._owned: dict[int, tuple[Key, Any]] = {}  # by identity, which holds as long as the object is held
 
     def get(self, key: Key) -> Any:
@@ -40,7 +42,7 @@ class WatchedTable(StateTable):
     def own(self, key: Key, value: Any) -> None:
         """`value`, which can be changed, is about to be stored for `key`. Raises `InvalidJob` if another key has it."""
         owner, _ = self._owned.get(id(value), (key, value))
-        if owner != key and super().get(owner) is value:
+        if owner != key and self.unwrapped(super().get(owner)) is value:
             raise InvalidJob(
                 f"{self._place(key)}: the object that is stored for it is also that of key {self._shown(owner)}, so a "
                 "change for one would change the other: store a copy for each key (check_state=False switches this "

@@ -49,6 +49,7 @@ class World:
         self.memory = SlotMemory(64 << 20)
         self._numbers = itertools.count(1)
         self._token = 0
+        self.wall_ms = 0  # the wall clock
 
     def context(self, operator: str, restored: tuple[OperatorSnapshot, ...] = ()) -> OperatorContext:
         self._token += 1
@@ -91,6 +92,7 @@ class World:
             job_store=self.store,
             call_later=lambda seconds, callback: callback(),
             wake=lambda: None,
+            wall_ms=lambda: self.wall_ms,
         )
 
     def finish(self, operator: str, checkpoint: int, capture: Capture) -> OperatorSnapshot:

@@ -101,6 +101,7 @@ PURE_FILES = (  # of folders that are not pure as a whole
     "state/snapshots/snapshot.py",
     "state/store/paths.py",
     "state/store/urls.py",
+    "state/values/expiry.py",
     "state/versioned.py",
 )
 IMPURE = {

@@ -4,6 +4,60 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "expired-at-the-edge",
+        "an entry with a TTL is not given any more at the very millisecond at which its time is over",
+        "state/values/timed_table.py",
+        "        return ms + expiry.ttl_ms > now_ms, ms\n",
+        "        return ms + expiry.ttl_ms >= now_ms, ms\n",
+        (
+            "tests/barrier_runtime/operators/test_ttl.py::test_an_entry_is_given_until_a_millisecond_before_its_time_is_over",
+        ),
+    ),
+    Mutant(
+        "sweep-takes-what-was-just-refreshed",
+        "a sweep looks at what is not written yet before it deletes what the store has",
+        "state/values/timed_table.py",
+        "                newer, stamped = self._held.unwritten(key)\n",
+        "                newer, stamped = False, None\n",
+        ("tests/barrier_runtime/operators/test_ttl.py::test_a_sweep_leaves_what_was_refreshed_in_the_same_step",),
+    ),
+    Mutant(
+        "earlier-row-takes-time-away",
+        "a write of an earlier row does not shorten the life of an entry",
+        "state/values/timed_table.py",
+        "before[0] > now_ms and self.expiry.keeps_latest:",
+        "before[0] > now_ms and not self.expiry.keeps_latest:",
+        (
+            "tests/barrier_runtime/operators/test_ttl.py::test_rows_out_of_order_are_judged_by_their_own_times_and_leave_the_latest_write",
+        ),
+    ),
+    Mutant(
+        "late-row-sees-what-is-not-swept-yet",
+        "a late row is judged at the watermark, so that it makes no difference whether a sweep came by",
+        "barrier_runtime/operators/state/ttl.py",
+        "return int(at_ms if at_ms >= watermark_ms or watermark_ms >= WATERMARK_MAX else watermark_ms)",
+        "return int(at_ms)",
+        ("tests/barrier_runtime/operators/test_ttl.py::test_a_late_row_does_not_see_whether_a_sweep_came_by",),
+    ),
+    Mutant(
+        "count-from-each-restore",
+        "entries without a time count from the restore that came with the TTL, not from each one anew",
+        "state/values/expiry.py",
+        "    return msgspec.structs.replace(declared, since_ms=before.since_ms)\n",
+        "    return msgspec.structs.replace(declared, since_ms=opened_ms)\n",
+        (
+            "tests/barrier_runtime/operators/test_ttl.py::test_entries_without_a_time_count_from_the_first_time_judged_where_no_watermark_was_known",
+        ),
+    ),
+    Mutant(
+        "gaps-of-a-list-are-forgotten",
+        "the next index of a list that lost elements is remembered",
+        "state/values/entry_table.py",
+        "        if number in (0, end):\n",
+        "        if number >= 0:\n",
+        ("tests/barrier_runtime/operators/test_ttl.py::test_a_list_that_lost_elements_is_whole_without_a_ttl",),
+    ),
+    Mutant(
         "entries-read-ahead-are-kept",
         "an iteration through entries of state does not give what was deleted and written since it read ahead",
         "state/values/entry_table.py",
@@ -170,7 +224,7 @@ MUTANTS = (
         "keys-share-an-object",
         "an object that two keys of a state share is refused where that is checked",
         "state/values/watched_table.py",
-        "if owner != key and super().get(owner) is value:",
+        "if owner != key and self.unwrapped(super().get(owner)) is value:",
         "if False:",
         (
             "tests/barrier_runtime/operators/test_user_functions.py::test_an_object_that_is_stored_for_two_keys_ends_a_local_job",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from checkers import Checker, Report
-from events import EventRow, EventWorkload
+from events import EXPIRING, EventRow, EventWorkload
 from facts import Facts
 
 from barrier_runtime.coordinator.log.records import Finish, Record
@@ -14,7 +14,7 @@ from barrier_runtime.coordinator.log.records import Finish, Record
 
 class EventChecker(Checker):
     workload: EventWorkload
-    shows = ""  # what it judges: "windows", "sessions" or "unique"
+    shows = ""  # what it judges: "windows", "sessions", "unique" or "expiring"
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -166,6 +166,62 @@ class SeenOnce(EventChecker):
                 self.wrong(f"the first events with their ids, {lost[:5]} of split {split}, did not pass")
 
 
+class ExpiresInTime(EventChecker):
+    """State with a TTL holds exactly what was written (or looked at) less than that before, at the time at which a row
+    says that it is judged: its own, unless the watermark may have passed that."""
+
+    shows = EXPIRING
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._held: dict[tuple[int, int], _Held] = defaultdict(_Held)
+
+    def row(self, row: EventRow) -> None:
+        times, held = self.workload.times, self._held[row.split, row.key]
+        expected = next(
+            (seq for seq in range(held.next, times.count) if times.key(row.split, seq) == row.key), held.next
+        )
+        if times.bounded and row.first != expected:
+            self.wrong(f"{row}: the next event of its key is {expected}")
+        held.next = row.first + 1
+        at_ms = times.at_ms(row.split, row.first)
+        if row.start < at_ms or (row.start > at_ms and not self.workload.may_be_late(row.split, row.first, row.start)):
+            self.wrong(f"{row} is judged at {row.start}, but its event is of {at_ms} and not late")
+        seen = held.seen_by(row, times.gap_ms)
+        if (row.n, row.last, row.mask) != seen:
+            self.wrong(f"{row}: the state at {row.start} is (n, last, mask) = {seen}")
+
+    def all_there(self) -> None:
+        times = self.workload.times
+        for split in range(times.splits):
+            for seq in range(times.count):
+                if seq >= self._held[split, times.key(split, seq)].next:
+                    self.wrong(f"event {seq} of split {split} did not come")
+
+
+class _Held:
+    """What the state of one key holds, with its times."""
+
+    def __init__(self) -> None:
+        self.next = 0  # number of the next event
+        self._n = (0, 0)
+        self._recent: list[tuple[int, int]] = []
+        self._seen: dict[int, int] = {}
+
+    def seen_by(self, row: EventRow, ttl_ms: int) -> tuple[int, int, int]:
+        """What an event sees of it, after it has counted itself."""
+        now_ms, seq = row.start, row.first
+        written_ms, n = self._n
+        n = n + 1 if written_ms + ttl_ms > now_ms else 1
+        self._n = max(written_ms, now_ms), n
+        recent = sum(each for ms, each in self._recent if ms + ttl_ms > now_ms)
+        live = [each for each, ms in self._seen.items() if ms + ttl_ms > now_ms]
+        self._seen |= {each: max(self._seen[each], now_ms) for each in live}
+        self._recent.append((now_ms, seq))
+        self._seen[seq] = now_ms
+        return n, recent, sum(live)
+
+
 class WatermarksMove(EventChecker):
     """Liveness, asked by the world when all is calm: event time goes on, also past a split that fell silent."""
 
@@ -185,4 +241,11 @@ class WatermarksMove(EventChecker):
             self.wrong(f"event time is {self.reached_ms}, though {calm_s} s of calm passed since {since_ms}: {state}")
 
 
-EVENT_CHECKERS: tuple[type[Checker], ...] = (FiresOnce, WholeWindows, WholeSessions, SeenOnce, WatermarksMove)
+EVENT_CHECKERS: tuple[type[Checker], ...] = (
+    FiresOnce,
+    WholeWindows,
+    WholeSessions,
+    SeenOnce,
+    ExpiresInTime,
+    WatermarksMove,
+)

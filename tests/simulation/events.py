@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime import Dataflow, Sliding, Tumbling, ValueState, count, sum_
+from barrier_runtime import TTL, Dataflow, ListState, MapState, Sliding, Tumbling, ValueState, count, sum_
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
 
@@ -51,6 +51,7 @@ SESSIONS = pa.schema(
         ("last", pa.int64()),
     ]
 )
+EXPIRED = pa.schema([*SESSIONS, ("mask", pa.int64())])
 IDS = pa.schema([("split", pa.int64()), ("first", pa.int64()), ("id", pa.int64())])
 
 
@@ -222,12 +223,42 @@ class Sessions:
             state.clear()
 
 
+class Expiring:
+    """Per split and key: how many events came, each less than `gap_ms` of event time after one before it, and which of
+    them are not older than that (`last`: their sum, of those that were not looked at for so long: `mask`)."""
+
+    n: ValueState[int]
+    recent: ListState[int]
+    seen: MapState[int, int]
+
+    def __init__(self, gap_ms: int) -> None:
+        self.n = ValueState(int, default=0, ttl=TTL(_ms(gap_ms)))
+        self.recent = ListState(int, ttl=TTL(_ms(gap_ms)))
+        self.seen = MapState(int, int, ttl=TTL(_ms(gap_ms), refresh="on_read"))
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        self.n.value = self.n.value + 1
+        recent, seen = sum(self.recent), sum(self.seen.values())
+        self.recent.append(row["seq"])
+        self.seen[row["seq"]] = row["seq"]
+        split, number = key
+        return {
+            "split": split,
+            "key": number,
+            "start": max(ctx.timestamp, ctx.watermark),
+            "n": self.n.value,
+            "mask": seen,
+            "first": row["seq"],
+            "last": recent,
+        }
+
+
 class EventRow(msgspec.Struct, frozen=True):
-    """One row as the sinks write it: a window, a session, or an event whose id is new."""
+    """One row as the sinks write it: a window, a session, an event whose id is new, or what expires meanwhile."""
 
     split: int = -1
     key: int = -1
-    start: int = -1  # of the window; the timer that ended the session
+    start: int = -1  # of the window; the timer that ended the session; the time at which state was judged
     n: int = 0
     mask: int = 0
     first: int = -1
@@ -237,11 +268,12 @@ class EventRow(msgspec.Struct, frozen=True):
 
 _EVENT_ROW = msgspec.json.Decoder(EventRow)
 
+EXPIRING = "expiring"  # drawn apart, in place of some sessions
 EVENT_GRAPHS = ("windows", "windows", "sessions", "windows-and-sessions", "unique")
 
 
 class EventWorkload:
-    """`graph`: one of EVENT_GRAPHS."""
+    """`graph`: one of EVENT_GRAPHS, or EXPIRING."""
 
     audited = False
 
@@ -284,7 +316,12 @@ class EventWorkload:
             idle_timeout=None if times.idle_ms is None else _ms(times.idle_ms),
         )
         for sink, shows in self.sinks.items():
-            make = {"windows": self._windows, "sessions": self._sessions, "unique": self._unique}[shows]
+            make = {
+                "windows": self._windows,
+                "sessions": self._sessions,
+                "unique": self._unique,
+                EXPIRING: self._expiring,
+            }[shows]
             make(events).sink(sink, self._out() if sink == "out" else self._side())
         return flow
 
@@ -298,6 +335,11 @@ class EventWorkload:
     def _sessions(self, events: Any) -> Any:
         return events.key_by("split", "number").process(
             "sessions", Sessions(self.times.gap_ms), schema=SESSIONS, event_time="at"
+        )
+
+    def _expiring(self, events: Any) -> Any:
+        return events.key_by("split", "number").process(
+            "expiring", Expiring(self.times.gap_ms), schema=EXPIRED, event_time="at"
         )
 
     def _unique(self, events: Any) -> Any:

@@ -21,6 +21,7 @@ from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.state.errors import Fenced
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.values.timed_table import Timed
 
 Note = Callable[[str], None]
 
@@ -170,6 +171,26 @@ def _timer_deleted(original: Any, note: Note) -> Any:
     return delete
 
 
+def _judged(original: Any, note: Note) -> Any:
+    def judge(self: Any, stamped: Any, now_ms: int) -> Any:
+        live, ms = original(self, stamped, now_ms)
+        if not live:
+            note("state that is over not given")
+        return live, ms
+
+    return judge
+
+
+def _swept(original: Any, note: Note) -> Any:
+    def sweep(self: Any, most: int) -> Any:
+        looked_at, deleted = original(self, most)
+        if deleted:
+            note("state that is over swept")
+        return looked_at, deleted
+
+    return sweep
+
+
 _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (store_effects, "check_permit", _permit),
     (PendingCheckpoints, "ack", _ack),
@@ -184,4 +205,6 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (WindowAggregateOperator, "_without_late", _late),
     (Timers, "delete", _timer_deleted),
     (Floors, "__init__", _floors),
+    (Timed, "_judge", _judged),
+    (Timed, "sweep", _swept),
 )

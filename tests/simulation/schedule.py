@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from events import EVENT_GRAPHS, EventTimes
+from events import EVENT_GRAPHS, EXPIRING, EventTimes
 from hanging import Hang
 from loop import WALL_START_NS
 from workload import GRAPHS, SIDE_GRAPHS
@@ -332,6 +332,7 @@ def _draw_events(schedule: Schedule) -> Schedule:
         slide_ms=period_ms if random.Random(f"slide {schedule.seed}").random() < 0.3 else None,
     )
     rescaled_every = rng.choice((2, 5))
+    expires = random.Random(f"expiring {schedule.seed}").random() < 0.6
     actions = schedule.actions
     if rng.random() < 0.5:
         rescalings = [
@@ -339,9 +340,10 @@ def _draw_events(schedule: Schedule) -> Schedule:
             for _ in range(rng.randint(1, 4))
         ]
         actions = tuple(sorted([*actions, *rescalings], key=lambda action: action.at_ms))
+    graph = rng.choice(EVENT_GRAPHS)
     return replace(
         schedule,
-        graph=rng.choice(EVENT_GRAPHS),
+        graph=EXPIRING if graph == "sessions" and expires else graph,
         splits=splits,
         count=count,
         events=times,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from checkers import Checker, MessagesOnce
 from event_checkers import EVENT_CHECKERS, WatermarksMove
-from events import EventRow, EventTimes, EventWorkload
+from events import EXPIRING, EventRow, EventTimes, EventWorkload
 from facts import Facts
 from histories import Bank
 from judged import Case, Table, Told, check, each_case, untold
@@ -116,6 +116,34 @@ class Shown:
     def id_row(self, split: int, seq: int) -> EventRow:
         return EventRow(split, first=seq, id=self.times.id(split, seq))
 
+    def expiring(self) -> list[EventRow]:
+        """By a plain look at all earlier events of the key: times rise in these jobs."""
+        times, found = self.times, []
+        for split in range(times.splits):
+            for seq in range(times.count):
+                key, at_ms = times.key(split, seq), times.at_ms(split, seq)
+                of_key = [each for each in range(seq + 1) if times.key(split, each) == key]
+                ages = [at_ms - times.at_ms(split, each) for each in of_key]
+                gaps = [ages[at] - ages[at + 1] for at in range(len(ages) - 1)]
+                last_gap = max((at for at, gap in enumerate(gaps) if gap >= times.gap_ms), default=-1)
+                young = [each for each, age in zip(of_key[:-1], ages[:-1], strict=True) if age < times.gap_ms]
+                looked_at = of_key[last_gap + 1 : -1]
+                row = EventRow(split, key, at_ms, len(of_key) - last_gap - 1, sum(looked_at), seq, sum(young))
+                found.append(row)
+        return found
+
+    def counted(self) -> EventRow:
+        """The first of its key that counts another one."""
+        return next(each for each in self.expiring() if each.n == 2 and each.last)
+
+    def before(self, row: EventRow) -> list[EventRow]:
+        """What came of its key until then."""
+        return [
+            each
+            for each in self.expiring()
+            if (each.split, each.key) == (row.split, row.key) and each.first < row.first
+        ]
+
     def repeated(self) -> tuple[EventRow, EventRow]:
         """The first event with its id, and the next one with the same."""
         times = self.times
@@ -174,6 +202,11 @@ def begun_too_late(made: Shown) -> list[EventRow]:
 def ended_by_an_earlier_timer(made: Shown) -> list[EventRow]:
     row = made.long_session()
     return [changed(row, start=row.start - made.times.period_ms)]
+
+
+def with_a_change(made: Shown, **fields: int) -> list[EventRow]:
+    row = made.counted()
+    return [*made.before(row), changed(row, **fields)]
 
 
 def cut(made: Shown) -> list[EventRow]:
@@ -253,6 +286,30 @@ TABLE: Table = {
         Case("an id never passes", lambda: shown("unique", lambda s: s.ids()[1:]).finish(), "did not pass"),
         Case("its time is over", lambda: shown("unique", Shown.repeated, replace(ONE_SPLIT, within_ms=100))),
         Case("each id once", lambda: shown("unique", Shown.ids).finish()),
+    ),
+    "ExpiresInTime": (
+        Case("each as it is", lambda: shown(EXPIRING, Shown.expiring).finish()),
+        Case(
+            "an expired value",
+            lambda: shown(EXPIRING, lambda s: [changed(each, n=each.n + 1) for each in s.expiring()[:1]]),
+            "the state at",
+            once=True,
+        ),
+        Case(
+            "a value is lost",
+            lambda: shown(EXPIRING, lambda s: with_a_change(s, n=1)),
+            "the state at",
+        ),
+        Case("an element is lost", lambda: shown(EXPIRING, lambda s: with_a_change(s, last=0)), "the state at"),
+        Case("an entry is lost", lambda: shown(EXPIRING, lambda s: with_a_change(s, mask=0)), "the state at"),
+        Case(
+            "judged too late",
+            lambda: shown(EXPIRING, lambda s: [changed(s.expiring()[0], start=s.expiring()[0].start + 1)]),
+            "is judged at",
+            once=True,
+        ),
+        Case("a row again", lambda: shown(EXPIRING, lambda s: [s.expiring()[0]] * 2), "the next event of its key is"),
+        Case("an event never comes", lambda: shown(EXPIRING, lambda s: s.expiring()[:-1]).finish(), "did not come"),
     ),
     "WatermarksMove": (
         Case(

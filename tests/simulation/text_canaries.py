@@ -25,6 +25,7 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "few-rows-go-astray": "bank",
     "few-sums-are-not-kept": "bank",
     "emitted-of-a-failing-call-stays": "sides",
+    "sweep-takes-what-was-just-refreshed": "events",
 }
 
 _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broken rule, story, file, old, new
@@ -178,6 +179,23 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "        return list(zip(data_keys, data, strict=True))\n\n    def _encode_all",
         "        kept = [each for each in zip(data_keys, data, strict=True) if each[1] is not None]\n"
         "        return kept\n\n    def _encode_all",
+    ),
+    (
+        "expired-value-from-a-cache",
+        "a value that was written or read since the last barrier is given also when its time is over",
+        "events",
+        "state/values/timed_table.py",
+        "        if not live:\n            if self._is_past(ms):\n                self._table.delete(key)\n"
+        "            return None\n",
+        "        if not live and key not in self._table._dirty:\n            return None\n",
+    ),
+    (
+        "expired-entry-after-a-restore",
+        "entries that are read from the store have lost their time, and count from when they are read first",
+        "events",
+        "state/values/expiry.py",
+        "            return read(data, 2)[0] if data[:2] == mark else None, decode(data[_HEAD:])\n",
+        "            return None, decode(data[_HEAD:])\n",
     ),
     (
         "decided-rows-swept-from-the-table",

@@ -13,12 +13,15 @@ from barrier_runtime.operators.state.handle import (
     Unbound,
     put_watched,
     refuse,
+    value_table,
     with_article,
 )
 from barrier_runtime.operators.state.stored_type import CodecName, StoredType, short
+from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.values.timed_table import TimedTable
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 T = TypeVar("T")
@@ -43,8 +46,8 @@ class _FoldedState(KeyedState):
     remedy = "write {0}.clear() to begin anew, and {0}.add(…) for what comes"
     _what: StateDescription
 
-    def __init__(self, kind: Any, codec: CodecName, says: str) -> None:
-        super().__init__()
+    def __init__(self, kind: Any, codec: CodecName, says: str, ttl: TTL | None) -> None:
+        super().__init__(ttl)
         self._type = StoredType(kind, codec, says)
         unbound = Unbound(says)
         self._get: Callable[[StateKey], Any] = unbound
@@ -59,12 +62,11 @@ class _FoldedState(KeyedState):
         self: Folded, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> Folded:
         bound = self._bound(name, current, holder)
-        of = self._type
-        table = backend.table(
-            name, of.encoder(where), of.decoder(where), key_width, of.immutable, of.comparable, self._what
-        )
+        table = value_table(self, self._type, backend, name, where, key_width, current, self._what)
         bound._get = table.get
-        bound._put = partial(put_watched, table) if isinstance(table, WatchedTable) else table.put
+        bound._put = table.put
+        if isinstance(table, WatchedTable) or (isinstance(table, TimedTable) and table.watched):
+            bound._put = partial(put_watched, table)
         bound._remove = table.delete
         return bound
 
@@ -88,14 +90,21 @@ class ReducingState(_FoldedState, Generic[T]):
     ...         yield {"key": key, "peak": self.peak.add(row["v"])}
 
     `kind` is the type of the values, as of a `ValueState`; `reduce(so far, added)` gives the new value. `value` is None
-    where nothing was added.
+    where nothing was added. With a `ttl` the value is forgotten when nothing was added for so long.
     """
 
     __slots__ = ("_reduce",)
     _what = StateDescription("reducing")
 
-    def __init__(self, kind: type[T], reduce: Callable[[T, T], T], *, codec: CodecName = "msgpack") -> None:
-        super().__init__(kind, codec, "ReducingState")
+    def __init__(
+        self,
+        kind: type[T],
+        reduce: Callable[[T, T], T],
+        *,
+        codec: CodecName = "msgpack",
+        ttl: TTL | None = None,
+    ) -> None:
+        super().__init__(kind, codec, "ReducingState", ttl)
         if not callable(reduce):
             raise InvalidJob(
                 f"ReducingState reduces with {short(reduce)}, which is no function: pass one of two values"
@@ -132,16 +141,22 @@ class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
     ...         yield {"key": key, "mean": self.mean.value}
 
     `aggregate` has `zero()`, `add(accumulator, value)`, which returns the new accumulator, and `result(accumulator)`.
-    `kind` is the type of the accumulator, as of a `ValueState`. `value` is None where nothing was added.
+    `kind` is the type of the accumulator, as of a `ValueState`. `value` is None where nothing was added. With a `ttl`
+    the accumulator is forgotten when nothing was added for so long.
     """
 
     __slots__ = ("_aggregate",)
     _what = StateDescription("aggregating")
 
     def __init__(
-        self, aggregate: AggregateFunction[In, Acc, Out], kind: type[Acc], *, codec: CodecName = "msgpack"
+        self,
+        aggregate: AggregateFunction[In, Acc, Out],
+        kind: type[Acc],
+        *,
+        codec: CodecName = "msgpack",
+        ttl: TTL | None = None,
     ) -> None:
-        super().__init__(kind, codec, "AggregatingState")
+        super().__init__(kind, codec, "AggregatingState", ttl)
         for method in ("zero", "add", "result"):
             if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
                 raise InvalidJob(

@@ -7,35 +7,47 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from barrier_runtime.operators.state.stored_type import is_unchangeable, short
+from barrier_runtime.operators.state.stored_type import StoredType, is_unchangeable, short
+from barrier_runtime.operators.state.ttl import TTL, Timing, check_ttl, opened_expiry
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, StateDescription
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
+from barrier_runtime.state.values.table import StateTable
+from barrier_runtime.state.values.timed_table import TimedEntries, TimedTable
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 Self = TypeVar("Self", bound="KeyedState")
+AnyTimed = TypeVar("AnyTimed", TimedTable, TimedEntries)
 StateKey = tuple[Any, ...]
 
 
 class CurrentKey:
     """The state key of the row (or timer) being processed. One per operator, set before every call."""
 
-    __slots__ = ("key",)
+    __slots__ = ("key", "timing")
 
     def __init__(self) -> None:
         self.key: StateKey = ()
+        self.timing: Timing | None = None  # of an operator whose states may have a TTL
 
 
 class KeyedState:
     """Base of the handles. `remedy`: what to write in place of an assignment, with "{}" for the state."""
 
-    __slots__ = ("_current", "_name", "_said")
+    __slots__ = ("_current", "_name", "_said", "_ttl")
     remedy: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self, ttl: TTL | None = None) -> None:
+        self._ttl = check_ttl(ttl, type(self).__name__)
         self._name = ""
         self._said = ""  # as the user's program calls it
         self._current = CurrentKey()
+
+    @property
+    def ttl(self) -> TTL | None:
+        """How long its entries live; None: for ever."""
+        return self._ttl
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -105,22 +117,74 @@ def with_article(kind: str) -> str:
     return f"an {kind}" if kind.startswith("A") else f"a {kind}"
 
 
-def put_watched(table: WatchedTable, key: StateKey, value: Any) -> None:
+def put_watched(table: WatchedTable | TimedTable, key: StateKey, value: Any) -> None:
     """Into a table that notices objects which several keys share."""
     if not is_unchangeable(value):
         table.own(key, value)
     table.put(key, value)
 
 
-def put_entry_watched(table: WatchedEntryTable, key: StateKey, entry: Any, value: Any) -> None:
-    if not is_unchangeable(value):
-        table.own((*key, False, entry), value)
+def put_entry_watched(table: WatchedEntryTable | TimedEntries, key: StateKey, entry: Any, value: Any) -> None:
+    own_entry(table, key, entry, value)
     table.put_entry(key, entry, value)
 
 
-def entry_putter(table: EntryTable) -> Callable[[StateKey, Any, Any], None]:
+def own_entry(table: WatchedEntryTable | TimedEntries, key: StateKey, entry: Any, value: Any) -> None:
+    if not is_unchangeable(value):
+        table.own((*key, False, entry), value)
+
+
+def entry_putter(table: EntryTable | TimedEntries) -> Callable[[StateKey, Any, Any], None]:
     """What stores an entry in `table`."""
-    return partial(put_entry_watched, table) if isinstance(table, WatchedEntryTable) else table.put_entry
+    if isinstance(table, WatchedEntryTable) or (isinstance(table, TimedEntries) and table.watched):
+        return partial(put_entry_watched, table)
+    return table.put_entry
+
+
+def value_table(
+    handle: KeyedState,
+    of: StoredType,
+    backend: KeyedBackend,
+    name: str,
+    where: str,
+    key_width: int,
+    current: CurrentKey,
+    what: StateDescription = ONE_VALUE,
+) -> StateTable | TimedTable:
+    """The table of a state of one value per key."""
+    expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
+    encode, decode = of.encoder(where), of.decoder(where)
+    if expiry is None:
+        return backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what)
+    encode, decode = expiry.encoder(encode), expiry.decoder(decode)
+    timed = TimedTable(backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what), expiry)
+    return _registered(timed, current)
+
+
+def entries_table(
+    handle: KeyedState,
+    of: StoredType,
+    backend: KeyedBackend,
+    name: str,
+    where: str,
+    key_width: int,
+    current: CurrentKey,
+    what: StateDescription,
+) -> EntryTable | TimedEntries:
+    """The table of a state of many entries per key."""
+    expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
+    encode, decode = of.encoder(where), of.decoder(where)
+    if expiry is None:
+        return backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
+    encode, decode = expiry.encoder(encode), expiry.decoder(decode)
+    table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
+    return _registered(TimedEntries(table, expiry, what.kind == "list"), current)
+
+
+def _registered(table: AnyTimed, current: CurrentKey) -> AnyTimed:
+    if current.timing is not None:
+        current.timing.tables.append(table)
+    return table
 
 
 REFUSED = (  # what would work on a handle of one value without a word, or end in a message that tells no way out

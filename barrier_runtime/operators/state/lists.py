@@ -9,14 +9,18 @@ from barrier_runtime.operators.state.handle import (
     KeyedState,
     StateKey,
     Unbound,
+    entries_table,
     entry_putter,
+    own_entry,
     refuse,
 )
 from barrier_runtime.operators.state.stored_type import CodecName, StoredType, short
+from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.values.entry_table import EntryTable
+from barrier_runtime.state.values.timed_table import TimedEntries
 
 T = TypeVar("T")
 
@@ -38,14 +42,15 @@ class ListState(KeyedState, Generic[T]):
     same for every length; `clear` and `update` write every element, and iteration reads them. There is no way to remove
     or change one element: `update(list)` stores a whole new list. While a list changes, iteration goes on as that of a
     Python list does: by index, so that elements appended meanwhile are given, too. An element changed in place is kept
-    only after `update`. None is no element.
+    only after `update`. None is no element. With a `ttl` each element has a time of its own; `[index]` and `len` look
+    at all elements then.
     """
 
     __slots__ = ("_put", "_table", "_type")
     remedy = "write {0}.update(…) to store another list, {0}.append(…) for one element, {0}.clear() for none"
 
-    def __init__(self, kind: type[T], *, codec: CodecName = "msgpack") -> None:
-        super().__init__()
+    def __init__(self, kind: type[T], *, codec: CodecName = "msgpack", ttl: TTL | None = None) -> None:
+        super().__init__(ttl)
         self._type = StoredType(kind, codec, "ListState")
         self._table = cast(EntryTable, Unbound("ListState"))
         self._put: Callable[[StateKey, Any, Any], None] = Unbound("ListState")
@@ -116,17 +121,63 @@ class ListState(KeyedState, Generic[T]):
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> "ListState[T]":
         bound = self._bound(name, current, holder)
-        of = self._type
-        bound._table = backend.entry_table(
-            name, of.encoder(where), of.decoder(where), key_width, _LIST, of.immutable, of.comparable
-        )
-        bound._put = entry_putter(bound._table)
+        table = entries_table(self, self._type, backend, name, where, key_width, current, _LIST)
+        if isinstance(table, TimedEntries):
+            bound.__class__ = _TimedList
+        bound._table = cast(EntryTable, table)
+        bound._put = entry_putter(table)
         return bound
 
     def _accepted(self, value: T) -> T:
         if value is None:
             raise InvalidJob(f"None cannot be an element of {self._said}: leave it out, or store what stands for it")
         return cast(T, self._type.accepted(self._name, value))
+
+
+class _TimedList(ListState[T]):
+    """What a bound handle becomes whose elements have times, so that some may be gone before the last."""
+
+    __slots__ = ()
+
+    @property
+    def _entries(self) -> TimedEntries:
+        return cast(TimedEntries, self._table)
+
+    def append(self, value: T) -> None:
+        self.extend((value,))
+
+    def extend(self, values: Iterable[T]) -> None:
+        accepted = [self._accepted(value) for value in values]
+        key, entries = self._current.key, self._entries
+        if entries.watched:
+            for at, value in enumerate(accepted, entries.end(key)):
+                own_entry(entries, key, at, value)
+        entries.append(key, accepted)
+
+    def update(self, values: Iterable[T]) -> None:
+        accepted = [self._accepted(value) for value in values]
+        self._entries.clear(self._current.key)
+        self.extend(accepted)
+
+    def __iter__(self) -> Iterator[T]:
+        entries, key = self._entries, self._current.key
+        entries.bound(key)
+        return (value for _, value in entries.walk(key))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._entries.walk(self._current.key, reads=False))
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self._entries.walk(self._current.key, reads=False))
+
+    def __getitem__(self, index: int) -> T:
+        if type(index) is not int:
+            return super().__getitem__(index)  # refused
+        key, entries = self._current.key, self._entries
+        at = [each for each, _ in entries.walk(key, reads=False)]
+        if not -len(at) <= index < len(at):
+            raise IndexError(f"{self._said}[{index}]: the list of this key has {len(at)} elements")
+        return cast(T, entries.get_entry(key, at[index]))
 
 
 refuse(

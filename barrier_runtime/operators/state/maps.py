@@ -11,14 +11,17 @@ from barrier_runtime.operators.state.handle import (
     KeyedState,
     StateKey,
     Unbound,
+    entries_table,
     entry_putter,
     refuse,
 )
 from barrier_runtime.operators.state.stored_type import CodecName, StoredType, as_scalar, check_text, short
+from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.values.entry_table import EntryTable
+from barrier_runtime.state.values.timed_table import TimedEntries
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -43,14 +46,15 @@ class MapState(KeyedState, Generic[K, V]):
     `keys()`, `values()`, `items()` and iteration go in the order of the keys (texts by code point, and times with a
     zone by what they are in UTC, as which they come back). Each step goes to the next greater key that the map has at
     that moment. So a map may change while it is gone through: what is put or removed ahead is seen, what is put behind
-    is not. A value changed in place is kept only after `state[key] = value`. None is no value.
+    is not. A value changed in place is kept only after `state[key] = value`. None is no value. With a `ttl` each entry
+    has a time of its own; `len` looks at all entries then.
     """
 
     __slots__ = ("_as_key", "_key", "_put", "_table", "_type")
     remedy = "write {0}[…] = … for an entry, {0}.update(…) for several, {0}.clear() for none"
 
-    def __init__(self, key: type[K], kind: type[V], *, codec: CodecName = "msgpack") -> None:
-        super().__init__()
+    def __init__(self, key: type[K], kind: type[V], *, codec: CodecName = "msgpack", ttl: TTL | None = None) -> None:
+        super().__init__(ttl)
         as_key = _AS_KEY.get(key) if isinstance(key, type) else None
         if as_key is None:
             raise InvalidJob(
@@ -154,11 +158,12 @@ class MapState(KeyedState, Generic[K, V]):
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> "MapState[K, V]":
         bound = self._bound(name, current, holder)
-        of, what = self._type, StateDescription("map", self._key.__name__)
-        bound._table = backend.entry_table(
-            name, of.encoder(where), of.decoder(where), key_width, what, of.immutable, of.comparable
-        )
-        bound._put = entry_putter(bound._table)
+        what = StateDescription("map", self._key.__name__)
+        table = entries_table(self, self._type, backend, name, where, key_width, current, what)
+        if isinstance(table, TimedEntries):
+            bound.__class__ = _TimedMap
+        bound._table = cast(EntryTable, table)
+        bound._put = entry_putter(table)
         return bound
 
     def _walk(self, values: bool = True) -> Iterator[tuple[Any, Any]]:
@@ -173,6 +178,39 @@ class MapState(KeyedState, Generic[K, V]):
         table.put_entry(of, entry, None)
         table.set_number(of, table.number(of) - 1)
         return True
+
+
+class _TimedMap(MapState[K, V]):
+    """What a bound handle becomes whose entries have times, so that some that are stored are not there any more."""
+
+    __slots__ = ()
+
+    @property
+    def _entries(self) -> TimedEntries:
+        return cast(TimedEntries, self._table)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if value is None:
+            super().__setitem__(key, value)  # refused
+        entry, accepted = self._as_key(self._name, key), self._type.accepted(self._name, value)
+        self._put(self._current.key, entry, accepted)
+
+    def clear(self) -> None:
+        self._entries.clear(self._current.key)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._entries.walk(self._current.key, reads=False))
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self._entries.walk(self._current.key, reads=False))
+
+    def _walk(self, values: bool = True) -> Iterator[tuple[Any, Any]]:
+        key, entries = self._current.key, self._entries
+        entries.bound(key)
+        return entries.walk(key)
+
+    def _removed(self, key: K) -> bool:
+        return self._entries.pop(self._current.key, self._as_key(self._name, key))
 
 
 def _int_key(name: str, key: Any) -> int:

@@ -12,6 +12,7 @@ from barrier_runtime.operators.state.handle import (
     Unbound,
     put_watched,
     refuse,
+    value_table,
 )
 from barrier_runtime.operators.state.stored_type import (
     INT_MAX,
@@ -23,8 +24,10 @@ from barrier_runtime.operators.state.stored_type import (
     is_unchangeable,
     short,
 )
+from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.values.timed_table import TimedTable
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 T = TypeVar("T")
@@ -50,7 +53,7 @@ class ValueState(KeyedState, Generic[T]):
     `kind` is any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
     `msgspec.Struct`. A value changed in place is kept only after `update(value)` (`check_state` looks for
     such changes). `value` is `default` (None unless given) where nothing was stored; use `default_factory=` for lists,
-    dicts and other objects that can be changed.
+    dicts and other objects that can be changed. With a `ttl` a value that was written so long ago is gone.
     """
 
     __slots__ = ("_default", "_factory", "_get", "_put", "_remove", "_scalar", "_type")
@@ -63,8 +66,9 @@ class ValueState(KeyedState, Generic[T]):
         *,
         default_factory: Callable[[], T] | None = None,
         codec: CodecName = "msgpack",
+        ttl: TTL | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(ttl)
         if not is_unchangeable(default):
             raise InvalidJob(
                 f"ValueState default {short(default)} would be shared by all keys: use default_factory=, which makes "
@@ -116,14 +120,7 @@ class ValueState(KeyedState, Generic[T]):
     def open(
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> "ValueState[T]":
-        table = backend.table(
-            name,
-            self._type.encoder(where),
-            self._type.decoder(where),
-            key_width,
-            immutable=self._type.immutable,
-            comparable=self._type.comparable,
-        )
+        table = value_table(self, self._type, backend, name, where, key_width, current)
         return self.bind(name, table, current, holder)
 
     def bind(self, name: str, table: KeyTable, current: CurrentKey, holder: str = "self") -> "ValueState[T]":
@@ -132,7 +129,7 @@ class ValueState(KeyedState, Generic[T]):
         bound._get = table.get
         bound._put = table.put
         bound._remove = table.delete
-        if isinstance(table, WatchedTable):
+        if isinstance(table, WatchedTable) or (isinstance(table, TimedTable) and table.watched):
             bound._put = partial(put_watched, table)
             if self._factory is not None:
                 make = self._factory

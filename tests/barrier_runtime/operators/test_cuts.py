@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven
 
-from barrier_runtime import CollectSink, Dataflow, ProcessContext, Tumbling, ValueState, count, max_
+from barrier_runtime import TTL, CollectSink, Dataflow, MapState, ProcessContext, Tumbling, ValueState, count, max_
 from barrier_runtime.api.dataflow import Stream
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
@@ -96,6 +96,18 @@ class Sessions:
             ctx.timers.register(timestamp_ms + 7)
 
 
+class Recent:
+    """Rows of a key less than 30 ms after another one, also late ones, which are judged at the watermark."""
+
+    rows = ValueState(int, default=0, ttl=TTL(30 * MS))
+    numbers = MapState(int, int, ttl=TTL(30 * MS, refresh="on_read"))
+
+    def process(self, key: str, row: Row, ctx: ProcessContext) -> Any:
+        self.rows.value += 1
+        self.numbers[row["n"] % 4] = row["n"]
+        yield {"k": key, "t": sum(self.numbers.values()), "n": self.rows.value, "watermark": len(self.numbers)}
+
+
 class Arrivals:
     """What comes before what, as a second function with timers sees it."""
 
@@ -115,6 +127,10 @@ SEEN = {"k": str, "t": int, "n": int, "watermark": int}
 
 def sessions(stream: Stream) -> Stream:
     return stream.key_by("k").process("sessions", Sessions, event_time="t", schema=SEEN)
+
+
+def recent(stream: Stream) -> Stream:
+    return stream.key_by("k").process("recent", Recent, event_time="t", schema=SEEN)
 
 
 def windows(stream: Stream) -> Stream:
@@ -149,7 +165,16 @@ def own_watermarks(stream: Stream) -> Stream:
 
 
 PARALLEL = [{"parallelism": 1}, {"parallelism": 2, "wire": False}, {"parallelism": 3, "wire": True}]
-FLOWS = [sessions, windows, windows_of_sessions, timers_of_windows, timers_of_sessions, steps_before, own_watermarks]
+FLOWS = [
+    sessions,
+    recent,
+    windows,
+    windows_of_sessions,
+    timers_of_windows,
+    timers_of_sessions,
+    steps_before,
+    own_watermarks,
+]
 
 
 def ran(rows: Sequence[Row], sizes: Sequence[int], step: Any, disorder_ms: int, **options: Any) -> list[Row]:

@@ -1,11 +1,15 @@
 """Who restores what: from p to q subtasks, without a snapshot or file touched."""
 
+import itertools
+
 import pytest
+from msgspec.structs import replace
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 from barrier_runtime.state.keys.key_groups import key_group_range
 from barrier_runtime.state.snapshots.restore_plan import merge_state_ids, plan_restore
-from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot, StateDescription
+from barrier_runtime.state.values.expiry import StoredTtl
 
 
 def snapshots(parallelism: int, max_parallelism: int = 10, **changes: object) -> list[OperatorSnapshot]:
@@ -102,3 +106,14 @@ def test_state_ids_of_merged_snapshots_are_renumbered_only_where_they_clash() ->
     assert states == {"a": 0, "b": 1, "c": 2}
     assert renumberings == [{0: 0, 1: 1}, {0: 1, 1: 0}, {0: 2, 7: 0}]
     assert merge_state_ids([]) == ({}, [])
+
+
+def test_entries_without_a_time_count_from_the_earlier_restore_when_subtasks_are_merged() -> None:
+    """So what was expired in one of them stays so."""
+    known = [StateDescription("list", ttl=StoredTtl(50, since_ms=since_ms)) for since_ms in (120, 100, None)]
+    for order in itertools.permutations([*known, StateDescription("list")]):
+        merging = [
+            replace(each, keyed=replace(each.keyed, described={"l": what}))
+            for each, what in zip(snapshots(4), order, strict=True)
+        ]
+        assert plan_restore("counts", 0, 1, 10, merging).described == {"l": known[1]}

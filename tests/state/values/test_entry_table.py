@@ -98,6 +98,29 @@ def test_a_walk_does_not_read_through_what_neighbours_have_deleted(rocksdb_bench
     assert table._shard.kv.get(end) is not None, "the scan ends at an entry that is there"
 
 
+def test_a_list_that_lost_its_first_elements_is_walked_from_where_there_are_some(rocksdb_bench: Bench) -> None:
+    table = entries(backend := rocksdb_bench.open(max_parallelism=1))
+    put_all(table, "a", 2_000)
+    checkpoint(backend, 1)
+    for at in range(1_990):
+        table.put_entry(("a",), at, None)
+    table.set_extent(("a",), 10, 1_990, 2_000)
+    snapshot = checkpoint(backend, 2)
+    backend.close()
+    table = entries(rocksdb_bench.open([of_operator(snapshot)], max_parallelism=1))
+    assert table.extent(("a",)) == (10, 1_990, 2_000)
+    starts: list[bytes] = []
+    scan = table._shard.kv.scan
+
+    def noted(start: bytes, end: bytes):  # type: ignore[no-untyped-def]
+        starts.append(start)
+        return scan(start, end)
+
+    table._shard.kv.scan = noted  # type: ignore[method-assign]
+    assert [at for at, _ in table.walk(("a",), start=1_990)] == list(range(1_990, 2_000))
+    assert starts == [table._kv_key(("a", False, 1_989)) + b"\0"]
+
+
 def test_what_was_read_ahead_is_not_given_once_it_was_deleted_and_written(bench: Bench) -> None:
     backend = bench.open()
     table = entries(backend)

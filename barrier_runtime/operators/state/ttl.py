@@ -1,0 +1,157 @@
+"""`TTL`: how long an entry of keyed state lives; and the clocks by which it is judged.
+
+clock="event"       time is that of the row or timer at hand, or the watermark where that is later. The watermark plays
+                    no part for rows that are not late, so neither does the interleaving of inputs. What it has passed
+                    may have been deleted, and so late rows do not see it, whether it was or not.
+clock="processing"  time is the wall clock, read once for each batch, so that it stands still while a row is processed;
+                    it never goes back. A replay sees another time: the step is marked as not deterministic.
+"""
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from msgspec.structs import replace
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.values.expiry import Expiry, StateClock, StoredTtl, continued
+
+_MS = datetime.timedelta(milliseconds=1)
+_CENTURIES_MS = 1 << 46  # two thousand years
+
+
+@dataclass(frozen=True)
+class TTL:
+    """How long an entry of keyed state lives after it was written; then it is as if it had never been stored.
+
+    >>> ValueState(Reading, ttl=TTL(timedelta(days=7)))
+
+    An entry that was written at time t is not given any more at t + `time`. In a `ListState` and a `MapState` each
+    element and each entry has a time of its own. `refresh`: "on_write" counts from the last write, "on_read" from the
+    last write or read. `clock`: "event" (milliseconds of event time; the step needs `event_time=` and its input
+    watermarks) or "processing" (wall clock: a replay may see other state, so no sink that relies on a deterministic
+    replay may follow). Expired entries are deleted without access, a little at a time, once the watermark (or the wall
+    clock) is past them. Raises `InvalidJob` for a time that is no `timedelta` of a millisecond or more.
+    """
+
+    time: datetime.timedelta
+    refresh: Literal["on_write", "on_read"] = "on_write"
+    clock: Literal["event", "processing"] = "event"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.time, datetime.timedelta):
+            raise InvalidJob(f"TTL({self.time!r}): give a timedelta, such as TTL(timedelta(hours=1))")
+        if not 1 <= self.ms < _CENTURIES_MS or self.time % _MS:
+            raise InvalidJob(f"TTL of {self.time}: use whole milliseconds, one or more (up to two thousand years)")
+        if self.refresh not in ("on_write", "on_read"):
+            raise InvalidJob(f"TTL refresh {self.refresh!r} is unknown: use 'on_write' or 'on_read'")
+        if self.clock not in ("event", "processing"):
+            raise InvalidJob(f"TTL clock {self.clock!r} is unknown: use 'event' or 'processing'")
+
+    @property
+    def ms(self) -> int:
+        return self.time // _MS
+
+    def stored(self) -> StoredTtl:
+        return StoredTtl(self.ms, self.refresh, self.clock)
+
+
+def check_ttl(ttl: Any, says: str) -> TTL | None:
+    """`ttl=` of the state class `says`."""
+    if ttl is not None and not isinstance(ttl, TTL):
+        raise InvalidJob(f"{says} ttl={ttl!r}: pass a TTL, such as ttl=TTL(timedelta(hours=1))")
+    return ttl
+
+
+class _EventTime:
+    def __init__(self, watermark_ms: Callable[[], int]) -> None:
+        self._watermark_ms = watermark_ms
+        self.context: Any = None  # the `ProcessContext` of the operator
+
+    def now_ms(self) -> int:
+        context = self.context
+        at_ms, watermark_ms = context.timestamp, context.watermark
+        if at_ms is None:
+            raise InvalidJob(
+                "a row without event time (null) uses state with a TTL in event time: filter such rows before, or use "
+                "TTL(…, clock='processing')"
+            )
+        return int(at_ms if at_ms >= watermark_ms or watermark_ms >= WATERMARK_MAX else watermark_ms)
+
+    def passed_ms(self) -> int:
+        return _going_on(self.context.watermark)
+
+    def reached_ms(self) -> int:
+        return _going_on(self._watermark_ms())
+
+    def opened_ms(self) -> int | None:
+        watermark_ms = _going_on(self._watermark_ms())
+        return watermark_ms if watermark_ms > WATERMARK_MIN else None
+
+
+class _WallTime:
+    def __init__(self, wall_ms: Callable[[], int]) -> None:
+        self._wall_ms = wall_ms
+        self._now_ms = wall_ms()
+
+    def read(self) -> None:
+        self._now_ms = max(self._now_ms, self._wall_ms())
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    passed_ms = reached_ms = opened_ms = now_ms
+
+
+class Timing:
+    """The clocks of one operator's state, and the tables that live by them."""
+
+    def __init__(self, wall_ms: Callable[[], int], watermark_ms: Callable[[], int]) -> None:
+        """`wall_ms`: of the wall clock; `watermark_ms`: of the subtask."""
+        self.event = _EventTime(watermark_ms)
+        self.wall = _WallTime(wall_ms)
+        self.tables: list[Any] = []
+
+    def clock(self, name: str) -> StateClock:
+        return self.event if name == "event" else self.wall
+
+
+def _unjudged() -> NoReturn:
+    raise InvalidJob("state with a TTL is opened where nothing tells the time: use it in a step of process()")
+
+
+class _NoTime:
+    """Of state without TTL whose entries have times of an earlier one: nothing asks."""
+
+    def now_ms(self) -> int:
+        _unjudged()
+
+    passed_ms = reached_ms = opened_ms = now_ms
+
+
+def opened_expiry(
+    ttl: TTL | None, backend: KeyedBackend, name: str, what: StateDescription, timing: Timing | None
+) -> tuple[Expiry | None, StateDescription]:
+    """How entries of the state `name` expire, given its program (`ttl`) and its snapshot; None: they have no times. And
+    what the snapshots to come say of it."""
+    restored, before = backend.restored_ttl(name)
+    if ttl is None and before is None:
+        return None, what
+    clock: StateClock = _NoTime()
+    if ttl is None:
+        stored = continued(None, before, restored, None)
+    else:
+        clock = timing.clock(ttl.clock) if timing is not None else clock
+        stored = continued(ttl.stored(), before, restored, clock.opened_ms())
+    assert stored is not None
+    expiry = Expiry(stored, clock, lambda now: backend.describe(name, replace(what, ttl=now)))
+    return expiry, replace(what, ttl=stored)
+
+
+def _going_on(watermark_ms: int) -> int:
+    """At the end of all input nothing expires: the job may go on with more."""
+    return watermark_ms if watermark_ms < WATERMARK_MAX else WATERMARK_MIN

@@ -1,0 +1,293 @@
+"""Tables of a state with TTL: what an expired entry is to whoever reads, and how it goes away.
+
+A `TimedTable` (one value per key) and a `TimedEntries` (many entries per key) lie over a table that holds, in its
+caches too, `(write time, value)` in place of each value; so nothing that was read or restored can lose its time.
+
+    at now          expired: not given, as if it was not there; live: given, and `on_read` written again with time now
+    at passed       no row of the key to come is judged earlier: what is expired there is deleted by who reads it
+    at reached      the same of all keys of the subtask: what is expired there is deleted by a sweep
+
+An entry between the two (expired to this row, live to one of an earlier time that may come yet) is not given and stays.
+A late row is judged at the watermark, so whether a sweep was there already is never seen. A write does not take time
+away in event time: after rows of 10:05 and 10:01 an entry lives on from 10:05, in whichever order they came.
+
+A sweep goes through what is in the store, in slices, each from where the last one ended. What is not written yet is
+looked up before anything is deleted, so an entry that was just refreshed stays; it is in the store for the next sweep.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from barrier_runtime.state.kv.shard import entry_key
+from barrier_runtime.state.values.entry_table import EntryTable
+from barrier_runtime.state.values.expiry import Expiry, Stamped
+from barrier_runtime.state.values.table import Key, StateTable
+from barrier_runtime.state.values.watched_table import WatchedTable
+
+NEVER_MS = 1 << 62
+
+
+class Timed:
+    """What both have in common."""
+
+    def __init__(self, table: StateTable, expiry: Expiry) -> None:
+        self.expiry = expiry
+        self._held = table
+        self._last: bytes | None = None  # whole key at which the sweep under way is; None: there is none
+        self._written_ms = NEVER_MS  # earliest write time since the last sweep began
+        self._seen_ms = NEVER_MS  # earliest that the sweep under way leaves
+        self.least_ms = -NEVER_MS  # earliest write time that may be there; -NEVER: not known
+        self.most_ms = -NEVER_MS  # latest
+        if isinstance(table, WatchedTable):
+            table.unwrapped = _unwrapped
+
+    @property
+    def watched(self) -> bool:
+        return isinstance(self._held, WatchedTable)
+
+    def own(self, key: Key, value: Any) -> None:
+        """See `WatchedTable`."""
+        assert isinstance(self._held, WatchedTable)
+        self._held.own(key, value)
+
+    # ---- judging
+
+    def _judge(self, stamped: Stamped, now_ms: int) -> tuple[bool, int]:
+        """(whether it is live at `now_ms`, its time)."""
+        expiry = self.expiry
+        ms = stamped[0]
+        if expiry.ttl_ms is None:
+            return True, now_ms if ms is None else ms
+        if ms is None:
+            ms = expiry.since_ms(now_ms)
+        return ms + expiry.ttl_ms > now_ms, ms
+
+    def _is_past(self, ms: int) -> bool:
+        """Of an expired entry: whether it is so to all rows to come."""
+        ttl_ms = self.expiry.ttl_ms
+        return ttl_ms is not None and ms + ttl_ms <= self.expiry.passed_ms()
+
+    def _now(self) -> int:
+        return self.expiry.now_ms() if self.expiry.ttl_ms is not None else 0
+
+    def _stamp(self, before: Stamped | None, now_ms: int, value: Any) -> Stamped:
+        """What is stored for `value`."""
+        if self.expiry.ttl_ms is None:
+            return None, value
+        if before is not None and before[0] is not None and before[0] > now_ms and self.expiry.keeps_latest:
+            now_ms = before[0]
+        if now_ms < self._written_ms:
+            self._written_ms = now_ms
+        if now_ms > self.most_ms:
+            self.most_ms = now_ms
+        return now_ms, value
+
+    # ---- sweeping
+
+    def may_have_expired(self) -> bool:
+        """Whether a sweep could find anything."""
+        ttl_ms = self.expiry.ttl_ms
+        if ttl_ms is None:
+            return False
+        return min(self.least_ms, self._written_ms) + ttl_ms <= self.expiry.reached_ms()
+
+    def all_expired(self) -> bool:
+        """Whether it would find everything expired, as far as is known."""
+        ttl_ms = self.expiry.ttl_ms
+        return ttl_ms is not None and self.most_ms > -NEVER_MS and self.most_ms + ttl_ms <= self.expiry.reached_ms()
+
+    def begin_sweep(self) -> None:
+        # What was written before the last sweep began, and had not reached the store, is in it by now.
+        self._seen_ms, self._written_ms = self._written_ms, NEVER_MS
+        self._last = b""
+
+    @property
+    def swept(self) -> bool:
+        """No sweep is under way."""
+        return self._last is None
+
+    def sweep(self, most: int) -> tuple[int, int]:
+        """Go on with up to `most` entries: how many were looked at, and how many of them deleted."""
+        if self._last is None:
+            return 0, 0
+        reached_ms, ttl_ms = self.expiry.reached_ms(), self.expiry.ttl_ms
+        assert ttl_ms is not None, "what does not expire is not swept"
+        gone: list[Key] = []
+        looked_at = 0
+        for whole, data in islice(self._held.stored_behind(self._last), most):
+            looked_at += 1
+            self._last = whole
+            if self._is_number(whole, data):
+                continue
+            ms = self.expiry.time_in(data)
+            if ms is None:
+                ms = self.expiry.since_ms(reached_ms)
+            if ms + ttl_ms <= reached_ms:
+                key = entry_key(whole)
+                newer, stamped = self._held.unwritten(key)
+                if not newer:
+                    gone.append(key)
+                    continue
+                if stamped is None:
+                    continue
+                live, ms = self._judge(stamped, reached_ms)
+                if not live:
+                    gone.append(key)
+                    continue
+            self._seen_ms = min(self._seen_ms, ms)
+            self.most_ms = max(self.most_ms, ms)
+        for key in gone:
+            self._delete(key)
+        if looked_at < most:
+            self._last, self.least_ms = None, self._seen_ms
+        return looked_at, len(gone)
+
+    def _is_number(self, whole: bytes, data: bytes) -> bool:
+        return False
+
+    def _delete(self, whole: Key) -> None:
+        raise NotImplementedError
+
+
+class TimedTable(Timed):
+    """One value per key: what a `StateTable` does, by time."""
+
+    def __init__(self, table: StateTable, expiry: Expiry) -> None:
+        super().__init__(table, expiry)
+        self._table = table
+
+    def get(self, key: Key) -> Any:
+        stamped: Stamped | None = self._table.get(key)
+        if stamped is None:
+            return None
+        now_ms = self._now()
+        live, ms = self._judge(stamped, now_ms)
+        if not live:
+            if self._is_past(ms):
+                self._table.delete(key)
+            return None
+        if self.expiry.on_read and now_ms > ms:
+            self._table.put(key, self._stamp(stamped, now_ms, stamped[1]))
+        return stamped[1]
+
+    def put(self, key: Key, value: Any) -> None:
+        before = self._table.get(key) if self.expiry.keeps_latest and self.expiry.ttl_ms is not None else None
+        self._table.put(key, self._stamp(before, self._now(), value))
+
+    def delete(self, key: Key) -> None:
+        self._table.delete(key)
+
+    def lend(self, key: Key, default: Any) -> Any:
+        """See `WatchedTable`."""
+        assert isinstance(self._table, WatchedTable)
+        self._table.lend(key, (None, default))
+        return default
+
+    def _delete(self, whole: Key) -> None:
+        self._table.delete(whole)
+
+
+class TimedEntries(Timed):
+    """Many entries per key. Unlike an `EntryTable` it keeps the numbers of entries itself: they count what is there,
+    also what has expired and is not deleted yet. `is_list`: entry keys are indices, and the next one is remembered."""
+
+    def __init__(self, table: EntryTable, expiry: Expiry, is_list: bool) -> None:
+        super().__init__(table, expiry)
+        self._table = table
+        self._is_list = is_list
+
+    def bound(self, key: Key) -> None:
+        """Raises as any use does, where no key is at hand."""
+        self._table.number(key)
+
+    def get_entry(self, key: Key, entry: Any) -> Any:
+        """The live value, or None."""
+        stamped: Stamped | None = self._table.get_entry(key, entry)
+        if stamped is None:
+            return None
+        now_ms = self._now()
+        live, ms = self._judge(stamped, now_ms)
+        if not live:
+            if self._is_past(ms):
+                self.remove(key, entry)
+            return None
+        self._read(key, entry, stamped, ms, now_ms)
+        return stamped[1]
+
+    def put_entry(self, key: Key, entry: Any, value: Any) -> None:
+        table = self._table
+        before: Stamped | None = None
+        if not table.has_entry(key, entry):
+            table.set_number(key, table.number(key) + 1)
+        elif self.expiry.keeps_latest and self.expiry.ttl_ms is not None:
+            before = table.get_entry(key, entry)
+        stamped = self._stamp(before, self._now(), value)
+        table.put_entry(key, entry, stamped)
+
+    def append(self, key: Key, values: list[Any]) -> None:
+        """At the end of a list."""
+        table, now_ms = self._table, self._now()
+        number, start, end = table.extent(key)
+        if values:
+            table.set_extent(key, number + len(values), start, end + len(values))
+        for index, value in enumerate(values, end):
+            table.put_entry(key, index, self._stamp(None, now_ms, value))
+
+    def end(self, key: Key) -> int:
+        """The index of the next element of a list."""
+        return self._table.extent(key)[2]
+
+    def pop(self, key: Key, entry: Any) -> bool:
+        """Remove an entry; whether there was a live one."""
+        stamped: Stamped | None = self._table.get_entry(key, entry)
+        if stamped is None:
+            return False
+        live, ms = self._judge(stamped, self._now())
+        if live or self._is_past(ms):
+            self.remove(key, entry)
+        return live
+
+    def remove(self, key: Key, entry: Any) -> None:
+        """Of an entry that is there, whether live or not."""
+        table = self._table
+        table.put_entry(key, entry, None)
+        if self._is_list:
+            number, start, end = table.extent(key)
+            table.set_extent(key, number - 1, start + 1 if entry == start else start, end)
+        else:
+            table.set_number(key, table.number(key) - 1)
+
+    def clear(self, key: Key) -> None:
+        table = self._table
+        for entry, _ in table.walk(key, values=False):
+            table.put_entry(key, entry, None)
+        table.set_number(key, 0)
+
+    def walk(self, key: Key, reads: bool = True) -> Iterator[tuple[Any, Any]]:
+        """(entry key, value) of the live entries in order, as `EntryTable.walk`. `reads`: it counts as reading them."""
+        start = self._table.extent(key)[1] if self._is_list else 0
+        for entry, stamped in self._table.walk(key, start=start):
+            now_ms = self._now()
+            live, ms = self._judge(stamped, now_ms)
+            if live:
+                if reads:
+                    self._read(key, entry, stamped, ms, now_ms)
+                yield entry, stamped[1]
+            elif self._is_past(ms):
+                self.remove(key, entry)
+
+    def _read(self, key: Key, entry: Any, stamped: Stamped, ms: int, now_ms: int) -> None:
+        if self.expiry.on_read and now_ms > ms:
+            self._table.put_entry(key, entry, self._stamp(stamped, now_ms, stamped[1]))
+
+    def _is_number(self, whole: bytes, data: bytes) -> bool:
+        # Only a number begins with C1 00: no value and no time does.
+        return data[:2] == b"\xc1\x00"
+
+    def _delete(self, whole: Key) -> None:
+        self.remove(whole[:-2], whole[-1])
+
+
+def _unwrapped(held: Any) -> Any:
+    return held[1] if type(held) is tuple else held
