@@ -38,8 +38,10 @@ from barrier_runtime.operators.split import SplitOperator
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermarks import WatermarkOperator
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator, window_schema
-from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
+from barrier_runtime.operators.windows.base import LATE, window_schema
+from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 
@@ -476,11 +478,12 @@ class KeyedStream:
         def __getattr__(self, name: str) -> NoReturn:
             raise no_step(self, name, BEFORE_KEY_BY)
 
-    def window(self, name: str, window: WindowAssigner, *, event_time: str) -> "WindowedStream":
-        """Group rows by event-time window as well. `event_time` is a timestamp, date or int64-milliseconds column."""
+    def window(self, name: str, window: WindowAssigner | Session, *, event_time: str) -> "WindowedStream":
+        """Group rows by event-time window as well: `Tumbling`, `Sliding` or `Session` (see docs/windows.md).
+        `event_time` is a timestamp, date or int64-milliseconds column."""
         where = f"window {name!r}"
-        if not isinstance(window, WindowAssigner):
-            raise InvalidJob(f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), or Sliding")
+        if not isinstance(window, WindowAssigner | Session):
+            raise InvalidJob(f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), Sliding or Session")
         schema = self._stream.schema
         require_columns(schema, (event_time,), where)
         if schema is not None:
@@ -664,34 +667,59 @@ class KeyedStream:
 class WindowedStream:
     """A keyed stream whose rows are grouped by window, too."""
 
-    def __init__(self, keyed: KeyedStream, name: str, window: WindowAssigner, event_time: str) -> None:
+    def __init__(self, keyed: KeyedStream, name: str, window: WindowAssigner | Session, event_time: str) -> None:
         self._keyed = keyed
         self._name = name
         self._window = window
         self._event_time = event_time
 
-    def aggregate(self, **aggregates: Aggregate) -> Stream:
+    @overload
+    def aggregate(self, **aggregates: Aggregate) -> Stream: ...
+
+    @overload
+    def aggregate(self, *, late: Literal[True], **aggregates: Aggregate) -> tuple[Stream, Stream]: ...
+
+    def aggregate(self, *, late: Any = False, **aggregates: Aggregate) -> Stream | tuple[Stream, Stream]:
         """One row per key and window once the watermark passed its end: the key columns, `window_start` and
-        `window_end` (timestamps in ms, UTC; the end is exclusive), then the aggregates. Rows that come later are
-        dropped and counted (`late_rows`)."""
+        `window_end` (timestamps in ms, UTC; the end is exclusive), then the aggregates. Rows that come when all of
+        their windows are over are dropped and counted (`late_rows`). With `late` they are not: it gives the pair
+        (results, late rows), the latter as they came.
+
+        >>> counts, late = visits.aggregate(late=True, n=count())
+        """
         where = f"window {self._name!r}"
+        if not isinstance(late, bool):
+            raise InvalidJob(
+                f"{where}: late={late!r}: use True for a stream of the late rows as well; a result cannot have the "
+                "name 'late'"
+            )
         _check_aggregates(aggregates, where)
         keys = self._keyed._keys
         _check_free(aggregates, [*keys, "window_start", "window_end"], where)
         schema = self._keyed._stream.schema
         output = window_schema(schema, keys, aggregates, where) if schema is not None else None
+        window = self._window
         make = partial(
-            WindowAggregateOperator,
+            partial(SessionAggregateOperator, window=window)
+            if isinstance(window, Session)
+            else partial(WindowAggregateOperator, window=window),
             keys=keys,
-            window=self._window,
             event_time=self._event_time,
             aggregates=aggregates,
             schema=schema,
+            late=late,
         )
-        describe = f"{self._window}: {_shown(aggregates)}"
-        return self._keyed._stateful(
-            self._name, "window", make, output, describe, detail="late", definition=self._window.definition
+        results = self._keyed._stateful(
+            self._name,
+            "window",
+            make,
+            output,
+            f"{window}: {_shown(aggregates)}",
+            detail="late",
+            definition=window.definition,
+            side_outputs={LATE: schema} if late else {},
         )
+        return (results, Stream(results._plan, results._node, schema, tag=LATE)) if late else results
 
 
 def _and_sides(main: Stream, sides: Mapping[str, pa.Schema | None]) -> Any:

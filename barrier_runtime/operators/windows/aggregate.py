@@ -7,36 +7,23 @@ and keys, so a replay gives the same rows in the same order.
 
 import heapq
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.coordinator.metric_table import LATE_ROWS
-from barrier_runtime.data.elements import WATERMARK_MAX, Batch
-from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
-from barrier_runtime.data.grouping import extremes, group_rows, order_of_ints
-from barrier_runtime.data.keys import sort_rows
-from barrier_runtime.operators.aggregation.accumulators import SumBounds, add_to_groups
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.grouping import group_rows
+from barrier_runtime.operators.aggregation.accumulators import add_to_groups
 from barrier_runtime.operators.aggregation.batch_values import BatchValues
 from barrier_runtime.operators.aggregation.functions import Aggregate
-from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.keyed_operator import KeyedOperator
 from barrier_runtime.operators.windows.assigners import WindowAssigner
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.operators.windows.base import Ints, WindowOperator
 
-_MAX_ROWS = 65_536  # of one emitted batch
 _MAX_ASSIGNED = 262_144  # rows of a batch, each as often as it has windows: more are worked on in parts
-_TIME = pa.timestamp("ms", "UTC")
-
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-class WindowAggregateOperator(KeyedOperator):
-    kind = "window"
-
+class WindowAggregateOperator(WindowOperator):
     def __init__(
         self,
         name: str,
@@ -45,62 +32,37 @@ class WindowAggregateOperator(KeyedOperator):
         event_time: str,
         aggregates: Mapping[str, Aggregate],
         schema: pa.Schema | None = None,
+        late: bool = False,
     ) -> None:
-        used = [column for aggregate in aggregates.values() for column in aggregate.columns]
-        super().__init__(name, keys, [*keys, event_time, *used], schema)
-        self.definition = window.definition
+        super().__init__(name, keys, window, event_time, aggregates, schema, late)
         self._window = window
-        self._event_time = event_time
-        self._aggregates = dict(aggregates)
         self._open_windows: dict[int, list[Ints]] = {}  # window start -> row ids
         self._starts: list[int] = []  # heap of the keys of _open_windows
-        self._by_row = False  # event time is told row by row, to those who read the results, too
 
     def bind(self, columns: pa.Schema) -> None:
-        check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
-        self._plan = plan_aggregates(self._aggregates, columns, self.where)
-        self._output = window_schema(columns, self._key_columns, self._aggregates, self.where)
-        self._table = self._column_table("windows", self._plan.storage(), self._plan.added())
-        self._bounds = SumBounds()
+        self._bind_table(columns, {})
         self._note_windows(self._table.load_all())
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        rows = batch.rows
-        self._check(rows.schema)
-        if rows.num_rows * self._window.per_row > _MAX_ASSIGNED and rows.num_rows > 1:
-            half = rows.num_rows // 2
+        if len(batch) * self._window.per_row > _MAX_ASSIGNED and len(batch) > 1:
+            half = len(batch) // 2
             self.process(batch.slice(0, half), emit)
             self.process(batch.slice(half), emit)
             return
-        if self._watermark_ms == WATERMARK_MAX:
-            raise InvalidJob(
-                f"{self.where}: this job had read all of its input and closed every window, so rows added since would "
-                "all be late. Run them under another name, or all rows anew: restore='none' with allow_replay=True"
-            )
-        self._emit_ns = max(self._emit_ns, batch.emit_ns)
-        self._by_row = self._by_row or batch.reached is not None
-        times = rows.column(self._event_time)
-        if times.null_count:
-            raise InvalidJob(
-                f"{self.where}: {times.null_count} rows have no event time in column {self._event_time!r}: "
-                f'filter them before, as in .filter(pc.field("{self._event_time}").is_valid())'
-            )
-        if not rows.num_rows:
+        times_ms = self._times_of(batch)
+        if times_ms is None:
             return
-        times_ms = event_times_ms(times)
-        lowest_ms, highest_ms = extremes(times_ms)
-        if not self._window.holds(lowest_ms, highest_ms):
-            raise self._no_window(times_ms)
+        rows = batch.rows
         assigned, starts = self._window.assign(times_ms)
         watermarks = self._row_watermarks(batch)
         first_open: int | Ints
         if watermarks is not None:
             first_open = self._window.first_open_starts(watermarks)
             first_open = first_open if assigned is None else first_open[assigned]
-            rows, starts = self._without_late(rows, assigned, starts, first_open)
-        elif self._window.first_start(lowest_ms) < self._window.first_open_start(self._watermark_ms):
+            rows, starts = self._without_late(batch, assigned, starts, first_open, emit)
+        elif self._window.first_start(int(times_ms.min())) < self._window.first_open_start(self._watermark_ms):
             first_open = self._window.first_open_start(self._watermark_ms)
-            rows, starts = self._without_late(rows, assigned, starts, first_open)
+            rows, starts = self._without_late(batch, assigned, starts, first_open, emit)
         elif assigned is not None:
             rows = rows.take(pa.array(assigned))
         if not rows.num_rows:
@@ -121,9 +83,6 @@ class WindowAggregateOperator(KeyedOperator):
         if due:
             self._fire(np.concatenate(due), emit)
 
-    def _left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:
-        return self._plan.left(self.where, column, self._table.keys_of(np.array([row_id]))[0][:-1], aggregate)
-
     def _row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
         """The entry of each row."""
         keys = self.codec.arrays(rows)
@@ -134,24 +93,19 @@ class WindowAggregateOperator(KeyedOperator):
         return self._table.row_ids(groups.keys)[groups.of_row]
 
     def _without_late(
-        self, rows: pa.RecordBatch, assigned: Ints | None, starts: Ints, first_open: int | Ints
+        self, batch: Batch, assigned: Ints | None, starts: Ints, first_open: int | Ints, emit: Emit
     ) -> tuple[pa.RecordBatch, Ints]:
         """The rows, each once per window of it that is not over. A row is late when all of its windows are over."""
+        rows = batch.rows
         kept = np.flatnonzero(starts >= first_open)
         if assigned is None and len(kept) == len(starts):
             return rows, starts
         of_row = kept if assigned is None else assigned[kept]
-        late = rows.num_rows - (len(kept) if assigned is None else len(np.unique(of_row)))
-        if late:
-            self.metrics.count(LATE_ROWS, float(late))
+        late = np.ones(rows.num_rows, np.bool_)
+        late[of_row] = False
+        if late.any():
+            self._give_late(batch, late, emit)
         return rows.take(pa.array(of_row)), starts[kept]
-
-    def _no_window(self, times_ms: Ints) -> InvalidJob:
-        far = next(time for time in times_ms.tolist() if not self._window.holds(time, time))
-        return InvalidJob(
-            f"{self.where}: a row has the event time {far} ms in column {self._event_time!r}, whose window does not "
-            "lie within 64 bits of milliseconds, so it would never be over: filter or correct such rows before"
-        )
 
     def _note_windows(self, row_ids: Ints) -> None:
         """New entries: which windows they belong to."""
@@ -171,51 +125,10 @@ class WindowAggregateOperator(KeyedOperator):
             else:
                 known.append(its_ids)
 
-    def _ordered(self, row_ids: Ints) -> tuple[Ints, list[Any]]:
-        """`row_ids` by window and keys, and one sequence per field of their keys."""
-        ints = self._table.int_keys_of(row_ids)
-        if ints is not None:
-            order = order_of_ints([ints[-1], *ints[:-1]])
-            return row_ids[order], list(ints[:, order])
-        *keys, starts = zip(*self._table.keys_of(row_ids), strict=True)
-        columns = [pa.array(starts), *(self.codec.column(i, values) for i, values in enumerate(keys))]
-        row_ids = row_ids[sort_rows(columns)]
-        return row_ids, list(zip(*self._table.keys_of(row_ids), strict=True))
-
     def _fire(self, row_ids: Ints, emit: Emit) -> None:
         row_ids, fields = self._ordered(row_ids)
-        starts = np.array(fields.pop(), np.int64)
-        keys = [self.codec.column(i, values) for i, values in enumerate(fields)]
-        columns = self._table.columns
-        accumulators = {name: column[row_ids] for name, column in columns.items()}
-        ends = starts + self._window.size_ms
-
-        def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
-            return self._left(column, int(row_ids[row]), aggregate)
-
-        results = pa.RecordBatch.from_arrays(
-            [
-                *keys,
-                pa.array(starts).view(_TIME),
-                pa.array(ends).view(_TIME),
-                *[output.column(accumulators, left) for output in self._plan.outputs],
-            ],
-            schema=self._output,
-        )
+        ends = np.array(fields[-1], np.int64) + self._window.size_ms
+        results = self._results(row_ids, fields, ends, self._accumulators(row_ids))
         self._table.remove(row_ids)
         # Before a window's results event time has come to its last millisecond, wherever batches end.
-        fired = Batch(results, self._emit_ns, ends - 2 if self._by_row else None)
-        for first in range(0, results.num_rows, _MAX_ROWS):
-            emit(fired.slice(first, _MAX_ROWS))
-
-
-def window_schema(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, Aggregate], where: str) -> pa.Schema:
-    """Keys, `window_start`, `window_end` (exclusive; timestamps in ms, UTC), then the aggregates."""
-    return pa.schema(
-        [
-            *[pa.field(key, schema.field(key).type) for key in keys],
-            pa.field("window_start", _TIME),
-            pa.field("window_end", _TIME),
-            *plan_aggregates(aggregates, schema, where).fields(),
-        ]
-    )
+        self._send(results, ends - 2, emit)
