@@ -20,6 +20,7 @@ def merge_entries(
     def of_entry(column: str, index: int, aggregate: str = "sum_", /) -> Exception:
         return left(column, int(into[index]), aggregate)
 
+    bounds.forget_all()
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
             continue  # with its sum
@@ -29,7 +30,6 @@ def merge_entries(
             merged: Values = accumulator.ufunc(ours, theirs)
         if accumulator.sums_integers:
             assert accumulator.column is not None
-            bounds.forget(accumulator.name)
             leaves = ((ours ^ merged) & (theirs ^ merged)) < 0
             if accumulator.column in plan.within_64_bits and leaves.any():
                 raise of_entry(accumulator.column, int(np.argmax(leaves)))

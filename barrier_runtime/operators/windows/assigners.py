@@ -65,6 +65,13 @@ class WindowAssigner(ABC):
         return np.maximum(watermarks_ms, WATERMARK_MIN + self.size_ms) - self.size_ms + 2
 
 
+def lateness_definition(window: WindowAssigner, lateness_ms: int) -> str:
+    """`definition` of windows that are kept for late rows. With a longer lateness rows would come for windows that were
+    removed already, and begin them anew."""
+    lateness = f", allowed lateness {datetime.timedelta(milliseconds=lateness_ms)}" if lateness_ms else ""
+    return window.definition + lateness
+
+
 def _size_ms(size: datetime.timedelta, what: str) -> int:
     size_ms = milliseconds(size, what)
     if size_ms == 0:

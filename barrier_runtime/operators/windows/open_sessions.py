@@ -181,7 +181,8 @@ class OpenSessions:
 
 def _distinct(numbers: Ints) -> Ints:
     ordered = numbers[order_of_ints([numbers])]
-    return ordered[np.diff(ordered, prepend=-1) != 0]
+    distinct: Ints = ordered[np.diff(ordered, prepend=-1) != 0]
+    return distinct
 
 
 def _extended(array: Ints, needed: int, initial: int = 0) -> Ints:

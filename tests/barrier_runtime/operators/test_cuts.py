@@ -13,7 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven
 
-from barrier_runtime import TTL, CollectSink, Dataflow, MapState, ProcessContext, Session, Tumbling, ValueState, count, max_, mean
+from barrier_runtime import (
+    TTL,
+    CollectSink,
+    Dataflow,
+    MapState,
+    ProcessContext,
+    Session,
+    Sliding,
+    Tumbling,
+    ValueState,
+    count,
+    max_,
+    mean,
+)
 from barrier_runtime.api.dataflow import Stream
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
@@ -153,6 +166,11 @@ def session_windows(stream: Stream) -> Stream:
     )
 
 
+def windows_that_wait(stream: Stream) -> Stream:
+    window = stream.key_by("k").window("w", Sliding(20 * MS, 10 * MS), event_time="t", allowed_lateness=25 * MS)
+    return window.aggregate(rows=count(), n=max_("n"), x=mean("n"))
+
+
 def timers_of_windows(stream: Stream) -> Stream:
     counted = windows(stream).map(
         lambda row: {"k": row["k"], "t": int(row["window_end"].timestamp() * 1000), "n": row["n"]}, schema=SCHEMA
@@ -182,6 +200,7 @@ FLOWS = [
     recent,
     windows,
     session_windows,
+    windows_that_wait,
     windows_of_sessions,
     timers_of_windows,
     timers_of_sessions,
