@@ -110,7 +110,7 @@ class WindowAggregateOperator(WindowOperator):
         if watermarks is not None:
             watermarks = watermarks if assigned is None else watermarks[assigned]
             first_open = self._window.first_open_starts(watermarks)
-        elif self._window.first_start(int(times_ms.min())) < self._window.first_open_start(self._watermark_ms):
+        elif self._window.first_start(self._lowest_ms) < self._window.first_open_start(self._watermark_ms):
             first_open = self._window.first_open_start(self._watermark_ms)
         else:
             self._add(batch.rows if assigned is None else batch.rows.take(pa.array(assigned)), starts)

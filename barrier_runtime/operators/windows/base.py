@@ -64,7 +64,7 @@ class WindowOperator(KeyedOperator):
         self._bounds = SumBounds()
 
     def _times_of(self, batch: Batch) -> Ints | None:
-        """Event time of each row in milliseconds; None when there are no rows."""
+        """Event time of each row in milliseconds, of which `_lowest_ms` is the lowest; None when there are no rows."""
         rows = batch.rows
         self._check(rows.schema)
         if self._watermark_ms == WATERMARK_MAX:
@@ -83,7 +83,8 @@ class WindowOperator(KeyedOperator):
         if not rows.num_rows:
             return None
         times_ms = event_times_ms(times)
-        if not self._holds(*extremes(times_ms)):
+        self._lowest_ms, highest_ms = extremes(times_ms)
+        if not self._holds(self._lowest_ms, highest_ms):
             raise self._no_window(times_ms)
         return times_ms
 
