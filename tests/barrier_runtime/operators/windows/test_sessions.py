@@ -123,39 +123,6 @@ ACTION = st.one_of(
 )
 
 
-@examples(300)
-@given(st.lists(ACTION, max_size=12))
-def test_sessions_equal_a_row_by_row_model_bit_for_bit_whatever_comes(actions: list[tuple[str, Any]]) -> None:
-    """Sums of floats of such sizes show in which order rows were added and sessions merged."""
-    world, model = World(), Model()
-    it, collected, late = driven(operator(), world), [], []
-    for checkpoint, (action, argument) in enumerate([*actions, ("watermark", WATERMARK_MAX)], 1):
-        if action == "rows":
-            it.feed(argument, SCHEMA)
-            model.feed(argument)
-        elif action == "told rows":
-            base = max(model.watermark, -80)
-            reached = (np.cumsum([step for _, step in argument]) + base).tolist()
-            it.feed([each for each, _ in argument], SCHEMA, reached=np.array(reached))
-            model.feed([each for each, _ in argument], reached)
-            it.watermark(reached[-1])
-            model.advance(reached[-1])
-        elif action == "watermark":
-            it.watermark(argument)
-            model.advance(argument)
-        else:
-            snapshot = it.snapshot(checkpoint)
-            collected += it.take()
-            late += [r for batch in it.side[LATE] for r in batch.rows.to_pylist()]
-            it.operator.close()
-            it = driven(operator(), world, (snapshot,))
-    late += [r for batch in it.side[LATE] for r in batch.rows.to_pylist()]
-    assert collected + it.rows == model.out
-    assert late == model.late
-    if any(action.endswith("rows") for action, _ in actions):
-        assert it.operator._table.entries == len(it.operator._open) == 0  # type: ignore[attr-defined]
-
-
 def by_sorting(rows: Rows, gap: int) -> list[tuple[Any, int, int, int, int]]:
     """(key, first, last, rows, total) of each session: rows of a key in order of time, cut at the gaps."""
     found = []
@@ -302,6 +269,15 @@ def test_a_session_is_over_when_no_row_in_time_can_touch_it_any_more() -> None:
     assert spans(it) == [(0, 2 * GAP, 2)]
 
 
+def test_a_session_that_is_over_inside_a_batch_goes_before_the_row_that_would_touch_it() -> None:
+    """R1: as if each row came in a batch of its own."""
+    it = driven()
+    it.feed([row("a", 0), row("b", 13), row("a", 5)], SCHEMA, reached=np.array([-1, 12, 12]))
+    assert spans(it) == [(0, GAP, 1)]
+    it.watermark(WATERMARK_MAX)
+    assert spans(it) == [(5, 5 + GAP, 1), (13, 13 + GAP, 1)]
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_one_row_joins_two_sessions_whose_accumulators_become_one(restart: bool) -> None:
     world = World()
@@ -400,3 +376,36 @@ def test_integer_keys_are_taken_for_tuples_from_the_first_null_on() -> None:
     it.feed([{"k": None, "t": 1}, {"k": 7, "t": 2}], schema)
     it.watermark(WATERMARK_MAX)
     assert [(each["k"], each["n"]) for each in it.rows] == [(8, 1), (None, 1), (7, 2)]
+
+
+@examples(150)
+@given(st.lists(ACTION, max_size=12))
+def test_sessions_equal_a_row_by_row_model_bit_for_bit_whatever_comes(actions: list[tuple[str, Any]]) -> None:
+    """Sums of floats of such sizes show in which order rows were added and sessions merged."""
+    world, model = World(), Model()
+    it, collected, late = driven(operator(), world), [], []
+    for checkpoint, (action, argument) in enumerate([*actions, ("watermark", WATERMARK_MAX)], 1):
+        if action == "rows":
+            it.feed(argument, SCHEMA)
+            model.feed(argument)
+        elif action == "told rows":
+            base = max(model.watermark, -80)
+            reached = (np.cumsum([step for _, step in argument]) + base).tolist()
+            it.feed([each for each, _ in argument], SCHEMA, reached=np.array(reached))
+            model.feed([each for each, _ in argument], reached)
+            it.watermark(reached[-1])
+            model.advance(reached[-1])
+        elif action == "watermark":
+            it.watermark(argument)
+            model.advance(argument)
+        else:
+            snapshot = it.snapshot(checkpoint)
+            collected += it.take()
+            late += [r for batch in it.side[LATE] for r in batch.rows.to_pylist()]
+            it.operator.close()
+            it = driven(operator(), world, (snapshot,))
+    late += [r for batch in it.side[LATE] for r in batch.rows.to_pylist()]
+    assert collected + it.rows == model.out
+    assert late == model.late
+    if any(action.endswith("rows") for action, _ in actions):
+        assert it.operator._table.entries == len(it.operator._open) == 0  # type: ignore[attr-defined]
