@@ -197,6 +197,7 @@ def test_another_lateness_is_another_definition_and_none_is_that_of_older_releas
     assert definition(5) == "tumbling 0:00:00.020000, allowed lateness 0:00:00.005000"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slide", [SIZE, SLIDE])
 @examples(120)
 @given(st.lists(ACTION, max_size=10))

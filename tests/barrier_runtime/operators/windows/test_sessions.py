@@ -175,6 +175,7 @@ class Slots:
         return Slots(parallelism, self.gap, snapshots, self)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(
     seed=st.integers(0, 2**32),
@@ -378,6 +379,7 @@ def test_integer_keys_are_taken_for_tuples_from_the_first_null_on() -> None:
     assert [(each["k"], each["n"]) for each in it.rows] == [(8, 1), (None, 1), (7, 2)]
 
 
+@pytest.mark.slow
 @examples(150)
 @given(st.lists(ACTION, max_size=12))
 def test_sessions_equal_a_row_by_row_model_bit_for_bit_whatever_comes(actions: list[tuple[str, Any]]) -> None:
