@@ -14,6 +14,7 @@ _HOME = {
     "Stream": "barrier_runtime.api.stream",
     "KeyedStream": "barrier_runtime.api.stream",
     "Tumbling": "barrier_runtime.operators.windows.assigners",
+    "Session": "barrier_runtime.operators.windows.assigners",
     "Sliding": "barrier_runtime.operators.windows.assigners",
     "count": "barrier_runtime.operators.aggregation.functions",
     "sum_": "barrier_runtime.operators.aggregation.functions",
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.state.maps import MapState as MapState
     from barrier_runtime.operators.state.ttl import TTL as TTL
     from barrier_runtime.operators.state.value import ValueState as ValueState
+    from barrier_runtime.operators.windows.assigners import Session as Session
     from barrier_runtime.operators.windows.assigners import Sliding as Sliding
     from barrier_runtime.operators.windows.assigners import Tumbling as Tumbling
     from barrier_runtime.state.errors import BarrierRuntimeError as BarrierRuntimeError

@@ -16,7 +16,7 @@ import msgspec
 from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode
-from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Framing, Hello, Session
+from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Framing, Hello, PeerSession
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims, ToSlot, TryElsewhere
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
 from barrier_runtime.state.ids import check_job_id
@@ -117,7 +117,7 @@ class ControlServer:
 
     async def _prove(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[Session, Framing, list[bytes]]:
+    ) -> tuple[PeerSession, Framing, list[bytes]]:
         """Handshake, and wait for the first frame: nothing but a Register may be in it."""
         acceptor = Acceptor(nonce=os.urandom(NONCE_BYTES), purpose="control", secret_of=self._secret_of)
         while acceptor.session is None:
@@ -156,7 +156,7 @@ class TcpLink:
             self._writer.close()
 
 
-def _register(session: Session, payload: bytes) -> Register:
+def _register(session: PeerSession, payload: bytes) -> Register:
     """The first message, which must say what the handshake has proven (G7)."""
     message = decode_to_coordinator(payload)
     if not isinstance(message, Register):

@@ -74,7 +74,7 @@ class _Proof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 @dataclass(frozen=True, repr=False)
-class Session:
+class PeerSession:
     """The result of a handshake: who spoke, and one key per direction. Never printed."""
 
     hello: Hello
@@ -99,7 +99,7 @@ class Initiator:
         self._secret = secret
         self._hello = Hello(_MAGIC, PROTOCOL_VERSION, job, run_id, purpose, claims, nonce)
         self._buffer = bytearray()
-        self.session: Session | None = None
+        self.session: PeerSession | None = None
 
     def hello(self) -> bytes:
         return _small_frame(self._hello)
@@ -116,7 +116,7 @@ class Initiator:
         transcript = _transcript(self._hello, challenge.nonce)
         if not hmac.compare_digest(challenge.mac, _mac(self._secret, b"acceptor", transcript)):
             raise HandshakeFailed(f"the coordinator or peer of job {self._hello.job} does not know its secret: {_WHO}")
-        self.session = Session(
+        self.session = PeerSession(
             self._hello,
             send_key=_mac(self._secret, b"initiator frames", transcript),
             receive_key=_mac(self._secret, b"acceptor frames", transcript),
@@ -138,7 +138,7 @@ class Acceptor:
         self._buffer = bytearray()
         self._secret = b""
         self._hello: Hello | None = None
-        self.session: Session | None = None
+        self.session: PeerSession | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Bytes to send back (maybe none). `session` is set when the peer has proven itself."""
@@ -177,7 +177,7 @@ class Acceptor:
         transcript = _transcript(hello, self._nonce)
         if not hmac.compare_digest(proof.mac, _mac(self._secret, b"initiator", transcript)):
             raise HandshakeFailed(f"a peer of job {hello.job!r} does not know its secret: {_WHO}")
-        self.session = Session(
+        self.session = PeerSession(
             hello,
             send_key=_mac(self._secret, b"acceptor frames", transcript),
             receive_key=_mac(self._secret, b"initiator frames", transcript),

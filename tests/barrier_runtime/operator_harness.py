@@ -4,14 +4,16 @@ import itertools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.operators.base import Capture, Operator, OperatorContext
+from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.kv.rocksdb import SlotMemory
@@ -117,21 +119,29 @@ class Driven:
         world: World | None = None,
         restored: tuple[OperatorSnapshot, ...] = (),
         name: str = "op",
+        tags: Sequence[str] = (),
     ) -> None:
+        """`tags`: of side outputs, whose batches are collected in `side`."""
         self.operator = operator
         self.world = world or World()
         self.name = name
         self.batches: list[Batch] = []
+        self.side: dict[str, list[Batch]] = {tag: [] for tag in tags}
+        self._emit = Emit(self.batches.append, {tag: [batches.append] for tag, batches in self.side.items()})
         operator.open(self.world.context(name, restored))
 
     def feed(
-        self, rows: "list[dict[str, Any]] | pa.RecordBatch", schema: pa.Schema | None = None, emit_ns: int = 0
+        self,
+        rows: "list[dict[str, Any]] | pa.RecordBatch",
+        schema: pa.Schema | None = None,
+        emit_ns: int = 0,
+        reached: npt.NDArray[np.int64] | None = None,
     ) -> None:
         batch = rows if isinstance(rows, pa.RecordBatch) else pa.RecordBatch.from_pylist(rows, schema=schema)
-        self.operator.process(Batch(batch, emit_ns), self.batches.append)
+        self.operator.process(Batch(batch, emit_ns, reached), self._emit)
 
     def watermark(self, ms: int) -> None:
-        self.operator.on_watermark(ms, self.batches.append)
+        self.operator.on_watermark(ms, self._emit)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -3,10 +3,11 @@ may lack is said by `EventWorkload.may_be_late` alone."""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from checkers import Checker, Report
-from events import EXPIRING, EventRow, EventWorkload
+from events import EXPIRING, FOR_EVER_MS, KEYS, EventRow, EventWorkload
 from facts import Facts
 
 from barrier_runtime.coordinator.log.records import Finish, Record
@@ -14,7 +15,7 @@ from barrier_runtime.coordinator.log.records import Finish, Record
 
 class EventChecker(Checker):
     workload: EventWorkload
-    shows = ""  # what it judges: "windows", "sessions", "unique" or "expiring"
+    shows = ""  # what it judges: "windows", "gaps", "sessions", "unique" or "expiring"
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -38,18 +39,25 @@ class EventChecker(Checker):
 
 
 class FiresOnce(EventChecker):
-    """A window fires once per key, whatever was restored, and at whatever parallelism: nothing of it comes back."""
+    """A window fires once per key, whatever was restored, and at whatever parallelism: nothing of it comes back. With
+    an allowed lateness each of its updates comes once, and with one event more than the one before."""
 
     shows = "windows"
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._fired: dict[tuple[int, int], EventRow] = {}
+        self._fired: dict[tuple[int, int, int], EventRow] = {}
 
     def row(self, row: EventRow) -> None:
-        before = self._fired.setdefault((row.key, row.start), row)
+        before = self._fired.setdefault((row.key, row.start, row.update), row)
         if before is not row:
             self.wrong(f"window {row.start} of key {row.key} fired twice: {before}, and then {row}")
+
+    def all_there(self) -> None:
+        for (key, start, update), row in self._fired.items():
+            before = self._fired.get((key, start, update - 1))
+            if update and (before is None or row.n != before.n + 1 or before.mask & ~row.mask):
+                self.wrong(f"update {update} of window {start} of key {key} is not one event more than {before}: {row}")
 
 
 class WholeWindows(EventChecker):
@@ -59,27 +67,30 @@ class WholeWindows(EventChecker):
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._fired: set[tuple[int, int]] = set()
+        self._fired: dict[tuple[int, int], EventRow] = {}  # the latest update
 
     def row(self, row: EventRow) -> None:
         times = self.workload.times
-        self._fired.add((row.key, row.start))
+        known = self._fired.setdefault((row.key, row.start), row)
+        if row.update > known.update:
+            self._fired[row.key, row.start] = row
         events = self.workload.events_of(row.key, row.start)
         true = sum(times.bit(*event) for event in events)
         if row.mask & ~true or row.mask.bit_count() != row.n:
             self.wrong(f"{row} counts what does not belong to it, or twice: its events are {events}")
         self._judge_missing(row, [event for event in events if not row.mask & times.bit(*event)])
 
-    def _judge_missing(self, window: EventRow, events: Sequence[tuple[int, int]]) -> None:
-        last_ms = window.start + self.workload.times.window_ms - 1
+    def _judge_missing(self, window: EventRow, events: Sequence[tuple[int, int]], kept_ms: int = 0) -> None:
+        last_ms = window.start + self.workload.times.window_ms - 1 + kept_ms
         lost = [event for event in events if not self.workload.may_be_late(*event, last_ms)]
         if lost:
             self.wrong(f"{window} lacks events (split, number) {lost}, which were not late")
 
     def all_there(self) -> None:
         for (key, start), events in self.workload.windows().items():
-            if (key, start) not in self._fired:
-                self._judge_missing(EventRow(key=key, start=start), events)
+            window = self._fired.get((key, start), EventRow(key=key, start=start))
+            missing = [event for event in events if not window.mask & self.workload.times.bit(*event)]
+            self._judge_missing(window, missing, self.workload.times.lateness_ms)
 
 
 class WholeSessions(EventChecker):
@@ -124,6 +135,46 @@ class WholeSessions(EventChecker):
                 lost = self._event(split, key, self._next[split, key])
                 if lost is not None:
                     self.wrong(f"event {lost} of split {split} and key {key} is in no session")
+
+
+class WholeGaps(EventChecker):
+    """A session window holds all events of its key from its first to its last, and the next ones are more than the gap
+    away; so it is wherever no event may have been behind the watermark, and each event in time is in a session."""
+
+    shows = "gaps"
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._sessions: dict[int, list[EventRow]] = defaultdict(list)  # by key
+
+    def row(self, row: EventRow) -> None:
+        times, gap_ms = self.workload.times, self.workload.times.window_gap_ms
+        self._sessions[row.key].append(row)
+        around = self.workload.between(row.key, row.start - gap_ms, row.last + gap_ms)
+        at = sorted(times.at_ms(*event) for event in around)
+        if any(self.workload.may_be_behind(*event) for event in around):
+            if row.n > len(at):
+                self.wrong(f"{row} counts more than its events, {around}")
+        elif at[:1] != [row.start] or at[-1:] != [row.last]:
+            self.wrong(f"{row} should have taken in what is within the gap: {around} are at {at}")
+        elif row.n != len(at) or row.mask != sum(seq for _, seq in around):
+            self.wrong(f"{row} does not hold its events, {around}, once each")
+        elif any(later - before > gap_ms for before, later in pairwise(at)):
+            self.wrong(f"{row} goes over a gap: its events are at {at}")
+
+    def all_there(self) -> None:
+        times = self.workload.times
+        for key in range(KEYS):
+            events = self.workload.between(key, 0, times.start_ms + FOR_EVER_MS)
+            sessions = self._sessions[key]
+            behind = [event for event in events if self.workload.may_be_behind(*event)]
+            counted = sum(row.n for row in sessions)
+            if not len(events) - len(behind) <= counted <= len(events):
+                self.wrong(f"sessions of key {key} count {counted} of {len(events)} events; behind may be {behind}")
+            for event in events:
+                at_ms = times.at_ms(*event)
+                if event not in behind and not any(row.start <= at_ms <= row.last for row in sessions):
+                    self.wrong(f"event {event} of key {key}, at {at_ms}, is in no session")
 
 
 class SeenOnce(EventChecker):
@@ -233,7 +284,7 @@ class WatermarksMove(EventChecker):
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Any]) -> None:
         if self.workload.sinks[sink] != "unique":
-            self.reached_ms = max([self.reached_ms, *(row.start for row in rows)])
+            self.reached_ms = max([self.reached_ms, *(max(row.start, row.last) for row in rows)])
 
     def judge(self, since_ms: int, calm_s: float, state: str) -> None:
         """`calm_s` of calm passed since the world's clock read `since_ms`."""
@@ -244,6 +295,7 @@ class WatermarksMove(EventChecker):
 EVENT_CHECKERS: tuple[type[Checker], ...] = (
     FiresOnce,
     WholeWindows,
+    WholeGaps,
     WholeSessions,
     SeenOnce,
     ExpiresInTime,

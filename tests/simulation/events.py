@@ -17,7 +17,19 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime import TTL, Dataflow, ListState, MapState, Sliding, Tumbling, ValueState, count, sum_
+from barrier_runtime import (
+    TTL,
+    Dataflow,
+    ListState,
+    MapState,
+    Session,
+    Sliding,
+    Tumbling,
+    ValueState,
+    count,
+    max_,
+    sum_,
+)
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
 
@@ -40,7 +52,8 @@ EVENTS = pa.schema(
         ("id", pa.int64()),
     ]
 )
-WINDOWS = pa.schema([("key", pa.int64()), ("start", pa.int64()), ("n", pa.int64()), ("mask", pa.int64())])
+WINDOWS = pa.schema([(name, pa.int64()) for name in ("key", "start", "n", "mask", "update")])
+GAPS = pa.schema([(name, pa.int64()) for name in ("key", "start", "n", "mask", "last")])
 SESSIONS = pa.schema(
     [
         ("split", pa.int64()),
@@ -76,6 +89,8 @@ class EventTimes:
     burst_ms: int = 1  # events come together at multiples of it
     batch_rows: int = 8  # at most, of one poll
     slide_ms: int | None = None  # between starts of windows; None: they do not overlap
+    lateness_ms: int = 0  # for which windows are kept
+    window_gap_ms: int = 250  # of session windows
 
     def exists(self, split: int, seq: int) -> bool:
         if seq < 0 or (self.bounded and seq >= self.count):
@@ -262,13 +277,15 @@ class EventRow(msgspec.Struct, frozen=True):
     n: int = 0
     mask: int = 0
     first: int = -1
-    last: int = -1
+    last: int = -1  # event of a session; of a session window its last event time
     id: int = -1
+    update: int = 0  # of a window
 
 
 _EVENT_ROW = msgspec.json.Decoder(EventRow)
 
 EXPIRING = "expiring"  # drawn apart, in place of some sessions
+# and "gaps": session windows over all splits, drawn apart, too
 EVENT_GRAPHS = ("windows", "windows", "sessions", "windows-and-sessions", "unique")
 
 
@@ -318,6 +335,7 @@ class EventWorkload:
         for sink, shows in self.sinks.items():
             make = {
                 "windows": self._windows,
+                "gaps": self._gaps,
                 "sessions": self._sessions,
                 "unique": self._unique,
                 EXPIRING: self._expiring,
@@ -329,8 +347,16 @@ class EventWorkload:
         keys = ("key", "number") if self.times.text_keys else ("number",)
         size, slide_ms = _ms(self.times.window_ms), self.times.slide_ms
         window = Tumbling(size) if slide_ms is None else Sliding(size, _ms(slide_ms))
-        windows = events.key_by(*keys).window("windows", window, event_time="at")
+        windows = events.key_by(*keys).window(
+            "windows", window, event_time="at", allowed_lateness=_ms(self.times.lateness_ms)
+        )
         return windows.aggregate(n=count(), mask=sum_("bit")).map_batches(_plain_windows, schema=WINDOWS)
+
+    def _gaps(self, events: Any) -> Any:
+        keys = ("key", "number") if self.times.text_keys else ("number",)
+        window = Session(_ms(self.times.window_gap_ms))
+        sessions = events.key_by(*keys).window("gaps", window, event_time="at")
+        return sessions.aggregate(n=count(), mask=sum_("seq"), last=max_("at")).map_batches(_plain_gaps, schema=GAPS)
 
     def _sessions(self, events: Any) -> Any:
         return events.key_by("split", "number").process(
@@ -374,6 +400,21 @@ class EventWorkload:
         self.events_of(0, self.times.start_ms + FOR_EVER_MS)
         return dict(self._of_window)
 
+    def between(self, key: int, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
+        """(split, seq) of all events of a key from a time to another."""
+        times, found = self.times, []
+        for split in range(times.splits):
+            seq = 0
+            while times.exists(split, seq) and times.earliest_ms(seq) <= to_ms:
+                if times.key(split, seq) == key and from_ms <= times.at_ms(split, seq) <= to_ms:
+                    found.append((split, seq))
+                seq += 1
+        return found
+
+    def may_be_behind(self, split: int, seq: int) -> bool:
+        """The watermark may have passed its time when event `seq` of `split` came."""
+        return self.may_be_late(split, seq, self.times.at_ms(split, seq))
+
     def greatest_ms(self, split: int, seq: int) -> int:
         """The greatest event time of the split before event `seq`."""
         known = self._greatest[split]
@@ -402,7 +443,14 @@ def _ms(milliseconds: int) -> datetime.timedelta:
 
 def _plain_windows(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = [batch.column("number"), batch.column("window_start").cast(pa.int64()), batch.column("n")]
-    return pa.RecordBatch.from_arrays([*columns, batch.column("mask")], schema=WINDOWS)
+    told = "update" in batch.schema.names
+    updates = batch.column("update") if told else pa.array([0] * len(batch), pa.int64())
+    return pa.RecordBatch.from_arrays([*columns, batch.column("mask"), updates], schema=WINDOWS)
+
+
+def _plain_gaps(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [batch.column("number"), batch.column("window_start").cast(pa.int64()), batch.column("n")]
+    return pa.RecordBatch.from_arrays([*columns, batch.column("mask"), batch.column("last")], schema=GAPS)
 
 
 def _plain_ids(batch: pa.RecordBatch) -> pa.RecordBatch:

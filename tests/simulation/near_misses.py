@@ -17,7 +17,7 @@ from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.wire.messages import Ack
 from barrier_runtime.operators.keyed_progress import Floors
 from barrier_runtime.operators.timers import Timers
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.operators.windows.base import WindowOperator
 from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.state.errors import Fenced
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
@@ -146,13 +146,11 @@ def _read_in_flight(original: Any, note: Note) -> Any:
 
 
 def _late(original: Any, note: Note) -> Any:
-    def without_late(self: Any, rows: Any, *rest: Any) -> Any:
-        kept = original(self, rows, *rest)
-        if kept[0].num_rows < rows.num_rows:
-            note("a late row dropped")
-        return kept
+    def give_late(self: Any, batch: Any, late: Any, emit: Any) -> None:
+        note("a late row dropped")
+        original(self, batch, late, emit)
 
-    return without_late
+    return give_late
 
 
 def _floors(original: Any, note: Note) -> Any:
@@ -202,7 +200,7 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (LocalCopies, "find", _find),
     (CommitLog, "append", _append),
     (in_flight, "_decoded", _read_in_flight),
-    (WindowAggregateOperator, "_without_late", _late),
+    (WindowOperator, "_give_late", _late),
     (Timers, "delete", _timer_deleted),
     (Floors, "__init__", _floors),
     (Timed, "_judge", _judged),

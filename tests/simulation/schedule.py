@@ -330,6 +330,8 @@ def _draw_events(schedule: Schedule) -> Schedule:
         burst_ms=min(300, schedule.burst_ms),
         batch_rows=schedule.batch_rows,
         slide_ms=period_ms if random.Random(f"slide {schedule.seed}").random() < 0.3 else None,
+        lateness_ms=period_ms * random.Random(f"lateness {schedule.seed}").choice((0, 0, 0, 2, 6)),
+        window_gap_ms=min(400, period_ms * random.Random(f"gap {schedule.seed}").choice((1, 2, 4))),
     )
     rescaled_every = rng.choice((2, 5))
     expires = random.Random(f"expiring {schedule.seed}").random() < 0.6
@@ -341,9 +343,10 @@ def _draw_events(schedule: Schedule) -> Schedule:
         ]
         actions = tuple(sorted([*actions, *rescalings], key=lambda action: action.at_ms))
     graph = rng.choice(EVENT_GRAPHS)
+    gaps = random.Random(f"gaps {schedule.seed}").random() < 0.25
     return replace(
         schedule,
-        graph=EXPIRING if graph == "sessions" and expires else graph,
+        graph="gaps" if gaps else EXPIRING if graph == "sessions" and expires else graph,
         splits=splits,
         count=count,
         events=times,

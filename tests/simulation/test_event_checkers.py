@@ -37,6 +37,7 @@ IN_ORDER = EventTimes(
     text_keys=False,
 )
 LATE = replace(IN_ORDER, disorder_ms=500)  # more than the source says: some events are late
+WAITING = replace(LATE, lateness_ms=1_000)
 ONE_SPLIT = replace(IN_ORDER, splits=1)
 
 
@@ -99,6 +100,21 @@ class Shown:
                         found.append(EventRow(split, key, timer, at + 1 - first, first=of_key[first], last=seq))
                         first = at + 1
         return found
+
+    def gaps(self) -> list[EventRow]:
+        times, found = self.times, []
+        for key in range(3):
+            events = sorted(self.workload.between(key, 0, 2**60), key=lambda event: times.at_ms(*event))
+            while events:
+                at = [times.at_ms(*event) for event in events]
+                end = next((i for i in range(1, len(at)) if at[i] - at[i - 1] > times.window_gap_ms), len(at))
+                mask = sum(seq for _, seq in events[:end])
+                found.append(EventRow(key=key, start=at[0], last=at[end - 1], n=end, mask=mask))
+                events = events[end:]
+        return found
+
+    def large_gap(self) -> EventRow:
+        return max(self.gaps(), key=lambda each: each.n)
 
     def long_session(self) -> EventRow:
         return max((each for each in self.sessions() if self._is_first(each)), key=lambda each: each.n)
@@ -193,6 +209,28 @@ def lacking_late_events(made: Shown) -> list[EventRow]:
     return found
 
 
+def one_by_one(made: Shown) -> list[EventRow]:
+    """Each window first with the events that were in time, or one, then again with each of the others."""
+    rows = []
+    for (key, start), events in made.workload.windows().items():
+        last_ms = start + made.times.window_ms - 1
+        in_order = sorted(events, key=lambda event: made.workload.may_be_late(*event, last_ms))
+        late = sum(made.workload.may_be_late(*event, last_ms) for event in events)
+        first = max(1, len(events) - late)
+        rows += [
+            changed(made.window(key, start, in_order[:n]), update=n - first) for n in range(first, len(events) + 1)
+        ]
+    assert len(rows) > len(made.workload.windows()), "nothing was late"
+    return rows
+
+
+def two_as_one(made: Shown) -> list[EventRow]:
+    before, after = (row for row in made.gaps()[:2])
+    assert before.key == after.key
+    mask, n = before.mask + after.mask, before.n + after.n
+    return [changed(before, last=after.last, mask=mask, n=n)]
+
+
 def begun_too_late(made: Shown) -> list[EventRow]:
     row = made.long_session()
     following = next(s for s in range(row.first + 1, 99) if made.times.key(row.split, s) == row.key)
@@ -236,7 +274,13 @@ TABLE: Table = {
             lambda: shown("windows", lambda s: [*s.windows(), s.windows()[0]]).finish(),
             "fired twice",
         ),
+        Case(
+            "an update without the one before",
+            lambda: shown("windows", lambda s: [changed(row, update=1) for row in s.windows()]).finish(),
+            "is not one event more than None",
+        ),
         Case("other keys and times", lambda: shown("windows", Shown.windows).finish()),
+        Case("updates of a window", lambda: shown("windows", one_by_one, WAITING).finish()),
     ),
     "WholeWindows": (
         Case(
@@ -250,6 +294,27 @@ TABLE: Table = {
             "a window never fires", lambda: shown("windows", lambda s: s.windows()[1:]).finish(), "which were not late"
         ),
         Case("late events are lacking", lambda: shown("windows", lacking_late_events, LATE).finish()),
+    ),
+    "WholeGaps": (
+        Case(
+            "an event of a session is lacking",
+            lambda: shown("gaps", lambda s: [changed(s.large_gap(), n=s.large_gap().n - 1)]),
+            "does not hold its events",
+        ),
+        Case("an event twice", lambda: shown("gaps", lambda s: one_more(s.large_gap())), "does not hold its events"),
+        Case(
+            "a session that should have been joined",
+            lambda: shown("gaps", lambda s: [changed(s.large_gap(), last=s.large_gap().start, n=1)]),
+            "should have taken in what is within the gap",
+        ),
+        Case(
+            "two sessions as one",
+            lambda: shown("gaps", two_as_one, replace(IN_ORDER, window_gap_ms=150)),
+            "goes over a gap",
+        ),
+        Case("a session never ends", lambda: shown("gaps", lambda s: s.gaps()[1:]).finish(), "is in no session"),
+        Case("more than there is", lambda: shown("gaps", lambda s: [changed(s.large_gap(), n=99)], LATE), "more than"),
+        Case("cut at their gaps", lambda: shown("gaps", Shown.gaps).finish()),
     ),
     "WholeSessions": (
         Case("begun too late", lambda: shown("sessions", begun_too_late), "a session should begin with event"),

@@ -35,6 +35,10 @@ class SumBounds:
         self._measure(accumulator.name, column, len(values), most)
         return self._bounds[accumulator.name] >= _TOO_FAR and greatest_magnitude(column[row_ids]) + most >= _TOO_FAR
 
+    def forget_all(self) -> None:
+        """Entries changed otherwise than by adding values."""
+        self._bounds = dict.fromkeys(self._bounds, _TOO_FAR)
+
     def _measure(self, name: str, column: Values, rows: int, most: int) -> None:
         """That takes as long as the column has entries, so it waits for as many rows."""
         self._rows[name] = self._rows.get(name, len(column)) + rows

@@ -24,6 +24,10 @@ class Composite(Protocol):
         """Its columns after each row, in the order of `rows.order`. `before`: what they hold, per group of `rows`. Rows
         taken one by one, in whatever batches they come, give the same bits."""
 
+    def merged(self, before: Columns, later: Columns, left: Left) -> Columns:
+        """Its columns for entries that have the rows of both: those of `before`, and then those of `later`. `left` gets
+        the index of an entry."""
+
 
 def carried(latest: npt.NDArray[np.intp], groups: npt.NDArray[np.intp], before: Values, after: Values) -> Values:
     """Per row `after` of the row `latest[row]`; what its group had `before` where that is -1."""

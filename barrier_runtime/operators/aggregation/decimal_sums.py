@@ -61,6 +61,20 @@ class DecimalSum:
                 raise left(self.column, rows.row_id_at(np.argmax(beyond)))
         return {f"sum.low:{self.column}": low, f"sum.high:{self.column}": high}
 
+    def merged(self, before: Columns, later: Columns, left: Left) -> Columns:
+        low, high = self.storage()
+        sums = [
+            ours + theirs
+            for ours, theirs in zip(
+                _integers(before[low], before[high]), _integers(later[low], later[high]), strict=True
+            )
+        ]
+        limit = 10**self.type.precision
+        for entry, total in enumerate(sums):
+            if not -limit < total < limit:
+                raise left(self.column, entry)
+        return dict(zip((low, high), _two_words(sums), strict=True))
+
     def sum(self, accumulators: Columns, counted: Ints) -> pa.Array:
         """Per entry; null where no value was `counted`."""
         low, high = (accumulators[name] for name in self.storage())

@@ -63,6 +63,25 @@ class Moments:
             after[name] = carried(latest, groups, before[name], spread)
         return after
 
+    def merged(self, before: Columns, later: Columns, left: Left) -> Columns:
+        (count, mean, m2), shift = self._names, self._shift
+        ours, theirs = before[count], later[count]
+        together = ours + theirs
+        share = theirs / np.maximum(together, 1)
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are values here
+            apart = (later[shift] - before[shift]) + (later[mean] - before[mean])
+            merged = {
+                count: together,
+                mean: before[mean] + apart * share,
+                m2: before[m2] + later[m2] + apart * apart * ours * share,
+                shift: before[shift],
+            }
+        alone, others = theirs == 0, ours == 0
+        return {
+            name: np.where(alone, before[name], np.where(others, later[name], values))
+            for name, values in merged.items()
+        }
+
     def result(self, accumulators: Columns, statistic: Statistic) -> pa.Array:
         """Per entry; null without values, and that of a sample with one."""
         count, _, m2 = (accumulators[name] for name in self._names)

@@ -70,6 +70,19 @@ class Pick:
             after[name] = carried(latest, groups, before[name], values[rows.order])
         return after
 
+    def merged(self, before: Columns, later: Columns, left: Left) -> Columns:
+        has = self._part("has")
+        theirs = later[has] != _NOTHING
+        if self.rule == "first":
+            theirs &= before[has] == _NOTHING
+        elif self.rule != "last":
+            names = self._by_names if self._compares_another else self._value_names
+            ours = order_words(tuple(before[name] for name in names))
+            others = order_words(tuple(later[name] for name in names))
+            ranks, held_ranks, _ = _ranks(others, ours, self.rule == "max")
+            theirs &= (before[has] == _NOTHING) | (ranks < held_ranks)
+        return {name: np.where(theirs, later[name], before[name]) for name in self.storage()}
+
     def result(self, accumulators: Columns) -> pa.Array:
         """Per entry, null where no row counted, or the one that did has null."""
         absent = accumulators[self._part("has")] != _VALUE

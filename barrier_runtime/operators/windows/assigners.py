@@ -65,6 +65,13 @@ class WindowAssigner(ABC):
         return np.maximum(watermarks_ms, WATERMARK_MIN + self.size_ms) - self.size_ms + 2
 
 
+def lateness_definition(window: WindowAssigner, lateness_ms: int) -> str:
+    """`definition` of windows that are kept for late rows. With a longer lateness rows would come for windows that were
+    removed already, and begin them anew."""
+    lateness = f", allowed lateness {datetime.timedelta(milliseconds=lateness_ms)}" if lateness_ms else ""
+    return window.definition + lateness
+
+
 def _size_ms(size: datetime.timedelta, what: str) -> int:
     size_ms = milliseconds(size, what)
     if size_ms == 0:
@@ -164,3 +171,35 @@ class Sliding(WindowAssigner):
 
     def __str__(self) -> str:
         return f"sliding {self.size} every {self.slide}" + (f" + {self.offset}" if self.offset else "")
+
+
+@dataclass(frozen=True)
+class Session:
+    """Rows of a key of which each follows the one before within `gap`, by event time: a session goes from its first
+    row to `gap` after its last one. As in Flink two of them are one when they touch: a row exactly `gap` after the last
+    one belongs to the session. Rows may come in any order; one that lies between two sessions joins them.
+
+    >>> Session(datetime.timedelta(minutes=30)).definition
+    'session 0:30:00'
+    """
+
+    gap: datetime.timedelta
+
+    def __post_init__(self) -> None:
+        _size_ms(self.gap, "the gap of a Session window")
+
+    @cached_property
+    def gap_ms(self) -> int:
+        return self.gap // datetime.timedelta(milliseconds=1)
+
+    def __str__(self) -> str:
+        return f"session {self.gap}"
+
+    @property
+    def definition(self) -> str:
+        """Stored with the state of sessions and compared with at a restore."""
+        return str(self)
+
+    def holds(self, lowest_ms: int, highest_ms: int) -> bool:
+        """Whether sessions of these times begin and end within 64 bits."""
+        return lowest_ms >= WATERMARK_MIN + self.gap_ms and highest_ms <= WATERMARK_MAX - self.gap_ms

@@ -1,0 +1,44 @@
+"""Two entries of an aggregation become one, as when a row joins two sessions.
+
+What depends on the order of rows takes all rows of the one entry to have arrived before those of the other.
+"""
+
+import numpy as np
+
+from barrier_runtime.operators.aggregation.accumulators import SumBounds
+from barrier_runtime.operators.aggregation.batch_values import Left
+from barrier_runtime.operators.aggregation.plan import AggregationPlan
+from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, Values
+
+
+def merge_entries(
+    plan: AggregationPlan, columns: Columns, into: Ints, later: Ints, bounds: SumBounds, left: Left
+) -> None:
+    """Each entry `into[i]` gets what it and `later[i]` have together; its rows count as the earlier ones. All row ids
+    are different."""
+
+    def of_entry(column: str, index: int, aggregate: str = "sum_", /) -> Exception:
+        return left(column, int(into[index]), aggregate)
+
+    bounds.forget_all()
+    for accumulator in plan.accumulators:
+        if accumulator.kind == "carry":
+            continue  # with its sum
+        target = columns[accumulator.name]
+        ours, theirs = target[into], target[later]
+        with np.errstate(invalid="ignore"):  # NaN is a value here
+            merged: Values = accumulator.ufunc(ours, theirs)
+        if accumulator.sums_integers:
+            assert accumulator.column is not None
+            leaves = ((ours ^ merged) & (theirs ^ merged)) < 0
+            if accumulator.column in plan.within_64_bits and leaves.any():
+                raise of_entry(accumulator.column, int(np.argmax(leaves)))
+            carry = columns.get(f"carry:{accumulator.column}")
+            if carry is not None:
+                carry[into] += carry[later] + np.where(leaves, np.where(ours < 0, -1, 1), 0)
+        target[into] = merged
+    for composite in plan.composites:
+        names = list(composite.storage())
+        before, after = ({name: columns[name][row_ids] for name in names} for row_ids in (into, later))
+        for name, values in composite.merged(before, after, of_entry).items():
+            columns[name][into] = values

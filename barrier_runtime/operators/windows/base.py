@@ -1,0 +1,164 @@
+"""What all window operators share: aggregates in a columnar table per (keys, window), and how their results go out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.coordinator.metric_table import LATE_ROWS
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
+from barrier_runtime.data.grouping import extremes, order_of_ints
+from barrier_runtime.data.keys import sort_rows
+from barrier_runtime.operators.aggregation.accumulators import SumBounds
+from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.plan import plan_aggregates
+from barrier_runtime.operators.aggregation.state_columns import Columns
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
+from barrier_runtime.state.errors import InvalidJob
+
+LATE = "late rows"  # tag of the side output
+UPDATE = "update"  # output column of windows that may fire again
+_MAX_ROWS = 65_536  # of one emitted batch
+_TIME = pa.timestamp("ms", "UTC")
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class WindowOperator(KeyedOperator):
+    """Entries are keyed by the key columns and one int64 more, the start of the window."""
+
+    kind = "window"
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        window: WindowAssigner | Session,
+        event_time: str,
+        aggregates: Mapping[str, Aggregate],
+        schema: pa.Schema | None = None,
+        late: bool = False,
+    ) -> None:
+        """`late`: rows that are too late for all of their windows go to the side output `LATE`; else they are dropped
+        and counted."""
+        used = [column for aggregate in aggregates.values() for column in aggregate.columns]
+        super().__init__(name, keys, [*keys, event_time, *used], schema)
+        self.definition = window.definition
+        self._holds = window.holds
+        self._event_time = event_time
+        self._aggregates = dict(aggregates)
+        self._late = late
+        self._by_row = False  # event time is told row by row, to those who read the results, too
+
+    def _bind_table(self, columns: pa.Schema, more: Mapping[str, tuple[str, Any]], updates: bool = False) -> None:
+        """`more`: columns of state besides those of the aggregates."""
+        check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
+        self._plan = plan_aggregates(self._aggregates, columns, self.where)
+        self._output = window_schema(columns, self._key_columns, self._aggregates, self.where, updates)
+        self._table = self._column_table("windows", {**more, **self._plan.storage()}, self._plan.added())
+        self._bounds = SumBounds()
+
+    def _times_of(self, batch: Batch) -> Ints | None:
+        """Event time of each row in milliseconds, of which `_lowest_ms` is the lowest; None when there are no rows."""
+        rows = batch.rows
+        self._check(rows.schema)
+        if self._watermark_ms == WATERMARK_MAX:
+            raise InvalidJob(
+                f"{self.where}: this job had read all of its input and closed every window, so rows added since would "
+                "all be late. Run them under another name, or all rows anew: restore='none' with allow_replay=True"
+            )
+        self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        self._by_row = self._by_row or batch.reached is not None
+        times = rows.column(self._event_time)
+        if times.null_count:
+            raise InvalidJob(
+                f"{self.where}: {times.null_count} rows have no event time in column {self._event_time!r}: "
+                f'filter them before, as in .filter(pc.field("{self._event_time}").is_valid())'
+            )
+        if not rows.num_rows:
+            return None
+        times_ms = event_times_ms(times)
+        self._lowest_ms, highest_ms = extremes(times_ms)
+        if not self._holds(self._lowest_ms, highest_ms):
+            raise self._no_window(times_ms)
+        return times_ms
+
+    def _no_window(self, times_ms: Ints) -> InvalidJob:
+        far = next(time for time in times_ms.tolist() if not self._holds(time, time))
+        return InvalidJob(
+            f"{self.where}: a row has the event time {far} ms in column {self._event_time!r}, whose window does not "
+            "lie within 64 bits of milliseconds, so it would never be over: filter or correct such rows before"
+        )
+
+    def _give_late(self, batch: Batch, late: npt.NDArray[np.bool_], emit: Emit) -> None:
+        """Rows of `batch` that count in no window, by a mask."""
+        if self._late:
+            emit.to(LATE, batch.only(batch.rows.filter(pa.array(late)), late))
+        else:
+            self.metrics.count(LATE_ROWS, float(np.count_nonzero(late)))
+
+    def _left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:
+        return self._plan.left(self.where, column, self._table.keys_of(np.array([row_id]))[0][:-1], aggregate)
+
+    def _ordered(self, row_ids: Ints, by: Ints | None = None) -> tuple[Ints, list[Any]]:
+        """`row_ids` by window and keys, and one sequence per field of their keys. `by`: their order before that, per
+        row id."""
+        ints = self._table.int_keys_of(row_ids)
+        first = [] if by is None else [by]
+        if ints is not None:
+            order = order_of_ints([*first, ints[-1], *ints[:-1]])
+            return row_ids[order], list(ints[:, order])
+        *keys, starts = zip(*self._table.keys_of(row_ids), strict=True)
+        columns = [pa.array(starts), *(self.codec.column(i, values) for i, values in enumerate(keys))]
+        row_ids = row_ids[sort_rows([*map(pa.array, first), *columns])]
+        return row_ids, list(zip(*self._table.keys_of(row_ids), strict=True))
+
+    def _results(
+        self, row_ids: Ints, fields: list[Any], ends: Ints, accumulators: Columns, updates: Ints | None = None
+    ) -> pa.RecordBatch:
+        """Rows of output, one per entry of `row_ids` and of `accumulators`. `fields`: of their keys."""
+
+        def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
+            return self._left(column, int(row_ids[row]), aggregate)
+
+        *keys, starts = fields
+        return pa.RecordBatch.from_arrays(
+            [
+                *[self.codec.column(i, values) for i, values in enumerate(keys)],
+                pa.array(np.array(starts, np.int64)).view(_TIME),
+                pa.array(ends).view(_TIME),
+                *([] if updates is None else [pa.array(updates)]),
+                *[output.column(accumulators, left) for output in self._plan.outputs],
+            ],
+            schema=self._output,
+        )
+
+    def _accumulators(self, row_ids: Ints) -> Columns:
+        return {name: column[row_ids] for name, column in self._table.columns.items()}
+
+    def _send(self, results: pa.RecordBatch, reached: Ints, emit: Emit) -> None:
+        """`reached`: where event time is just before each of the results, wherever batches end."""
+        fired = Batch(results, self._emit_ns, reached if self._by_row else None)
+        for first in range(0, results.num_rows, _MAX_ROWS):
+            emit(fired.slice(first, _MAX_ROWS))
+
+
+def window_schema(
+    schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, Aggregate], where: str, updates: bool = False
+) -> pa.Schema:
+    """Keys, `window_start`, `window_end` (exclusive; timestamps in ms, UTC), `update` if windows may fire again, then
+    the aggregates."""
+    return pa.schema(
+        [
+            *[pa.field(key, schema.field(key).type) for key in keys],
+            pa.field("window_start", _TIME),
+            pa.field("window_end", _TIME),
+            *([pa.field(UPDATE, pa.int64())] if updates else []),
+            *plan_aggregates(aggregates, schema, where).fields(),
+        ]
+    )

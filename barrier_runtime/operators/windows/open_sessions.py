@@ -1,0 +1,193 @@
+"""Which sessions of each key are open, and which of them are over by when. In memory, made anew from the table of
+sessions at a restore; a session is told by its row id there.
+
+The sessions of a key are linked from the newest one back, so that a batch looks only at those that its rows may reach.
+Sessions are looked at again by *due time*: their end as it was when they were last looked at, in steps of a part of the
+gap. A session that went on meanwhile gets a new due time then, and none when a row is added to it.
+"""
+
+import heapq
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from barrier_runtime.data.grouping import order_of_ints
+from barrier_runtime.operators.windows.session_assignment import Sessions
+from barrier_runtime.state.keys.row_index import IntKeys, Key, TupleKeys, tuple_keys
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+_NONE = -1
+_STEPS = 16  # of due times in a gap
+_NEVER = -(2**63)
+_NO_ROWS: Ints = np.empty(0, np.int64)
+
+
+class OpenSessions:
+    def __init__(self, key_fields: int, gap_ms: int) -> None:
+        self._gap_ms = gap_ms
+        self._step_ms = max(1, gap_ms // _STEPS)
+        self._keys: IntKeys | TupleKeys = IntKeys(key_fields)
+        self._newest = np.full(1_024, _NONE, np.int64)  # session, by key number
+        # by session:
+        self._key = np.empty(0, np.int64)
+        self._first_ms = np.empty(0, np.int64)
+        self._older = np.empty(0, np.int64)
+        self._newer = np.empty(0, np.int64)
+        self._due = np.empty(0, np.int64)  # in steps
+        self._by_due: dict[int, list[Ints]] = {}
+        self._dues: list[int] = []  # heap of the keys of _by_due
+
+    def __len__(self) -> int:
+        """How many keys have open sessions, or are in use by a batch."""
+        return len(self._keys)
+
+    # ---- numbers of keys
+
+    def numbers_of_ints(self, fields: list[Ints]) -> Ints:
+        if isinstance(self._keys, TupleKeys):
+            return self.numbers_of(list(zip(*(field.tolist() for field in fields), strict=True)))
+        return self._placed(np.array(fields, np.int64))
+
+    def numbers_of(self, keys: list[Key]) -> Ints:
+        self._keys = tuple_keys(self._keys)
+        return self._placed(keys)
+
+    def key_fields(self, numbers: Ints) -> list[Ints] | None:
+        """The keys of `numbers`, an array per field; None: they are `key_tuples`."""
+        return list(self._keys.key_batch(numbers)) if isinstance(self._keys, IntKeys) else None
+
+    def key_tuples(self, numbers: Ints) -> list[Key]:
+        return self._keys.tuples(numbers)
+
+    def _placed(self, key_batch: Any) -> Ints:
+        numbers, made = self._keys.place(key_batch)
+        if len(made):
+            self._newest = _extended(self._newest, self._keys.numbers.limit)
+            self._newest[made] = _NONE
+        return numbers
+
+    def unused(self, numbers: Ints) -> None:
+        """Nothing came of asking for `numbers` (each once)."""
+        self._forget_keys(numbers)
+
+    # ---- sessions of a batch
+
+    def reached(self, keys: Ints, earliest_ms: Ints, last_ms: Ints) -> tuple[Ints, Ints]:
+        """Sessions of `keys` (each once) that may touch a time from `earliest_ms` of the key on, and per key the newest
+        one of the others. `last_ms`: by session."""
+        found: list[Ints] = []
+        rest = np.full(len(keys), _NONE, np.int64)
+        at = np.arange(len(keys))
+        session = self._newest[keys]
+        while True:
+            there = session >= 0
+            at, session = at[there], session[there]
+            if not len(at):
+                break
+            touches = last_ms[session] + self._gap_ms >= earliest_ms[at]
+            rest[at[~touches]] = session[~touches]
+            at, session = at[touches], session[touches]
+            found.append(session)
+            session = self._older[session]
+        return (np.concatenate(found) if found else _NO_ROWS), rest
+
+    def spans(self, row_ids: Ints, last_ms: Ints) -> Sessions:
+        return Sessions(self._key[row_ids], self._first_ms[row_ids], last_ms[row_ids])
+
+    def replace(self, keys: Ints, rest: Ints, gone: Ints, row_ids: Ints, sessions: Sessions) -> None:
+        """Now the sessions of `keys` are `row_ids`, and behind them `rest`. `gone`: row ids that are sessions no more,
+        or of another start."""
+        capacity = 1 + max((int(ids.max()) for ids in (row_ids, gone) if len(ids)), default=-1)
+        if capacity > len(self._key):
+            self._key, self._first_ms = _extended(self._key, capacity), _extended(self._first_ms, capacity)
+            self._older, self._newer = _extended(self._older, capacity), _extended(self._newer, capacity)
+            self._due = _extended(self._due, capacity, _NEVER)
+        self._due[gone] = _NEVER
+        self._key[row_ids], self._first_ms[row_ids] = sessions.keys, sessions.first_ms
+        order = order_of_ints([sessions.keys, -sessions.first_ms])
+        linked, of_key = row_ids[order], sessions.keys[order]
+        self._newest[keys] = rest
+        of_position = np.searchsorted(keys, of_key)
+        last = np.ones(len(linked), np.bool_)
+        last[:-1] = of_key[1:] != of_key[:-1]
+        older = np.empty_like(linked)
+        older[:-1] = linked[1:]
+        older[last] = rest[of_position[last]]
+        newer = np.empty_like(linked)
+        newer[1:] = linked[:-1]
+        first = np.ones(len(linked), np.bool_)
+        first[1:] = last[:-1]
+        newer[first] = _NONE
+        self._older[linked], self._newer[linked] = older, newer
+        behind = last & (older >= 0)
+        self._newer[older[behind]] = linked[behind]
+        self._newest[of_key[first]] = linked[first]
+        self._forget_keys(keys)
+        begun = self._due[row_ids] == _NEVER
+        self._look_again(row_ids[begun], sessions.last_ms[begun])
+
+    # ---- sessions that are over
+
+    def over(self, watermark_ms: int, last_ms: Ints) -> Ints:
+        """Row ids of the sessions that end by `watermark_ms`; they are not open any more."""
+        looked_at: list[Ints] = []
+        limit = watermark_ms // self._step_ms
+        while self._dues and self._dues[0] <= limit:
+            due = heapq.heappop(self._dues)
+            row_ids = np.concatenate(self._by_due.pop(due))
+            row_ids = row_ids[self._due[row_ids] == due]
+            self._due[row_ids] = _NEVER  # a row id that was used again may be there twice
+            looked_at.append(row_ids)
+        if not looked_at:
+            return _NO_ROWS
+        row_ids = _distinct(np.concatenate(looked_at))
+        ends = last_ms[row_ids] <= watermark_ms - self._gap_ms
+        self._look_again(row_ids[~ends], last_ms[row_ids[~ends]])
+        over = row_ids[ends]
+        self._unlink(over)
+        return over
+
+    def _unlink(self, over: Ints) -> None:
+        """`over` are the oldest of their keys."""
+        newer, keys = self._newer[over], self._key[over]
+        self._newest[keys[newer < 0]] = _NONE
+        self._older[newer[newer >= 0]] = _NONE
+        self._forget_keys(_distinct(keys))
+
+    def _look_again(self, row_ids: Ints, last_ms: Ints) -> None:
+        if not len(row_ids):
+            return
+        dues = last_ms // self._step_ms + self._gap_ms // self._step_ms
+        self._due[row_ids] = dues
+        order = np.argsort(dues, kind="stable")
+        row_ids, dues = row_ids[order], dues[order]
+        firsts = np.flatnonzero(np.diff(dues, prepend=dues[:1] - 1))
+        for due, its_ids in zip(dues[firsts].tolist(), np.split(row_ids, firsts[1:]), strict=True):
+            known = self._by_due.get(due)
+            if known is None:
+                self._by_due[due] = [its_ids]
+                heapq.heappush(self._dues, due)
+            else:
+                known.append(its_ids)
+
+    def _forget_keys(self, keys: Ints) -> None:
+        """Those without sessions, of `keys` (each once)."""
+        gone = keys[self._newest[keys] < 0]
+        if len(gone):
+            self._keys.remove(gone)
+
+
+def _distinct(numbers: Ints) -> Ints:
+    ordered = numbers[order_of_ints([numbers])]
+    distinct: Ints = ordered[np.diff(ordered, prepend=-1) != 0]
+    return distinct
+
+
+def _extended(array: Ints, needed: int, initial: int = 0) -> Ints:
+    if needed <= len(array):
+        return array
+    extended = np.full(max(needed, 2 * len(array), 1_024), initial, np.int64)
+    extended[: len(array)] = array
+    return extended

@@ -1,0 +1,191 @@
+"""Aggregates per key and session: one entry per (keys, first time), with the last time and the accumulators.
+
+A session is over, and emitted and removed, when the watermark reaches its end: last time + gap. Up to then a row that
+is not behind the watermark may still touch it, so what comes of rows in time does not depend on how watermarks fall
+between them. (Flink fires a millisecond earlier; there a row exactly `gap` after the last one joins the session or
+begins another, as the watermark happens to come.) A row behind the watermark that touches an open session belongs to
+it; else it is late when a session of it alone would be over.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.grouping import group_rows, order_of_ints
+from barrier_runtime.operators.aggregation.accumulators import add_to_groups
+from barrier_runtime.operators.aggregation.batch_values import BatchValues
+from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.merging import merge_entries
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.windows.assigners import Session
+from barrier_runtime.operators.windows.base import Ints, WindowOperator
+from barrier_runtime.operators.windows.open_sessions import OpenSessions
+from barrier_runtime.operators.windows.session_assignment import LATE, AssignedSessions, Sessions, assign_sessions
+from barrier_runtime.state.errors import ProtocolViolation
+
+_LAST = "last"  # column of state: time of the last row, ms
+
+
+class SessionAggregateOperator(WindowOperator):
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        window: Session,
+        event_time: str,
+        aggregates: Mapping[str, Aggregate],
+        schema: pa.Schema | None = None,
+        late: bool = False,
+    ) -> None:
+        super().__init__(name, keys, window, event_time, aggregates, schema, late)
+        self._gap_ms = window.gap_ms
+        self._open = OpenSessions(len(keys), window.gap_ms)
+
+    def bind(self, columns: pa.Schema) -> None:
+        self._bind_table(columns, {_LAST: ("int64", 0)})
+        row_ids = self._table.load_all()
+        if not len(row_ids):
+            return
+        ints = self._table.int_keys_of(row_ids)
+        if ints is not None:
+            starts, numbers = ints[-1], self._open.numbers_of_ints(list(ints[:-1]))
+        else:
+            keys = self._table.keys_of(row_ids)
+            starts = np.array([key[-1] for key in keys], np.int64)
+            numbers = self._open.numbers_of([key[:-1] for key in keys])
+        its_keys = np.unique(numbers)
+        known = Sessions(numbers, starts, self._table.columns[_LAST][row_ids])
+        self._open.replace(its_keys, np.full(len(its_keys), -1, np.int64), row_ids[:0], row_ids, known)
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        times_ms = self._times_of(batch)
+        if times_ms is None:
+            return
+        added = self._add(batch, times_ms, emit)
+        while added < len(batch):
+            # A session that this row would touch is over by then: it goes first, wherever batches end.
+            batch, times_ms = batch.slice(added), times_ms[added:]
+            if batch.reached is not None:
+                self.on_watermark(int(batch.reached[0]), emit)
+            added = self._add(batch, times_ms, emit)
+            if not added:
+                raise ProtocolViolation(f"{self.where}: a session is open, though event time of its key has passed it")
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        if watermark_ms <= self._watermark_ms:
+            return
+        self._watermark_ms = watermark_ms
+        if self._bound is not None:
+            row_ids = self._open.over(watermark_ms, self._table.columns[_LAST])
+            if len(row_ids):
+                self._fire(row_ids, emit)
+
+    def _add(self, batch: Batch, times_ms: Ints, emit: Emit) -> int:
+        """Add the first rows, as many as can be before a session has to go; gives their number."""
+        watermarks = self._row_watermarks(batch)
+        numbers = self._key_numbers(batch.rows)
+        keys, earliest_ms = _earliest(numbers, times_ms)
+        opened, rest = self._open.reached(keys, earliest_ms, self._table.columns[_LAST])
+        known = self._open.spans(opened, self._table.columns[_LAST])
+        reached = self._watermark_ms if watermarks is None else watermarks
+        done = assign_sessions(numbers, times_ms, reached, known, self._gap_ms)
+        if done.end < len(batch):
+            self._open.unused(keys)
+            return self._add(batch.slice(0, done.end), times_ms[: done.end], emit) if done.end else 0
+        late = done.of_row == LATE
+        rows = batch.rows
+        if late.any():
+            self._give_late(batch, late, emit)
+            in_time = np.flatnonzero(~late)
+            rows = rows.take(pa.array(in_time))
+            done.of_row = done.of_row[in_time]
+            done.levels = None if done.levels is None else done.levels[in_time]
+        row_ids = self._entries(done, opened)
+        if rows.num_rows:
+            self._aggregate(rows, done, row_ids)
+        self._keep(keys, rest, done, opened, row_ids)
+        return len(batch)
+
+    def _key_numbers(self, rows: pa.RecordBatch) -> Ints:
+        keys = self.codec.arrays(rows)
+        ints = self.codec.int64(keys)
+        if ints is not None:
+            return self._open.numbers_of_ints(ints)
+        groups = group_rows(keys)
+        return self._open.numbers_of(groups.keys)[groups.of_row]
+
+    def _entries(self, done: AssignedSessions, opened: Ints) -> Ints:
+        """The row id of each session; those that begin get one."""
+        first = len(opened)
+        if first == len(done.sessions):
+            return opened
+        return np.concatenate([opened, self._placed(done.sessions.keys[first:], done.sessions.first_ms[first:])])
+
+    def _placed(self, numbers: Ints, first_ms: Ints) -> Ints:
+        fields = self._open.key_fields(numbers)
+        if fields is not None:
+            return self._table.row_ids_int64(*fields, first_ms)
+        keys = self._open.key_tuples(numbers)
+        return self._table.row_ids([(*key, start) for key, start in zip(keys, first_ms.tolist(), strict=True)])
+
+    def _aggregate(self, rows: pa.RecordBatch, done: AssignedSessions, row_ids: Ints) -> None:
+        of_row, levels = row_ids[done.of_row], done.levels
+        if levels is None:
+            self._add_rows(rows, of_row)
+            return
+        merges = np.array(done.merges, np.int64)
+        for level in range(int(max(levels.max(), merges[-1, 0])) + 1):
+            pairs = merges[merges[:, 0] == level]
+            if len(pairs):
+                columns = self._table.columns
+                merge_entries(self._plan, columns, row_ids[pairs[:, 1]], row_ids[pairs[:, 2]], self._bounds, self._left)
+            its = np.flatnonzero(levels == level)
+            if len(its):
+                self._add_rows(rows.take(pa.array(its)), of_row[its])
+
+    def _add_rows(self, rows: pa.RecordBatch, of_row: Ints) -> None:
+        values = BatchValues(rows, self.where)
+        add_to_groups(self._plan, self._table.columns, of_row, values, self._bounds, self._left)
+
+    def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> None:
+        """Their spans, and which sessions are open now."""
+        sessions, stay = done.sessions, ~done.merged
+        columns = self._table.columns
+        first_ms = self._open.spans(opened, columns[_LAST]).first_ms
+        changed = np.ones(len(sessions), np.bool_)
+        changed[: len(opened)] = columns[_LAST][opened] != sessions.last_ms[: len(opened)]
+        changed[done.of_row] = True
+        moved = np.flatnonzero((sessions.first_ms[: len(opened)] < first_ms) & stay[: len(opened)])
+        gone = row_ids[done.merged]
+        row_ids = row_ids.copy()
+        columns[_LAST][row_ids] = sessions.last_ms
+        if len(moved):
+            before = row_ids[moved]
+            now = self._placed(sessions.keys[moved], sessions.first_ms[moved])
+            for column in self._table.columns.values():
+                column[now] = column[before]
+            row_ids[moved] = now
+            gone = np.concatenate([gone, before])
+        self._table.mark_dirty(row_ids[changed & stay])
+        if len(gone):
+            self._table.remove(gone)
+        left = Sessions(sessions.keys[stay], sessions.first_ms[stay], sessions.last_ms[stay])
+        self._open.replace(keys, rest, gone, row_ids[stay], left)
+
+    def _fire(self, row_ids: Ints, emit: Emit) -> None:
+        row_ids, fields = self._ordered(row_ids, self._table.columns[_LAST][row_ids])
+        accumulators = self._accumulators(row_ids)
+        ends = accumulators[_LAST] + self._gap_ms
+        results = self._results(row_ids, fields, ends, accumulators)
+        self._table.remove(row_ids)
+        self._send(results, ends - 1, emit)
+
+
+def _earliest(numbers: Ints, times_ms: Ints) -> tuple[Ints, Ints]:
+    """The different `numbers`, rising, and the least time of each."""
+    order = order_of_ints([numbers])
+    ordered = numbers[order]
+    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return ordered[firsts], np.minimum.reduceat(times_ms[order], firsts)

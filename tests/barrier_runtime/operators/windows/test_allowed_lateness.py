@@ -1,0 +1,231 @@
+"""Windows that are kept for late rows, against a model in plain Python: what they emit, how often, and when they go."""
+
+import datetime
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from operator_harness import Driven, World
+
+from barrier_runtime import CollectSink, Dataflow, Session, Sliding, Tumbling, count, first, mean, sum_
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.operators.windows.base import LATE
+from barrier_runtime.state.errors import InvalidJob
+from tests.drawn import examples
+
+MS = datetime.timedelta(milliseconds=1)
+SIZE, SLIDE, LATENESS = 20, 10, 15
+SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64()), ("x", pa.float64())])
+Rows = list[dict[str, Any]]
+
+
+def driven(slide: int = SIZE, world: World | None = None, restored: Any = ()) -> Driven:
+    window = Tumbling(SIZE * MS) if slide == SIZE else Sliding(SIZE * MS, slide * MS)
+    aggregates = {"n": count(), "total": sum_("v"), "sum_x": sum_("x"), "mean_v": mean("v"), "first_v": first("v")}
+    made = WindowAggregateOperator("w", ["k"], window, "t", aggregates, SCHEMA, late=True, lateness_ms=LATENESS)
+    return Driven(made, world, restored, name="w", tags=[LATE])
+
+
+def row(k: str | None, t: int, v: int | None = 1, x: float = 0.5) -> dict[str, Any]:
+    return {"k": k, "t": t, "v": v, "x": x}
+
+
+def late_rows(it: Driven) -> Rows:
+    rows = [each for batch in it.side[LATE] for each in batch.rows.to_pylist()]
+    it.side[LATE].clear()
+    return rows
+
+
+class Model:
+    def __init__(self, slide: int) -> None:
+        self.slide = slide
+        self.windows: dict[tuple[int, Any], Rows] = defaultdict(list)
+        self.updates: dict[tuple[int, Any], int] = defaultdict(int)
+        self.watermark = WATERMARK_MIN
+        self.late: Rows = []
+        self.out: Rows = []
+
+    def feed(self, each: dict[str, Any], reached: int = WATERMARK_MIN) -> None:
+        self.advance(reached)
+        last = each["t"] // self.slide * self.slide
+        starts = range(last - SIZE + self.slide, last + 1, self.slide)
+        kept = [start for start in starts if start + SIZE - 1 + LATENESS > self.watermark]
+        if not kept:
+            self.late.append(each)
+        for start in kept:
+            self.windows[start, each["k"]].append(each)
+            if start + SIZE - 1 <= self.watermark:
+                self.fire(start, each["k"])
+
+    def advance(self, watermark: int) -> None:
+        if watermark <= self.watermark:
+            return
+        due = [key for key in self.windows if self.watermark < key[0] + SIZE - 1 <= watermark]
+        self.watermark = watermark
+        for start, k in sorted(due, key=lambda key: (key[0], key[1] is None, key[1] or "")):
+            self.fire(start, k)
+        for start, k in list(self.windows):
+            if start + SIZE - 1 + LATENESS <= watermark:
+                del self.windows[start, k]
+
+    def fire(self, start: int, k: Any) -> None:
+        rows = self.windows[start, k]
+        values = [each["v"] for each in rows if each["v"] is not None]
+        self.out.append(
+            {
+                "k": k,
+                "window_start": start,
+                "window_end": start + SIZE,
+                "update": self.updates[start, k],
+                "n": len(rows),
+                "total": sum(values) if values else None,
+                "sum_x": sum(each["x"] for each in rows),
+                "mean_v": sum(values) / len(values) if values else None,
+                "first_v": rows[0]["v"],
+            }
+        )
+        self.updates[start, k] += 1
+
+
+def plain(rows: Rows) -> Rows:
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    for each in rows:
+        for name in ("window_start", "window_end"):
+            each[name] = (each[name] - epoch) // MS
+    return rows
+
+
+ROW = st.builds(
+    row,
+    st.sampled_from(["a", "b", None]),
+    st.integers(-50, 60),
+    st.one_of(st.none(), st.integers(-9, 9)),
+    st.sampled_from([0.1, 0.7, 1e17, -1e17]),
+)
+ACTION = st.one_of(
+    st.tuples(st.just("rows"), st.lists(st.tuples(ROW, st.just(0)), min_size=1, max_size=15)),
+    st.tuples(st.just("told rows"), st.lists(st.tuples(ROW, st.integers(0, 12)), min_size=1, max_size=25)),
+    st.tuples(st.just("watermark"), st.integers(-60, 90)),
+    st.tuples(st.just("restart"), st.none()),
+)
+
+
+def test_state_is_kept_until_the_end_and_the_lateness_are_over_and_not_a_millisecond_longer() -> None:
+    it = driven()
+    it.feed([row("a", 5)], SCHEMA)
+    it.watermark(SIZE - 1)
+    assert [(each["update"], each["n"]) for each in it.take()] == [(0, 1)]
+    it.watermark(SIZE - 1 + LATENESS - 1)
+    it.feed([row("a", 6)], SCHEMA)
+    assert [(each["update"], each["n"]) for each in it.take()] == [(1, 2)]
+    it.watermark(SIZE - 1 + LATENESS)
+    assert it.operator._table.entries == 0  # type: ignore[attr-defined]
+    it.feed([row("a", 7)], SCHEMA)
+    assert [each["t"] for each in late_rows(it)] == [7]
+    assert it.take() == []
+
+
+def test_a_row_of_a_window_that_is_gone_still_counts_in_later_windows_that_are_kept_or_open() -> None:
+    """[-10, 10) is gone, [0, 20) has fired and is kept."""
+    it = driven(SLIDE)
+    it.watermark(9 + LATENESS)
+    it.feed([row("a", 5), row("b", -5)], SCHEMA)
+    assert [(each["window_start"], each["update"]) for each in plain(it.take())] == [(0, 0)]
+    assert [(each["k"], each["t"]) for each in late_rows(it)] == [("b", -5)]
+
+
+def test_three_late_rows_of_one_batch_are_three_updates() -> None:
+    it = driven()
+    it.feed([row("a", 1, 1)], SCHEMA)
+    it.watermark(SIZE)
+    it.take()
+    it.feed([row("a", 2, 10), row("b", 3, 7), row("a", 4, 100)], SCHEMA)
+    assert [(each["k"], each["update"], each["total"]) for each in it.take()] == [
+        ("a", 1, 11),
+        ("b", 0, 7),
+        ("a", 2, 111),
+    ]
+
+
+def stream(rows: Rows, flow: Dataflow) -> Any:
+    schema = {"k": str, "t": int, "v": int}
+    return flow.from_iterator("rows", lambda part, of: rows, schema=schema, event_time="t", splits=1)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_job_updates_its_windows_and_has_the_rest_as_a_stream(parallelism: int) -> None:
+    rows = [{"k": "a", "t": t, "v": v} for v, t in enumerate((1, 25, 2, 30, 3, 36, 4, 100))]
+    flow, results, late = Dataflow("late"), CollectSink(), CollectSink()
+    window = (
+        stream(rows, flow).key_by("k").window("w", Tumbling(SIZE * MS), event_time="t", allowed_lateness=LATENESS * MS)
+    )
+    updates, too_late = window.aggregate(late=True, n=count(), total=sum_("v"))
+    assert updates.schema.names == ["k", "window_start", "window_end", "update", "n", "total"]
+    updates.sink("results", results)
+    too_late.sink("late", late)
+    flow.run_local(parallelism=parallelism)
+    assert [(each["update"], each["n"], each["total"]) for each in results.rows()] == [
+        (0, 1, 0),
+        (1, 2, 2),
+        (2, 3, 6),
+        (0, 3, 9),
+        (0, 1, 7),
+    ]
+    assert [each["t"] for each in late.rows()] == [4]
+
+
+def test_what_lateness_cannot_be_is_refused_with_the_remedy() -> None:
+    keyed = stream([], Dataflow("late")).key_by("k")
+    with pytest.raises(InvalidJob, match="sessions have no allowed_lateness: leave it out, take late=True"):
+        keyed.window("w", Session(5 * MS), event_time="t", allowed_lateness=MS)
+    with pytest.raises(InvalidJob, match="allowed_lateness of window 'w'"):
+        keyed.window("w", Tumbling(5 * MS), event_time="t", allowed_lateness=-MS)
+    with pytest.raises(InvalidJob, match="output column 'update' exists already"):
+        keyed.window("w", Tumbling(5 * MS), event_time="t", allowed_lateness=MS).aggregate(update=count())
+
+
+def test_another_lateness_is_another_definition_and_none_is_that_of_older_releases() -> None:
+    def definition(lateness_ms: int) -> str:
+        return WindowAggregateOperator("w", ["k"], Tumbling(SIZE * MS), "t", {}, lateness_ms=lateness_ms).definition
+
+    assert definition(0) == "tumbling 0:00:00.020000"
+    assert definition(5) == "tumbling 0:00:00.020000, allowed lateness 0:00:00.005000"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slide", [SIZE, SLIDE])
+@examples(120)
+@given(st.lists(ACTION, max_size=10))
+def test_windows_fire_once_and_again_for_each_late_row_as_a_row_by_row_model(
+    slide: int, actions: list[tuple[str, Any]]
+) -> None:
+    """R1: wherever batches end, and over restarts; rows in time and late rows are all rows."""
+    world, model = World(), Model(slide)
+    it, got, late = driven(slide, world), [], []
+    for checkpoint, (action, argument) in enumerate([*actions, ("watermark", WATERMARK_MAX)], 1):
+        if action == "restart":
+            snapshot = it.snapshot(checkpoint)
+            got += it.take()
+            late += late_rows(it)
+            it.operator.close()
+            it = driven(slide, world, (snapshot,))
+        elif action == "watermark":
+            it.watermark(argument)
+            model.advance(argument)
+        else:
+            steps = np.cumsum([step for _, step in argument]) + max(model.watermark, -60)
+            reached = steps if action == "told rows" else None
+            it.feed([each for each, _ in argument], SCHEMA, reached=reached)
+            for (each, _), at in zip(argument, steps.tolist(), strict=True):
+                model.feed(each, at if reached is not None else WATERMARK_MIN)
+            if reached is not None:
+                it.watermark(int(reached[-1]))
+                model.advance(int(reached[-1]))
+    assert plain(got + it.rows) == model.out
+    assert late + late_rows(it) == model.late
+    assert it.operator._table.entries == 0  # type: ignore[attr-defined]
