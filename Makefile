@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored
 # Bytecode stays beside the sources, everything else that is made goes below build/.
+# Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run test check format tables bench sim sim-canaries mutants chaos java jdk servers clean
 

@@ -1,6 +1,7 @@
 """A slot as interleavings of what the coordinator says: the real slot, operators, sinks and channels, no sockets."""
 
 import asyncio
+import gc
 import json
 import threading
 import weakref
@@ -265,7 +266,7 @@ async def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
         seen.append(weakref.ref(operator))
         return operator
 
-    bench = Bench(tmp_path, make_operator=make)
+    bench = Bench(tmp_path, make_operator=make, trim_memory=trim_memory)
     bench.operators = NoMemory()
     for token in (5, 6, 7):
         await bench.running(token)
@@ -528,7 +529,7 @@ async def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_
     bench.tell(CancelGeneration(6, 1))
 
     def gone():
-        trim_memory(True)
+        gc.collect()
         return all(each() is None for each in dropped)
 
     await bench.until(gone)
