@@ -358,7 +358,7 @@ def test_a_terminated_daemon_leaves_the_jobs_and_the_store_alone(tmp_path):
 def test_bytes_that_are_no_handshake_close_the_connection(attacked, first):
     """B3, B4, H3."""
     attacked.wait_ready()
-    with socket.create_connection(attacked.control_address, timeout=10) as connection:
+    with socket.create_connection(attacked.control_address, timeout=60) as connection:
         connection.sendall(first)
         if first.startswith(b"GET"):
             connection.shutdown(socket.SHUT_WR)
@@ -376,7 +376,7 @@ def read_to_end(connection):
 def test_a_half_open_handshake_is_closed_and_disturbs_nobody(tmp_path):
     """H3."""
     daemon = Daemon(tmp_path, "--handshake-timeout", "1")
-    with daemon, socket.create_connection(daemon.control_address, timeout=20) as mute:
+    with daemon, socket.create_connection(daemon.control_address, timeout=60) as mute:
         mute.sendall(b"\x00")
         slots = running_slots(daemon)
         one_checkpoint(slots)
@@ -443,7 +443,7 @@ def test_a_bad_frame_of_a_proven_slot_costs_it_the_connection_only(attacked, wha
 def test_many_silent_connections_do_not_keep_slots_out_for_long(tmp_path):
     """H3: a bounded number of places before authentication, each for a few seconds."""
     with Daemon(tmp_path, "--handshake-timeout", "1") as daemon:
-        crowd = [socket.create_connection(daemon.control_address, timeout=20) for _ in range(300)]
+        crowd = [socket.create_connection(daemon.control_address, timeout=60) for _ in range(300)]
         slots = running_slots(daemon)
         assert one_checkpoint(slots) > 0
         for connection in crowd:
