@@ -513,7 +513,7 @@ async def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_
     def held(*arguments):
         if not entered.is_set():
             entered.set()
-            assert go_on.wait(60)
+            assert go_on.wait(3_600)
         return real(*arguments)
 
     setattr(bench.output, what, held)
@@ -532,9 +532,11 @@ async def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_
         gc.collect()
         return all(each() is None for each in dropped)
 
-    await bench.until(gone)
-    assert not any(closed.done() for closed in bench.slots[0]._closing)
-    go_on.set()
+    try:
+        await asyncio.wait_for(bench.until(gone), 60)
+        assert not any(closed.done() for closed in bench.slots[0]._closing)
+    finally:
+        go_on.set()
     await bench.until(lambda: all(closed.done() for closed in bench.slots[0]._closing))
     await bench.close()
 
