@@ -49,13 +49,14 @@ servers:
 run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
+# Tests of servers wait for half of their time: three at a time on two cores.
 test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.spark_jvm
 	@.ci/steps \
 		"$(BIN)/python -m pytest -q -n 2 --dist worksteal $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
-		"$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/ends" \
+		"$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/ends" \
 		"$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 check: $(STAMP)
