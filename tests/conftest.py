@@ -8,6 +8,7 @@ import os
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -15,7 +16,7 @@ from hypothesis import settings
 from barrier_runtime.state.store.memory import MemoryStore
 from tests import spark_jvm
 
-settings.register_profile("check", settings.default, max_examples=20)  # of 100: tests/drawn.py
+settings.register_profile("check", settings.default, max_examples=10)  # of 100: tests/drawn.py
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those that programs under test start, too
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", spark_jvm.LIGHT)
@@ -56,6 +57,18 @@ async def _bounded(test: Awaitable[None]) -> None:
         too_long.cancel()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def slots_of_this_process_leave_its_heap_alone() -> Iterator[None]:
+    """A slot collects all garbage of its process when it begins a generation. This one holds the objects of thousands
+    of tests, so that took longer than most jobs. Programs that tests start, and `test_slot.py`, do it as always."""
+    from barrier_runtime.runtime.resources import SlotResources
+
+    with pytest.MonkeyPatch.context() as patch:
+        here = partial(SlotResources, trim_memory=lambda dropped: None)
+        patch.setattr("barrier_runtime.launch.local.SlotResources", here)
+        yield
+
+
 @pytest.fixture
 def store() -> MemoryStore:
     """An empty store of this test's own."""
@@ -84,13 +97,19 @@ def s3_endpoint() -> Iterator[str]:
             os.environ[name] = value
 
 
-@pytest.fixture
-def s3_url(s3_endpoint: str) -> Callable[[str], str]:
-    """`s3_url("prefix")`: a storage URL in a bucket of this test's own."""
+@pytest.fixture(scope="session")
+def make_bucket(s3_endpoint: str) -> Callable[[str], None]:
     import boto3
 
+    client = boto3.client("s3", endpoint_url=s3_endpoint)
+    return lambda name: client.create_bucket(Bucket=name)
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str, make_bucket: Callable[[str], None]) -> Callable[[str], str]:
+    """`s3_url("prefix")`: a storage URL in a bucket of this test's own."""
     bucket = f"test-{uuid.uuid4().hex[:12]}"
-    boto3.client("s3", endpoint_url=s3_endpoint).create_bucket(Bucket=bucket)
+    make_bucket(bucket)
     return lambda prefix: f"s3://{bucket}/{prefix}?endpoint={s3_endpoint}"
 
 

@@ -1,5 +1,5 @@
-"""How many examples or seeds a test tries. It names what `make test` draws; `make check` draws a fifth: examples
-by the profile `check` of tests/conftest.py, seeds because the others are marked slow."""
+"""How many examples or seeds a test tries. It names what `make test` draws; `make check` draws a tenth of the
+examples, by the profile `check` of tests/conftest.py, and a fifth of the seeds, because the others are marked slow."""
 
 from typing import Any
 

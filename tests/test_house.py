@@ -73,9 +73,11 @@ def test_everything_of_ours_is_imported_from_one_package() -> None:
         for folder in ("tests", "examples", "benchmarks")
         for path in (ROOT / folder).rglob("*.py")
     ]
+    bare = re.compile(r"^\s*(?:from|import)\s+(?:[\w.]+\s*,\s*)*(?:state|coordinator)\b", re.MULTILINE)
     wrong = [
         f"{module}:{line} imports {name}"
         for module in [*modules(), *others]
+        if bare.search((ROOT / module).read_text(encoding="utf-8"))  # most files need not be parsed for this
         for name, line in outline(module).imports
         if name.split(".")[0] in ("state", "coordinator")
     ]
@@ -124,7 +126,12 @@ def test_every_library_has_one_doorway() -> None:
 def test_every_module_says_what_it_owns() -> None:
     folders = ("examples", "benchmarks", "tests")
     others = [str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    silent = [module for module in [*modules(), *others] if not outline(module).docstring.strip()]
+    begins = re.compile(r'(?:#.*\n)*r?"""\s*[^\s"]')
+    silent = [
+        module
+        for module in [*modules(), *others]
+        if not begins.match((ROOT / module).read_text(encoding="utf-8")) and not outline(module).docstring.strip()
+    ]
     empty = [module for module in silent if (ROOT / module).read_text(encoding="utf-8").strip() == ""]
     assert sorted(set(silent) - {module for module in empty if module.endswith("__init__.py")}) == []
 

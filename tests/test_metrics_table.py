@@ -27,13 +27,18 @@ NO_METRICS = {"checkpoint", "token", "triggered_ms"}  # numbers of a checkpoint 
 
 @cache
 def product() -> tuple[tuple[str, ast.Name | ast.Call], ...]:
-    """Every name and call in the product's sources, but those of the table."""
-    return tuple(
-        (str(path.relative_to(ROOT)), node)
+    """Every name and call in those of the product's sources that speak of metrics, but the table's own."""
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for package in ("barrier_runtime", "coordinator")
         for path in sorted((ROOT / package).rglob("*.py"))
         if path.name != "metric_table.py"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    return tuple(
+        (place, node)
+        for place, text in sources.items()
+        if "metric" in text
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Name | ast.Call)
     )
 

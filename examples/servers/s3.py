@@ -30,6 +30,7 @@ _REFUSE, _SERVE = signal.SIGUSR1, signal.SIGUSR2
 
 class S3Server(Server):
     name = "s3"
+    bucket = BUCKET
 
     @property
     def endpoint(self) -> str:
@@ -37,7 +38,7 @@ class S3Server(Server):
 
     @property
     def url(self) -> str:
-        return f"s3://{BUCKET}"
+        return f"s3://{self.bucket}"
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "examples.servers.s3", str(self.port)]
@@ -83,6 +84,17 @@ class S3Server(Server):
 def s3_server() -> Iterator[S3Server]:
     """Endpoint and (dummy) credentials are in this process's environment, as for any S3 user, while the block runs."""
     server = S3Server()
+    try:
+        server.start()
+        with known_to_clients(server):
+            yield server
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def known_to_clients(server: S3Server) -> Iterator[None]:
+    """What `s3_server` says of the environment, for a server that runs; its bucket is made."""
     mine = {
         "AWS_ENDPOINT_URL": server.endpoint,
         "AWS_ACCESS_KEY_ID": "test",
@@ -91,14 +103,12 @@ def s3_server() -> Iterator[S3Server]:
     }
     before = {name: os.environ.get(name) for name in mine}
     try:
-        server.start()
         os.environ.update(mine)
         import boto3
 
-        boto3.client("s3").create_bucket(Bucket=BUCKET)
-        yield server
+        boto3.client("s3").create_bucket(Bucket=server.bucket)
+        yield
     finally:
-        server.close()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

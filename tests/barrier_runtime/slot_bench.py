@@ -1,4 +1,5 @@
 """Real slots of one tiny job on one loop, a hand that plays the coordinator, and a record of what each slot says.
+A slot leaves the heap of the tests' process alone, unless a test gives it the real `trim_memory`.
 
 The job: a source that is fed by the test, one row per poll → (rebalance) → one operator of the test's choice.
 """
@@ -143,12 +144,14 @@ class Bench:
         plane=LocalDataPlane,
         feed=None,
         clock=SYSTEM_CLOCK,
+        trim_memory=lambda dropped: None,
         **source_options,
     ):
         self.loop = asyncio.get_running_loop()
         self.parallelism = parallelism
         self.feed = feed or Feed(splits or parallelism)
         self.clock = clock
+        self._trim_memory = trim_memory
         self._source_options = source_options
         self.store, self.output = MemoryStore(), MemoryStore()
         self.operators = []
@@ -187,6 +190,7 @@ class Bench:
             settings=SlotOptions("memory"),
             new_uuid=iter(map(str, range(1_000_000))).__next__,
             clock=self.clock,
+            trim_memory=self._trim_memory,
         )
         identity = SlotIdentity(index, f"uuid-{index}", 1, "h", 0, "local", 0)
         slot = Slot(graph, "exactly_once", identity, resources, plane)

@@ -101,6 +101,7 @@ class TcpJob:
             memory=SlotMemory(self.options.state.memory_bytes),
             settings=self.options.state,
             new_uuid=lambda: uuid.uuid4().hex,
+            trim_memory=lambda dropped: None,  # the heap is that of all tests
         )
         identity = SlotIdentity(index, slot_uuid, os.getpid(), "h", index, host, port)
         slot = Slot(self.graph, self.spec.checkpoints.mode, identity, resources, plane)

@@ -32,7 +32,7 @@ Kind = TypeVar("Kind", bound=ToSlot)
 Value = TypeVar("Value")
 
 
-def wait_for(what: str, probe: Callable[[], Value | None], timeout_s: float = 20.0) -> Value:
+def wait_for(what: str, probe: Callable[[], Value | None], timeout_s: float = 60.0) -> Value:
     """Poll until `probe` gives something; for conditions in other processes."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -54,7 +54,7 @@ class TcpSlot:
         self.told: list[str] = []  # by daemons that stand by
         self._socket: socket.socket | None = None
 
-    def connect(self, address: tuple[str, int], timeout_s: float = 10.0) -> "TcpSlot":
+    def connect(self, address: tuple[str, int], timeout_s: float = 60.0) -> "TcpSlot":
         """Connect, prove, register. Tries again until the coordinator is there."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -67,7 +67,7 @@ class TcpSlot:
                 time.sleep(0.02)
 
     def _try_connect(self, address: tuple[str, int]) -> None:
-        connection = socket.create_connection(address, timeout=10)
+        connection = socket.create_connection(address, timeout=60)
         claims = msgspec.msgpack.encode(SlotClaims(self.index, self.uuid))
         initiator = Initiator(
             self.secret,

@@ -1,10 +1,12 @@
-"""Real servers, one of each per test session; of S3 one per test, the only one that its clients know."""
+"""Real servers, one of each per test session; of S3 a bucket per test, and no other endpoint that its clients know."""
 
+import uuid
 from collections.abc import Iterator
 
 import pytest
 
-from examples.servers import KafkaServer, kafka_server, postgres_server, rabbitmq_server, redis_server, s3_server
+from examples.servers import KafkaServer, kafka_server, postgres_server, rabbitmq_server, redis_server
+from examples.servers.s3 import S3Server, known_to_clients
 from tests.ends.kafka_target import Job, Topic, new_job, new_topic
 from tests.server_fixtures import server_fixture
 
@@ -12,7 +14,25 @@ kafka = server_fixture(kafka_server, scope="session")
 postgres = server_fixture(postgres_server, scope="session")
 rabbitmq = server_fixture(rabbitmq_server, scope="session")
 redis = server_fixture(redis_server, scope="session")
-s3 = server_fixture(s3_server, scope="function")
+
+
+@pytest.fixture(scope="session")
+def s3_process() -> Iterator[S3Server]:
+    server = S3Server()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def s3(s3_process: S3Server) -> Iterator[S3Server]:
+    if not s3_process.running:  # a test has killed it, and failed before it started it again
+        s3_process.start()
+    s3_process.bucket = f"test-{uuid.uuid4().hex[:12]}"
+    with known_to_clients(s3_process):
+        yield s3_process
 
 
 @pytest.fixture

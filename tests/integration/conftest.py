@@ -32,6 +32,7 @@ def no_process_left_behind() -> Iterator[None]:
         if process.pid not in before
         and any("barrier_runtime.coordinator.server.daemon" in part for part in _command(process))
     ]
+    _, left = psutil.wait_procs(left, timeout=60)  # it may just be on its way
     assert left == []
 
 

@@ -153,7 +153,15 @@ def damaged(good: bytes, start: int, end: int, how: str) -> bytes:
     return good[: end - 1]
 
 
-@pytest.mark.parametrize("how", ["first byte", "last byte", "truncated", "gone"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "first byte",
+        pytest.param("last byte", marks=pytest.mark.slow),
+        "truncated",
+        pytest.param("gone", marks=pytest.mark.slow),
+    ],
+)
 def test_each_object_of_a_checkpoint_damaged_in_turn_stops_the_restore_by_name(
     tmp_path: Path, stored: Doctor, how: str
 ) -> None:

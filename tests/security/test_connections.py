@@ -269,9 +269,9 @@ def crowd_of_mutes(monkeypatch: pytest.MonkeyPatch, handshake_timeout_s: float, 
         crowd = [await asyncio.open_connection(*address) for _ in range(20)]
         for _, writer in crowd:
             writer.write(b"\x00")
-        while plane.unproven < 20:
-            await asyncio.sleep(0)
         if the_oldest_goes:
+            while plane.unproven < 20:
+                await asyncio.sleep(0)
             _, surplus = await asyncio.open_connection(*address)
             assert await until_closed(crowd[0][0]) == b""
             assert plane.unproven == 20, "the others keep their places"
@@ -297,7 +297,7 @@ def test_one_more_data_connection_than_there_are_places_takes_that_of_the_oldest
 
 def test_data_connections_that_prove_nothing_give_their_places_back_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """H3"""
-    crowd_of_mutes(monkeypatch, handshake_timeout_s=1.0, the_oldest_goes=False)
+    crowd_of_mutes(monkeypatch, handshake_timeout_s=0.2, the_oldest_goes=False)
 
 
 def test_only_expected_peers_reach_a_channel_and_nothing_may_come_before_admission() -> None:

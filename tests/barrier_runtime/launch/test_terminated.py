@@ -46,7 +46,13 @@ def wait_until(condition: Callable[[], object], running: "subprocess.Popen[str]"
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("call", ["run()", "asyncio.run(in_a_loop())"], ids=["script", "as in a notebook"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("run()", id="script", marks=pytest.mark.slow),
+        pytest.param("asyncio.run(in_a_loop())", id="as in a notebook"),
+    ],
+)
 def test_sigterm_ends_a_program_with_a_local_run_as_it_would_without_and_leaves_no_folder(
     tmp_path: Path, call: str
 ) -> None:
@@ -66,6 +72,7 @@ def test_sigterm_ends_a_program_with_a_local_run_as_it_would_without_and_leaves_
     assert list((tmp_path / "tmp").glob("barrier-runtime-*")) == []
 
 
+@pytest.mark.slow
 def test_a_program_that_handles_sigterm_itself_goes_on_doing_so(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     handler = f'signal.signal(signal.SIGTERM, lambda *_: Path("{tmp_path}/handled").touch())\nrun()'

@@ -16,8 +16,6 @@ from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.open import open_store
 from tests.integration.harness import visible_files
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 SPLITS, KEYS = 6, 600  # a key's rows come from one split, so that their order is defined
 PARALLELISMS = (1, 2, 3, 5, 6, 5, 2, 5, 3, 2, 1)
 
@@ -69,10 +67,11 @@ def rows_in_flight(store: MemoryStore) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("unaligned", [False, True])
 def test_what_is_visible_is_what_was_checkpointed_over_crashes_and_every_change_of_parallelism(
-    tmp_path: Path, unaligned: bool
+    tmp_path: Path, unaligned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R2, T8: 1→2→3→5→6→5→2→5→3→2→1, a crash in the asynchronous phase of a snapshot each time.
-    Unaligned: with rows in flight, which are spread anew, too."""
+    Unaligned: with rows in flight, which are spread anew, too, and with everything as bytes."""
+    monkeypatch.setattr("barrier_runtime.launch.local.wire_by_default", unaligned)
     url = f"memory://{uuid.uuid4().hex}"
     store = open_store(url)
     counts, in_flight = [], 0

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pyarrow as pa
+import pytest
 from operator_harness import World
 
 from barrier_runtime.connectors.memory.rate import GeneratedRows
@@ -31,6 +32,7 @@ print(flow.run_local(parallelism=1, checkpoint_interval=3_600.0).records)
 """
 
 
+@pytest.mark.slow
 def test_a_source_goes_on_although_nothing_but_its_own_timer_ever_wakes_the_slot(tmp_path):
     """uvloop, which slots on Spark use, fires timers a little early. With no checkpoint for an hour nobody else would
     wake the slot; while a coordinator is away nobody does."""

@@ -1,6 +1,7 @@
 """A slot as interleavings of what the coordinator says: the real slot, operators, sinks and channels, no sockets."""
 
 import asyncio
+import gc
 import json
 import threading
 import weakref
@@ -265,7 +266,7 @@ async def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
         seen.append(weakref.ref(operator))
         return operator
 
-    bench = Bench(tmp_path, make_operator=make)
+    bench = Bench(tmp_path, make_operator=make, trim_memory=trim_memory)
     bench.operators = NoMemory()
     for token in (5, 6, 7):
         await bench.running(token)
@@ -512,7 +513,7 @@ async def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_
     def held(*arguments):
         if not entered.is_set():
             entered.set()
-            assert go_on.wait(60)
+            assert go_on.wait(3_600)
         return real(*arguments)
 
     setattr(bench.output, what, held)
@@ -528,12 +529,14 @@ async def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_
     bench.tell(CancelGeneration(6, 1))
 
     def gone():
-        trim_memory(True)
+        gc.collect()
         return all(each() is None for each in dropped)
 
-    await bench.until(gone)
-    assert not any(closed.done() for closed in bench.slots[0]._closing)
-    go_on.set()
+    try:
+        await asyncio.wait_for(bench.until(gone), 60)
+        assert not any(closed.done() for closed in bench.slots[0]._closing)
+    finally:
+        go_on.set()
     await bench.until(lambda: all(closed.done() for closed in bench.slots[0]._closing))
     await bench.close()
 

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,6 +57,7 @@ def test_a_worker_knows_which_worker_died_of_what_before_it_was_forked():
     assert "died of SIGSEGV" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_dies_of_a_signal_is_told_by_its_name(tmp_path, caplog):
     with EmbeddedCoordinator(tmp_path.as_uri(), log_file=tmp_path / "log") as coordinator:
         coordinator.wait_ready()

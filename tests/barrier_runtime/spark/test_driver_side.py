@@ -48,6 +48,7 @@ def wait_for(what, probe, timeout_s=20.0):
     return value
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_is_waited_for(coordinator):
     pid = coordinator.pid
     assert coordinator.status().run_id == "run-1"

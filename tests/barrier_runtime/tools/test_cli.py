@@ -80,6 +80,7 @@ def _as_in_a_terminal() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: Path) -> None:
     app = write_app(tmp_path, APP.format(rows="None", out=tmp_path / "out"))
     (tmp_path / "tmp").mkdir()
@@ -283,6 +284,7 @@ def test_explain_says_where_each_value_comes_from(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "error: BARRIER_RUNTIME_RETAINED 'many': give a whole number\n")
 
 
+@pytest.mark.slow
 def test_a_daemon_that_does_not_answer_and_a_token_that_is_not_there_are_named(tmp_path: Path) -> None:
     token = tmp_path / "token"
     done = run_here("status", "--coordinator", "http://127.0.0.1:9", "--token-file", str(token))
@@ -301,7 +303,7 @@ def test_a_daemon_that_does_not_answer_and_a_token_that_is_not_there_are_named(t
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--storage", "hdfs://host/path"], "unknown scheme 'hdfs'"),
+        pytest.param(["--storage", "hdfs://host/path"], "unknown scheme 'hdfs'", marks=pytest.mark.slow),
         (["--storage", "{folder}", "--listen", "here"], "--listen 'here' is not understood: use host:port"),
     ],
 )
@@ -318,7 +320,7 @@ def test_a_coordinator_that_cannot_start_says_why(tmp_path: Path, arguments: lis
 # ---------------------------------------------------------------- modules of the user's with names of our folders
 
 
-@pytest.mark.parametrize("file", ["{name}.py", "{name}/__init__.py"])
+@pytest.mark.parametrize("file", [pytest.param("{name}.py", marks=pytest.mark.slow), "{name}/__init__.py"])
 def test_a_program_may_have_modules_with_the_names_of_our_folders(tmp_path: Path, file: str) -> None:
     mine = [tmp_path / file.format(name=name) for name in ("state", "coordinator")]
     for module in mine:

@@ -39,7 +39,18 @@ PATHS = Paths("flights")
 
 @pytest.fixture
 def daemons(tmp_path):
-    with Daemon(tmp_path, *LEASE) as first, Daemon(tmp_path, *LEASE) as second:
+    """A standby takes over half a second after the leader's last sign of life."""
+    yield from two_daemons(tmp_path, *LEASE)
+
+
+@pytest.fixture
+def unhurried_daemons(tmp_path):
+    """For tests in which none takes over, however slow the machine is."""
+    yield from two_daemons(tmp_path, "--lease", "3000")
+
+
+def two_daemons(folder, *arguments):
+    with Daemon(folder, *arguments) as first, Daemon(folder, *arguments) as second:
         for daemon in (first, second):
             wait_for("the daemon to answer", lambda daemon=daemon: answers(daemon))
         yield first, second
@@ -86,9 +97,9 @@ def led_by(folder, daemon):
     return found if found is not None and found.control == f"{host}:{port}" and not found.released else None
 
 
-def test_a_slot_that_lost_its_connection_is_sent_back_to_the_healthy_leader(daemons, tmp_path):
+def test_a_slot_that_lost_its_connection_is_sent_back_to_the_healthy_leader(unhurried_daemons, tmp_path):
     """F6: a standby fences nobody; the generation and the coordinator stay the same."""
-    leader, standby = daemons
+    leader, standby = unhurried_daemons
     slots = running_slots(leader, msgspec.structs.replace(JOB, reconnect_grace_ms=20_000))
     wait_for("the lease", lambda: led_by(tmp_path, leader))
     last = one_checkpoint(slots)
@@ -125,6 +136,7 @@ def test_a_killed_leader_is_followed_by_the_standby_in_the_same_generation(daemo
     assert status.generations == 1
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_terminated_gives_its_lease_back(tmp_path):
     """F9: the standby need not wait for the term; here it is far longer than the test's patience."""
     with Daemon(tmp_path, "--lease", "3000") as leader, Daemon(tmp_path, "--lease", "3000") as standby:
@@ -139,6 +151,7 @@ def test_a_leader_that_is_terminated_gives_its_lease_back(tmp_path):
     assert records(str(tmp_path / "store")).count("FENCE") == 1
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_started_again_at_its_address_takes_its_own_job_back_at_once(tmp_path):
     with Daemon(tmp_path, "--lease", "3000") as daemon:
         slots = running_slots(daemon)
@@ -151,6 +164,7 @@ def test_a_daemon_that_is_started_again_at_its_address_takes_its_own_job_back_at
     assert records(str(tmp_path / "store")).count("FENCE") == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_leader_that_wakes_up_is_ended_by_the_log_and_says_who_leads(daemons, tmp_path):
     """F6, Z8: SIGSTOP, the standby takes over, SIGCONT: one log, no fork, the slots stay where they are."""
     zombie, successor = daemons
@@ -200,6 +214,7 @@ def test_a_job_goes_back_and_forth_between_daemons(daemons, tmp_path):
     assert records(str(tmp_path / "store")).count("FENCE") == 1
 
 
+@pytest.mark.slow
 def test_a_leader_that_lost_all_its_slots_gives_way(daemons, tmp_path):
     """The leader lives, and can reach the store, but no slot can reach it."""
     leader, standby = daemons
@@ -217,6 +232,7 @@ def test_a_leader_that_lost_all_its_slots_gives_way(daemons, tmp_path):
     log_of_url(str(tmp_path / "store"))
 
 
+@pytest.mark.slow
 def test_another_run_of_the_job_may_be_submitted_to_any_daemon_and_fences_the_first(daemons, tmp_path):
     """F6: the lease protects a run from standbys, not a job from its user."""
     first, second = daemons
@@ -236,9 +252,10 @@ def test_another_run_of_the_job_may_be_submitted_to_any_daemon_and_fences_the_fi
     assert all_of(first, second).status("flights").run_id == "run-2"
 
 
-def test_a_new_slot_that_comes_to_a_daemon_before_its_run_is_in_the_log_is_not_sent_home(daemons):
+@pytest.mark.slow
+def test_a_new_slot_that_comes_to_a_daemon_before_its_run_is_in_the_log_is_not_sent_home(unhurried_daemons):
     """A run that a daemon has never heard of may be about to begin at another one."""
-    first, second = daemons
+    first, second = unhurried_daemons
     running_slots(first)
     secret = job_secret(daemon_key("5" * 64), "flights", "run-2")
     early = TcpSlot("flights", "run-2", secret, 0).connect(second.control_address)
@@ -267,8 +284,8 @@ async def test_a_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_
 # ---------------------------------------------------------------- programs
 
 
-def test_the_client_finds_the_leader_wherever_it_is(daemons, tmp_path):
-    leader, standby = daemons
+def test_the_client_finds_the_leader_wherever_it_is(unhurried_daemons, tmp_path):
+    leader, standby = unhurried_daemons
     slots = running_slots(leader)
     one_checkpoint(slots)
     wait_for("the lease", lambda: led_by(tmp_path, leader))
@@ -286,6 +303,7 @@ def test_the_client_finds_the_leader_wherever_it_is(daemons, tmp_path):
         assert slot.until(Shutdown).outcome == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_new_run_goes_to_a_daemon_that_answers(daemons, tmp_path):
     dead, living = daemons
     dead.vanish()
@@ -296,8 +314,11 @@ def test_a_new_run_goes_to_a_daemon_that_answers(daemons, tmp_path):
     assert [daemon.control_port for daemon in client.daemons()] == [living.control_address[1]]
 
 
-def test_while_nobody_leads_the_client_says_that_nobody_answers_rather_than_that_the_job_is_unknown(daemons, tmp_path):
-    leader, standby = daemons
+@pytest.mark.slow
+def test_while_nobody_leads_the_client_says_that_nobody_answers_rather_than_that_the_job_is_unknown(
+    unhurried_daemons, tmp_path
+):
+    leader, standby = unhurried_daemons
     slots = running_slots(leader)
     one_checkpoint(slots)
     wait_for("the lease", lambda: led_by(tmp_path, leader))
@@ -306,6 +327,7 @@ def test_while_nobody_leads_the_client_says_that_nobody_answers_rather_than_that
         all_of(leader, standby).status("flights", "run-1")
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_is_known_to_a_daemon_that_starts_later(tmp_path):
     """Failed and cancelled are in no log record."""
     with Daemon(tmp_path) as daemon:
@@ -322,9 +344,10 @@ def test_a_run_that_ended_is_known_to_a_daemon_that_starts_later(tmp_path):
         assert later.client.status("flights") == status
 
 
-def test_a_redirect_to_an_address_that_was_not_given_is_not_followed(daemons, tmp_path):
+@pytest.mark.slow
+def test_a_redirect_to_an_address_that_was_not_given_is_not_followed(unhurried_daemons, tmp_path):
     """G2: the token goes only where the user sends it."""
-    leader, standby = daemons
+    leader, standby = unhurried_daemons
     slots = running_slots(leader)
     one_checkpoint(slots)
     wait_for("the lease", lambda: led_by(tmp_path, leader))
@@ -332,12 +355,14 @@ def test_a_redirect_to_an_address_that_was_not_given_is_not_followed(daemons, tm
         all_of(standby).status("flights", "run-1")
 
 
-@pytest.mark.parametrize("lease", ["-1", "0.01", "100000", "nan"])
+@pytest.mark.parametrize(
+    "lease", [pytest.param("-1", marks=pytest.mark.slow), pytest.param("0.01", marks=pytest.mark.slow), "100000", "nan"]
+)
 def test_a_lease_out_of_bounds_is_refused(tmp_path, lease):
     assert "give seconds from 0.1 to 3600, or 0 for none" in refused(tmp_path, "--lease", lease)
 
 
-@pytest.mark.parametrize("timeout", ["-1", "0"])
+@pytest.mark.parametrize("timeout", [pytest.param("-1", marks=pytest.mark.slow), "0"])
 def test_a_time_in_which_no_connection_could_prove_itself_is_refused(tmp_path, timeout):
     said = refused(tmp_path, "--handshake-timeout", timeout)
     assert f"--handshake-timeout {timeout}: give seconds from 0.1 to 3600" in said
@@ -348,9 +373,10 @@ def test_no_address_is_no_client():
         FailoverClient([], "t")
 
 
-def test_slots_find_deploy_and_registered_after_seeking(daemons):
+@pytest.mark.slow
+def test_slots_find_deploy_and_registered_after_seeking(unhurried_daemons):
     """What `seek` looks at is still there to be received."""
-    leader, standby = daemons
+    leader, standby = unhurried_daemons
     secret = bytes.fromhex(leader.submit(JOB).secret)
     slots = [TcpSlot(JOB.job, JOB.run_id, secret, index) for index in (0, 1)]
     for slot in slots:

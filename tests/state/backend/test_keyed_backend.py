@@ -359,21 +359,21 @@ def test_while_a_worker_links_the_loop_reads_freezes_and_waits_with_writing(benc
 
     def slow_link(directory: Path) -> None:
         entered.set()
-        assert leave.wait(10)
+        assert leave.wait(60)
         link(directory)
 
     kv.checkpoint = slow_link  # type: ignore[method-assign]
     found: list[KeyedSnapshot] = []
     worker = threading.Thread(target=lambda: found.append(backend.write_snapshot(1)))
     worker.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     assert backend.linking
     assert table.get(("a",)) == "one"
     table.put(("a",), "two")
     backend.freeze(2)
     assert backend.drain() is False
     leave.set()
-    worker.join(10)
+    worker.join(60)
     assert not backend.linking
     drain(backend)
     second = backend.write_snapshot(2)

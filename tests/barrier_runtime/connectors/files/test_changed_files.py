@@ -220,6 +220,7 @@ def test_copied_files_that_were_read_to_their_end_are_looked_into_once_and_some_
         read_whole(tmp_path, "jsonl", world, snapshot)
 
 
+@pytest.mark.slow
 def test_an_object_that_was_rewritten_after_it_was_read_to_its_end_is_named_and_a_copied_one_passed_over(
     s3_url: Callable[[str], str], s3_endpoint: str
 ) -> None:

@@ -98,9 +98,10 @@ def test_closing_does_not_wait_for_an_iterator_that_waits_and_its_thread_ends_wh
             pulled.append(n)
             yield {"n": n}
 
+    of_other_tests = threading.enumerate()
     driver = opened(spec_of(source_of(waiting)), World())
     assert began.wait(GIVE_UP_S)
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "rows-src-0"]
+    (thread,) = [each for each in threading.enumerate() if each.name == "rows-src-0" and each not in of_other_tests]
     assert thread.daemon
     driver.close()
     goes_on.set()

@@ -354,7 +354,7 @@ def test_an_aligned_checkpoint_comes_after_all_restored_rows():
 
 
 @pytest.mark.slow
-@examples(400)
+@examples(200)
 @given(st.data())
 def test_state_and_in_flight_rows_are_together_what_came_before_the_barriers(data):
     """U1, U11: any interleaving of rows, barriers of all kinds, ends, work, sending, and time."""

@@ -53,16 +53,15 @@ def test_threads_are_made_as_needed_used_again_and_keep_nothing_that_is_done():
     class Large:
         pass
 
-    threads = Threads(8, "some")
+    threads, never = Threads(8, "some"), threading.Event()
     for _ in range(20):
         large = Large()
         gone = weakref.ref(large)
         threads.submit(lambda large=large: None).result(60)
         del large
-    assert len([thread for thread in threading.enumerate() if thread.name.startswith("some-")]) <= 2
-    deadline = threading.Event()
-    while gone() is not None:
-        assert not deadline.wait(0.001)
+        while gone() is not None or threads._idle == 0:
+            assert not never.wait(0.001)
+    assert threads._alive == 1
     together = threading.Barrier(9)
     futures = [threads.submit(together.wait) for _ in range(8)]
     waiting = threads.submit(lambda: "after them")

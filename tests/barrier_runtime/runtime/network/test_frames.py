@@ -74,6 +74,7 @@ def test_a_large_batch_is_cut_into_frames_and_keeps_its_order():
     assert pa.Table.from_batches(parts).column(0).combine_chunks().equals(values)
 
 
+@pytest.mark.slow
 def test_a_batch_whose_large_rows_stand_together_is_cut_until_every_frame_fits():
     """12 rows of 8 MiB and 20,000 of a byte: the mean says nothing about where the bytes are."""
     large = [b"x" * 8 * 1024 * 1024] * 12

@@ -155,7 +155,7 @@ def test_splits_of_a_fixed_list_that_were_not_begun_cost_nothing_in_a_snapshot()
 @pytest.mark.slow
 @pytest.mark.parametrize("source_class", [Many, Appearing])
 def test_a_checkpoint_of_many_finished_splits_writes_what_is_new(source_class: type[Many]) -> None:
-    count = 95_000
+    count = 40_000
     source, world = source_class(count), World()
     driver = opened(SourceSpec("src", source, tuple(source.splits(1))), world)
     done, written, checkpoint = 0, 0, 0
@@ -179,7 +179,7 @@ def whole(driver: SourceDriver, world: World) -> OperatorSnapshot:
     return snapshot_of(driver, world)
 
 
-@pytest.mark.parametrize("source_class", [Many, Appearing])
+@pytest.mark.parametrize("source_class", [Many, pytest.param(Appearing, marks=pytest.mark.slow)])
 def test_what_has_finished_is_not_read_again_at_any_parallelism(source_class: type[Many]) -> None:
     count, read_so_far = 3_000, set()
     worlds = [World(subtask=subtask, parallelism=1) for subtask in range(1)]
