@@ -1,6 +1,9 @@
-"""What README, ARCHITECTURE, CONTRIBUTING and docs/ name is there: files, public names; and the licence."""
+"""What README, ARCHITECTURE, CONTRIBUTING and docs/ say is so: files and public names are there, programs of docs/
+print what stands below them; and the licence."""
 
+import contextlib
 import hashlib
+import io
 import re
 from pathlib import Path
 
@@ -14,6 +17,29 @@ DOCUMENTS = sorted(
 )
 TOP = ("barrier_runtime", "coordinator", "state", "tests", "docs", "examples", "benchmarks", r"\.ci")
 NAMED = re.compile(rf"(?<![\w/.-])(?:{'|'.join(TOP)})/[\w./*-]*[\w*]")
+
+PROGRAM = re.compile(r"```python\n(.*?)```\n(?:(?:It prints\n)?```\n(.*?)```\n)?", re.DOTALL)
+PAGES = [
+    path.name
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if any(said for _, said in PROGRAM.findall(path.read_text(encoding="utf-8")))
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_programs_of_a_page_print_what_stands_below_them(page: str) -> None:
+    """One after the other: later ones may use the names of earlier ones."""
+    path = ROOT / "docs" / page
+    names = {"__name__": "__main__"}
+    for code, said in PROGRAM.findall(path.read_text(encoding="utf-8")):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, str(path), "exec"), names)
+        assert printed.getvalue() == said
+
+
+def test_no_page_of_what_users_write_is_without_programs() -> None:
+    assert set(PAGES) >= {"aggregates.md", "expressions.md", "side-outputs.md", "state.md", "windows.md"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
