@@ -46,7 +46,6 @@ from barrier_runtime.state.snapshots.transfer import local_files, upload
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
-from barrier_runtime.state.values.expiry import StoredTtl
 from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.watched_table import WatchedTable
 
@@ -184,9 +183,9 @@ class KeyedBackend:
         self._add(name, table)
         return table
 
-    def restored_ttl(self, name: str) -> tuple[bool, StoredTtl | None]:
-        """Whether the state `name` was restored, and what its snapshot says of times beside its entries."""
-        return name in self._restored_states, self._described.get(name, ONE_VALUE).ttl
+    def restored(self, name: str) -> StateDescription | None:
+        """What the snapshot says of the state `name`; None: it was not restored."""
+        return self._described.get(name, ONE_VALUE) if name in self._restored_states else None
 
     def describe(self, name: str, what: StateDescription) -> None:
         """More is known of the state `name`; snapshots say it from now on."""

@@ -34,6 +34,10 @@ class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     kind: str = "value"  # "value", "list", "map", "reducing" or "aggregating"
     key: str = ""  # of a map: the type of its keys, such as "str"
     ttl: StoredTtl | None = None
+    # Of values that are classes: the names of their fields, and what became of those that entries of earlier versions
+    # may still have (None: dropped).
+    fields: tuple[str, ...] = ()
+    renamed: dict[str, str | None] = {}
 
 
 ONE_VALUE = StateDescription()  # per key

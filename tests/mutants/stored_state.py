@@ -230,4 +230,28 @@ MUTANTS = (
             "tests/barrier_runtime/operators/test_user_functions.py::test_an_object_that_is_stored_for_two_keys_ends_a_local_job",
         ),
     ),
+    Mutant(
+        "earlier-names-are-forgotten",
+        "entries of all earlier versions are read, whatever the last program said",
+        "barrier_runtime/operators/state/evolution.py",
+        "    names = {**earlier, **renamed}\n",
+        "    names = dict(renamed)\n",
+        ("tests/barrier_runtime/operators/test_evolution.py",),
+    ),
+    Mutant(
+        "renamed-twice-is-lost",
+        "a field that is renamed again is found under its first name",
+        "barrier_runtime/operators/state/evolution.py",
+        "renamed.get(new, new)",
+        "new",
+        ("tests/barrier_runtime/operators/test_evolution.py",),
+    ),
+    Mutant(
+        "renaming-without-a-word",
+        "a program that renames a field without a word is refused",
+        "barrier_runtime/operators/state/evolution.py",
+        "    if gone and added:\n",
+        "    if gone and added and False:\n",
+        ("tests/barrier_runtime/operators/test_evolution.py",),
+    ),
 )

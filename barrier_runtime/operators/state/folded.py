@@ -1,7 +1,7 @@
 """`ReducingState` and `AggregatingState`: what was added to a key, folded into one value as it comes. Stored as the one
 value of a `ValueState` is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -46,9 +46,11 @@ class _FoldedState(KeyedState):
     remedy = "write {0}.clear() to begin anew, and {0}.add(…) for what comes"
     _what: StateDescription
 
-    def __init__(self, kind: Any, codec: CodecName, says: str, ttl: TTL | None) -> None:
+    def __init__(
+        self, kind: Any, codec: CodecName, says: str, ttl: TTL | None, renamed: Mapping[str, str | None] | None
+    ) -> None:
         super().__init__(ttl)
-        self._type = StoredType(kind, codec, says)
+        self._type = StoredType(kind, codec, says, renamed)
         unbound = Unbound(says)
         self._get: Callable[[StateKey], Any] = unbound
         self._put: Callable[[StateKey, Any], None] = unbound
@@ -103,8 +105,9 @@ class ReducingState(_FoldedState, Generic[T]):
         *,
         codec: CodecName = "msgpack",
         ttl: TTL | None = None,
+        renamed: Mapping[str, str | None] | None = None,
     ) -> None:
-        super().__init__(kind, codec, "ReducingState", ttl)
+        super().__init__(kind, codec, "ReducingState", ttl, renamed)
         if not callable(reduce):
             raise InvalidJob(
                 f"ReducingState reduces with {short(reduce)}, which is no function: pass one of two values"
@@ -155,8 +158,9 @@ class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
         *,
         codec: CodecName = "msgpack",
         ttl: TTL | None = None,
+        renamed: Mapping[str, str | None] | None = None,
     ) -> None:
-        super().__init__(kind, codec, "AggregatingState", ttl)
+        super().__init__(kind, codec, "AggregatingState", ttl, renamed)
         for method in ("zero", "add", "result"):
             if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
                 raise InvalidJob(

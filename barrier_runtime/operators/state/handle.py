@@ -152,8 +152,9 @@ def value_table(
     what: StateDescription = ONE_VALUE,
 ) -> StateTable | TimedTable:
     """The table of a state of one value per key."""
+    what = of.described(what, backend.restored(name), where)
     expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
-    encode, decode = of.encoder(where), of.decoder(where)
+    encode, decode = of.encoder(where), of.decoder(where, what.renamed)
     if expiry is None:
         return backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what)
     encode, decode = expiry.encoder(encode), expiry.decoder(decode)
@@ -172,8 +173,9 @@ def entries_table(
     what: StateDescription,
 ) -> EntryTable | TimedEntries:
     """The table of a state of many entries per key."""
+    what = of.described(what, backend.restored(name), where)
     expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
-    encode, decode = of.encoder(where), of.decoder(where)
+    encode, decode = of.encoder(where), of.decoder(where, what.renamed)
     if expiry is None:
         return backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
     encode, decode = expiry.encoder(encode), expiry.decoder(decode)

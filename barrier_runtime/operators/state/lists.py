@@ -1,7 +1,7 @@
 """`ListState`: a list per key, of which each element is an entry of its own, so that an append writes one element
 however long the list is. Stored as `state/values/entry_table` has it, with the index as the entry key."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from barrier_runtime.operators.state.handle import (
@@ -49,9 +49,16 @@ class ListState(KeyedState, Generic[T]):
     __slots__ = ("_put", "_table", "_type")
     remedy = "write {0}.update(…) to store another list, {0}.append(…) for one element, {0}.clear() for none"
 
-    def __init__(self, kind: type[T], *, codec: CodecName = "msgpack", ttl: TTL | None = None) -> None:
+    def __init__(
+        self,
+        kind: type[T],
+        *,
+        codec: CodecName = "msgpack",
+        ttl: TTL | None = None,
+        renamed: Mapping[str, str | None] | None = None,
+    ) -> None:
         super().__init__(ttl)
-        self._type = StoredType(kind, codec, "ListState")
+        self._type = StoredType(kind, codec, "ListState", renamed)
         self._table = cast(EntryTable, Unbound("ListState"))
         self._put: Callable[[StateKey, Any, Any], None] = Unbound("ListState")
 

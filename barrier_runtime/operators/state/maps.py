@@ -53,7 +53,15 @@ class MapState(KeyedState, Generic[K, V]):
     __slots__ = ("_as_key", "_key", "_put", "_table", "_type")
     remedy = "write {0}[…] = … for an entry, {0}.update(…) for several, {0}.clear() for none"
 
-    def __init__(self, key: type[K], kind: type[V], *, codec: CodecName = "msgpack", ttl: TTL | None = None) -> None:
+    def __init__(
+        self,
+        key: type[K],
+        kind: type[V],
+        *,
+        codec: CodecName = "msgpack",
+        ttl: TTL | None = None,
+        renamed: Mapping[str, str | None] | None = None,
+    ) -> None:
         super().__init__(ttl)
         as_key = _AS_KEY.get(key) if isinstance(key, type) else None
         if as_key is None:
@@ -63,7 +71,7 @@ class MapState(KeyedState, Generic[K, V]):
             )
         self._key: Any = key
         self._as_key: Callable[[str, Any], Any] = as_key
-        self._type = StoredType(kind, codec, "MapState")
+        self._type = StoredType(kind, codec, "MapState", renamed)
         self._table = cast(EntryTable, Unbound("MapState"))
         self._put: Callable[[StateKey, Any, Any], None] = Unbound("MapState")
 

@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from barrier_runtime.operators.state.evolution import Renamed, by_new_names, check_renamed, continued, fields_of
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 CodecName = Literal["msgpack", "pickle"]
 
@@ -39,10 +41,11 @@ class StoredType:
     """Any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
     `msgspec.Struct`; any at all with codec "pickle"."""
 
-    __slots__ = ("_codec", "_kind", "_says", "scalar")
+    __slots__ = ("_codec", "_fields", "_kind", "_renamed", "_says", "scalar")
 
-    def __init__(self, kind: Any, codec: CodecName, says: str) -> None:
-        """`says`: the class that declares it, for messages. Raises `InvalidJob` for what cannot be stored."""
+    def __init__(self, kind: Any, codec: CodecName, says: str, renamed: Renamed | None = None) -> None:
+        """`says`: the class that declares it, for messages. `renamed`: earlier names of fields (`evolution`). Raises
+        `InvalidJob` for what cannot be stored."""
         if kind is None or kind is type(None):
             raise InvalidJob(f"{says}({kind!r}) could hold nothing: declare the type of its values, as in {says}(int)")
         if codec not in ("msgpack", "pickle"):
@@ -58,6 +61,8 @@ class StoredType:
         self._kind = kind
         self._codec = codec
         self._says = says
+        self._fields = fields_of(kind) if codec == "msgpack" else ()
+        self._renamed = check_renamed(renamed, self._fields, says)
         self.scalar: Any = kind if kind in _SCALARS and codec == "msgpack" else None  # its one class, if it is plain
 
     @property
@@ -111,12 +116,18 @@ class StoredType:
 
         return checked
 
-    def decoder(self, where: str) -> Callable[[bytes], Any]:
+    def described(self, what: StateDescription, before: StateDescription | None, where: str) -> StateDescription:
+        """`what` with what snapshots say of the type; `before`: what the restored one says. Raises `InvalidJob` for
+        fields of which it cannot be known what became of them."""
+        return continued(what, self._fields, self._renamed, before, where)
+
+    def decoder(self, where: str, renamed: Renamed) -> Callable[[bytes], Any]:
+        """Bytes to value. `renamed`: the fields that entries may have under earlier names."""
         if self._codec == "pickle":
             import pickle  # asked for by name
 
             return pickle.loads
-        decode = self._decoder().decode
+        decode = by_new_names(self._decoder().decode, renamed)
 
         def checked(data: bytes) -> Any:
             try:

@@ -138,7 +138,8 @@ def opened_expiry(
 ) -> tuple[Expiry | None, StateDescription]:
     """How entries of the state `name` expire, given its program (`ttl`) and its snapshot; None: they have no times. And
     what the snapshots to come say of it."""
-    restored, before = backend.restored_ttl(name)
+    described = backend.restored(name)
+    restored, before = described is not None, described.ttl if described is not None else None
     if ttl is None and before is None:
         return None, what
     clock: StateClock = _NoTime()

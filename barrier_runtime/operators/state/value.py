@@ -1,6 +1,6 @@
 """`ValueState`: one value per key. Its `value` is on every row's way, so it is written for speed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -53,7 +53,9 @@ class ValueState(KeyedState, Generic[T]):
     `kind` is any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
     `msgspec.Struct`. A value changed in place is kept only after `update(value)` (`check_state` looks for
     such changes). `value` is `default` (None unless given) where nothing was stored; use `default_factory=` for lists,
-    dicts and other objects that can be changed. With a `ttl` a value that was written so long ago is gone.
+    dicts and other objects that can be changed. With a `ttl` a value that was written so long ago is gone. `renamed`:
+    what fields of a class were called in earlier versions of the program, old name to new, or to None for one that is
+    dropped.
     """
 
     __slots__ = ("_default", "_factory", "_get", "_put", "_remove", "_scalar", "_type")
@@ -67,6 +69,7 @@ class ValueState(KeyedState, Generic[T]):
         default_factory: Callable[[], T] | None = None,
         codec: CodecName = "msgpack",
         ttl: TTL | None = None,
+        renamed: Mapping[str, str | None] | None = None,
     ) -> None:
         super().__init__(ttl)
         if not is_unchangeable(default):
@@ -74,7 +77,7 @@ class ValueState(KeyedState, Generic[T]):
                 f"ValueState default {short(default)} would be shared by all keys: use default_factory=, which makes "
                 f"one for each key, such as default_factory={type(default).__name__}; or a frozen class"
             )
-        self._type = StoredType(kind, codec, "ValueState")
+        self._type = StoredType(kind, codec, "ValueState", renamed)
         self._default = default
         self._factory = default_factory
         self._scalar = self._type.scalar
@@ -139,7 +142,7 @@ class ValueState(KeyedState, Generic[T]):
 
     def decoder(self, where: str) -> Callable[[bytes], T]:
         """Bytes to value, as its table does it."""
-        return self._type.decoder(where)
+        return self._type.decoder(where, {})
 
     def _check_scalar(self, value: Any) -> None:
         """Raise `InvalidJob` for a value of the right type that cannot be written."""

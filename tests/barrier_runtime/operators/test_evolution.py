@@ -1,0 +1,196 @@
+"""Fields of stored classes over versions of a program: no value is lost without a word."""
+
+import datetime
+from dataclasses import dataclass, field, make_dataclass, replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barrier_runtime import TTL, InvalidJob, ListState, MapState, ReducingState, ValueState
+from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.testing import KeyedHarness
+from barrier_runtime.testing.keyed_harness import HarnessSnapshot
+from tests.drawn import examples
+
+
+@dataclass
+class First:
+    amount: int
+    at: datetime.datetime
+    note: str = ""
+
+
+@dataclass
+class Second:
+    total: int
+    at: datetime.datetime
+    note: str = ""
+    kind: str = "unknown"
+
+
+class Third(msgspec.Struct, rename={"total": "cents"}):
+    at: datetime.datetime
+    total: int
+    kind: str = "none"
+
+
+AT = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
+
+
+def after(state: Any, snapshot: HarnessSnapshot | None = None, rows: tuple[Any, ...] = (), parallelism: int = 1) -> Any:
+    """What is stored for each key after `rows` of (key, what to store), and the snapshot."""
+
+    class Keeps:
+        kept = state
+
+        def process(self, key: str, row: dict[str, Any], ctx: Any) -> None:
+            store(self.kept, rows[row["at"]][1])
+
+    with KeyedHarness(Keeps, key="k", rows={"k": str, "at": int}, restore=snapshot, parallelism=parallelism) as harness:
+        for at, (key, _) in enumerate(rows):
+            harness.push({"k": key, "at": at})
+        return {key: harness.state(key)["kept"] for key in "abc"}, harness.snapshot()
+
+
+def store(state: Any, value: Any) -> None:
+    if isinstance(state, ListState):
+        state.append(value)
+    elif isinstance(state, MapState):
+        state["one"] = value
+    elif isinstance(state, ReducingState):
+        state.add(value)
+    else:
+        state.value = value
+
+
+def content(stored: Any) -> Any:
+    if isinstance(stored, dict):
+        return stored.get("one")
+    return stored[0] if isinstance(stored, list) and stored else stored or None
+
+
+KINDS = {
+    "value": ValueState,
+    "list": ListState,
+    "map": lambda kind, **more: MapState(str, kind, **more),
+    "reducing": lambda kind, **more: ReducingState(kind, lambda one, other: other, **more),
+    "value with a ttl": lambda kind, **more: ValueState(
+        kind, ttl=TTL(datetime.timedelta(days=1), clock="processing"), **more
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_renamed_field_keeps_its_values_over_versions_and_parallelism(kind: str) -> None:
+    declare: Any = KINDS[kind]
+    _, first = after(declare(First), rows=(("a", First(1, AT, "x")), ("b", First(2, AT))))
+    renamed = declare(Second, renamed={"amount": "total"})
+    kept, second = after(renamed, first, (("c", Second(3, AT, "y", "z")),), parallelism=3)
+    assert [content(kept[key]) for key in "abc"] == [
+        Second(1, AT, "x", "unknown"),
+        Second(2, AT, "", "unknown"),
+        Second(3, AT, "y", "z"),
+    ]
+    # The next version says only what is new to it: entries of both earlier ones are there.
+    kept, third = after(declare(Third, renamed={"total": "cents", "note": None}), second, parallelism=2)
+    assert [content(kept[key]) for key in "abc"] == [Third(AT, 1), Third(AT, 2), Third(AT, 3, "z")]
+    # And one after that has nothing to say.
+    kept, _ = after(declare(Third), third)
+    assert [content(kept[key]).total for key in "abc"] == [1, 2, 3]
+
+
+def test_without_a_word_it_is_refused() -> None:
+    _, first = after(ValueState(First), rows=(("a", First(1, AT)),))
+    with pytest.raises(InvalidJob) as refused:
+        after(ValueState(Second), first)
+    said = str(refused.value)
+    assert "state 'kept'" in said
+    assert "has lost the field 'amount' since the checkpoint, and the fields 'total', 'kind' are new" in said
+    assert "renamed={'amount': 'total'}" in said
+    assert "renamed={'amount': None}" in said
+    dropped = make_dataclass("Dropped", [("at", datetime.datetime), ("kind", str, "k")])
+    kept, _ = after(ValueState(dropped, renamed={"amount": None, "note": None}), first)
+    assert kept["a"] == dropped(AT, "k")
+
+
+def test_fields_may_come_or_go_as_before() -> None:
+    more = make_dataclass(
+        "More",
+        [("amount", int), ("at", datetime.datetime), ("note", str, ""), ("tags", list, field(default_factory=list))],
+    )
+    fewer = make_dataclass("Fewer", [("note", str), ("amount", int)])
+    _, first = after(ValueState(First), rows=(("a", First(1, AT, "n")),))
+    kept, second = after(ValueState(more), first)
+    assert (kept["a"].amount, kept["a"].tags) == (1, [])
+    kept, _ = after(ValueState(fewer), second)
+    assert (kept["a"].amount, kept["a"].note) == (1, "n")
+
+
+def test_an_earlier_name_is_not_given_to_another_field() -> None:
+    _, first = after(ValueState(First), rows=(("a", First(1, AT)),))
+    _, second = after(ValueState(Second, renamed={"amount": "total"}), first)
+    again = make_dataclass("Again", [("total", int), ("at", datetime.datetime), ("note", str, ""), ("amount", int, 0)])
+    with pytest.raises(InvalidJob, match="entries of earlier versions may have a field 'amount', which became 'total'"):
+        after(ValueState(again), second)
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda: ValueState(First, renamed={"old": "new"}), "the class has no field 'new', only amount, at, note"),
+        (lambda: ValueState(First, renamed={"amount": "note"}), "the class still has a field 'amount'"),
+        (lambda: ValueState(int, renamed={"a": "b"}), "its values have no named fields"),
+        (lambda: ListState(First, renamed=["amount"]), "pass a dict of old name to new"),
+        (lambda: MapState(str, First, codec="pickle", renamed={"a": "note"}), "its values have no named fields"),
+    ],
+)
+def test_wrong_use_is_refused_when_it_is_declared(declare: Any, said: str) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        declare()
+
+
+def test_a_snapshot_of_a_release_that_names_no_fields_is_read() -> None:
+    _, first = after(ValueState(First), rows=(("a", First(1, AT)),))
+    older = replace(
+        first,
+        operators=tuple(
+            msgspec.structs.replace(each, keyed=msgspec.structs.replace(each.keyed, described={}))
+            for each in first.operators
+        ),
+    )
+    kept, second = after(ValueState(Second, renamed={"amount": "total"}), older)
+    assert kept["a"].total == 1
+    kept, _ = after(ValueState(Second), second)
+    assert kept["a"].total == 1
+
+
+def test_state_without_a_class_is_described_as_ever() -> None:
+    _, snapshot = after(ValueState(int), rows=(("a", 1),))
+    assert [dict(each.keyed.described) for each in snapshot.operators] == [{}]
+    _, snapshot = after(ValueState(First), rows=(("a", First(1, AT)),))
+    assert [dict(each.keyed.described) for each in snapshot.operators] == [
+        {"kept": StateDescription(fields=("amount", "at", "note"))}
+    ]
+
+
+@examples(60)
+@given(steps=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5))
+def test_three_fields_go_through_any_renamings(steps: list[tuple[int, bool]]) -> None:
+    """Each version renames one of three fields to a name that was never there, and maybe writes one key again."""
+    names = ["f0", "f1", "f2"]
+    make = lambda: make_dataclass("Version", [(name, int) for name in names])  # noqa: E731
+    kind = make()
+    _, snapshot = after(ValueState(kind), rows=tuple((key, kind(1, 2, 3)) for key in "abc"))
+    for number, (which, writes) in enumerate(steps, 3):
+        old, names[which] = names[which], f"f{number}"
+        kind = make()
+        rows = (("b", kind(4, 5, 6)),) if writes else ()
+        kept, snapshot = after(
+            ValueState(kind, renamed={old: names[which]}), snapshot, rows, parallelism=1 + number % 3
+        )
+        assert [getattr(kept["a"], name) for name in names] == [1, 2, 3]
+        if writes:
+            assert [getattr(kept["b"], name) for name in names] == [4, 5, 6]
