@@ -89,6 +89,7 @@ BEHAVIOURS = {
     "R4": "every retained checkpoint can be restored; an older one only when replay is allowed",
     "R5": "another max_parallelism is refused with both numbers",
     "R6": "state with a TTL keeps its times over restores, at another parallelism too; a TTL may come, go and change",
+    "R7": "a wall-clock timer fires once, at another parallelism too; one of downtime before new rows of its key",
     "T1": "a late notice of an older checkpoint commits nothing twice",
     "T2": "a completed checkpoint makes all transactions up to it visible, and no later one",
     "T3": "death between pre-commit and notice: committed exactly once after recovery",

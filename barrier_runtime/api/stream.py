@@ -408,7 +408,8 @@ class Stream:
             for step, why in self._plan.by_wall_clock(self._node):
                 raise InvalidJob(
                     f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may "
-                    "make other rows: take clock='event', or a sink that is exactly once by itself"
+                    "make other rows: take event time (clock='event', ctx.timers), or a sink that is exactly once by "
+                    "itself"
                 )
         node = StepNode(
             name,
@@ -574,13 +575,14 @@ class KeyedStream:
         """A row-wise function with state and timers per key.
 
         `function` is a class with `process(self, key, row, ctx)` and, for timers, `on_timer(self, key, timestamp_ms,
-        ctx)`, which yield rows (dicts), or return a row, a list or None; states are its attributes (see `ValueState`,
-        `ListState`, `MapState`, `ReducingState`, `AggregatingState`).
+        ctx)` or `on_wall_timer(self, key, due_ms, ctx)`, which yield rows (dicts), or return a row, a list or None;
+        states are its attributes (see `ValueState`, `ListState`, `MapState`, `ReducingState`, `AggregatingState`).
         Or a plain function of (key, row, ctx), with its states in `state=`, found as `ctx.state.<name>`. `key` is the
         column's value, or a tuple of several. See `ProcessContext` for `ctx`.
 
         A timer fires when the watermark reaches it, which is the least of all splits that are read side by side: rows
-        of a later time may come before. A function must look at the rows' own times, too, not at timers alone.
+        of a later time may come before. A function must look at the rows' own times, too, not at timers alone. A
+        wall-clock timer fires when its time has come, whether there are rows or not (docs/time.md).
 
         `side`: schemas of side outputs by name, which `ctx.emit(name, row)` gives rows to. Then a tuple is returned:
         the main stream, and one for each side output in that order. `on_error` as in `map`, with the errors as the last
@@ -620,7 +622,6 @@ class KeyedStream:
         )
         streams: Stream | tuple[Stream, ...]
         in_time = callable(getattr(function, "on_timer", None)) or bool(expiring)
-        by_wall_clock = [name for name, each in states.items() if each.ttl is not None and each.ttl.clock != "event"]
         main = self._stateful(
             name,
             "process",
@@ -629,7 +630,7 @@ class KeyedStream:
             _with_errors(function_name(function), on_error),
             detail="every" if in_time else "none",
             side_outputs=sides,
-            by_wall_clock=f"state {by_wall_clock[0]!r} has a TTL by the wall clock" if by_wall_clock else "",
+            by_wall_clock=_by_wall_clock(function, states),
         )
         streams = _and_sides(main, sides)
         return streams
@@ -748,6 +749,16 @@ def _and_sides(main: Stream, sides: Mapping[str, pa.Schema | None]) -> Any:
     """The streams of a step: its main output alone, or a tuple of that and its side outputs."""
     others = [Stream(main._plan, main._node, schema, tag=tag) for tag, schema in sides.items()]
     return (main, *others) if others else main
+
+
+def _by_wall_clock(function: Any, states: Mapping[str, KeyedState]) -> str:
+    """Why a replay may make other rows."""
+    if callable(getattr(function, "on_wall_timer", None)):
+        return f"{function_name(function)[:-2]} has timers by the wall clock"
+    for name, state in states.items():
+        if state.ttl is not None and state.ttl.clock != "event":
+            return f"state {name!r} has a TTL by the wall clock"
+    return ""
 
 
 def _with_errors(function: str, on_error: OnError) -> str:

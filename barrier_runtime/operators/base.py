@@ -1,7 +1,8 @@
 """What an operator is to the subtask that runs it. One instance per operator and subtask; one thread calls it.
 
-Life: `open` once (may block: restores state) → any of `process`, `on_watermark`, `snapshot`, `on_complete`, `on_abort`
-on the slot's loop (must not block) → `on_end` once when its input ended (it goes on answering `snapshot`) → `close`.
+Life: `open` once (may block: restores state) → any of `process`, `on_watermark`, `on_wall_clock`, `snapshot`,
+`on_complete`, `on_abort` on the slot's loop (must not block) → `on_end` once when its input ended (it goes on answering
+`snapshot`) → `close`.
 """
 
 import time
@@ -167,6 +168,12 @@ class Operator:
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         """Event time reached `watermark_ms`. Emit what that completes; the watermark itself is forwarded after."""
+
+    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
+        """Do what is due by the wall clock, no more than a slice of it; True if there was something. The first operator
+        of a chain is asked in each turn, and wakes its slot for one when something will be due. `last`: the input has
+        ended: do all that is due now, before event time ends."""
+        return False
 
     def on_end(self, emit: Emit) -> None:
         """No more input. Emit what is left (a watermark of WATERMARK_MAX came before)."""

@@ -1,5 +1,4 @@
-"""`process`: the user's row-wise function per key, with state and event-time timers bound to the key of the row at
-hand.
+"""`process`: the user's row-wise function per key, with state and timers bound to the key of the row at hand.
 
 The cost beside the user's own call is kept to a few attribute writes: state handles do not know keys, they share one
 `CurrentKey`.
@@ -30,6 +29,7 @@ from barrier_runtime.operators.state.ttl import Timing
 from barrier_runtime.operators.timers import TABLE, Timers, decode_timer, encode_timer
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.operators.user_metrics import UserMetrics
+from barrier_runtime.operators.wall_timers import WALL_TABLE, WallTimers
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 
 _SIMPLE = (bool, int, float, str, bytes)
@@ -40,13 +40,25 @@ class ProcessContext:
     """`ctx` of a keyed function.
 
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
-    the row (when `event_time=` is given; None if null) or of the timer, ms. `watermark`: event time the stream has
-    reached, ms; to a timer its own time. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`.
+    the row (when `event_time=` is given; None if null) or of the timer, ms; None to a wall-clock timer. `watermark`:
+    event time the stream has reached, ms; to a timer of event time its own time. `state`: the states by name.
+    `timers`: `register(ms)` and `delete(ms)`. `wall_timers`: the same by the wall clock, and `after(timedelta)`.
     `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()` and
     `gauge(name).set(value)`, told with the step's own.
     """
 
-    __slots__ = ("emit", "key", "metrics", "operator", "state", "subtask", "timers", "timestamp", "watermark")
+    __slots__ = (
+        "emit",
+        "key",
+        "metrics",
+        "operator",
+        "state",
+        "subtask",
+        "timers",
+        "timestamp",
+        "wall_timers",
+        "watermark",
+    )
 
     def __init__(
         self,
@@ -54,6 +66,7 @@ class ProcessContext:
         subtask: int,
         watermark: int,
         timers: Timers,
+        wall_timers: WallTimers,
         state: States,
         sides: SideOutputs,
         metrics: UserMetrics,
@@ -62,6 +75,7 @@ class ProcessContext:
         self.timestamp: int | None = None
         self.watermark = watermark
         self.timers = timers
+        self.wall_timers = wall_timers
         self.state = state
         self.operator = operator
         self.subtask = subtask
@@ -165,6 +179,7 @@ class ProcessOperator(KeyedOperator):
             target = copy.deepcopy(target)  # subtasks of one process must not share attributes
         self._call = target.process if hasattr(target, "process") else target
         self._on_timer = getattr(target, "on_timer", None)
+        self._on_wall_timer = getattr(target, "on_wall_timer", None)
         self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)
         if self._on_error != "fail":
             self._guard(Failures(self._on_error, self.name, function_name(self._call)))
@@ -173,7 +188,7 @@ class ProcessOperator(KeyedOperator):
         self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses to assign to them
         state, states = States(), declared_states(target, self._extra)
         check_event_time_of_states(states, self._event_time, self.where)
-        timing = self._current.timing = Timing(self.context.wall_ms, lambda: self._watermark_ms)
+        timing = self._current.timing = self._timing = Timing(self.context.wall_ms, lambda: self._watermark_ms)
         for name, declared in states.items():
             where = f"{self.where}, state {name!r}"
             holder = "ctx.state" if name in self._extra else "self"
@@ -187,14 +202,19 @@ class ProcessOperator(KeyedOperator):
                 vars(target)[name] = handle
                 if not isinstance(getattr(type(target), name, None), KeyedState):
                     self._replaceable[name] = handle
-        timers_table = self.backend.table(TABLE, encode_timer, decode_timer, width, immutable=True)
-        timers = Timers(timers_table, self._current, None if self._on_timer else function_name(self._call))
-        self._timers = timers
+        name = function_name(self._call)
+        timers_table, wall_table = (
+            self.backend.table(table, encode_timer, decode_timer, width, immutable=True)
+            for table in (TABLE, WALL_TABLE)
+        )
+        self._timers = timers = Timers(timers_table, self._current, None if self._on_timer else name)
+        self._wall_timers = WallTimers(wall_table, self._current, self.context, None if self._on_wall_timer else name)
         self._context = ProcessContext(
             self.name,
             self.context.subtask,
             self._watermark_ms,
             timers,
+            self._wall_timers,
             state,
             self._sides,
             UserMetrics(self.where, self.metrics),
@@ -211,6 +231,8 @@ class ProcessOperator(KeyedOperator):
         self._call = guarded(self._call, take, sides, failures, of_rows=True)
         if self._on_timer is not None:
             self._on_timer = guarded(self._on_timer, take, sides, failures, of_rows=False)
+        if self._on_wall_timer is not None:
+            self._on_wall_timer = guarded(self._on_wall_timer, take, sides, failures, of_rows=False)
 
     def _begin(self, batch: Batch | None, reached_ms: int | None) -> None:
         self._sides.begin(reached_ms)
@@ -240,6 +262,10 @@ class ProcessOperator(KeyedOperator):
     def timers(self) -> Timers:
         return self._timers
 
+    @property
+    def wall_timers(self) -> WallTimers:
+        return self._wall_timers
+
     def snapshot(self, checkpoint: int) -> Capture:
         if self._bound is not None and self.backend.watched and not self._warned:
             self._look_at_attributes()
@@ -268,6 +294,8 @@ class ProcessOperator(KeyedOperator):
         self._emit_ns = max(self._emit_ns, batch.emit_ns)
         if self._reclaiming is not None:
             self._reclaiming.begin()
+        if self._wall_timers.overdue and self._on_wall_timer is not None:
+            self._fire_by_wall_clock(self._wall_timers.overdue_of(self.codec.keys(batch)[0]), emit)
         watermarks = self._row_watermarks(batch)
         if watermarks is not None or batch.reached is not None or self._on_timer is not None:
             self._process_in_time(batch, watermarks, emit)
@@ -373,6 +401,39 @@ class ProcessOperator(KeyedOperator):
         if given.rows:
             emit(given.batch(self._writer, self._seen, self._emit_ns))
         self._flush_sides(emit, self._emit_ns)
+
+    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
+        if self._bound is None or self._on_wall_timer is None or not self._wall_timers.any_due():
+            return False
+        self._fire_by_wall_clock(self._wall_timers.last_due() if last else self._wall_timers.due_now(), emit)
+        return True
+
+    def _fire_by_wall_clock(self, due: Iterable[tuple[tuple[Any, ...], int]], emit: Emit) -> None:
+        """Event time stands still: what these timers give is as what a row would that came now."""
+        current, context, given, reached_ms = self._current, self._context, _Given(self._by_row), self._watermark_ms
+        on_wall_timer: Any = self._on_wall_timer
+        if self._reclaiming is not None:
+            self._reclaiming.begin()
+        self._begin(None, reached_ms if self._by_row else None)
+        last_ms, context.timestamp, context.watermark = context.timestamp, None, reached_ms
+        self._timing.event.instead_ms = reached_ms if reached_ms > WATERMARK_MIN or last_ms is None else last_ms
+        try:
+            for current.key, due_ms in due:
+                context.key = self.codec.user_key(current.key)
+                result = on_wall_timer(context.key, due_ms, context)
+                if result is not None:
+                    self._writer.take((result,) if type(result) is dict else result, given.rows)
+        except Exception as error:
+            self._check_handles()
+            raise self._failed(error, on_wall_timer, key=context.key) from error
+        if self._replaceable:
+            self._check_handles()
+        context.timestamp, self._timing.event.instead_ms = last_ms, None
+        given.upto(reached_ms)
+        emit_ns = self.context.wall_ms() * 1_000_000  # however long ago the last row came
+        if given.rows:
+            emit(given.batch(self._writer, self._seen, emit_ns))
+        self._flush_sides(emit, emit_ns)
 
     def _advance(self, watermark_ms: int, given: "_Given") -> None:
         """Event time goes on to `watermark_ms`, and on its way stops at each timer that is due."""

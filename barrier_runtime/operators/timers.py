@@ -1,4 +1,5 @@
-"""Event-time timers of a keyed operator: one per key and timestamp, in state and in a heap, fired in timestamp order.
+"""Timers of a keyed operator: one per key and timestamp, in state and in a heap, fired in timestamp order. Those of
+event time are here; those of the wall clock (`wall_timers`) are the same ones with another clock.
 
 The state table is the truth (it is what a snapshot holds); the heap is only an index of it. A deleted timer stays in
 the heap and is listed as deleted, until the deleted ones are half of the heap: then it is made anew without them. So
@@ -39,9 +40,12 @@ def decode_timer(data: bytes) -> Any:
 class Timers:
     """`ctx.timers`: register and delete timers of the current key."""
 
-    def __init__(self, table: TimerTable, current: CurrentKey, without_on_timer: str | None = None) -> None:
-        """`without_on_timer`: the function that has no `on_timer`, so that a timer of it would never be heard."""
-        self._deaf = without_on_timer
+    _what = "a timer"
+    _handler = "on_timer(self, key, timestamp_ms, ctx)"
+
+    def __init__(self, table: TimerTable, current: CurrentKey, without_handler: str | None = None) -> None:
+        """`without_handler`: the function that has none, so that a timer of it would never be heard."""
+        self._deaf = without_handler
         self._table = table
         self._current = current
         self._heap: list[Entry] = []
@@ -57,10 +61,13 @@ class Timers:
 
         When all input has ended every timer fires; timers registered by those last calls do not.
         """
+        self._register(timestamp_ms)
+
+    def _register(self, timestamp_ms: int) -> None:
         if self._deaf is not None:
             raise InvalidJob(
-                f"{self._deaf} registers a timer but nothing handles it: "
-                "use a class with process() and on_timer(self, key, timestamp_ms, ctx)"
+                f"{self._deaf} registers {self._what} but nothing handles it: "
+                f"use a class with process() and {self._handler}"
             )
         if type(timestamp_ms) is not int:
             timestamp_ms = _whole(timestamp_ms)
@@ -78,12 +85,7 @@ class Timers:
 
     def delete(self, timestamp_ms: int) -> None:
         """Forget the current key's timer at `timestamp_ms`; it is not an error if there is none."""
-        entry = (*self._current.key, _whole(timestamp_ms))
-        if self._table.get(entry) is not None:
-            self._table.delete(entry)
-            self._deleted.add(entry)
-            if len(self._deleted) > max(_FEW_DELETED, len(self._heap) // 2):
-                self._drop_deleted()
+        self._remove((*self._current.key, _whole(timestamp_ms)))
 
     def of_key(self) -> list[int]:
         """When the current key's timers are due, the earliest first. Looks through those of all keys."""
@@ -108,11 +110,25 @@ class Timers:
             self._heap, self._deleted = [], set()
             self._look()
             return
-        while self._heap and self._heap[0][0] <= watermark_ms:
-            timestamp_ms, _, key = heapq.heappop(self._heap)
-            self._look()
+        while self.next_ms <= watermark_ms:
+            timestamp_ms, _, key = self._pop()
             if self._take(key, timestamp_ms):
                 yield key, timestamp_ms
+
+    def _pop(self) -> Entry:
+        first = heapq.heappop(self._heap)
+        self._look()
+        return first
+
+    def _remove(self, entry: StateKey) -> bool:
+        """From the table; it stays in the heap. Whether it was there."""
+        if self._table.get(entry) is None:
+            return False
+        self._table.delete(entry)
+        self._deleted.add(entry)
+        if len(self._deleted) > max(_FEW_DELETED, len(self._heap) // 2):
+            self._drop_deleted()
+        return True
 
     def _take(self, key: StateKey, timestamp_ms: int) -> bool:
         entry = (*key, timestamp_ms)

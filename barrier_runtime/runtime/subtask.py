@@ -105,6 +105,8 @@ class Subtask:
         self._merger = WatermarkMerger(len(inputs), [channel.index for channel in inputs if channel.empty])
         self._live_inputs = len(inputs)
         self._said_idle = False
+        self._told_idle = False  # the edges were told so last
+        self._by_clock = bool(operators) and type(operators[0][1]).on_wall_clock is not Operator.on_wall_clock
         self._next_input = 0
         self._host = host
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
@@ -136,7 +138,7 @@ class Subtask:
             return self._step_source(self.source[1])
         if self._announcements:
             self.take_announcements()
-        worked = False
+        worked = self._by_clock and self.writable and self._by_wall_clock()
         now_ns = self._host.now_ns()
         until_ns = now_ns + _STEP_NS
         for _ in range(_ELEMENTS_PER_STEP):
@@ -239,6 +241,19 @@ class Subtask:
             self.operators[0][1].process(batch, self._emits[1], port)
         else:
             self._output(batch)
+        self._told_idle = False
+        self._assign()
+
+    def _by_wall_clock(self, last: bool = False) -> bool:
+        """What is due in the first operator. Rows of it do not make an idle subtask one that event time waits for."""
+        if not self.operators[0][1].on_wall_clock(self._emits[1], last):
+            return False
+        self._assign()
+        if self._told_idle:
+            self._control(Idle())
+        return True
+
+    def _assign(self) -> None:
         for at in self._assigners:
             reached = self.operators[at][1].own_watermark()
             if reached is not None and reached > self._assigned[at]:
@@ -272,6 +287,8 @@ class Subtask:
         self._control(Watermark(watermark_ms))
 
     def _control(self, element: Watermark | Idle | Barrier | CancelBarrier | EndOfInput) -> None:
+        if isinstance(element, Watermark | Idle):
+            self._told_idle = isinstance(element, Idle)
         for output in self.outputs:
             output.control(element)
 
@@ -367,6 +384,8 @@ class Subtask:
 
     def _end(self) -> None:
         """The last element is behind us. From now on the subtask only answers triggers."""
+        if self._by_clock:
+            self._by_wall_clock(last=True)
         self._advance(0, WATERMARK_MAX)
         for position, (_, operator) in enumerate(self.operators):
             operator.on_end(self._emits[position + 1])

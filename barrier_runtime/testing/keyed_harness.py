@@ -68,9 +68,9 @@ class KeyedHarness:
     tells their types. `schema`, `state`, `event_time`, `side` and `on_error` are those of `process`. `parallelism`:
     among so many subtasks the keys are divided. `restore` begins with what `snapshot()` gave, maybe that of another
     parallelism or of an earlier version of the function. The wall clock stands at `wall_ms` (ms since the epoch;
-    without it where it was at the snapshot, or at 0) until `wall` moves it; states with `TTL(…, clock="processing")`
-    live by it. Changes in place that are not stored are refused at a snapshot, as by `check_state`. Errors are those of
-    a job: `UserCodeError` for what the function raises, `InvalidJob` for wrong use.
+    without it where it was at the snapshot, or at 0) until `wall` moves it; wall-clock timers and states with `TTL(…,
+    clock="processing")` live by it. Changes in place that are not stored are refused at a snapshot, as by
+    `check_state`. Errors are those of a job: `UserCodeError` for what the function raises, `InvalidJob` for wrong use.
     """
 
     def __init__(
@@ -138,12 +138,18 @@ class KeyedHarness:
             self._event_ms = max(self._event_ms, at_ms)
         return self._taken()
 
-    def wall(self, at_ms: int) -> None:
-        """The wall clock is at `at_ms` (since the epoch)."""
+    def wall(self, at_ms: int) -> list[Row]:
+        """The wall clock is at `at_ms` (since the epoch): what wall-clock timers give that are due."""
         self._wall_ms = at_ms
+        for operator in self._subtasks:
+            while operator.on_wall_clock(self._emit):
+                pass
+        return self._taken()
 
     def end(self) -> list[Row]:
-        """There is no more input: what all timers give."""
+        """There is no more input: what all timers of event time give, and those by the wall clock that are due."""
+        for operator in self._subtasks:
+            operator.on_wall_clock(self._emit, last=True)
         given = self.watermark(WATERMARK_MAX)
         for operator in self._subtasks:
             operator.on_end(self._emit)
@@ -174,6 +180,10 @@ class KeyedHarness:
     def timers(self, key: Any) -> list[int]:
         """Times (ms) of the timers of `key` that have not fired, the earliest first."""
         return self._at(key).timers.of_key()
+
+    def wall_timers(self, key: Any) -> list[int]:
+        """Times (ms) of the wall-clock timers of `key` that have not fired, the earliest first."""
+        return self._at(key).wall_timers.of_key()
 
     def snapshot(self) -> HarnessSnapshot:
         """A checkpoint, completed; the harness goes on. Raises `InvalidJob` for state that cannot be written."""

@@ -3,11 +3,11 @@ may lack is said by `EventWorkload.may_be_late` alone."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from checkers import Checker, Report
-from events import EXPIRING, FOR_EVER_MS, KEYS, EventRow, EventWorkload
+from events import EXPIRING, FOR_EVER_MS, KEYS, WALL_TIMERS, EventRow, EventWorkload
 from facts import Facts
 
 from barrier_runtime.coordinator.log.records import Finish, Record
@@ -273,6 +273,65 @@ class _Held:
         return n, recent, sum(live)
 
 
+class WallTimersFireOnce(EventChecker):
+    """A wall-clock timer fires once, not before its time and after what set it, and never when it was deleted. Those of
+    a key fire in order. What is not due when the input ends may be left."""
+
+    shows = WALL_TIMERS
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._set: dict[tuple[int, int], int] = {}  # (split, number of the event) -> when its timer is due
+        self._fired: set[tuple[int, int]] = set()
+        self._deleted: set[tuple[int, int]] = set()
+        self._last: dict[tuple[int, int], int] = {}  # by split and key: the timer that fired last
+
+    def row(self, row: EventRow) -> None:
+        event = row.split, row.first
+        if row.n == 0:
+            if event in self._set or row.key != self.workload.times.key(*event):
+                self.wrong(f"{row}: the event came already, or has another key")
+            self._set[event] = row.start
+            if row.id >= 0:
+                self._judge_deleted(row)
+        elif event in self._fired or row.first < 0:
+            self.wrong(f"{row}: the timer fired twice")
+        elif self._set.get(event) != row.start or event in self._deleted:
+            self.wrong(f"{row}: nobody has set this timer, or it was deleted")
+        else:
+            self._judge_fired(row)
+
+    def _judge_deleted(self, row: EventRow) -> None:
+        deleted = row.split, row.id
+        if deleted not in self._set or deleted in self._fired:
+            self.wrong(f"{row}: the timer that it deleted had fired")
+        self._deleted.add(deleted)
+
+    def _judge_fired(self, row: EventRow) -> None:
+        self._fired.add((row.split, row.first))
+        if row.last < row.start or (row.mask < row.start and not self.workload.times.clocks_jump):
+            self.wrong(f"{row}: the timer fired before its time")
+        if self._last.get((row.split, row.key), 0) > row.start:
+            self.wrong(f"{row}: a later timer of the key fired before")
+        self._last[row.split, row.key] = row.start
+
+    def waiting(self, until_ms: int) -> list[tuple[int, int]]:
+        """Events whose timers were due until then, and are not known to have fired."""
+        gone = self._fired | self._deleted
+        return [event for event, due_ms in self._set.items() if due_ms <= until_ms and event not in gone]
+
+    def judge(self, until_ms: int, calm_s: float, state: str) -> None:
+        """`calm_s` of calm passed since the world's clock read `until_ms`."""
+        if self.waiting(until_ms):
+            self.wrong(f"timers of {self.waiting(until_ms)[:5]} did not fire in {calm_s} s of calm: {state}")
+
+    def all_there(self) -> None:
+        times = self.workload.times
+        lost = [each for each in product(range(times.splits), range(times.count)) if each not in self._set]
+        if lost:
+            self.wrong(f"the events {lost[:5]} did not come")
+
+
 class WatermarksMove(EventChecker):
     """Liveness, asked by the world when all is calm: event time goes on, also past a split that fell silent."""
 
@@ -299,5 +358,6 @@ EVENT_CHECKERS: tuple[type[Checker], ...] = (
     WholeSessions,
     SeenOnce,
     ExpiresInTime,
+    WallTimersFireOnce,
     WatermarksMove,
 )

@@ -65,6 +65,7 @@ SESSIONS = pa.schema(
     ]
 )
 EXPIRED = pa.schema([*SESSIONS, ("mask", pa.int64())])
+WALL_TIMED = pa.schema([*EXPIRED, ("id", pa.int64())])
 IDS = pa.schema([("split", pa.int64()), ("first", pa.int64()), ("id", pa.int64())])
 
 
@@ -91,6 +92,7 @@ class EventTimes:
     slide_ms: int | None = None  # between starts of windows; None: they do not overlap
     lateness_ms: int = 0  # for which windows are kept
     window_gap_ms: int = 250  # of session windows
+    clocks_jump: bool = False  # so that a wall-clock timer may seem to be early or late
 
     def exists(self, split: int, seq: int) -> bool:
         if seq < 0 or (self.bounded and seq >= self.count):
@@ -268,6 +270,42 @@ class Expiring:
         }
 
 
+class WallTimed:
+    """Per split and key: each event sets a wall-clock timer, and every fourth or so deletes that of the one before. A
+    row when it is set (`n` 0; `id`: whose timer was deleted) and one when it fires (`n` 1; `last`: the time that its
+    timers see, `mask`: that of the world)."""
+
+    waiting = MapState(int, int)  # when it is due -> number of the event
+    latest = ValueState(int, default=0)
+
+    def __init__(self, delay_ms: int, now_ms: Callable[[], int]) -> None:
+        self._delay_ms = delay_ms
+        self._now_ms = now_ms
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
+        before, deleted = self.latest.value, -1
+        if row["id"] % 4 == 0 and before in self.waiting:
+            deleted = self.waiting[before]
+            del self.waiting[before]
+            ctx.wall_timers.delete(before)
+        due_ms = max(ctx.wall_timers.now_ms + self._delay_ms, before + 1)
+        ctx.wall_timers.register(due_ms)
+        self.waiting[due_ms] = row["seq"]
+        self.latest.value = due_ms
+        yield self._row(key, due_ms, 0, row["seq"], 0, deleted)
+
+    def on_wall_timer(self, key: Any, due_ms: int, ctx: Any) -> Iterator[dict[str, Any]]:
+        seq = self.waiting.get(due_ms, -1)
+        if seq >= 0:
+            del self.waiting[due_ms]
+        yield self._row(key, due_ms, 1, seq, ctx.wall_timers.now_ms, -1)
+
+    def _row(self, key: Any, due_ms: int, n: int, seq: int, now_ms: int, deleted: int) -> dict[str, Any]:
+        split, number = key
+        values = (split, number, due_ms, n, seq, now_ms, self._now_ms(), deleted)
+        return dict(zip(WALL_TIMED.names, values, strict=True))
+
+
 class EventRow(msgspec.Struct, frozen=True):
     """One row as the sinks write it: a window, a session, an event whose id is new, or what expires meanwhile."""
 
@@ -286,11 +324,12 @@ _EVENT_ROW = msgspec.json.Decoder(EventRow)
 
 EXPIRING = "expiring"  # drawn apart, in place of some sessions
 # and "gaps": session windows over all splits, drawn apart, too
+WALL_TIMERS = "wall-timers"  # and so are these, in place of some windows
 EVENT_GRAPHS = ("windows", "windows", "sessions", "windows-and-sessions", "unique")
 
 
 class EventWorkload:
-    """`graph`: one of EVENT_GRAPHS, or EXPIRING."""
+    """`graph`: one of EVENT_GRAPHS, EXPIRING or WALL_TIMERS."""
 
     audited = False
 
@@ -339,6 +378,7 @@ class EventWorkload:
                 "sessions": self._sessions,
                 "unique": self._unique,
                 EXPIRING: self._expiring,
+                WALL_TIMERS: self._wall_timed,
             }[shows]
             make(events).sink(sink, self._out() if sink == "out" else self._side())
         return flow
@@ -367,6 +407,10 @@ class EventWorkload:
         return events.key_by("split", "number").process(
             "expiring", Expiring(self.times.gap_ms), schema=EXPIRED, event_time="at"
         )
+
+    def _wall_timed(self, events: Any) -> Any:
+        timed = WallTimed(self.times.gap_ms, self._now_ms)
+        return events.key_by("split", "number").process("wall-timed", timed, schema=WALL_TIMED)
 
     def _unique(self, events: Any) -> Any:
         within = None if self.times.within_ms is None else _ms(self.times.within_ms)

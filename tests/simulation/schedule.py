@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from events import EVENT_GRAPHS, EXPIRING, EventTimes
+from events import EVENT_GRAPHS, EXPIRING, WALL_TIMERS, EventTimes
 from hanging import Hang
 from loop import WALL_START_NS
 from workload import GRAPHS, SIDE_GRAPHS
@@ -332,6 +332,7 @@ def _draw_events(schedule: Schedule) -> Schedule:
         slide_ms=period_ms if random.Random(f"slide {schedule.seed}").random() < 0.3 else None,
         lateness_ms=period_ms * random.Random(f"lateness {schedule.seed}").choice((0, 0, 0, 2, 6)),
         window_gap_ms=min(400, period_ms * random.Random(f"gap {schedule.seed}").choice((1, 2, 4))),
+        clocks_jump=schedule.clocks_jump,
     )
     rescaled_every = rng.choice((2, 5))
     expires = random.Random(f"expiring {schedule.seed}").random() < 0.6
@@ -343,10 +344,15 @@ def _draw_events(schedule: Schedule) -> Schedule:
         ]
         actions = tuple(sorted([*actions, *rescalings], key=lambda action: action.at_ms))
     graph = rng.choice(EVENT_GRAPHS)
-    gaps = random.Random(f"gaps {schedule.seed}").random() < 0.25
+    if random.Random(f"gaps {schedule.seed}").random() < 0.25:
+        graph = "gaps"
+    elif graph == "sessions" and expires:
+        graph = EXPIRING
+    elif graph == "windows" and random.Random(f"wall timers {schedule.seed}").random() < 0.5:
+        graph = WALL_TIMERS
     return replace(
         schedule,
-        graph="gaps" if gaps else EXPIRING if graph == "sessions" and expires else graph,
+        graph=graph,
         splits=splits,
         count=count,
         events=times,

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 from checkers import Checker, MessagesOnce
-from event_checkers import EVENT_CHECKERS, WatermarksMove
-from events import EXPIRING, EventRow, EventTimes, EventWorkload
+from event_checkers import EVENT_CHECKERS, WallTimersFireOnce, WatermarksMove
+from events import EXPIRING, WALL_TIMERS, EventRow, EventTimes, EventWorkload
 from facts import Facts
 from histories import Bank
 from judged import Case, Table, Told, check, each_case, untold
@@ -74,6 +74,11 @@ class Shown:
             judge.on_record(1, record)
         return self
 
+    def waited(self) -> "Shown":
+        """Nothing went wrong for 90 s since the last timer was due."""
+        self.judges[WallTimersFireOnce].judge(self.times.start_ms + 60_000, 90, "running")
+        return self
+
     # ---- true rows
 
     def windows(self) -> list[EventRow]:
@@ -121,6 +126,16 @@ class Shown:
 
     def _is_first(self, row: EventRow) -> bool:
         return not any(self.times.key(row.split, seq) == row.key for seq in range(row.first))
+
+    def timers(self) -> list[tuple[EventRow, EventRow]]:
+        """Of each event, a timer that is set when it comes, and fires."""
+        times, found = self.times, []
+        for split in range(times.splits):
+            for seq in range(times.count):
+                due_ms = times.due_ms(split, seq) + times.gap_ms
+                row = EventRow(split, times.key(split, seq), due_ms, first=seq)
+                found.append((row, changed(row, n=1, last=due_ms + 1, mask=due_ms + 1)))
+        return found
 
     def ids(self) -> list[EventRow]:
         rows: dict[int, EventRow] = {}
@@ -253,6 +268,26 @@ def cut(made: Shown) -> list[EventRow]:
     return [changed(row, n=1, last=row.first, start=timer)]
 
 
+def one_timer(made: Shown, **fields: int) -> list[EventRow]:
+    """One that was set, as it fires when something is wrong with it."""
+    row, fired = made.timers()[0]
+    return [row, changed(fired, **fields)]
+
+
+def one_deleted(made: Shown, fires: bool, before: bool = False) -> list[EventRow]:
+    """The second timer of a key deletes the first, which fires before or after that, or not at all."""
+    (first, fired), *others = made.timers()
+    second = next(row for row, _ in others if (row.split, row.key) == (first.split, first.key))
+    deleting = changed(second, id=first.first)
+    return [first, *([fired] if before else []), deleting, *([fired] if fires else [])]
+
+
+def in_another_order(made: Shown) -> list[EventRow]:
+    (first, fired), *others = made.timers()
+    second = next(both for both in others if (both[0].split, both[0].key) == (first.split, first.key))
+    return [first, *second, fired]
+
+
 def messages(*at: int, acknowledged: Sequence[int] | None = None) -> Told:
     """The rows at these places come out, two per message, of three messages; then, if told so, all is calm."""
     reports: list[tuple[str, str]] = []
@@ -375,6 +410,48 @@ TABLE: Table = {
         ),
         Case("a row again", lambda: shown(EXPIRING, lambda s: [s.expiring()[0]] * 2), "the next event of its key is"),
         Case("an event never comes", lambda: shown(EXPIRING, lambda s: s.expiring()[:-1]).finish(), "did not come"),
+    ),
+    "WallTimersFireOnce": (
+        Case("a timer twice", lambda: shown(WALL_TIMERS, lambda s: [*s.timers()[0], s.timers()[0][1]]), "fired twice"),
+        Case("a timer of no event", lambda: shown(WALL_TIMERS, lambda s: one_timer(s, first=-1)), "fired twice"),
+        Case("nobody set it", lambda: shown(WALL_TIMERS, lambda s: s.timers()[0][1:]), "nobody has set this timer"),
+        Case("another time", lambda: shown(WALL_TIMERS, lambda s: one_timer(s, start=7)), "nobody has set this timer"),
+        Case("a deleted one", lambda: shown(WALL_TIMERS, lambda s: one_deleted(s, True)), "or it was deleted"),
+        Case(
+            "fired and deleted",
+            lambda: shown(WALL_TIMERS, lambda s: one_deleted(s, False, before=True)),
+            "the timer that it deleted had fired",
+        ),
+        Case("early by its clock", lambda: shown(WALL_TIMERS, lambda s: one_timer(s, last=5)), "before its time"),
+        Case("early by the world's", lambda: shown(WALL_TIMERS, lambda s: one_timer(s, mask=5)), "before its time"),
+        Case("out of order", lambda: shown(WALL_TIMERS, in_another_order), "a later timer of the key fired before"),
+        Case(
+            "an event again",
+            lambda: shown(WALL_TIMERS, lambda s: [s.timers()[0][0]] * 2),
+            "the event came already",
+        ),
+        Case(
+            "an event never comes",
+            lambda: shown(WALL_TIMERS, lambda s: [row for both in s.timers()[1:] for row in both]).finish(),
+            "did not come",
+        ),
+        Case(
+            "a timer never fires",
+            lambda: shown(WALL_TIMERS, lambda s: [row for row, _ in s.timers()]).waited(),
+            "did not fire in 90 s of calm",
+        ),
+        Case(
+            "the world's clock says otherwise",
+            lambda: shown(WALL_TIMERS, lambda s: one_timer(s, mask=5), replace(IN_ORDER, clocks_jump=True)),
+        ),
+        Case("deleted, and silent", lambda: shown(WALL_TIMERS, lambda s: one_deleted(s, False))),
+        Case(
+            "all fire once",
+            lambda: shown(WALL_TIMERS, lambda s: [row for both in s.timers() for row in both]).waited().finish(),
+        ),
+        Case(
+            "not due when the input ends", lambda: shown(WALL_TIMERS, lambda s: [row for row, _ in s.timers()]).finish()
+        ),
     ),
     "WatermarksMove": (
         Case(

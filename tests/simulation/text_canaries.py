@@ -37,8 +37,16 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "a timer that was deleted fires at its time",
         "events",
         "barrier_runtime/operators/timers.py",
-        "            self._table.delete(entry)\n            self._",
-        "            self._",
+        "        self._table.delete(entry)\n        self._",
+        "        self._",
+    ),
+    (
+        "wall-timer-fires-again-after-restore",
+        "a wall-clock timer that was due when the job was restored stays where it was when it has fired",
+        "events",
+        "barrier_runtime/operators/wall_timers.py",
+        "                if self._remove((*key, timestamp_ms)):\n                    yield key, timestamp_ms\n",
+        "                yield key, timestamp_ms\n",
     ),
     (
         "row-in-all-windows-but-the-first",

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import msgspec
 from checkers import CHECKERS, HOOKS, PROTOCOL_CHECKERS, QUEUE_CHECKERS, TARGET_CHECKERS, Checker, MessagesOnce
-from event_checkers import EVENT_CHECKERS, WatermarksMove
+from event_checkers import EVENT_CHECKERS, WallTimersFireOnce, WatermarksMove
 from events import EventWorkload
 from facts import Facts
 from hanging import PROGRESS_TIMEOUT_MS, HangingJsonlSink, HangingOpens
@@ -61,6 +61,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.operators import wall_timers as wall_timers_module
 from barrier_runtime.runtime import scheduler as scheduler_module
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
@@ -285,11 +286,23 @@ class World:
         """Everything; afterwards `violations` says what was wrong."""
         BACKENDS["lsm"] = LsmBackend(lambda: self.sim.chance(0.2))
         tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
+        slices = patch.object(wall_timers_module, "_SLICE_TIMERS", self.schedule.elements_per_step)
         rounds = patch.object(scheduler_module, "_MOST_ROUNDS", self.schedule.rounds)
         size = patch.object(slot_module, "_rss_bytes", lambda: 1 << 26)  # the real one's would differ from run to run
         one_by_one = _no_threads_of_their_own()
         chunks, sweeps = self._small_chunks(), self._sweeps()
-        with self.sim, tuned, rounds, size, one_by_one, chunks, sweeps, counted(self.near_misses), self._servers():
+        with (
+            self.sim,
+            tuned,
+            slices,
+            rounds,
+            size,
+            one_by_one,
+            chunks,
+            sweeps,
+            counted(self.near_misses),
+            self._servers(),
+        ):
             for world in self._both:
                 world._start_program(self.schedule.parallelism)
             for action in self.schedule.actions:
@@ -307,6 +320,7 @@ class World:
             for world in self._both:
                 world._expect_progress()
             self._expect_event_time()
+            self._expect_wall_timers()
             self._expect_messages()
             for world in self._both:
                 world._expect_the_end()
@@ -402,6 +416,16 @@ class World:
         now_ms = self.world_ns() // 1_000_000
         progressed = lambda: judge.reached_ms >= now_ms or not self._current().active  # noqa: E731
         if not self._until(progressed, HEALED_WITHIN_S) and not self.violations:
+            judge.judge(now_ms, HEALED_WITHIN_S, self._state())
+
+    def _expect_wall_timers(self) -> None:
+        """Liveness: they fire without anything else happening."""
+        judge = next((each for each in self.checkers if isinstance(each, WallTimersFireOnce)), None)
+        if self.violations or judge is None or self.schedule.bounded or self.schedule.clocks_jump:
+            return
+        now_ms = self.world_ns() // 1_000_000
+        fired = lambda: not judge.waiting(now_ms) or not self._current().active  # noqa: E731
+        if not self._until(fired, HEALED_WITHIN_S) and not self.violations:
             judge.judge(now_ms, HEALED_WITHIN_S, self._state())
 
     def _expect_messages(self) -> None:

@@ -109,7 +109,8 @@ class Unbound:
 
     def _outside(self) -> InvalidJob:
         return InvalidJob(
-            f"{with_article(self._kind)} is used outside a keyed function: use it only in process() or on_timer()"
+            f"{with_article(self._kind)} is used outside a keyed function: use it only in process(), on_timer() or "
+            "on_wall_timer()"
         )
 
 

@@ -71,11 +71,14 @@ class _EventTime:
     def __init__(self, watermark_ms: Callable[[], int]) -> None:
         self._watermark_ms = watermark_ms
         self.context: Any = None  # the `ProcessContext` of the operator
+        self.instead_ms: int | None = None  # while a wall-clock timer fires, which has no event time
 
     def now_ms(self) -> int:
         context = self.context
         at_ms, watermark_ms = context.timestamp, context.watermark
         if at_ms is None:
+            if self.instead_ms is not None:
+                return self.instead_ms
             raise InvalidJob(
                 "a row without event time (null) uses state with a TTL in event time: filter such rows before, or use "
                 "TTL(…, clock='processing')"
