@@ -459,7 +459,7 @@ MUTANTS = (
         "barrier_runtime/operators/failures.py",
         "            sides.back_to(emitted)\n",
         "",
-        ("tests/barrier_runtime/operators/test_failures.py",),
+        ("tests/barrier_runtime/operators/test_failing_rows.py",),
     ),
     Mutant(
         "emitted-at-the-time-of-the-watermark",
@@ -491,7 +491,7 @@ MUTANTS = (
         "barrier_runtime/operators/failures.py",
         "failures.row if of_rows else None",
         "failures.row",
-        ("tests/barrier_runtime/operators/test_failures.py",),
+        ("tests/barrier_runtime/operators/test_failing_rows.py",),
     ),
     Mutant(
         "sql-not-is-lost",
