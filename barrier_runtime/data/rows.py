@@ -17,6 +17,7 @@ from sys import getrefcount
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
@@ -44,6 +45,8 @@ _UNCHANGEABLE = frozenset(
         UUID,
     }
 )
+_WHOLE = frozenset({type(None), bool, int})
+_WITH_FRACTIONS = (float, decimal.Decimal, np.floating)
 _timedelta = datetime.timedelta
 _PER_MICROSECOND = {"us": 1, "ns": 1_000}  # units of timestamps that become `datetime` without Arrow
 _EPOCHS = {
@@ -148,6 +151,7 @@ class _Column(NamedTuple):
     type: pa.DataType
     nullable: bool
     of: Callable[[Mapping[str, Any]], Any]  # its value in a row
+    has_integers: bool  # in itself, or in what it holds
 
 
 class RowWriter:
@@ -228,12 +232,14 @@ class RowWriter:
         return FewRows.made_of(self.schema, columns)
 
     def _column(self, rows: Sequence[Mapping[str, Any]], column: _Column) -> pa.Array:
-        name, kind, nullable, of = column
+        name, kind, nullable, of, _ = column
         try:
             values = list(map(of, rows))
         except (KeyError, TypeError):
             self._check_names(rows)
             values = [row.get(name) for row in rows]
+        if column.has_integers and _loses_a_fraction(values, kind):
+            raise self._misfit(name, kind, values)
         try:
             array = pa.array(values, kind)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError) as error:
@@ -244,7 +250,10 @@ class RowWriter:
 
     def _fix(self, schema: pa.Schema) -> None:
         self.schema = schema
-        self._columns = [_Column(each.name, each.type, each.nullable, itemgetter(each.name)) for each in schema]
+        self._columns = [
+            _Column(each.name, each.type, each.nullable, itemgetter(each.name), _has_integers(each.type))
+            for each in schema
+        ]
         changeable = {field.name: field.type for field in schema if not _is_unchangeable(field.type)}
         self._changeable = list(changeable)
         self._flat = frozenset(
@@ -368,7 +377,52 @@ def _settled(guessed: pa.DataType, known: pa.DataType | None) -> pa.DataType:
     return guessed
 
 
+def _has_integers(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_integers(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pa.types.is_integer(kind))
+
+
+def _loses_a_fraction(values: Iterable[Any], kind: pa.DataType) -> bool:
+    """Whether Arrow would take 1.5 for a whole number, and store 1, without a word."""
+    if pa.types.is_integer(kind):
+        values = list(values)
+        if _WHOLE.issuperset(map(type, values)):
+            return False
+        return any(isinstance(value, _WITH_FRACTIONS) and not _is_whole(value) for value in values)
+    if pa.types.is_struct(kind):
+        rows = [value for value in values if isinstance(value, Mapping)]
+        return any(
+            _loses_a_fraction([row.get(field.name) for row in rows], field.type)
+            for field in kind
+            if _has_integers(field.type)
+        )
+    if pa.types.is_map(kind):
+        pairs = [pair for value in values if value is not None for pair in _pairs(value)]
+        return any(
+            _has_integers(part) and _loses_a_fraction([pair[at] for pair in pairs], part)
+            for at, part in enumerate((kind.key_type, kind.item_type))
+        )
+    if pa.types.is_nested(kind) and kind.num_fields == 1:
+        inner = (each for value in values if isinstance(value, list | tuple) for each in value)
+        return _loses_a_fraction(inner, kind.field(0).type)
+    return False
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        return bool(int(value) == value)
+    except (ValueError, ArithmeticError):  # not a number, infinite
+        return False
+
+
+def _pairs(value: Any) -> list[Any]:
+    return [pair for pair in (value.items() if isinstance(value, Mapping) else value) if isinstance(pair, tuple)]
+
+
 def _fit(values: list[Any], kind: pa.DataType) -> bool:
+    if _has_integers(kind) and _loses_a_fraction(values, kind):
+        return False
     try:
         pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError):

@@ -517,4 +517,12 @@ MUTANTS = (
         "pc.if_else(self._truth(condition), result, taken)",
         ("tests/barrier_runtime/data/test_sql_expressions.py",),
     ),
+    Mutant(
+        "fractions-are-cut-off",
+        "1.5 in a column of whole numbers is refused, not stored as 1",
+        "barrier_runtime/data/rows.py",
+        "        if column.has_integers and _loses_a_fraction(values, kind):\n",
+        "        if False:\n",
+        ("tests/barrier_runtime/operators/test_operators_stateless.py",),
+    ),
 )

@@ -1,8 +1,11 @@
 """Row-wise and columnar steps: rows in, rows out, and errors that show the user's own code."""
 
+import decimal
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -91,6 +94,39 @@ def test_map_batches_that_returns_something_else_is_told_what_to_return() -> Non
 
 
 # ---------------------------------------------------------------- schemas of rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "wrong"),
+    [
+        (pa.int64(), 2.0, 1.5),
+        (pa.int32(), decimal.Decimal(2), decimal.Decimal("1.5")),
+        (pa.uint8(), np.float32(2), np.float32(1.5)),
+        (pa.int64(), None, float("nan")),
+        (pa.int64(), 2, float("inf")),
+        (pa.list_(pa.int64()), [1, None, 2.0], [1, 1.5]),
+        (pa.struct([("x", pa.int64()), ("y", pa.float64())]), {"x": 1.0, "y": 1.5}, {"x": 1.5, "y": 1.0}),
+        (pa.map_(pa.string(), pa.int64()), [("a", 2.0)], [("a", 1.5)]),
+    ],
+)
+@pytest.mark.parametrize("rows", [3, 100])  # few rows, and many
+def test_a_fraction_is_not_cut_off_where_a_whole_number_is_declared(
+    kind: pa.DataType, fits: Any, wrong: Any, rows: int
+) -> None:
+    """Arrow stores 1.5 as 1 without a word."""
+    values = iter([fits] * rows + [wrong])
+    driven = Driven(MapOperator("m", lambda row: {"v": next(values)}, pa.schema([("v", kind)])))
+    driven.feed([{"n": 0}] * rows)
+    with pytest.raises(InvalidJob, match=f"column 'v' is {re.escape(str(kind))}, but a row has "):
+        driven.feed([{"n": 0}])
+
+
+def test_a_fraction_behind_whole_numbers_asks_for_a_schema() -> None:
+    values = iter([1, 2, 1.5])
+    driven = Driven(MapOperator("m", lambda row: {"v": next(values)}))
+    driven.feed([{"n": 0}] * 2)
+    with pytest.raises(InvalidJob, match=r"column 'v' is int64, but a row has 1.5 \(float\) there: .* pass schema="):
+        driven.feed([{"n": 0}])
 
 
 def test_the_first_rows_fix_the_schema_and_a_later_misfit_asks_for_schema() -> None:
