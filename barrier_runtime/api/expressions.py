@@ -9,30 +9,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
+    from barrier_runtime.data.expressions import Compiled
     from barrier_runtime.data.sql_expressions import SqlExpression
 
-Expression: TypeAlias = "pc.Expression | SqlExpression"
+Expression: TypeAlias = "Compiled | SqlExpression"
 
 
 def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> tuple[Expression, pa.DataType | None]:
     """The expression for rows of `schema`, and its type. `given` is SQL as text, or one of `pyarrow.compute`. Where the
     schema is not known yet the type is None, and SQL is compiled for the first rows. Raises `InvalidJob` for what is no
     expression, and for one that does not suit the schema."""
-    from barrier_runtime.data.expressions import evaluated_types
+    from barrier_runtime.data.expressions import Compiled, evaluated_types
 
-    expression: Expression
-    if isinstance(given, str):
+    if isinstance(given, pc.Expression):
+        compiled = Compiled(given, str(given))
+    else:
         from barrier_runtime.data.sql_expressions import SqlExpression
 
         sql = SqlExpression(given, where)
         if schema is None:
             return sql, None
-        expression = sql.compiled(schema)
-    else:
-        expression = given
-    return expression, None if schema is None else evaluated_types(schema, [expression], where)[0]
+        compiled = Compiled(sql.compiled(schema), given)
+    return compiled, None if schema is None else evaluated_types(schema, [compiled.expression], where)[0]
 
 
 def names_a_column(value: str | pc.Expression, schema: pa.Schema | None) -> bool:
     """Whether a value of `select` is the name of a column; other text is SQL."""
-    return isinstance(value, str) and (value.isidentifier() or (schema is not None and value in schema.names))
+    return isinstance(value, str) and (value in schema.names if schema is not None else value.isidentifier())

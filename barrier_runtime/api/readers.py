@@ -101,6 +101,11 @@ class Readers:
         if event_time is not None:
             require_columns(schema, (event_time,), where)
             check_event_time_type(schema.field(event_time).type, event_time, where)
+        elif max_out_of_orderness:
+            raise InvalidJob(
+                f"{where}: max_out_of_orderness is about event time, and event_time= does not say which column that is: "
+                "add it, or give the bound to with_watermarks(column, …)"
+            )
         node = SourceNode(
             name,
             source,

@@ -3,12 +3,22 @@
 Acero, Arrow's engine, does the work; one thread, because a slot's loop has one and thread hand-overs cost latency.
 """
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 import pyarrow.acero as acero
 import pyarrow.compute as pc
 
 from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import InvalidJob
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An expression that knows how the user has written it."""
+
+    expression: pc.Expression
+    text: str
 
 
 def evaluate(batch: pa.RecordBatch, expressions: list[pc.Expression], where: str) -> list[pa.Array]:

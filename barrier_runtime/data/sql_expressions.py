@@ -13,6 +13,7 @@ What is not known is refused by name when the flow is written; so is what a repl
 """
 
 import datetime
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,9 +31,11 @@ from barrier_runtime.data.sql_functions import (
     Argument,
     Made,
     NotConstant,
+    time_of,
 )
 from barrier_runtime.state.errors import InvalidJob
 
+_BEFORE = "SELECT "
 _CHANGES = ("current_timestamp", "current_date", "now", "rand", "randn", "uuid", "unix_timestamp")
 _ARITHMETIC: dict[type[exp.Expr], Callable[[Any, Any], Made]] = {
     exp.Add: pc.add_checked,
@@ -65,6 +68,8 @@ _TYPES: dict[str, pa.DataType] = {
     "TIMESTAMPLTZ": pa.timestamp("us", "UTC"),
 }
 _FALSE = pc.scalar(False)
+_DAY = datetime.timedelta(days=1)
+_MOST_DIGITS = 38  # of a decimal
 # Arguments of what is no function: whatever else is written is refused.
 _HANDLED = frozenset({"this", "expression", "expressions", "low", "high", "ifs", "default", "true", "false", "to"})
 _HANDLED |= {"table", "db", "catalog", "query", "unnest", "typed"}
@@ -80,13 +85,8 @@ class SqlExpression:
         """`where`: the step, for messages."""
         self.text = text
         self.where = f"{where}: {text!r}"
-        try:
-            tree = sqlglot.parse_one(text, read="spark")
-        except sqlglot.errors.SqlglotError as error:
-            said = error.errors[0]["description"] if isinstance(error, sqlglot.ParseError) and error.errors else error
-            raise InvalidJob(f"{self.where} is no SQL expression ({said}): correct it") from error
-        self._tree = tree
-        for node in tree.walk():
+        self._tree = self._parsed()
+        for node in self._tree.walk():
             self._check(node)
 
     def __str__(self) -> str:
@@ -99,24 +99,52 @@ class SqlExpression:
         evaluated_types(schema, [made], self.where)
         return made
 
+    def _parsed(self) -> exp.Expr:
+        """As what a query selects, so that words with which statements begin, such as `update`, are columns."""
+        try:
+            query = sqlglot.parse_one(_BEFORE + self.text, read="spark")
+        except sqlglot.errors.SqlglotError as error:
+            near = error.errors[0]["highlight"] if isinstance(error, sqlglot.ParseError) and error.errors else ""
+            raise InvalidJob(
+                f"{self.where} is no SQL expression{f', at {near!r}' if near else ''}: correct it. A column whose name "
+                "is a word of SQL stands in backticks"
+            ) from error
+        selected: list[exp.Expr] = query.args.get("expressions") or []
+        if not isinstance(query, exp.Select) or len(selected) != 1:
+            raise InvalidJob(f"{self.where} is no SQL expression: give one, without a comma or semicolon around it")
+        if any(value for name, value in query.args.items() if name != "expressions"):
+            raise InvalidJob(f"{self.where}: a query does not belong here: give one expression of a row's columns")
+        return selected[0]
+
+    def _name(self, node: exp.Expr) -> str:
+        """Of a function, as it is written."""
+        if isinstance(node, exp.Window):
+            return f"{self._name(node.this)} OVER"
+        start, end = node.meta.get("start"), node.meta.get("end")
+        if start is not None and end is not None:
+            return self.text[start - len(_BEFORE) : end + 1 - len(_BEFORE)].lower()
+        return _name(node)
+
     def _check(self, node: exp.Expr) -> None:
+        is_function = isinstance(node, exp.Func)
+        name = self._name(node) if is_function or isinstance(node, exp.Window) else ""
         if isinstance(node, exp.Alias):
             raise InvalidJob(f"{self.where}: a new name does not belong here: select({{'name': 'expression'}}) has it")
         if isinstance(node, exp.AggFunc | exp.Window):
             raise InvalidJob(
-                f"{self.where}: {_name(node)} is an aggregate of many rows: use .key_by(…).aggregate(…), or a window"
+                f"{self.where}: {name} is an aggregate of many rows: use .key_by(…).aggregate(…), or a window"
             )
-        if isinstance(node, exp.Func) and _name(node) in _CHANGES:
+        if name in _CHANGES:
             raise InvalidJob(
-                f"{self.where}: {_name(node)}() would give another value when rows are read again after a failure: let "
-                "the rows bring it"
+                f"{self.where}: {name}() would give another value when rows are read again after a failure: let the "
+                "rows bring it"
             )
         if isinstance(node, exp.Query):
             raise InvalidJob(f"{self.where}: a query does not belong here: give one expression of a row's columns")
-        if isinstance(node, exp.Func) and not isinstance(node, (*FUNCTIONS, *_KNOWN)):
+        if is_function and not isinstance(node, (*FUNCTIONS, *_KNOWN)):
             raise InvalidJob(
-                f"{self.where}: the function {_name(node)} is not known here: use a pyarrow.compute expression, or "
-                f"map with a function of Python. Known are {', '.join(known_functions())}"
+                f"{self.where}: the function {name} is not known here: use a pyarrow.compute expression, or map with a "
+                f"function of Python. Known are {', '.join(known_functions())}"
             )
 
 
@@ -143,7 +171,7 @@ class _Compiler:
         self._where = where
 
     def argument(self, node: exp.Expr) -> Argument:
-        if isinstance(node, exp.Paren | exp.TsOrDsToDate):
+        if isinstance(node, exp.Paren):
             return self.argument(node.this)
         if isinstance(node, exp.Var):  # a word that the language has, such as a unit
             return Argument(pc.scalar(node.name), pa.string(), True, node.name)
@@ -152,7 +180,17 @@ class _Compiler:
             scalar = value if isinstance(value, pa.Scalar) else self._scalar(value)
             return Argument(pc.scalar(scalar), scalar.type, True, scalar.as_py())
         made = self._made(node)
-        return Argument(made, evaluated_types(self._schema, [made], self._where)[0], False, None)
+        try:
+            kind = evaluated_types(self._schema, [made], self._where)[0]
+        except InvalidJob as error:
+            mixed = re.search(r"no kernel matching input types \((.*?)\)\. ", str(error))
+            if mixed is None:
+                raise
+            raise InvalidJob(
+                f"{self._where}: {node.sql('spark')}: {mixed.group(1).replace(', ', ' and ')} do not go together: "
+                "CAST what has another type"
+            ) from error
+        return Argument(made, kind, False, None)
 
     def _scalar(self, value: Any) -> pa.Scalar:
         if type(value) is int:
@@ -175,7 +213,7 @@ class _Compiler:
         if kind not in FUNCTIONS:
             self._check_arguments(node, _HANDLED)
         if kind in _ARITHMETIC:
-            return _ARITHMETIC[kind](*self._both(node))
+            return self._arithmetic(node)
         if kind in _COMPARISONS:
             return _COMPARISONS[kind](*self._both(node))
         if kind in _SPECIAL:
@@ -189,10 +227,23 @@ class _Compiler:
         left, right = self.argument(node.this), self.argument(node.expression)
         return self._beside(left, right), self._beside(right, left)
 
+    def _arithmetic(self, node: exp.Expr) -> Made:
+        made = _ARITHMETIC[type(node)](*self._both(node))
+        left, right = self.argument(node.this), self.argument(node.expression)
+        if pa.types.is_date(left.type) and pa.types.is_duration(right.type) and right.is_constant:
+            return made if right.value % _DAY else made.cast(left.type)  # a date and days are a date
+        return made
+
     def _beside(self, one: Argument, other: Argument) -> Made:
         """`one` as it is beside `other`: a number in the wider type of the two, text and times in that of a time."""
         if pa.types.is_null(one.type):
-            return pc.scalar(pa.scalar(None, other.type))
+            return pc.scalar(pa.scalar(None, pa.int32() if pa.types.is_null(other.type) else other.type))
+        if _is_number(other.type) and one.is_constant and isinstance(one.value, str):
+            try:
+                number = self._scalar(int(one.value) if one.value.strip().lstrip("-").isdigit() else float(one.value))
+            except ValueError as error:
+                raise InvalidJob(f"{self._where}: {one.value!r} is no number") from error
+            one = Argument(pc.scalar(number), number.type, True, number.as_py())
         if pa.types.is_timestamp(other.type) or pa.types.is_date(other.type):
             if one.is_constant and isinstance(one.value, str):
                 return pc.scalar(self._time(one.value, other.type))
@@ -226,6 +277,11 @@ class _Compiler:
         except NotConstant as error:
             raise InvalidJob(f"{self._where}: {node.sql('spark')}: {error.what} has to be a constant") from error
 
+    def _date(self, node: exp.Expr) -> Made:
+        if node.this is None:
+            raise InvalidJob(f"{self._where}: an argument is missing")
+        return time_of(self.argument(node.this)).cast(pa.date32())
+
     def _check_arguments(self, node: exp.Expr, known: frozenset[str]) -> None:
         """Nothing that is written is left out."""
         for name, value in node.args.items():
@@ -235,6 +291,8 @@ class _Compiler:
     def _arguments(self, node: exp.Expr, names: tuple[str, ...]) -> Iterator[Argument]:
         for name in names:
             value = node.args.get(name.rstrip("?*"))
+            if not value and not name.endswith(("?", "*")):
+                raise InvalidJob(f"{self._where}: {node.sql('spark')}: an argument is missing")
             if isinstance(value, list):
                 yield from map(self.argument, value)
             elif isinstance(value, str):
@@ -280,14 +338,13 @@ class _Compiler:
 
     def _divide(self, node: exp.Expr) -> Made:
         left, right = self.argument(node.this), self.argument(node.expression)
-        exact = pa.types.is_decimal(left.type) or pa.types.is_decimal(right.type)
-        if exact and not (pa.types.is_floating(left.type) or pa.types.is_floating(right.type)):
-            return pc.divide_checked(*self._both(node))
         return pc.divide_checked(left.made.cast(pa.float64()), right.made.cast(pa.float64()))
 
     def _integer_divide(self, node: exp.Expr) -> Made:
-        left, right = self.argument(node.this).made.cast(pa.int64()), self.argument(node.expression).made
-        return pc.divide_checked(left, right.cast(pa.int64()))
+        left, right = self.argument(node.this), self.argument(node.expression)
+        if not (pa.types.is_integer(left.type) and pa.types.is_integer(right.type)):
+            return pc.trunc(self._divide(node)).cast(pa.int64())
+        return pc.divide_checked(left.made.cast(pa.int64()), right.made.cast(pa.int64()))
 
     def _remainder(self, node: exp.Expr) -> Made:
         """With the sign of the dividend."""
@@ -359,17 +416,33 @@ class _Compiler:
             kind = pa.decimal128(digits[0], digits[1] if len(digits) > 1 else 0)
         if kind is None:
             raise InvalidJob(f"{self._where}: the type {to.sql('spark')} is not known here")
-        value = self.argument(node.this)
-        made = value.made
-        if pa.types.is_floating(value.type) and pa.types.is_integer(kind):
-            made = pc.trunc(made)
-        elif pa.types.is_integer(value.type) and pa.types.is_decimal(kind):
-            made = made.cast(pa.decimal128(min(38, 19 + kind.scale), kind.scale))
-        elif pa.types.is_string(value.type) and pa.types.is_timestamp(kind):
-            if value.is_constant:
+        return self._as(self.argument(node.this), kind)
+
+    def _as(self, value: Argument, kind: pa.DataType) -> Made:
+        made, types = value.made, pa.types
+        if (types.is_temporal(value.type) and _is_number(kind)) or (_is_number(value.type) and types.is_temporal(kind)):
+            raise InvalidJob(
+                f"{self._where}: {value.type} does not become {kind} by CAST here: take parts of a time, as in year(t)"
+            )
+        if types.is_string(value.type):
+            if value.is_constant and types.is_timestamp(kind):
                 return pc.scalar(self._time(value.value, kind))
-            made = made.cast(pa.timestamp("us"))
+            made = pc.utf8_trim(made, " ")
+            if types.is_temporal(kind):
+                made = made.cast(pa.timestamp("us"))
+            elif types.is_decimal(kind):
+                made = _rounded(made.cast(pa.decimal128(_MOST_DIGITS, _MOST_DIGITS // 2)), kind.scale)
+        elif types.is_integer(kind) and (types.is_floating(value.type) or types.is_decimal(value.type)):
+            made = pc.trunc(made)
+        elif types.is_decimal(kind) and types.is_integer(value.type):
+            made = made.cast(pa.decimal128(min(_MOST_DIGITS, 19 + kind.scale), kind.scale))
+        elif types.is_decimal(kind) and types.is_decimal(value.type) and kind.scale < value.type.scale:
+            made = _rounded(made, kind.scale)
         return made.cast(kind)
+
+
+def _rounded(made: Made, digits: int) -> Made:
+    return pc.round(made, ndigits=digits, round_mode="half_towards_infinity")
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -399,8 +472,9 @@ def _constant(node: exp.Expr) -> tuple[bool, Any]:
         return True, -_constant(node.this)[1]
     if isinstance(node, exp.Interval):
         unit = str(node.args["unit"].name if node.args.get("unit") else "").upper().rstrip("S")
-        if unit in UNITS and isinstance(node.this, exp.Literal):
-            return True, pa.scalar(datetime.timedelta(seconds=0) + float(node.this.this) * UNITS[unit])
+        if unit not in UNITS or not isinstance(node.this, exp.Literal):
+            raise InvalidJob(f"{node.sql('spark')} is not known here: an INTERVAL has one of {', '.join(UNITS)}")
+        return True, pa.scalar(datetime.timedelta(seconds=0) + float(node.this.this) * UNITS[unit])
     if isinstance(node, exp.Concat) and all(
         isinstance(each, exp.Literal) and each.is_string for each in node.expressions
     ):
@@ -425,4 +499,5 @@ _SPECIAL: dict[type[exp.Expr], Callable[[_Compiler, Any], Made]] = {
     exp.If: _Compiler._if,
     exp.Cast: _Compiler._cast,
     exp.TryCast: _Compiler._cast,
+    exp.TsOrDsToDate: _Compiler._date,
 }

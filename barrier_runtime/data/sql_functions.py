@@ -43,6 +43,13 @@ def as_text(argument: Argument) -> Made:
     return argument.made if pa.types.is_string(argument.type) else argument.made.cast(pa.string())
 
 
+def time_of(argument: Argument) -> Made:
+    """Text and dates as times."""
+    if pa.types.is_string(argument.type):
+        return pc.utf8_trim(argument.made, " ").cast(pa.timestamp("us"))
+    return argument.made.cast(pa.timestamp("us")) if pa.types.is_date(argument.type) else argument.made
+
+
 def joined(arguments: Sequence[Argument]) -> Made:
     """Null if one of them is."""
     return pc.binary_join_element_wise(*map(as_text, arguments), pc.scalar(""))
@@ -58,10 +65,14 @@ def _whole(function: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _round(value: Argument, decimals: Argument | None = None) -> Made:
-    if pa.types.is_integer(value.type):
-        return value.made
     digits = 0 if decimals is None else int(decimals.constant("the number of digits"))
-    return pc.round(value.made, ndigits=digits, round_mode="half_towards_infinity")
+    if pa.types.is_integer(value.type) and digits >= 0:
+        return value.made
+    made = pc.round(value.made, ndigits=digits, round_mode="half_towards_infinity")
+    if pa.types.is_decimal(value.type) and digits < value.type.scale:
+        whole = value.type.precision - value.type.scale + 1
+        return made.cast(pa.decimal128(min(38, whole + max(0, digits)), max(0, digits)))
+    return made
 
 
 def _substring(text: Argument, start: Argument, length: Argument | None = None) -> Made:
@@ -91,9 +102,9 @@ def _trim(text: Argument, where: Argument | None = None) -> Made:
     return trims[side](as_text(text), " ")
 
 
-def _replace(text: Argument, old: Argument, new: Argument) -> Made:
-    pattern = old.constant("what is replaced")
-    return pc.replace_substring(as_text(text), pattern, new.constant("the replacement")) if pattern else as_text(text)
+def _replace(text: Argument, old: Argument, new: Argument | None = None) -> Made:
+    pattern, replacement = old.constant("what is replaced"), "" if new is None else new.constant("the replacement")
+    return pc.replace_substring(as_text(text), pattern, replacement) if pattern else as_text(text)
 
 
 def _regexp_replace(text: Argument, pattern: Argument, new: Argument) -> Made:
@@ -116,7 +127,12 @@ def _nullif(value: Argument, other: Argument) -> Made:
 
 
 def _extreme(function: Callable[..., Made]) -> Callable[..., Made]:
-    return lambda *values: function(*(value.made for value in values), skip_nulls=True)
+    return lambda *values: function(*_known(values), skip_nulls=True)
+
+
+def _known(values: Sequence[Argument]) -> list[Made]:
+    """Those that are not NULL as a word."""
+    return [value.made for value in values if not pa.types.is_null(value.type)] or [values[0].made]
 
 
 def _double(function: Callable[..., Made]) -> Callable[..., Made]:
@@ -129,21 +145,21 @@ def _ln(value: Made) -> Made:
 
 
 def _part(function: Callable[..., Made]) -> Callable[..., Made]:
-    return lambda time: function(time.made)
+    return lambda time: function(time_of(time))
 
 
 def _trunc(time: Argument, unit: Argument) -> Made:
     name = str(unit.constant("the unit")).lower()
     if name not in _UNITS_OF_TIME:
         raise NotConstant(f"the unit is {name}; one of {', '.join(_UNITS_OF_TIME)}")
-    return pc.floor_temporal(time.made, unit=name)
+    return pc.floor_temporal(time_of(time), unit=name)
 
 
 def _extract(unit: Argument, time: Argument) -> Made:
     part = str(unit.constant("the unit")).lower()
     if part not in _PARTS:
         raise NotConstant(f"the unit is {part}; one of {', '.join(_PARTS)}")
-    return _PARTS[part](time.made)
+    return _PARTS[part](time_of(time))
 
 
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
@@ -170,7 +186,7 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Pow: (("this", "expression"), _double(pc.power)),
     exp.Greatest: (("this", "expressions*"), _extreme(pc.max_element_wise)),
     exp.Least: (("this", "expressions*"), _extreme(pc.min_element_wise)),
-    exp.Coalesce: (("this", "expressions*"), lambda *values: pc.coalesce(*(value.made for value in values))),
+    exp.Coalesce: (("this", "expressions*"), lambda *values: pc.coalesce(*_known(values))),
     exp.Nullif: (("this", "expression"), _nullif),
     exp.Upper: (("this",), lambda text: pc.utf8_upper(as_text(text))),
     exp.Lower: (("this",), lambda text: pc.utf8_lower(as_text(text))),
@@ -179,7 +195,7 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Substring: (("this", "start", "length?"), _substring),
     exp.Left: (("this", "expression"), _left),
     exp.Right: (("this", "expression"), _right),
-    exp.Replace: (("this", "expression", "replacement"), _replace),
+    exp.Replace: (("this", "expression", "replacement?"), _replace),
     exp.RegexpReplace: (("this", "expression", "replacement"), _regexp_replace),
     exp.Concat: (("expressions*",), lambda *texts: joined(texts)),
     exp.DPipe: (("this", "expression"), lambda *texts: joined(texts)),
@@ -204,6 +220,7 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
 IGNORED = frozenset({"safe", "coalesce", "ignore_nulls", "is_null", "_type"})
 
 UNITS = {  # of INTERVAL
+    "WEEK": datetime.timedelta(days=7),
     "DAY": datetime.timedelta(days=1),
     "HOUR": datetime.timedelta(hours=1),
     "MINUTE": datetime.timedelta(minutes=1),

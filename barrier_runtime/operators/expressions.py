@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.expressions import evaluate
+from barrier_runtime.data.expressions import Compiled, evaluate
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.batch_functions import column_of
 from barrier_runtime.operators.split import SplitOperator
@@ -24,26 +24,31 @@ class _Evaluation:
     """The expressions of a step. SQL whose columns were not known when the flow was written is compiled for the rows
     that come."""
 
-    def __init__(self, expressions: "Sequence[pc.Expression | SqlExpression]", where: str) -> None:
+    def __init__(self, expressions: "Sequence[Compiled | SqlExpression]", where: str) -> None:
         self._given = list(expressions)
         self._where = where
         self._schema: pa.Schema | None = None
         self._compiled: list[pc.Expression] = []
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """One array per expression."""
+        """One array per expression. Raises `InvalidJob` for what has no value, with the expression."""
         if self._schema is not rows.schema and rows.schema != self._schema:
             self._schema = rows.schema
             self._compiled = [
-                each if isinstance(each, pc.Expression) else each.compiled(rows.schema) for each in self._given
+                each.expression if isinstance(each, Compiled) else each.compiled(rows.schema) for each in self._given
             ]
-        return evaluate(rows, self._compiled, self._where)
+        try:
+            return evaluate(rows, self._compiled, self._where)
+        except InvalidJob:
+            for given, compiled in zip(self._given, self._compiled, strict=True):  # the one that it is
+                evaluate(rows, [compiled], f"{self._where}: {given.text!r}")
+            raise
 
 
 class FilterExpressionOperator(Operator):
     """Rows for which the expression is true (not null, not false)."""
 
-    def __init__(self, name: str, expression: "pc.Expression | SqlExpression") -> None:
+    def __init__(self, name: str, expression: "Compiled | SqlExpression") -> None:
         self._where = f"filter {name!r}"
         self._evaluate = _Evaluation([expression], self._where)
 
@@ -61,7 +66,7 @@ class FilterExpressionOperator(Operator):
 class SelectExpressionsOperator(Operator):
     """Columns by name, renamed or computed, in the given order."""
 
-    def __init__(self, name: str, columns: "Mapping[str, str | pc.Expression | SqlExpression]") -> None:
+    def __init__(self, name: str, columns: "Mapping[str, str | Compiled | SqlExpression]") -> None:
         """Text is the name of a column."""
         self._where = f"select {name!r}"
         self._columns = dict(columns)
@@ -80,8 +85,9 @@ class SelectExpressionsOperator(Operator):
 class SplitExpressionOperator(SplitOperator):
     """Each row goes to the branch that the expression gives as text."""
 
-    def __init__(self, name: str, function: "pc.Expression | SqlExpression", into: Sequence[str]) -> None:
+    def __init__(self, name: str, function: "Compiled | SqlExpression", into: Sequence[str]) -> None:
         super().__init__(name, function, into)
+        self._text = function.text
         self._evaluate = _Evaluation([function], f"split {name!r}")
 
     def _branches(self, batch: Batch) -> list[Any]:
@@ -91,4 +97,4 @@ class SplitExpressionOperator(SplitOperator):
 
     @property
     def _said(self) -> str:
-        return f"the expression {self._function}"
+        return f"the expression {self._text!r}"

@@ -18,7 +18,7 @@ from barrier_runtime.data.rows import Row, rows_of
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.side_outputs import SideOutput, SideOutputs
-from barrier_runtime.operators.user_code import function_name, user_traceback
+from barrier_runtime.operators.user_code import function_name, said, user_traceback
 from barrier_runtime.state.errors import BarrierRuntimeError
 
 OnError: TypeAlias = Literal["fail", "skip", "side"]
@@ -83,7 +83,7 @@ class Failures:
             {
                 "operator": self._operator,
                 "error_type": type(error).__name__,
-                "message": _text(str(error)),
+                "message": _text(said(error)),
                 "traceback": _text(user_traceback(error)),
                 "row": _json(rows[0]) if rows else None,
                 "key": None if key is _NO_KEY else _json(key),
@@ -103,7 +103,7 @@ class Failures:
         if not self._said:
             self._said = True
             warnings.warn(
-                f"{self._function} of operator {self._operator!r} raised {type(error).__name__}: {error}; the row is "
+                f"{self._function} of operator {self._operator!r} raised {type(error).__name__}: {said(error)}; the row is "
                 f"skipped, and so are later ones: they are counted ({SKIPPED_ROWS.name}) and not told of again",
                 stacklevel=2,
             )

@@ -40,7 +40,7 @@ def user_error(
         isinstance(error, BarrierRuntimeError) and not isinstance(error, InvalidJob)
     ):
         return error
-    message = f"{function} of operator {operator!r}, subtask {subtask}, raised {type(error).__name__}: {error}"
+    message = f"{function} of operator {operator!r}, subtask {subtask}, raised {type(error).__name__}: {said(error)}"
     if key is not _NOTHING:
         message += f"\n  key: {_cut(repr(key))}"
     if batch is not None and row is not None:
@@ -58,6 +58,14 @@ def add_position(error: UserCodeError, position: str) -> None:
         message = str(error.args[0])
         body = message.removesuffix(_REMEDY)
         error.args = (f"{body}\n  position: {position}{message[len(body) :]}",)
+
+
+def said(error: BaseException) -> str:
+    """The message of a user's exception, also of one that cannot say it."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(its message cannot be told: {type(failure).__name__})"
 
 
 def user_traceback(error: BaseException) -> str:

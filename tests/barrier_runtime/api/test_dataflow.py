@@ -371,6 +371,12 @@ class _WithTimers:
 TIMED = {"k": int, "t": int}
 
 
+def test_a_bound_on_disorder_without_event_time_is_refused() -> None:
+    flow = Dataflow("f")
+    with pytest.raises(InvalidJob, match="event_time= does not say which column that is"):
+        flow.from_iterator("rows", lambda i, n: iter(()), schema=TIMED, max_out_of_orderness=SECOND)
+
+
 def _timed(flow: Dataflow, name: str, event_time: str | None = None) -> Stream:
     return flow.from_iterator(name, lambda i, n: iter(()), schema=TIMED, event_time=event_time)
 

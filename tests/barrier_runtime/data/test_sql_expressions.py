@@ -15,6 +15,7 @@ from barrier_runtime.data.sql_expressions import SqlExpression, known_functions
 from barrier_runtime.state.errors import InvalidJob
 
 UTC = datetime.timezone.utc
+WORDS = ("update", "values", "set")  # with which statements of SQL begin
 SCHEMA = pa.schema(
     [
         ("i", pa.int64()),
@@ -27,6 +28,7 @@ SCHEMA = pa.schema(
         ("d", pa.decimal128(5, 2)),
         ("day", pa.date32()),
         ("p", pa.struct([("q", pa.int64())])),
+        *((word, pa.int64()) for word in WORDS),
     ]
 )
 ROWS: list[dict[str, Any]] = [
@@ -165,12 +167,41 @@ EXPRESSIONS = [
     "`i` + 1",
     "s = 'it''s' -- a comment",
     "1 + 1",
+    "to_date(t)",
+    "to_date('2024-02-29')",
+    "to_date(t) = DATE '2026-01-02'",
+    "date(t)",
+    "round(i, -1)",
+    "round(d, 1)",
+    "round(d, -1)",
+    "day + interval 1 day",
+    "day - interval 2 weeks",
+    "cast(d AS DECIMAL(5, 1))",
+    "cast(d AS INT)",
+    "cast('12.345' AS DECIMAL(4, 1))",
+    "cast(' 7 ' AS INT)",
+    "cast('2024-02-29 12:30:00' AS DATE)",
+    "i = '7'",
+    "x > '1.5'",
+    "coalesce(NULL, i)",
+    "least(i, NULL, 3)",
+    "NULL = NULL",
+    "hour(day)",
+    "year('2024-02-29')",
+    "replace(s, 'b')",
+    "update = 0",
+    "`values` + set",
+    "d div 2",
     "i + NULL",
     "NOT NULL",
     "b AND NULL",
     "i > NULL",
     "NULL",
 ]
+
+
+for number, row in enumerate(ROWS):
+    row.update(dict.fromkeys(WORDS, number))
 
 
 def computed(text: str, rows: pa.RecordBatch | None = None) -> pa.Array:
@@ -191,6 +222,7 @@ def computed(text: str, rows: pa.RecordBatch | None = None) -> pa.Array:
         ("CASE WHEN b IS NULL OR NULL THEN 1 ELSE 2 END", pa.int32(), [2, 2, 1, 2]),
         ("small + 1", pa.int32(), [2_000_000_001, -2, None, 1]),
         ("CASE WHEN b THEN 1 WHEN i < 0 THEN 2 END", pa.int32(), [1, 2, None, 1]),
+        ("d / 2", pa.float64(), [0.625, -1.995, None, 0.0]),
         (
             "d * 2",
             pa.decimal128(7, 2),
@@ -213,20 +245,34 @@ def test_an_expression_gives(text: str, kind: pa.DataType, values: list[Any]) ->
         ("foo(i)", "the function foo is not known here.*Known are abs, "),
         ("i +", "is no SQL expression"),
         ("", "is no SQL expression"),
-        ("i; j", "not known here"),
+        ("i; j", "give one, without a comma or semicolon"),
+        ("i, j", "give one, without a comma"),
+        ("i FROM t", "a query does not belong here"),
+        ("values + 1", "at .values.: correct it. A column whose name is a word of SQL stands in backticks"),
+        ("dayofweek(t)", "the function dayofweek is not known"),
+        ("to_date(s, 'yyyy')", "has no format here"),
+        ("floor()", "an argument is missing"),
+        ("year()", "an argument is missing"),
+        ("substring(s)", "an argument is missing"),
+        ("t + interval 1 month", "INTERVAL '1' MONTH is not known here: an INTERVAL has one of WEEK, DAY"),
+        ("cast(t AS BIGINT)", "does not become int64 by CAST here: take parts of a time"),
+        ("cast(day AS INT)", "does not become int32 by CAST here"),
+        ("cast(i AS DATE)", "does not become date32"),
+        ("i > 'many'", "'many' is no number"),
         ("zz > 1", "there is no column 'zz': the rows have i: int64.*single quotes"),
         ("p.zz", "there is no field 'zz' of p"),
         ("i.q", "there is no field 'q' of i"),
-        ('i = "zz" + 1', "cannot be computed"),
+        ('i = "zz" + 1', "'zz' is no number"),
         ("count(*)", "count is an aggregate of many rows: use .key_by"),
         ("sum(i) OVER ()", "aggregate of many rows"),
         ("rand() > 0.5", r"rand\(\) would give another value when rows are read again"),
         ("now() > t", r"now\(\) would give another value"),
         ("current_timestamp() > t", "would give another value"),
-        ("SELECT i", "a query does not belong here"),
+        ("SELECT i", "is no SQL expression"),
         ("i IN (SELECT 1)", "a query does not belong here"),
         ("i AS k", "a new name does not belong here"),
-        ("s + 1", r"no kernel matching input types \(string"),
+        ("s + 1", "string and int8 do not go together: CAST what has another type"),
+        ("if(b, 1, 'a')", "do not go together"),
         ("i[0]", r"i\[0\] is not known here"),
         ("substring(s, i)", "the position has to be a constant"),
         ("s LIKE s", "the pattern has to be a constant"),
@@ -295,6 +341,25 @@ def test_steps_take_text(known: bool) -> None:
     flow.run_local()
     assert out.rows() == [{"kind": "bid", "eur": 75.0, "one": 1}]
     assert others.rows() == [{"price": 300}]
+
+
+def test_what_has_no_value_is_told_with_the_expression() -> None:
+    stream = _source(flow := br.Dataflow("sql"), [{"n": 1}, {"n": 0}], {"n": int})
+    stream.select({"n": "n", "share": "10 / n"}).sink("out", br.CollectSink())
+    with pytest.raises(br.BarrierRuntimeError, match=r"'10 / n': the expression cannot be computed: divide by zero"):
+        flow.run_local(parallelism=1)
+
+
+def test_a_plain_name_is_a_column_in_any_case_and_other_words_are_sql() -> None:
+    stream = _source(flow := br.Dataflow("sql"), [{"id": 1}], {"id": int})
+    out = br.CollectSink()
+    stream.select({"a": "ID", "b": "TRUE", "c": "id"}).sink("out", out)
+    flow.run_local(parallelism=1)
+    assert out.rows() == [{"a": 1, "b": True, "c": 1}]
+    with pytest.raises(InvalidJob, match="there is no column 'idd'"):
+        stream.select({"a": "idd"})
+    with pytest.raises(InvalidJob, match="would give another value"):
+        stream.select({"a": "current_date"})
 
 
 def test_mistakes_show_when_the_flow_is_written() -> None:

@@ -287,6 +287,30 @@ def test_a_lack_of_memory_is_not_data() -> None:
         flow.run_local(parallelism=1)
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_cannot_say_its_message_is_told_all_the_same() -> None:
+    def fails(row: Row) -> Row:
+        raise Mute
+
+    for on_error in ("side", "fail"):
+        flow = Dataflow("mute")
+        rows = flow.from_iterator("in", lambda index, of: iter([{"n": 1}]), schema=NUMBER, splits=1)
+        if on_error == "side":
+            _, errors = rows.map(fails, schema=NUMBER, on_error="side")
+            errors.sink("bad", bads := CollectSink())
+            flow.run_local(parallelism=1)
+            (error,) = bads.rows()
+            assert (error["error_type"], error["message"]) == ("Mute", "(its message cannot be told: RuntimeError)")
+        else:
+            rows.map(fails, schema=NUMBER).sink("out", CollectSink())
+            with pytest.raises(JobFailed, match=r"raised Mute: \(its message cannot be told"):
+                flow.run_local(parallelism=1)
+
+
 def test_any_row_and_any_message_can_be_told() -> None:
     kinds = pa.schema(
         [

@@ -13,6 +13,7 @@ from operator_harness import Driven
 
 from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.expressions import Compiled
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator, UnionOperator
 from barrier_runtime.operators.expressions import FilterExpressionOperator, SelectExpressionsOperator
@@ -46,20 +47,23 @@ def test_filter_with_a_function_keeps_rows_in_their_order_and_sends_nothing_when
 
 
 def test_a_batch_that_passes_a_filter_whole_is_passed_on_as_it_is() -> None:
-    for operator in (FilterOperator("f", lambda row: True), FilterExpressionOperator("f", pc.field("n") > 0)):
+    for operator in (
+        FilterOperator("f", lambda row: True),
+        FilterExpressionOperator("f", Compiled(pc.field("n") > 0, "n > 0")),
+    ):
         driven, batch = Driven(operator), pa.RecordBatch.from_pylist(ROWS)
         driven.feed(batch)
         assert driven.batches[0].rows is batch
 
 
 def test_filter_with_an_expression_drops_rows_where_it_is_null() -> None:
-    driven = Driven(FilterExpressionOperator("f", pc.field("s") != "c"))
+    driven = Driven(FilterExpressionOperator("f", Compiled(pc.field("s") != "c", "s <> 'c'")))
     driven.feed(ROWS)
     assert driven.rows == [ROWS[0]]
 
 
 def test_select_renames_reorders_and_computes() -> None:
-    driven = Driven(SelectExpressionsOperator("s", {"s": "s", "more": pc.field("n") + 1, "m": "n"}))
+    driven = Driven(SelectExpressionsOperator("s", {"s": "s", "more": Compiled(pc.field("n") + 1, "n + 1"), "m": "n"}))
     driven.feed(ROWS[:1])
     assert driven.rows == [{"s": "a", "more": 2, "m": 1}]
     driven = Driven(SelectColumnsOperator("s", {"b": "s", "a": "n"}))
@@ -69,7 +73,7 @@ def test_select_renames_reorders_and_computes() -> None:
 
 def test_an_expression_over_a_missing_column_names_the_columns_there_are() -> None:
     with pytest.raises(InvalidJob, match="The rows have the columns n: int64, s: string"):
-        Driven(FilterExpressionOperator("f", pc.field("x") > 1)).feed(ROWS)
+        Driven(FilterExpressionOperator("f", Compiled(pc.field("x") > 1, "x > 1"))).feed(ROWS)
 
 
 def test_map_batches_passes_batches_and_tables_and_drops_none() -> None:

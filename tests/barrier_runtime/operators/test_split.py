@@ -11,6 +11,7 @@ from operator_harness import World
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, IteratorSource, JobFailed, count
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.expressions import Compiled
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.expressions import SplitExpressionOperator
@@ -20,6 +21,7 @@ Row = dict[str, Any]
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 BRANCHES = ("big", "middle", "small")
 EXPRESSION = pc.if_else(pc.field("n") > 200, "big", pc.if_else(pc.field("n") > 100, "middle", "small"))
+COMPILED = Compiled(EXPRESSION, "by size")
 
 
 def size(row: Row) -> str:
@@ -53,7 +55,11 @@ def test_each_row_goes_to_one_branch_with_the_columns_of_the_stream(parallelism:
 
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize(
-    "make", [lambda: SplitOperator("s", size, BRANCHES), lambda: SplitExpressionOperator("s", EXPRESSION, BRANCHES)]
+    "make",
+    [
+        lambda: SplitOperator("s", size, BRANCHES),
+        lambda: SplitExpressionOperator("s", COMPILED, BRANCHES),
+    ],
 )
 def test_rows_part_in_order_with_the_event_time_that_was_reached_at_them(
     make: Callable[[], SplitOperator], as_list: bool
