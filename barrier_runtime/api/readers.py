@@ -103,8 +103,8 @@ class Readers:
             check_event_time_type(schema.field(event_time).type, event_time, where)
         elif max_out_of_orderness:
             raise InvalidJob(
-                f"{where}: max_out_of_orderness is about event time, and event_time= does not say which column that is: "
-                "add it, or give the bound to with_watermarks(column, …)"
+                f"{where}: max_out_of_orderness is about event time, and event_time= does not say which column that "
+                "is: add it, or give the bound to with_watermarks(column, …)"
             )
         node = SourceNode(
             name,

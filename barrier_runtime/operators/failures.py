@@ -103,8 +103,8 @@ class Failures:
         if not self._said:
             self._said = True
             warnings.warn(
-                f"{self._function} of operator {self._operator!r} raised {type(error).__name__}: {said(error)}; the row is "
-                f"skipped, and so are later ones: they are counted ({SKIPPED_ROWS.name}) and not told of again",
+                f"{self._function} of operator {self._operator!r} raised {type(error).__name__}: {said(error)}; the "
+                f"row is skipped, and so are later ones: they are counted ({SKIPPED_ROWS.name}) and not told of again",
                 stacklevel=2,
             )
 
