@@ -254,4 +254,12 @@ MUTANTS = (
         "    if gone and added and False:\n",
         ("tests/barrier_runtime/operators/test_evolution.py",),
     ),
+    Mutant(
+        "any-renaming-explains",
+        "a field is explained by the renaming of one that the checkpoint has, not of any",
+        "barrier_runtime/operators/state/evolution.py",
+        "for old, new in names.items() if old in known}",
+        "for old, new in names.items()}",
+        ("tests/barrier_runtime/operators/test_evolution.py",),
+    ),
 )

@@ -76,7 +76,9 @@ def continued(
             f"{names[again[0]] or 'dropped'!r}: give the new field another name"
         )
     gone = [name for name in before.fields if name not in fields and name not in names]
-    added = [name for name in fields if before.fields and name not in before.fields and name not in names.values()]
+    known = {*before.fields, *before.renamed}  # what entries may have; a name that none has explains nothing
+    explained = {new for old, new in names.items() if old in known}
+    added = [name for name in fields if before.fields and name not in before.fields and name not in explained]
     if gone and added:
         raise InvalidJob(
             f"{where}: its class has lost {_quoted(gone)} since the checkpoint, and {_quoted(added)} "

@@ -116,6 +116,15 @@ def test_without_a_word_it_is_refused() -> None:
     assert kept["a"] == dropped(AT, "k")
 
 
+def test_a_version_that_was_never_checkpointed_is_no_gap() -> None:
+    """The program renames the name that a version in between had; the checkpoint is of the one before."""
+    _, first = after(ValueState(First), rows=(("a", First(1, AT)),))
+    with pytest.raises(InvalidJob, match=r"renamed=\{'amount': 'cents'\}"):
+        after(ValueState(Third, renamed={"total": "cents", "note": None}), first)
+    kept, _ = after(ValueState(Third, renamed={"amount": "cents", "total": "cents", "note": None}), first)
+    assert kept["a"] == Third(AT, 1)
+
+
 def test_fields_may_come_or_go_as_before() -> None:
     more = make_dataclass(
         "More",
