@@ -95,9 +95,7 @@ class SqlExpression:
     def compiled(self, schema: pa.Schema) -> pc.Expression:
         """For rows of `schema`. Raises `InvalidJob` for columns that they do not have, and for types that do not go
         together."""
-        made = _Compiler(schema, self.where).result(self._tree)
-        evaluated_types(schema, [made], self.where)
-        return made
+        return _Compiler(schema, self.where).result(self._tree)
 
     def _parsed(self) -> exp.Expr:
         """As what a query selects, so that words with which statements begin, such as `update`, are columns."""
@@ -215,21 +213,24 @@ class _Compiler:
         if kind in _ARITHMETIC:
             return self._arithmetic(node)
         if kind in _COMPARISONS:
-            return _COMPARISONS[kind](*self._both(node))
+            return _COMPARISONS[kind](*self._beside_each_other(*self._sides(node)))
         if kind in _SPECIAL:
             return _SPECIAL[kind](self, node)
         if kind in FUNCTIONS:
             return self._call(node)
         raise InvalidJob(f"{self._where}: {node.sql('spark')} is not known here: use a pyarrow.compute expression")
 
-    def _both(self, node: exp.Expr) -> tuple[Made, Made]:
-        """Both sides, in types that go together."""
-        left, right = self.argument(node.this), self.argument(node.expression)
+    def _sides(self, node: exp.Expr) -> tuple[Argument, Argument]:
+        """Each compiled once: a sum of many terms is as deep as it has terms."""
+        return self.argument(node.this), self.argument(node.expression)
+
+    def _beside_each_other(self, left: Argument, right: Argument) -> tuple[Made, Made]:
+        """In types that go together."""
         return self._beside(left, right), self._beside(right, left)
 
     def _arithmetic(self, node: exp.Expr) -> Made:
-        made = _ARITHMETIC[type(node)](*self._both(node))
-        left, right = self.argument(node.this), self.argument(node.expression)
+        left, right = self._sides(node)
+        made = _ARITHMETIC[type(node)](*self._beside_each_other(left, right))
         if pa.types.is_date(left.type) and pa.types.is_duration(right.type) and right.is_constant:
             return made if right.value % _DAY else made.cast(left.type)  # a date and days are a date
         return made
@@ -337,26 +338,26 @@ class _Compiler:
         return pc.negate_checked(self.argument(node.this).made)
 
     def _divide(self, node: exp.Expr) -> Made:
-        left, right = self.argument(node.this), self.argument(node.expression)
-        return pc.divide_checked(left.made.cast(pa.float64()), right.made.cast(pa.float64()))
+        return _quotient(*self._sides(node))
 
     def _integer_divide(self, node: exp.Expr) -> Made:
-        left, right = self.argument(node.this), self.argument(node.expression)
+        left, right = self._sides(node)
         if not (pa.types.is_integer(left.type) and pa.types.is_integer(right.type)):
-            return pc.trunc(self._divide(node)).cast(pa.int64())
+            return pc.trunc(_quotient(left, right)).cast(pa.int64())
         return pc.divide_checked(left.made.cast(pa.int64()), right.made.cast(pa.int64()))
 
     def _remainder(self, node: exp.Expr) -> Made:
         """With the sign of the dividend."""
-        left, right = self._both(node)
+        sides = self._sides(node)
+        left, right = self._beside_each_other(*sides)
         quotient = pc.divide_checked(left, right)
-        if not all(pa.types.is_integer(self.argument(side).type) for side in (node.this, node.expression)):
+        if not all(pa.types.is_integer(side.type) for side in sides):
             quotient = pc.trunc(quotient)
         return pc.subtract_checked(left, pc.multiply_checked(quotient, right))
 
     def _same(self, node: exp.Expr) -> Made:
         """`<=>`: two nulls are equal, and a null is equal to nothing else."""
-        left, right = self._both(node)
+        left, right = self._beside_each_other(*self._sides(node))
         return pc.if_else(
             pc.or_kleene(pc.is_null(left), pc.is_null(right)),
             pc.and_kleene(pc.is_null(left), pc.is_null(right)),
@@ -439,6 +440,10 @@ class _Compiler:
         elif types.is_decimal(kind) and types.is_decimal(value.type) and kind.scale < value.type.scale:
             made = _rounded(made, kind.scale)
         return made.cast(kind)
+
+
+def _quotient(left: Argument, right: Argument) -> Made:
+    return pc.divide_checked(left.made.cast(pa.float64()), right.made.cast(pa.float64()))
 
 
 def _rounded(made: Made, digits: int) -> Made:

@@ -13,6 +13,7 @@ from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, StateDescription
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
+from barrier_runtime.state.values.expiry import Expiry
 from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.timed_table import TimedEntries, TimedTable
 from barrier_runtime.state.values.watched_table import WatchedTable
@@ -153,14 +154,9 @@ def value_table(
     what: StateDescription = ONE_VALUE,
 ) -> StateTable | TimedTable:
     """The table of a state of one value per key."""
-    what = of.described(what, backend.restored(name), where)
-    expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
-    encode, decode = of.encoder(where), of.decoder(where, what.renamed)
-    if expiry is None:
-        return backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what)
-    encode, decode = expiry.encoder(encode), expiry.decoder(decode)
-    timed = TimedTable(backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what), expiry)
-    return _registered(timed, current)
+    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, what)
+    table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what)
+    return table if expiry is None else _registered(TimedTable(table, expiry), current)
 
 
 def entries_table(
@@ -174,14 +170,27 @@ def entries_table(
     what: StateDescription,
 ) -> EntryTable | TimedEntries:
     """The table of a state of many entries per key."""
+    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, what)
+    table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
+    return table if expiry is None else _registered(TimedEntries(table, expiry, what.kind == "list"), current)
+
+
+def _continued(
+    handle: KeyedState,
+    of: StoredType,
+    backend: KeyedBackend,
+    name: str,
+    where: str,
+    current: CurrentKey,
+    what: StateDescription,
+) -> tuple[Expiry | None, StateDescription, Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """How entries expire (None: not at all), what snapshots say of the state, and how an entry is written and read."""
     what = of.described(what, backend.restored(name), where)
     expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
     encode, decode = of.encoder(where), of.decoder(where, what.renamed)
-    if expiry is None:
-        return backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
-    encode, decode = expiry.encoder(encode), expiry.decoder(decode)
-    table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
-    return _registered(TimedEntries(table, expiry, what.kind == "list"), current)
+    if expiry is not None:
+        encode, decode = expiry.encoder(encode), expiry.decoder(decode)
+    return expiry, what, encode, decode
 
 
 def _registered(table: AnyTimed, current: CurrentKey) -> AnyTimed:

@@ -302,6 +302,12 @@ def test_what_has_no_value_ends_the_job(text: str) -> None:
         computed(text, batch)
 
 
+@pytest.mark.parametrize("operator", ["+", "/", "div"])
+def test_each_part_of_a_long_expression_is_compiled_once(operator: str) -> None:
+    """Twice at each of sixty levels would never end."""
+    assert len(computed(f" {operator} ".join(["j"] * 60))) == len(ROWS)
+
+
 def test_all_functions_are_listed() -> None:
     assert {"abs", "cast", "date_trunc", "if", "power", "rlike", "startswith", "substring"} <= set(known_functions())
     assert "timestamp_trunc" not in known_functions()
