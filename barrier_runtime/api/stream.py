@@ -32,6 +32,7 @@ from barrier_runtime.operators.declared_outputs import branch_names, side_schema
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
+from barrier_runtime.operators.keyed_progress import keys_said
 from barrier_runtime.operators.process import ProcessOperator, check_event_time_of_states, declared_states
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.split import SplitOperator
@@ -631,6 +632,7 @@ class KeyedStream:
             detail="every" if in_time else "none",
             side_outputs=sides,
             by_wall_clock=_by_wall_clock(function, states),
+            states=states,
         )
         streams = _and_sides(main, sides)
         return streams
@@ -657,6 +659,7 @@ class KeyedStream:
         timeless: bool = False,
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
         by_wall_clock: str = "",
+        states: Mapping[str, KeyedState] | None = None,
     ) -> Stream:
         if not isinstance(name, str):
             raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
@@ -675,6 +678,8 @@ class KeyedStream:
             timeless=timeless,
             side_outputs=side_outputs or {},
             by_wall_clock=by_wall_clock,
+            keys=keys_said(self._stream.schema, self._keys),
+            states={state: handle.declared() for state, handle in (states or {}).items()},
         )
         return Stream(plan, plan.add(node), schema)
 

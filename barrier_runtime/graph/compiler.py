@@ -221,4 +221,6 @@ def _operator(node: StepNode) -> OperatorSpec:
         node.describe,
         node.definition,
         tuple(node.side_outputs),
+        node.keys,
+        node.states,
     )

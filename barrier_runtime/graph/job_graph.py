@@ -3,8 +3,8 @@
 A chain runs in one subtask per slot, operators calling each other directly. Edges end and begin chains.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from barrier_runtime.connectors.source import Source, Split
 from barrier_runtime.coordinator.wire.messages import ChainSpec
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.operators.base import Operator
+from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 Partitioning = Literal["forward", "hash", "rebalance", "broadcast"]
 
@@ -31,6 +32,8 @@ class OperatorSpec:
     describe: str = ""  # one line for explain()
     definition: str = ""  # what its state is a state of, such as the windows' size: must be equal to restore it
     side_outputs: tuple[str, ...] = ()  # tags
+    keys: str = ""  # its key columns with their types, where they are known
+    states: Mapping[str, StateDescription] = field(default_factory=dict)  # that the user declared
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ class JobGraph:
                 global_sinks=tuple(op.name for op in chain.operators if op.is_sink and op.global_committer),
                 is_source=chain.source is not None,
                 definitions={op.name: op.definition for op in chain.operators if op.definition},
+                keys={op.name: op.keys for op in chain.operators if op.keys},
+                states={op.name: dict(op.states) for op in chain.operators if op.states},
             )
             for chain in self.chains
         )

@@ -13,6 +13,7 @@ from barrier_runtime.graph.job_graph import Partitioning
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id, check_operator_name
+from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class StepNode:
     timeless: bool = False  # has state, and no watermark changes what comes of it
     by_wall_clock: str = ""  # why a replay may make other rows; empty: it makes the same
     side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, when known
+    keys: str = ""  # see `OperatorSpec`
+    states: Mapping[str, StateDescription] = field(default_factory=dict)  # see `OperatorSpec`
 
 
 Node: TypeAlias = SourceNode | StepNode

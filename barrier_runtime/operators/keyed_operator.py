@@ -18,13 +18,14 @@ from barrier_runtime.operators.keyed_progress import (
     check_none_added,
     check_same,
     columns_of,
+    keys_said,
     restored_progress,
     schema_bytes,
     schema_of,
 )
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.columns.column_table import ColumnTable, other_columns
-from barrier_runtime.state.snapshots.snapshot import DEFINITION
+from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS
 
 
 class KeyedOperator(Operator):
@@ -74,6 +75,8 @@ class KeyedOperator(Operator):
             self._watermark_ms, self._emit_ns, self._bound_bytes, floors=floors, state_columns=self._state_columns
         )
         values = {VALUE: progress.encode()}
+        if self._bound is not None:
+            values[KEYS] = keys_said(self._bound, self._key_columns).encode()
         if self.definition:
             values[DEFINITION] = self.definition.encode()
         return Capture(values=values, keyed=self.backend)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MIN
+from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
@@ -108,6 +109,14 @@ def columns_of(schema: pa.Schema, columns: Sequence[str], where: str) -> pa.Sche
             raise InvalidJob(f"{where}: there is no column {column!r}: the rows have {', '.join(schema.names)}")
         fields.append(pa.field(column, schema.field(column).type))
     return pa.schema(fields)
+
+
+def keys_said(schema: pa.Schema | None, keys: Sequence[str]) -> str:
+    """The key columns with their types, as snapshots and the coordinator have them; empty where they are not known."""
+    if schema is None or any(key not in schema.names for key in keys):
+        return ""
+    known = plain_schema(schema)
+    return described(pa.schema([known.field(key) for key in keys]))
 
 
 def schema_bytes(schema: pa.Schema) -> bytes:

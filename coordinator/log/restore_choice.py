@@ -14,7 +14,8 @@ from barrier_runtime.coordinator.log.manifest import Manifest, check_files
 from barrier_runtime.coordinator.log.records import Complete, Finish
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.snapshots.snapshot import DEFINITION, OperatorSnapshot
+from barrier_runtime.state.snapshots.continued_state import continued
+from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS, ONE_VALUE, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
 
 
@@ -106,6 +107,7 @@ def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple
         )
     restored = tuple(snapshot for snapshot in manifest.operators if snapshot.operator in present)
     _check_definitions(spec, manifest.checkpoint, restored)
+    _check_states(spec, manifest.checkpoint, restored)
     return restored
 
 
@@ -123,6 +125,25 @@ def _check_definitions(spec: JobSpec, checkpoint: int, restored: tuple[OperatorS
                 "again, or give the operator a new name to start without state, and set allow_non_restored to drop "
                 "what the old name had"
             )
+
+
+def _check_states(spec: JobSpec, checkpoint: int, restored: tuple[OperatorSnapshot, ...]) -> None:
+    """Keys and declared states are what they were, or can be read as what they are now."""
+    keys = {name: text for chain in spec.chains for name, text in chain.keys.items()}
+    states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
+    for snapshot in restored:
+        where = f"checkpoint {checkpoint} of job {spec.job}, operator {snapshot.operator!r}"
+        before, now = snapshot.values.get(KEYS, b"").decode(errors="replace"), keys.get(snapshot.operator, "")
+        if before and now and before != now:
+            raise InvalidJob(
+                f"{where}: its state is kept by the key ({before}), but its rows have ({now}) now: make the columns "
+                "what they were, or give the operator a new name to start without state, and set allow_non_restored "
+                "to drop what the old name had"
+            )
+        if snapshot.keyed is not None:
+            for name in sorted(states.get(snapshot.operator, {}).keys() & snapshot.keyed.states.keys()):
+                declared = states[snapshot.operator][name]
+                continued(declared, snapshot.keyed.described.get(name, ONE_VALUE), f"{where}, state {name!r}")
 
 
 def snapshots_for_slot(

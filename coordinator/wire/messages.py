@@ -10,7 +10,7 @@ import msgspec
 
 from barrier_runtime.coordinator.option_types import CheckpointOptions as CheckpointOptions
 from barrier_runtime.coordinator.option_types import RestartOptions as RestartOptions
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes, StateDescription
 
 PROTOCOL_VERSION = 1  # of messages and of the handshake before them
 
@@ -34,6 +34,8 @@ class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     definitions: dict[
         str, str
     ] = {}  # operator -> what its state is a state of, see `state.snapshots.snapshot.DEFINITION`
+    keys: dict[str, str] = {}  # operator -> the columns of its keys, with their types, where they are known
+    states: dict[str, dict[str, StateDescription]] = {}  # operator -> state that its user declared -> what it is
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

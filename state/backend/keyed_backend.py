@@ -32,6 +32,7 @@ from barrier_runtime.state.keys.key_groups import check_max_parallelism
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.kv.store import KvStore
+from barrier_runtime.state.snapshots.continued_state import check_kind
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.plan import Thresholds, is_immutable, plan_snapshot
 from barrier_runtime.state.snapshots.restore_plan import plan_restore
@@ -52,16 +53,6 @@ from barrier_runtime.state.values.watched_table import WatchedTable
 log = logging.getLogger("barrier_runtime.state")
 
 _SYNCHRONOUS_SLICE = 4_096
-
-
-_KINDS = {
-    "value": "a ValueState",
-    "list": "a ListState",
-    "map": "a MapState",
-    "reducing": "a ReducingState",
-    "aggregating": "an AggregatingState",
-    "columns": "a state of columns",
-}
 
 
 class SnapshotDropped(Unavailable):
@@ -325,12 +316,7 @@ class KeyedBackend:
         return state_id
 
     def _check_same(self, name: str, now: StateDescription) -> None:
-        before = self._described.get(name, ONE_VALUE)
-        if (before.kind, before.key) != (now.kind, now.key):
-            raise InvalidJob(
-                f"state {name!r} of {self._shard.operator} was written as {_said(before)} and is {_said(now)} now: "
-                "declare it as it was, or give the changed state a new name, under which it begins empty"
-            )
+        check_kind(now, self._described.get(name, ONE_VALUE), f"state {name!r} of {self._shard.operator}")
 
     def _state_id(self, name: str, key_width: int) -> int:
         if not name:
@@ -442,11 +428,6 @@ class KeyedBackend:
 
     def _place(self) -> str:
         return f"{self._shard.operator}, subtask {self._shard.subtask}"
-
-
-def _said(what: StateDescription) -> str:
-    kind = _KINDS.get(what.kind, f"a state of kind {what.kind!r}")
-    return f"{kind} with keys of type {what.key}" if what.key else kind
 
 
 def open_keyed_backend(

@@ -6,10 +6,13 @@ from any process at any later time; nothing else about it is remembered anywhere
 
 import msgspec
 
+from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.values.expiry import StoredTtl
 from barrier_runtime.state.versioned import Format
 
-DEFINITION = "definition"  # name of a value of `OperatorSnapshot`: text that says what its state is a state of
+# Names of values of `OperatorSnapshot`, which are text:
+DEFINITION = "definition"  # what its state is a state of
+KEYS = "keys"  # the columns of its keys, with their types
 
 
 def value_format(subject: str, version: int = 1) -> Format:
@@ -38,6 +41,8 @@ class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     # may still have (None: dropped).
     fields: tuple[str, ...] = ()
     renamed: dict[str, str | None] = {}
+    type: ValueType | None = None  # of its values; None: an older release wrote it
+    versions: tuple[dict[str, str | None], ...] = ()  # `renamed` of each version of its values before this one
 
 
 ONE_VALUE = StateDescription()  # per key
@@ -54,8 +59,8 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     files: tuple[FileRef, ...]
     full_bytes: int  # size of all files
     new_bytes: int  # bytes uploaded for this snapshot
-    # State name -> what it is. One that is missing holds one value per key, without TTL, or columns; so do all of older
-    # releases, and a snapshot without others is written as those releases write it.
+    # State name -> what it is. One that is missing is the runtime's own, or an older release wrote it: one value per
+    # key, without TTL, or columns.
     described: dict[str, StateDescription] = {}
 
 

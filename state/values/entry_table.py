@@ -23,12 +23,12 @@ from typing import Any
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.kv.shard import Shard
-from barrier_runtime.state.values.expiry import is_timed
 from barrier_runtime.state.values.table import Key, StateTable, shown
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 _ENTRY, _NUMBER = encode_key((False,)), encode_key((True,))
 _NUMBER_MARK = b"\xc1"
+_NUMBER_HEAD = b"\xc1\x00"  # of what 8 bytes count
 _NUMBER_BYTES = 9
 _STALE = 1_000  # entry keys of an order that are in the store by now
 _INDEX_BYTES = 120  # of an entry in the index
@@ -241,7 +241,7 @@ def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 def _decoder(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def decoded(data: bytes) -> Any:
-        if data[:1] != _NUMBER_MARK or is_timed(data):
+        if data[:2] != _NUMBER_HEAD:
             return decode(data)
         if len(data) == _NUMBER_BYTES:
             return _Number.from_bytes(data[1:], "big")

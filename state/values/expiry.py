@@ -5,8 +5,8 @@ An entry of a state with TTL is stored as
     C1 · 45 ('E') or 50 ('P') · write time, 8 bytes, ms · value      clock "event" or "processing"
 
 and that of one without as the value alone, to the byte as if there were no TTL. No MessagePack and no pickle begins
-with C1, and a number of entries (`entry_table`) goes on with 00 behind it, so each entry says for itself what it is. An
-entry is expired once `write time + ttl <= now`.
+with C1, a number of entries (`entry_table`) goes on with 00 behind it and a value of a later version with 56 ('V'), so
+each entry says for itself what it is. An entry is expired once `write time + ttl <= now`.
 
 What becomes of old entries, by what the checkpoint says of the state and what the program declares (a ttl may also be
 shorter or longer than it was):
@@ -106,7 +106,7 @@ class Expiry:
         mark, read = self.mark, _time.unpack_from
 
         def decoded(data: bytes) -> Stamped:
-            if data[:1] != b"\xc1":
+            if not is_timed(data):
                 return None, decode(data)
             return read(data, 2)[0] if data[:2] == mark else None, decode(data[_HEAD:])
 

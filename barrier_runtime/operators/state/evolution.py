@@ -1,15 +1,6 @@
-"""Fields of a stored class, from one version of a program to the next. Pure.
+"""Named fields of a stored class, and their names in earlier versions of a program. Pure.
 
-Entries are migrated when they are written again, so those of several versions lie side by side, each with the names it
-was written with. What a field was called is therefore part of the state's description in snapshots, for ever:
-
-    checkpoint \\ program    has the field               has it no more
-    had the field           as ever                     `renamed` says what became of it: read under the new name, or
-                                                        dropped (None); without a word dropped if nothing is new, else
-                                                        refused: which of the new ones it is cannot be known
-    had it not              its default, in old entries -
-    had it renamed          refused: old entries have   read under the name that it has now
-                            another field of that name
+What becomes of fields and types from a checkpoint to a program is decided in `state.snapshots.continued_state`.
 """
 
 import dataclasses
@@ -19,7 +10,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 Renamed: TypeAlias = Mapping[str, str | None]
 
@@ -52,44 +42,6 @@ def check_renamed(renamed: Any, fields: tuple[str, ...], says: str) -> dict[str,
                 "them, or None for a field that is dropped"
             )
     return dict(renamed)
-
-
-def continued(
-    now: StateDescription,
-    fields: tuple[str, ...],
-    renamed: Renamed,
-    before: StateDescription | None,
-    where: str,
-) -> StateDescription:
-    """`now` with what snapshots say of fields from here on. `before`: what the restored one says; None: the state is
-    new. Raises `InvalidJob` where values could be lost without a word."""
-    if not fields:
-        return now
-    if before is None:
-        return msgspec.structs.replace(now, fields=fields)
-    earlier = {old: None if new is None else renamed.get(new, new) for old, new in before.renamed.items()}
-    names = {**earlier, **renamed}
-    again = [name for name in fields if name in names]
-    if again:
-        raise InvalidJob(
-            f"{where}: entries of earlier versions may have a field {again[0]!r}, which became "
-            f"{names[again[0]] or 'dropped'!r}: give the new field another name"
-        )
-    gone = [name for name in before.fields if name not in fields and name not in names]
-    known = {*before.fields, *before.renamed}  # what entries may have; a name that none has explains nothing
-    explained = {new for old, new in names.items() if old in known}
-    added = [name for name in fields if before.fields and name not in before.fields and name not in explained]
-    if gone and added:
-        raise InvalidJob(
-            f"{where}: its class has lost {_quoted(gone)} since the checkpoint, and {_quoted(added)} "
-            f"{'is' if len(added) == 1 else 'are'} new: say what became of what, with renamed={{{gone[0]!r}: "
-            f"{added[0]!r}}}, or renamed={{{gone[0]!r}: None}} if its values may go"
-        )
-    return msgspec.structs.replace(now, fields=fields, renamed=names)
-
-
-def _quoted(names: list[str]) -> str:
-    return f"the field{'' if len(names) == 1 else 's'} {', '.join(map(repr, names))}"
 
 
 def by_new_names(decode: Callable[[bytes], Any], renamed: Renamed) -> Callable[[bytes], Any]:

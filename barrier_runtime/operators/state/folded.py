@@ -16,6 +16,7 @@ from barrier_runtime.operators.state.handle import (
     value_table,
     with_article,
 )
+from barrier_runtime.operators.state.migration import Migrate
 from barrier_runtime.operators.state.stored_type import CodecName, StoredType, short
 from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
@@ -47,10 +48,16 @@ class _FoldedState(KeyedState):
     _what: StateDescription
 
     def __init__(
-        self, kind: Any, codec: CodecName, says: str, ttl: TTL | None, renamed: Mapping[str, str | None] | None
+        self,
+        kind: Any,
+        codec: CodecName,
+        says: str,
+        ttl: TTL | None,
+        renamed: Mapping[str, str | None] | None,
+        migrate: Migrate | None,
     ) -> None:
         super().__init__(ttl)
-        self._type = StoredType(kind, codec, says, renamed)
+        self._type = StoredType(kind, codec, says, renamed, migrate)
         unbound = Unbound(says)
         self._get: Callable[[StateKey], Any] = unbound
         self._put: Callable[[StateKey, Any], None] = unbound
@@ -60,11 +67,14 @@ class _FoldedState(KeyedState):
         """Forget what was added to the current key."""
         self._remove(self._current.key)
 
+    def declared(self) -> StateDescription:
+        return self._type.declared(self._what)
+
     def open(
         self: Folded, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> Folded:
         bound = self._bound(name, current, holder)
-        table = value_table(self, self._type, backend, name, where, key_width, current, self._what)
+        table = value_table(self, self._type, backend, name, where, key_width, current)
         bound._get = table.get
         bound._put = table.put
         if isinstance(table, WatchedTable) or (isinstance(table, TimedTable) and table.watched):
@@ -106,8 +116,9 @@ class ReducingState(_FoldedState, Generic[T]):
         codec: CodecName = "msgpack",
         ttl: TTL | None = None,
         renamed: Mapping[str, str | None] | None = None,
+        migrate: Migrate | None = None,
     ) -> None:
-        super().__init__(kind, codec, "ReducingState", ttl, renamed)
+        super().__init__(kind, codec, "ReducingState", ttl, renamed, migrate)
         if not callable(reduce):
             raise InvalidJob(
                 f"ReducingState reduces with {short(reduce)}, which is no function: pass one of two values"
@@ -159,8 +170,9 @@ class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
         codec: CodecName = "msgpack",
         ttl: TTL | None = None,
         renamed: Mapping[str, str | None] | None = None,
+        migrate: Migrate | None = None,
     ) -> None:
-        super().__init__(kind, codec, "AggregatingState", ttl, renamed)
+        super().__init__(kind, codec, "AggregatingState", ttl, renamed, migrate)
         for method in ("zero", "add", "result"):
             if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
                 raise InvalidJob(

@@ -11,7 +11,8 @@ from barrier_runtime.operators.state.stored_type import StoredType, is_unchangea
 from barrier_runtime.operators.state.ttl import TTL, Timing, check_ttl, opened_expiry
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, StateDescription
+from barrier_runtime.state.snapshots.continued_state import continued
+from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
 from barrier_runtime.state.values.expiry import Expiry
 from barrier_runtime.state.values.table import StateTable
@@ -66,6 +67,10 @@ class KeyedState:
             f"{short(value)} is assigned to {self._said}, which is {with_article(kind)}: "
             f"{self.remedy.format(self._said)}"
         )
+
+    def declared(self) -> StateDescription:
+        """What the program says of the state, for snapshots and for the check before a restore; but for its TTL."""
+        raise NotImplementedError
 
     def open(
         self: Self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
@@ -151,10 +156,9 @@ def value_table(
     where: str,
     key_width: int,
     current: CurrentKey,
-    what: StateDescription = ONE_VALUE,
 ) -> StateTable | TimedTable:
     """The table of a state of one value per key."""
-    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, what)
+    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current)
     table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what)
     return table if expiry is None else _registered(TimedTable(table, expiry), current)
 
@@ -167,10 +171,9 @@ def entries_table(
     where: str,
     key_width: int,
     current: CurrentKey,
-    what: StateDescription,
 ) -> EntryTable | TimedEntries:
     """The table of a state of many entries per key."""
-    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, what)
+    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current)
     table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
     return table if expiry is None else _registered(TimedEntries(table, expiry, what.kind == "list"), current)
 
@@ -182,12 +185,11 @@ def _continued(
     name: str,
     where: str,
     current: CurrentKey,
-    what: StateDescription,
 ) -> tuple[Expiry | None, StateDescription, Callable[[Any], bytes], Callable[[bytes], Any]]:
     """How entries expire (None: not at all), what snapshots say of the state, and how an entry is written and read."""
-    what = of.described(what, backend.restored(name), where)
+    what = continued(handle.declared(), backend.restored(name), where)
     expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
-    encode, decode = of.encoder(where), of.decoder(where, what.renamed)
+    encode, decode = of.encoder(where), of.decoder(where, what)
     if expiry is not None:
         encode, decode = expiry.encoder(encode), expiry.decoder(decode)
     return expiry, what, encode, decode

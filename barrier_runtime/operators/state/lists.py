@@ -14,6 +14,7 @@ from barrier_runtime.operators.state.handle import (
     own_entry,
     refuse,
 )
+from barrier_runtime.operators.state.migration import Migrate
 from barrier_runtime.operators.state.stored_type import CodecName, StoredType, short
 from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
@@ -56,9 +57,10 @@ class ListState(KeyedState, Generic[T]):
         codec: CodecName = "msgpack",
         ttl: TTL | None = None,
         renamed: Mapping[str, str | None] | None = None,
+        migrate: Migrate | None = None,
     ) -> None:
         super().__init__(ttl)
-        self._type = StoredType(kind, codec, "ListState", renamed)
+        self._type = StoredType(kind, codec, "ListState", renamed, migrate)
         self._table = cast(EntryTable, Unbound("ListState"))
         self._put: Callable[[StateKey, Any, Any], None] = Unbound("ListState")
 
@@ -124,11 +126,14 @@ class ListState(KeyedState, Generic[T]):
 
     # ------------------------------------------------------------ for the operator
 
+    def declared(self) -> StateDescription:
+        return self._type.declared(_LIST)
+
     def open(
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> "ListState[T]":
         bound = self._bound(name, current, holder)
-        table = entries_table(self, self._type, backend, name, where, key_width, current, _LIST)
+        table = entries_table(self, self._type, backend, name, where, key_width, current)
         if isinstance(table, TimedEntries):
             bound.__class__ = _TimedList
         bound._table = cast(EntryTable, table)

@@ -15,6 +15,7 @@ from barrier_runtime.operators.state.handle import (
     entry_putter,
     refuse,
 )
+from barrier_runtime.operators.state.migration import Migrate
 from barrier_runtime.operators.state.stored_type import CodecName, StoredType, as_scalar, check_text, short
 from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
@@ -61,6 +62,7 @@ class MapState(KeyedState, Generic[K, V]):
         codec: CodecName = "msgpack",
         ttl: TTL | None = None,
         renamed: Mapping[str, str | None] | None = None,
+        migrate: Migrate | None = None,
     ) -> None:
         super().__init__(ttl)
         as_key = _AS_KEY.get(key) if isinstance(key, type) else None
@@ -71,7 +73,7 @@ class MapState(KeyedState, Generic[K, V]):
             )
         self._key: Any = key
         self._as_key: Callable[[str, Any], Any] = as_key
-        self._type = StoredType(kind, codec, "MapState", renamed)
+        self._type = StoredType(kind, codec, "MapState", renamed, migrate)
         self._table = cast(EntryTable, Unbound("MapState"))
         self._put: Callable[[StateKey, Any, Any], None] = Unbound("MapState")
 
@@ -162,12 +164,14 @@ class MapState(KeyedState, Generic[K, V]):
 
     # ------------------------------------------------------------ for the operator
 
+    def declared(self) -> StateDescription:
+        return self._type.declared(StateDescription("map", self._key.__name__))
+
     def open(
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> "MapState[K, V]":
         bound = self._bound(name, current, holder)
-        what = StateDescription("map", self._key.__name__)
-        table = entries_table(self, self._type, backend, name, where, key_width, current, what)
+        table = entries_table(self, self._type, backend, name, where, key_width, current)
         if isinstance(table, TimedEntries):
             bound.__class__ = _TimedMap
         bound._table = cast(EntryTable, table)

@@ -8,14 +8,15 @@ import dataclasses
 import datetime
 import enum
 import numbers
-import threading
 import uuid
 from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
-from barrier_runtime.operators.state.evolution import Renamed, by_new_names, check_renamed, continued, fields_of
+from barrier_runtime.operators.state.described_types import BUILDING, PICKLED, decoder_of, value_type
+from barrier_runtime.operators.state.evolution import Renamed, check_renamed, fields_of
+from barrier_runtime.operators.state.migration import Migrate, check_migrate, migrating_decoder, version_encoder
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
@@ -23,7 +24,6 @@ CodecName = Literal["msgpack", "pickle"]
 
 _SCALARS = (bool, int, float, str, bytes)
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # of MessagePack
-_BUILDING = threading.Lock()  # msgspec describes a type at its first use; another thread must not see half of it
 _UNCHANGEABLE = (
     type(None),
     numbers.Number,  # of numpy, too
@@ -41,17 +41,24 @@ class StoredType:
     """Any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
     `msgspec.Struct`; any at all with codec "pickle"."""
 
-    __slots__ = ("_codec", "_fields", "_kind", "_renamed", "_says", "scalar")
+    __slots__ = ("_codec", "_fields", "_kind", "_migrate", "_renamed", "_says", "_type", "scalar")
 
-    def __init__(self, kind: Any, codec: CodecName, says: str, renamed: Renamed | None = None) -> None:
-        """`says`: the class that declares it, for messages. `renamed`: earlier names of fields (`evolution`). Raises
-        `InvalidJob` for what cannot be stored."""
+    def __init__(
+        self,
+        kind: Any,
+        codec: CodecName,
+        says: str,
+        renamed: Renamed | None = None,
+        migrate: Migrate | None = None,
+    ) -> None:
+        """`says`: the class that declares it, for messages. `renamed`: earlier names of fields (`evolution`);
+        `migrate`: what makes new values of old ones (`migration`). Raises `InvalidJob` for what cannot be stored."""
         if kind is None or kind is type(None):
             raise InvalidJob(f"{says}({kind!r}) could hold nothing: declare the type of its values, as in {says}(int)")
         if codec not in ("msgpack", "pickle"):
             raise InvalidJob(f"{says} codec {codec!r} is unknown: use 'msgpack' or 'pickle'")
         if codec == "msgpack":
-            with _BUILDING:  # here at the latest it describes the type
+            with BUILDING:  # here at the latest it describes the type
                 unknown = _unknown_part(kind)
             if unknown is not None:
                 raise InvalidJob(
@@ -63,6 +70,10 @@ class StoredType:
         self._says = says
         self._fields = fields_of(kind) if codec == "msgpack" else ()
         self._renamed = check_renamed(renamed, self._fields, says)
+        self._migrate = check_migrate(migrate, says)
+        if self._migrate and codec == "pickle":
+            raise InvalidJob(f"{says} migrate= with codec='pickle': only values of declared types can be migrated")
+        self._type = PICKLED if codec == "pickle" else value_type(kind)
         self.scalar: Any = kind if kind in _SCALARS and codec == "msgpack" else None  # its one class, if it is plain
 
     @property
@@ -99,9 +110,10 @@ class StoredType:
 
             return pickle.dumps
         encode = msgspec.msgpack.Encoder().encode
+        version = len(self._migrate)
         if self.scalar is not None:
-            return encode
-        decode = self._decoder().decode
+            return version_encoder(encode, version)
+        decode = decoder_of(self._kind).decode
 
         def checked(value: Any) -> bytes:
             try:
@@ -114,20 +126,21 @@ class StoredType:
                 ) from error
             return data
 
-        return checked
+        return version_encoder(checked, version)
 
-    def described(self, what: StateDescription, before: StateDescription | None, where: str) -> StateDescription:
-        """`what` with what snapshots say of the type; `before`: what the restored one says. Raises `InvalidJob` for
-        fields of which it cannot be known what became of them."""
-        return continued(what, self._fields, self._renamed, before, where)
+    def declared(self, what: StateDescription) -> StateDescription:
+        """`what` with what the program says of the type."""
+        return msgspec.structs.replace(
+            what, fields=self._fields, renamed=self._renamed, type=self._type, versions=tuple({} for _ in self._migrate)
+        )
 
-    def decoder(self, where: str, renamed: Renamed) -> Callable[[bytes], Any]:
-        """Bytes to value. `renamed`: the fields that entries may have under earlier names."""
+    def decoder(self, where: str, what: StateDescription) -> Callable[[bytes], Any]:
+        """Bytes to value. `what`: the state as snapshots describe it from here on."""
         if self._codec == "pickle":
             import pickle  # asked for by name
 
             return pickle.loads
-        decode = by_new_names(self._decoder().decode, renamed)
+        decode = migrating_decoder(decoder_of(self._kind).decode, (*what.versions, what.renamed), self._migrate, where)
 
         def checked(data: bytes) -> Any:
             try:
@@ -139,10 +152,6 @@ class StoredType:
                 ) from error
 
         return checked
-
-    def _decoder(self) -> msgspec.msgpack.Decoder[Any]:
-        with _BUILDING:
-            return msgspec.msgpack.Decoder(self._kind)
 
 
 def as_scalar(kind: Any, value: Any, declared: Callable[[], str], given: str) -> Any:

@@ -14,6 +14,7 @@ from barrier_runtime.operators.state.handle import (
     refuse,
     value_table,
 )
+from barrier_runtime.operators.state.migration import Migrate
 from barrier_runtime.operators.state.stored_type import (
     INT_MAX,
     INT_MIN,
@@ -27,6 +28,7 @@ from barrier_runtime.operators.state.stored_type import (
 from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, StateDescription
 from barrier_runtime.state.values.timed_table import TimedTable
 from barrier_runtime.state.values.watched_table import WatchedTable
 
@@ -55,7 +57,8 @@ class ValueState(KeyedState, Generic[T]):
     such changes). `value` is `default` (None unless given) where nothing was stored; use `default_factory=` for lists,
     dicts and other objects that can be changed. With a `ttl` a value that was written so long ago is gone. `renamed`:
     what fields of a class were called in earlier versions of the program, old name to new, or to None for one that is
-    dropped.
+    dropped. `migrate`: a function of an old value that returns the new one, or a list of them, one for each time that
+    the type became another; keep them as long as there is state (docs/state.md).
     """
 
     __slots__ = ("_default", "_factory", "_get", "_put", "_remove", "_scalar", "_type")
@@ -70,6 +73,7 @@ class ValueState(KeyedState, Generic[T]):
         codec: CodecName = "msgpack",
         ttl: TTL | None = None,
         renamed: Mapping[str, str | None] | None = None,
+        migrate: Migrate | None = None,
     ) -> None:
         super().__init__(ttl)
         if not is_unchangeable(default):
@@ -77,7 +81,7 @@ class ValueState(KeyedState, Generic[T]):
                 f"ValueState default {short(default)} would be shared by all keys: use default_factory=, which makes "
                 f"one for each key, such as default_factory={type(default).__name__}; or a frozen class"
             )
-        self._type = StoredType(kind, codec, "ValueState", renamed)
+        self._type = StoredType(kind, codec, "ValueState", renamed, migrate)
         self._default = default
         self._factory = default_factory
         self._scalar = self._type.scalar
@@ -120,6 +124,9 @@ class ValueState(KeyedState, Generic[T]):
 
     # ------------------------------------------------------------ for the operator
 
+    def declared(self) -> StateDescription:
+        return self._type.declared(ONE_VALUE)
+
     def open(
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> "ValueState[T]":
@@ -142,7 +149,7 @@ class ValueState(KeyedState, Generic[T]):
 
     def decoder(self, where: str) -> Callable[[bytes], T]:
         """Bytes to value, as its table does it."""
-        return self._type.decoder(where, {})
+        return self._type.decoder(where, self.declared())
 
     def _check_scalar(self, value: Any) -> None:
         """Raise `InvalidJob` for a value of the right type that cannot be written."""

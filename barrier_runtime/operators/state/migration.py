@@ -1,0 +1,138 @@
+"""Values of an earlier version of a program, made into those of this one by the user's functions.
+
+    migrate=[first, second]     a value of version 0 goes through both, one of version 1 through the second
+    C1 · 56 ('V') · version · value     as it is stored; of version 0 the value alone
+
+An entry is made new each time it is read, until it is written again; so a restore takes no longer, and the functions
+must do nothing but make a value. `state.snapshots.continued_state` decides which version a program's values are.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from barrier_runtime.operators.state.described_types import decoder_of
+from barrier_runtime.operators.state.evolution import Renamed, by_new_names
+from barrier_runtime.operators.user_code import function_name, said
+from barrier_runtime.state.errors import InvalidJob
+
+Migrate: TypeAlias = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
+
+_MARK = b"\xc1V"
+_HEAD = 3
+_MOST = 255
+
+_plain = msgspec.msgpack.Decoder().decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def check_migrate(migrate: Any, says: str) -> tuple[Callable[[Any], Any], ...]:
+    """`migrate=` of a state that `says` declares, as functions in their order. Raises `InvalidJob`."""
+    if migrate is None:
+        return ()
+    functions = tuple(migrate) if isinstance(migrate, list | tuple) else (migrate,)
+    for function in functions:
+        if not callable(function):
+            raise InvalidJob(
+                f"{says} migrate={migrate!r}: pass a function of the old value that returns the new one, or a list of "
+                "them, one for each change since the first version"
+            )
+    if len(functions) > _MOST:
+        raise InvalidJob(f"{says} migrate= has {len(functions)} functions, more than {_MOST}: use a new state name")
+    return functions
+
+
+def version_encoder(encode: Callable[[Any], bytes], version: int) -> Callable[[Any], bytes]:
+    if not version:
+        return encode
+    mark = _MARK + bytes([version])
+
+    def encoded(value: Any) -> bytes:
+        return mark + encode(value)
+
+    return encoded
+
+
+def migrating_decoder(
+    decode: Callable[[bytes], Any],
+    renamed: Sequence[Renamed],
+    functions: Sequence[Callable[[Any], Any]],
+    where: str,
+) -> Callable[[bytes], Any]:
+    """`decode` reads values of this version under the names they have now. `renamed`: of each version, this one's
+    last. Raises `InvalidJob` for a value that a function does not take."""
+    now = by_new_names(decode, renamed[-1])
+    if not functions:
+        return now
+    steps = [_Step(function, names, where) for function, names in zip(functions, renamed, strict=False)]
+
+    def decoded(data: bytes) -> Any:
+        version = 0
+        if data[:2] == _MARK:
+            version, data = data[2], data[_HEAD:]
+        for step in steps[version:]:
+            data = step(data)
+        return now(data)
+
+    return decoded
+
+
+class _Step:
+    """From one version to the next, both as they are written."""
+
+    def __init__(self, function: Callable[[Any], Any], names: Mapping[str, str | None], where: str) -> None:
+        self._function = function
+        self._where = f"{where}: {function_name(function)} in migrate="
+        expected = _parameter_type(function)
+        try:
+            read = _plain if expected is None else decoder_of(expected).decode
+        except TypeError as error:
+            raise InvalidJob(
+                f"{self._where} takes {expected!r}, which cannot be read ({error}): annotate the old class, or nothing "
+                "to get dicts, lists and scalars"
+            ) from error
+        self._read = by_new_names(read, names)
+
+    def __call__(self, data: bytes) -> bytes:
+        try:
+            old = self._read(data)
+        except msgspec.MsgspecError as error:
+            raise InvalidJob(
+                f"{self._where} was not given the stored value {_shown(data)}, which does not fit its parameter "
+                f"({error}): annotate it as the value was, or not at all"
+            ) from error
+        try:
+            new = self._function(old)
+        except Exception as error:
+            raise InvalidJob(
+                f"{self._where} raised {type(error).__name__}: {said(error)}, for the stored value {_shown(data)}: "
+                "let it take every value of the version before"
+            ) from error
+        if new is None:
+            raise InvalidJob(f"{self._where} returned None for the stored value {_shown(data)}: return the new value")
+        try:
+            return _encode(new)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidJob(
+                f"{self._where} returned {type(new).__name__}, which cannot be written ({error}): return the new "
+                "value, or a dict of its fields"
+            ) from error
+
+
+def _parameter_type(function: Callable[[Any], Any]) -> Any:
+    """What the function's first parameter is annotated with; None: nothing."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+        hints = typing.get_type_hints(function)
+    except (TypeError, ValueError, NameError):
+        return None
+    expected = hints.get(parameters[0].name) if parameters else None
+    return None if expected is Any else expected
+
+
+def _shown(data: bytes) -> str:
+    text = repr(_plain(data))
+    return text if len(text) <= 200 else text[:199] + "…"

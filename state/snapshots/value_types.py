@@ -1,0 +1,252 @@
+"""The type of what a state stores, as snapshots describe it, and whether values written as one type can be read as
+another. Pure.
+
+Values are MessagePack, written by the names of fields, so the rules are those of reading it strictly:
+
+    stays readable                                        is refused
+    a field that comes with a default, or goes            a field that comes without a default
+    int as float or decimal; float as decimal             any number as a narrower one
+    X as X | None, a union with more members              X | None as X
+    lists, sets, tuples of any length as one another      a list as a tuple of a certain length
+    an enum with more values, or as its plain type        one with fewer; plain values as an enum
+    fields that change places                             the same in a class that is written as an array
+    a class as a dict                                     a dict as a class; a scalar as a class, and back
+
+A nested class whose fields were lost while others came is refused, too: nothing says which of them is which.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+_ALSO_READ = {"float": {"int"}, "decimal": {"int", "float"}, "str": {"date", "time", "timedelta", "uuid", "decimal"}}
+
+
+class FieldType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: str  # as it is written
+    type: "ValueType"
+    default: bool = False  # entries without it can be read
+    absent: bool = False  # entries may lack it
+
+
+class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One of the kinds
+
+    any, none, bool, int, float, str, bytes, datetime, time, date, timedelta, uuid, decimal
+    pickle         of which nothing is known
+    list           `of` its items; also sets, and tuples of any length
+    tuple          `of` each of its items
+    dict           `of` keys and values
+    class          `fields`, by name; `tag` and `strict` as a msgspec.Struct may have them
+    array          a class whose `fields` are written in order, without their names
+    choice         an enum or literals: `values`
+    union          `of` its members
+    again          the class that is `up` classes further out, to the inside of which this belongs
+    """
+
+    kind: str
+    name: str = ""  # of a class or enum, for people
+    of: "tuple[ValueType, ...]" = ()
+    fields: tuple[FieldType, ...] = ()
+    values: tuple[int | str | None, ...] = ()
+    tag: str = ""
+    strict: bool = False  # refuses fields that it does not know
+    up: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "union":
+            return " | ".join(map(str, self.of))
+        if self.kind == "choice":
+            return f"{self.name or 'Literal'}({', '.join(map(repr, self.values))})"
+        if self.kind == "again":
+            return self.name
+        if self.of:
+            return f"{self.kind}[{', '.join(map(str, self.of))}]"
+        return self.name or {"none": "None", "any": "Any"}.get(self.kind, self.kind)
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Values of type `before` at `path` cannot be read as `now`. `path`: such as "lines[].price"; empty: the whole."""
+
+    path: str
+    before: str
+    now: str
+    why: str = ""
+
+
+_Classes = tuple[ValueType, ...]  # from the outermost one
+
+
+def misfit(before: ValueType, now: ValueType, renamed: Mapping[str, str | None] | None = None) -> Misfit | None:
+    """The first thing in values of `before` that cannot be read as `now`; None: all can be read. `renamed`: earlier
+    names of the class's own fields; what became of those that were lost is not asked here (`continued_state`)."""
+    comparison = _Comparison()
+    if before.kind == now.kind == "class":
+        names = renamed or {}
+        fields = tuple(msgspec.structs.replace(each, name=names.get(each.name) or each.name) for each in before.fields)
+        now_named = msgspec.structs.replace(before, fields=fields)
+        return _tags(before, now, "", False) or comparison.by_name(now_named, now, "", (before,), (now,), whole=True)
+    return comparison.at(before, now, "", (), (), False)
+
+
+def _tags(before: ValueType, now: ValueType, path: str, tagged: bool) -> Misfit | None:
+    """`tagged`: `now` is told from others by its tag."""
+    if before.tag == now.tag or not (tagged or (before.tag and now.tag)):
+        return None
+    return Misfit(path, str(before), str(now), f"its tag is {now.tag!r} and was {before.tag!r}")
+
+
+class _Comparison:
+    """Of one pair of types. What is called `outer` and `inside` are the classes around, to which "again" goes back."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[int, int]] = set()  # pairs of classes that are being compared, or were and fit
+
+    def at(
+        self, before: ValueType, now: ValueType, path: str, outer: _Classes, outer_now: _Classes, tagged: bool
+    ) -> Misfit | None:
+        if before.kind == "again":
+            before, outer = outer[-before.up], outer[: -before.up]
+        if now.kind == "again":
+            now, outer_now = outer_now[-now.up], outer_now[: -now.up]
+        if "pickle" in (before.kind, now.kind):
+            return None if before.kind == now.kind else Misfit(path, str(before), str(now))
+        if "any" in (before.kind, now.kind):
+            return None
+        if before.kind == "union":
+            each = (self.at(member, now, path, outer, outer_now, tagged) for member in before.of)
+            found = next((wrong for wrong in each if wrong is not None), None)
+            return Misfit(path, str(before), str(now), found.why) if found is not None and found.path == path else found
+        if now.kind == "union":
+            return self._union(before, now, path, outer, outer_now)
+        if before.kind in ("class", "array") and now.kind == before.kind:
+            return self._classes(before, now, path, (*outer, before), (*outer_now, now), tagged)
+        return self._plain(before, now, path, outer, outer_now)
+
+    def _classes(
+        self, before: ValueType, now: ValueType, path: str, inside: _Classes, inside_now: _Classes, tagged: bool
+    ) -> Misfit | None:
+        pair = (id(before), id(now))
+        if pair in self._seen:
+            return None
+        self._seen.add(pair)
+        compare = self._in_order if now.kind == "array" else self.by_name
+        wrong = _tags(before, now, path, tagged) or compare(before, now, path, inside, inside_now)
+        if wrong is not None:
+            self._seen.discard(pair)  # a union may ask again
+        return wrong
+
+    def _union(
+        self, before: ValueType, now: ValueType, path: str, outer: _Classes, outer_now: _Classes
+    ) -> Misfit | None:
+        """Some member must read it."""
+        tagged = sum(member.kind == "class" for member in now.of) > 1
+        found = [self.at(before, member, path, outer, outer_now, tagged) for member in now.of]
+        if None in found:
+            return None
+        inside = next((wrong for wrong in found if wrong is not None and wrong.path != path), None)
+        return inside or Misfit(path, str(before), str(now))
+
+    def _plain(
+        self, before: ValueType, now: ValueType, path: str, outer: _Classes, outer_now: _Classes
+    ) -> Misfit | None:
+        wrong = Misfit(path, str(before), str(now))
+        into = f"{path}[]"
+        if now.kind == "list" and before.kind in ("list", "tuple", "array"):
+            inside = (*outer, before) if before.kind == "array" else outer
+            types = tuple(field.type for field in before.fields) if before.kind == "array" else before.of
+            return self._first(types, now.of * len(types), into, inside, outer_now)
+        if now.kind == "tuple" and before.kind == "tuple" and len(now.of) == len(before.of):
+            return self._first(before.of, now.of, into, outer, outer_now)
+        if now.kind == "array" and before.kind == "tuple":
+            items = tuple(FieldType(field.name, type) for field, type in zip(now.fields, before.of, strict=False))
+            if len(before.of) > len(now.fields):
+                return wrong
+            return self._in_order(ValueType("array", fields=items), now, path, outer, (*outer_now, now))
+        if now.kind == "dict" and before.kind == "dict":
+            return self._first(before.of, now.of, into, outer, outer_now)
+        if now.kind == "dict" and before.kind == "class":
+            types = tuple(field.type for field in before.fields)
+            text = self.at(ValueType("str"), now.of[0], into, (), outer_now, False)
+            return text or self._first(types, now.of[1:] * len(types), into, (*outer, before), outer_now)
+        if before.kind == "choice":
+            if now.kind == "choice":
+                lost = [value for value in before.values if value not in now.values]
+                why = f"it has lost {', '.join(map(repr, lost))}"
+                return Misfit(path, str(before), str(now), why) if lost else None
+            plain = {int: "int", str: "str", type(None): "none"}
+            return wrong if any(plain[type(value)] != now.kind for value in before.values) else None
+        if now.kind == before.kind and now.kind not in ("tuple", "class", "array", "list", "dict"):
+            return None
+        return None if before.kind in _ALSO_READ.get(now.kind, ()) else wrong
+
+    def _first(
+        self,
+        before: Sequence[ValueType],
+        now: Sequence[ValueType],
+        path: str,
+        outer: _Classes,
+        outer_now: _Classes,
+    ) -> Misfit | None:
+        found = (self.at(one, other, path, outer, outer_now, False) for one, other in zip(before, now, strict=True))
+        return next((wrong for wrong in found if wrong is not None), None)
+
+    def by_name(
+        self,
+        before: ValueType,
+        now: ValueType,
+        path: str,
+        inside: _Classes,
+        inside_now: _Classes,
+        whole: bool = False,
+    ) -> Misfit | None:
+        """`whole`: it is the value itself."""
+        was = {field.name: field for field in before.fields}
+        for field in now.fields:
+            at = f"{path}.{field.name}" if path else field.name
+            if field.name not in was:
+                if not field.default:
+                    return Misfit(at, "nothing", str(field.type), "a new field needs a default for entries without it")
+                continue
+            if was[field.name].absent and not field.default:
+                return Misfit(at, f"{was[field.name].type}, where it is not the default", str(field.type))
+            wrong = self.at(was[field.name].type, field.type, at, inside, inside_now, False)
+            if wrong is not None:
+                return wrong
+        known = {field.name for field in now.fields}
+        lost = [name for name in was if name not in known]
+        came = [field.name for field in now.fields if field.name not in was]
+        if lost and now.strict:
+            return Misfit(path, str(before), str(now), f"it forbids unknown fields, and entries have {_names(lost)}")
+        if lost and came and not whole:
+            return Misfit(
+                path, str(before), str(now), f"it has lost {_names(lost)}, and {_names(came)} came: which is which?"
+            )
+        return None
+
+    def _in_order(
+        self, before: ValueType, now: ValueType, path: str, inside: _Classes, inside_now: _Classes
+    ) -> Misfit | None:
+        places = {field.name: place for place, field in enumerate(before.fields)}
+        for place, field in enumerate(now.fields):
+            at = f"{path}.{field.name}" if path else field.name
+            if places.get(field.name, place) != place:
+                return Misfit(
+                    at, f"field {places[field.name] + 1}", f"field {place + 1}", "its values are written in order"
+                )
+            if place >= len(before.fields):
+                if not field.default:
+                    return Misfit(at, "nothing", str(field.type), "a new field needs a default for entries without it")
+                continue
+            wrong = self.at(before.fields[place].type, field.type, at, inside, inside_now, False)
+            if wrong is not None:
+                return wrong
+        if now.strict and len(before.fields) > len(now.fields):
+            return Misfit(path, str(before), str(now), f"it takes no more than {len(now.fields)} fields")
+        return None
+
+
+def _names(names: Sequence[str]) -> str:
+    return f"the field{'' if len(names) == 1 else 's'} {', '.join(map(repr, names))}"
