@@ -55,6 +55,8 @@ class Histogram(Metric):
 # fmt: off
 # Of an operator.
 LATE_ROWS = Counter("late_rows", "rows", "rows whose window was over: dropped")
+LATE_LEFT_ROWS = Counter("late_left_rows", "rows", "joins: rows of the left stream behind the watermark: dropped")
+LATE_RIGHT_ROWS = Counter("late_right_rows", "rows", "joins: rows of the right stream behind the watermark: dropped")
 LOOKUPS = Counter("lookups", "rows", "`deduplicate`: ids that had to be looked up in the state")
 LOOKUPS_SAVED = Counter("lookups_saved", "rows", "`deduplicate`: ids that the filters in memory told to be new")
 DUPLICATES = Counter("duplicates", "rows", "`deduplicate`: rows dropped because their id was known")

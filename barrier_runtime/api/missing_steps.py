@@ -9,13 +9,12 @@ class NoSuchStep(InvalidJob, AttributeError):
     """A stream has no such method; another kind of stream may have it."""
 
 
-_NO_JOIN = (
-    "there is no join of two streams yet: use broadcast_join() for a small table, or union() of both with equal "
-    "columns, then key_by(…).process(…) with the one that waits in its state"
-)
 AFTER_KEY_BY = {
     **dict.fromkeys(("window", "process", "aggregate"), "it comes after .key_by(…), which says what belongs together"),
-    "join": _NO_JOIN,
+    **dict.fromkeys(
+        ("join", "window_join", "asof_join"),
+        "it comes after .key_by(…) of both streams; broadcast_join() joins with a small table without one",
+    ),
 }
 BEFORE_KEY_BY = {
     **dict.fromkeys(
@@ -25,7 +24,6 @@ BEFORE_KEY_BY = {
         ),
         "it comes before .key_by(…), or after .window(…), .aggregate(…) or .process(…)",
     ),
-    "join": _NO_JOIN,
 }
 
 

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.expressions import names_a_column, ready
+from barrier_runtime.api.join_steps import JoinStep, KeyedInput
+from barrier_runtime.api.joins import JoiningStream
 from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_KEY_BY, no_step
 from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
@@ -468,7 +470,7 @@ class Stream:
 
 
 @plain_errors
-class KeyedStream:
+class KeyedStream(JoiningStream[Stream]):
     """A stream partitioned by key columns; what follows may keep state per key."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
@@ -636,6 +638,15 @@ class KeyedStream:
         )
         streams = _and_sides(main, sides)
         return streams
+
+    def _keyed_input(self) -> KeyedInput:
+        stream = self._stream
+        return KeyedInput(stream._plan, stream._node, stream._tag, self._keys, stream.schema)
+
+    def _joined(self, step: JoinStep) -> tuple[Stream, ...]:
+        plan = self._stream._plan
+        main = Stream(plan, plan.add(step.node), step.schema)
+        return main, *[Stream(plan, main._node, schema, tag=tag) for tag, schema in step.sides.items()]
 
     def _need_watermarks(self, where: str, why: str) -> None:
         missing = self._stream._plan.without_watermarks(self._stream._node)

@@ -152,6 +152,8 @@ class Operator:
 
     forwards_watermarks: bool = True  # False: a watermark assigner; what comes from upstream ends here
 
+    output_delay_ms: int = 0  # event times of its rows may be that much behind the watermark: so is what is forwarded
+
     @property
     def has_room(self) -> bool:
         """False: hand over nothing more now; the operator wakes its slot when it has room. Barriers wait with the rows,

@@ -283,6 +283,8 @@ class Subtask:
             if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:
                 return
             operator.on_watermark(watermark_ms, self._emits[position + 1])
+            if operator.output_delay_ms and watermark_ms != WATERMARK_MAX:
+                watermark_ms = max(WATERMARK_MIN, watermark_ms - operator.output_delay_ms)
         self.watermark = watermark_ms
         self._control(Watermark(watermark_ms))
 

@@ -136,9 +136,10 @@ class Driven:
         schema: pa.Schema | None = None,
         emit_ns: int = 0,
         reached: npt.NDArray[np.int64] | None = None,
+        port: int = 0,
     ) -> None:
         batch = rows if isinstance(rows, pa.RecordBatch) else pa.RecordBatch.from_pylist(rows, schema=schema)
-        self.operator.process(Batch(batch, emit_ns, reached), self._emit)
+        self.operator.process(Batch(batch, emit_ns, reached), self._emit, port)
 
     def watermark(self, ms: int) -> None:
         self.operator.on_watermark(ms, self._emit)

@@ -1,0 +1,225 @@
+"""The bodies of `KeyedStream.join`, `window_join` and `asof_join`: what they check, and the step that they make."""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.data.event_time import check_event_time_type
+from barrier_runtime.data.keys import check_key_type
+from barrier_runtime.data.plain_rows import plain_schema
+from barrier_runtime.data.schemas import milliseconds, require_columns
+from barrier_runtime.graph.logical import Input, Plan, StepNode
+from barrier_runtime.operators.joins.as_of import AS_OF_KINDS, AsOfJoinOperator, AsOfKind, as_of_definition
+from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT
+from barrier_runtime.operators.joins.columns import JoinColumns, Side
+from barrier_runtime.operators.joins.interval import (
+    JOIN_KINDS,
+    IntervalJoinOperator,
+    JoinKind,
+    interval_definition,
+)
+from barrier_runtime.operators.joins.window import WindowJoinOperator, window_columns, window_definition
+from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
+from barrier_runtime.state.errors import InvalidJob
+
+_FAR = datetime.timedelta(days=36_500)
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """A keyed stream, as a join sees it."""
+
+    plan: Plan
+    node: int
+    tag: str
+    keys: tuple[str, ...]
+    schema: pa.Schema | None
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """What all joins have in common, as the user gave it."""
+
+    event_time: str | tuple[str, str]
+    suffix: tuple[str, str]
+    late: bool
+
+
+@dataclass(frozen=True)
+class JoinStep:
+    node: StepNode
+    schema: pa.Schema
+    sides: Mapping[str, pa.Schema] = field(default_factory=dict)  # late rows by tag, if they are wanted
+
+
+def interval_join(
+    name: str,
+    left: KeyedInput,
+    right: KeyedInput,
+    between: tuple[datetime.timedelta, datetime.timedelta],
+    how: JoinKind,
+    options: JoinOptions,
+) -> JoinStep:
+    where = f"join {name!r}"
+    if (
+        not isinstance(between, Sequence)
+        or len(between) != 2
+        or not all(isinstance(bound, datetime.timedelta) for bound in between)
+    ):
+        raise InvalidJob(
+            f"{where}: between={between!r}: pass two timedeltas, the least and the greatest time of the right row less "
+            "that of the left one, as in between=(timedelta(0), timedelta(hours=1))"
+        )
+    lower, upper = between
+    if lower > upper:
+        raise InvalidJob(f"{where}: between={lower} and {upper}: the first bound is greater, so nothing would match")
+    if max(abs(lower), abs(upper)) > _FAR:
+        raise InvalidJob(f"{where}: between={lower} and {upper}: use bounds of at most 100 years")
+    _check_how(how, JOIN_KINDS, where)
+    sides = _sides(left, right, options, where)
+    columns = JoinColumns(*sides, options.suffix, where, how not in ("semi", "anti"))
+    make = partial(
+        IntervalJoinOperator, left=sides[0], right=sides[1], between=(lower, upper), how=how, suffix=options.suffix,
+        late=options.late,
+    )  # fmt: skip
+    definition = interval_definition(*sides, (lower, upper), how)
+    return _step(name, "join", left, right, make, definition, columns.schema, options)
+
+
+def window_join(
+    name: str, left: KeyedInput, right: KeyedInput, window: WindowAssigner, how: JoinKind, options: JoinOptions
+) -> JoinStep:
+    where = f"window_join {name!r}"
+    if isinstance(window, Session):
+        raise InvalidJob(
+            f"{where}: a session is made of the rows of one stream, so two streams have no sessions in common: use "
+            "Tumbling or Sliding, or join() with the bounds between= which rows belong together"
+        )
+    if not isinstance(window, WindowAssigner):
+        raise InvalidJob(f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)) or Sliding")
+    _check_how(how, JOIN_KINDS, where)
+    sides = _sides(left, right, options, where)
+    schema = window_columns(*sides, how, options.suffix, where).schema
+    make = partial(
+        WindowJoinOperator, left=sides[0], right=sides[1], window=window, how=how, suffix=options.suffix,
+        late=options.late,
+    )  # fmt: skip
+    return _step(name, "window_join", left, right, make, window_definition(*sides, window, how), schema, options)
+
+
+def as_of_join(
+    name: str,
+    left: KeyedInput,
+    right: KeyedInput,
+    tolerance: datetime.timedelta | None,
+    exact: bool,
+    how: AsOfKind,
+    options: JoinOptions,
+) -> JoinStep:
+    where = f"asof_join {name!r}"
+    if tolerance is not None:
+        milliseconds(tolerance, f"tolerance of {where}")
+        if tolerance > _FAR:
+            raise InvalidJob(f"{where}: tolerance={tolerance}: use at most 100 years, or None for none")
+    if not isinstance(exact, bool):
+        raise InvalidJob(f"{where}: exact={exact!r}: use True or False (whether a version of the same time counts)")
+    _check_how(how, AS_OF_KINDS, where)
+    sides = _sides(left, right, options, where)
+    columns = JoinColumns(*sides, options.suffix, where)
+    make = partial(
+        AsOfJoinOperator, left=sides[0], right=sides[1], tolerance=tolerance, exact=exact, how=how,
+        suffix=options.suffix, late=options.late,
+    )  # fmt: skip
+    definition = as_of_definition(*sides, tolerance, exact, how)
+    return _step(name, "asof_join", left, right, make, definition, columns.schema, options)
+
+
+def _step(
+    name: str,
+    kind: str,
+    left: KeyedInput,
+    right: KeyedInput,
+    make: Callable[..., Any],
+    definition: str,
+    schema: pa.Schema,
+    options: JoinOptions,
+) -> JoinStep:
+    if not isinstance(name, str):
+        raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
+    late = {}
+    if options.late and left.schema is not None and right.schema is not None:
+        late = {LATE_LEFT: left.schema, LATE_RIGHT: right.schema}
+    inputs = tuple(Input(side.node, "hash", side.keys, side.tag) for side in (left, right))
+    node = StepNode(
+        name, kind, inputs, make, schema, stateful=True, describe=definition, definition=definition, detail="late",
+        side_outputs=late,
+    )  # fmt: skip
+    return JoinStep(node, schema, late)
+
+
+def _sides(left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str) -> tuple[Side, Side]:
+    if left.plan is not right.plan:
+        raise InvalidJob(
+            f"{where}: the right stream is of flow {right.plan.name!r}, the left one of {left.plan.name!r}: read both "
+            "in one flow"
+        )
+    if len(left.keys) != len(right.keys):
+        raise InvalidJob(
+            f"{where}: the left stream has the keys ({', '.join(left.keys)}), the right one ({', '.join(right.keys)}): "
+            "key both by as many columns, in the same order"
+        )
+    _check_options(options, where)
+    names = (options.event_time,) * 2 if isinstance(options.event_time, str) else options.event_time
+    sides = []
+    for which, side, event_time in zip(("left", "right"), (left, right), names, strict=True):
+        its = f"{where}, {which} stream"
+        if side.schema is None:
+            raise InvalidJob(
+                f"{its}: its columns are not known before its first row, and a join gives the columns of both: pass "
+                "schema= to the step before it"
+            )
+        require_columns(side.schema, (event_time,), its)
+        check_event_time_type(side.schema.field(event_time).type, event_time, its)
+        for key in side.keys:
+            check_key_type(side.schema.field(key).type, key, its)
+        missing = side.plan.without_watermarks(side.node)
+        if missing:
+            raise InvalidJob(
+                f"{its}: rows are held until the watermark says that no partner can come, but of its sources "
+                f"{', '.join(map(repr, missing))} {'has' if len(missing) == 1 else 'have'} no watermarks: pass "
+                "event_time= where the source is read, or call with_watermarks(column) on the stream before"
+            )
+        sides.append(Side(side.keys, event_time, plain_schema(side.schema)))
+    for one, other in zip(left.keys, right.keys, strict=True):
+        kinds = sides[0].schema.field(one).type, sides[1].schema.field(other).type
+        if kinds[0] != kinds[1]:
+            raise InvalidJob(
+                f"{where}: the key {one!r} is {kinds[0]} on the left, and {other!r} is {kinds[1]} on the right: cast "
+                f'one of them before key_by, as in .select({{"{other}": "CAST({other} AS BIGINT)", …}})'
+            )
+    return sides[0], sides[1]
+
+
+def _check_options(options: JoinOptions, where: str) -> None:
+    times, suffix = options.event_time, options.suffix
+    if not isinstance(times, str) and not _is_pair(times):
+        raise InvalidJob(
+            f"{where}: event_time={times!r}: pass the name of the column, or two names, of the left and the right one"
+        )
+    if not _is_pair(suffix) or suffix[0] == suffix[1]:
+        raise InvalidJob(f'{where}: suffix={suffix!r}: pass two different endings of names, as in ("", "_right")')
+    if not isinstance(options.late, bool):
+        raise InvalidJob(f"{where}: late={options.late!r}: use True for streams of the late rows as well")
+
+
+def _is_pair(names: Any) -> bool:
+    return isinstance(names, tuple | list) and len(names) == 2 and all(isinstance(name, str) for name in names)
+
+
+def _check_how(how: str, kinds: Sequence[str], where: str) -> None:
+    if how not in kinds:
+        raise InvalidJob(f"{where}: how={how!r}: use one of {', '.join(kinds)}")

@@ -1,0 +1,198 @@
+"""The joins of two keyed streams, as users write them: `KeyedStream` has these methods. What they check, and the steps
+that they make, is in `join_steps`."""
+
+import datetime
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Literal, TypeVar, overload
+
+from barrier_runtime.api.join_steps import (
+    JoinOptions,
+    JoinStep,
+    KeyedInput,
+    as_of_join,
+    interval_join,
+    window_join,
+)
+from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.operators.joins.as_of import AsOfKind
+from barrier_runtime.operators.joins.interval import JoinKind
+from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.state.errors import InvalidJob
+
+S = TypeVar("S")
+
+
+@plain_errors
+class JoiningStream(ABC, Generic[S]):
+    """A keyed stream that can be joined with another one; `S` is what comes out."""
+
+    @abstractmethod
+    def _keyed_input(self) -> KeyedInput:
+        """The stream itself."""
+
+    @abstractmethod
+    def _joined(self, step: JoinStep) -> tuple[S, ...]:
+        """The streams that come out of `step`, which is part of the flow now: joined rows, then late ones, if any."""
+
+    @overload
+    def join(
+        self,
+        name: str,
+        right: "JoiningStream[S]",
+        *,
+        between: tuple[datetime.timedelta, datetime.timedelta],
+        event_time: str | tuple[str, str],
+        how: JoinKind = "inner",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: Literal[False] = False,
+    ) -> S: ...
+
+    @overload
+    def join(
+        self,
+        name: str,
+        right: "JoiningStream[S]",
+        *,
+        between: tuple[datetime.timedelta, datetime.timedelta],
+        event_time: str | tuple[str, str],
+        how: JoinKind = "inner",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: Literal[True],
+    ) -> tuple[S, S, S]: ...
+
+    def join(
+        self,
+        name: str,
+        right: "JoiningStream[S]",
+        *,
+        between: tuple[datetime.timedelta, datetime.timedelta],
+        event_time: str | tuple[str, str],
+        how: JoinKind = "inner",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: bool = False,
+    ) -> S | tuple[S, S, S]:
+        """Rows of both streams with equal keys, where the right row's event time less the left one's lies `between` two
+        bounds of either sign, both included (see docs/joins.md). `event_time`: the column of it, or a pair, if they are
+        called differently. `how`: inner, left, right, full, semi or anti; rows without a partner go out when the
+        watermark says that none can come. Columns: the keys, named as on the left, then the other ones of the left and
+        of the right; names that both have get `suffix`. Rows behind the watermark are dropped and counted per side, or
+        with `late=True` are two streams more: (joined, late left rows, late right rows).
+
+        >>> orders.key_by("id").join("paid", payments.key_by("order_id"), between=(timedelta(0), timedelta(hours=1)),
+        ...                          event_time=("ordered_at", "paid_at"), how="left")
+        """
+        options = JoinOptions(event_time, suffix, late)
+        step = interval_join(name, self._keyed_input(), _keyed_input(right, "join", name), between, how, options)
+        return _one_or_three(self._joined(step), late)
+
+    @overload
+    def window_join(
+        self,
+        name: str,
+        right: "JoiningStream[S]",
+        window: WindowAssigner,
+        *,
+        event_time: str | tuple[str, str],
+        how: JoinKind = "inner",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: Literal[False] = False,
+    ) -> S: ...
+
+    @overload
+    def window_join(
+        self,
+        name: str,
+        right: "JoiningStream[S]",
+        window: WindowAssigner,
+        *,
+        event_time: str | tuple[str, str],
+        how: JoinKind = "inner",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: Literal[True],
+    ) -> tuple[S, S, S]: ...
+
+    def window_join(
+        self,
+        name: str,
+        right: "JoiningStream[S]",
+        window: WindowAssigner,
+        *,
+        event_time: str | tuple[str, str],
+        how: JoinKind = "inner",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: bool = False,
+    ) -> S | tuple[S, S, S]:
+        """Rows of both streams with equal keys in one window (`Tumbling` or `Sliding`); otherwise as `join`. Behind the
+        keys come `window_start` and `window_end` (exclusive). A pair goes out at once, a row without a partner when its
+        window is over; a row is late when all of its windows are over.
+
+        >>> a.key_by("k").window_join("both", b.key_by("k"), Tumbling(timedelta(hours=1)), event_time="at", how="full")
+        """
+        options = JoinOptions(event_time, suffix, late)
+        step = window_join(name, self._keyed_input(), _keyed_input(right, "window_join", name), window, how, options)
+        return _one_or_three(self._joined(step), late)
+
+    @overload
+    def asof_join(
+        self,
+        name: str,
+        right: "JoiningStream[S]",
+        *,
+        event_time: str | tuple[str, str],
+        tolerance: datetime.timedelta | None = None,
+        exact: bool = True,
+        how: AsOfKind = "left",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: Literal[False] = False,
+    ) -> S: ...
+
+    @overload
+    def asof_join(
+        self,
+        name: str,
+        right: "JoiningStream[S]",
+        *,
+        event_time: str | tuple[str, str],
+        tolerance: datetime.timedelta | None = None,
+        exact: bool = True,
+        how: AsOfKind = "left",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: Literal[True],
+    ) -> tuple[S, S, S]: ...
+
+    def asof_join(
+        self,
+        name: str,
+        right: "JoiningStream[S]",
+        *,
+        event_time: str | tuple[str, str],
+        tolerance: datetime.timedelta | None = None,
+        exact: bool = True,
+        how: AsOfKind = "left",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: bool = False,
+    ) -> S | tuple[S, S, S]:
+        """Each left row with the newest right row of its key that is not newer than it, as `pandas.merge_asof` has it
+        backward: at most `tolerance` older, and with `exact=False` really older. `how`: "left" keeps rows without one
+        (nulls), "inner" drops them. A left row goes out when the watermark has passed its time, so rows of both streams
+        may come in any order. Columns and late rows as in `join`.
+
+        >>> trades.key_by("cur").asof_join("fx", rates.key_by("cur"), event_time="at", tolerance=timedelta(minutes=5))
+        """
+        options = JoinOptions(event_time, suffix, late)
+        its = _keyed_input(right, "asof_join", name)
+        return _one_or_three(
+            self._joined(as_of_join(name, self._keyed_input(), its, tolerance, exact, how, options)), late
+        )
+
+
+def _keyed_input(right: Any, kind: str, name: str) -> KeyedInput:
+    if not isinstance(right, JoiningStream):
+        raise InvalidJob(
+            f"{kind} {name!r}: {right!r} is not a keyed stream: pass the other stream with its keys, .key_by(…)"
+        )
+    return right._keyed_input()
+
+
+def _one_or_three(streams: tuple[S, ...], late: bool) -> S | tuple[S, S, S]:
+    return (streams[0], streams[1], streams[2]) if late else streams[0]

@@ -1,0 +1,136 @@
+"""As-of join: to each left row the newest right row (*version*) of its key that is not newer than it.
+
+A left row waits until the watermark has passed its time, because versions up to then may still come, in any order. Of
+versions that the watermark has passed only the newest of each key is needed, and with a tolerance none that is too old
+for whatever comes: others are removed as the watermark goes, also of keys that get no more rows.
+"""
+
+import datetime
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.joins.base import Ints, JoinOperator
+from barrier_runtime.operators.joins.columns import JoinColumns, Side
+from barrier_runtime.operators.joins.row_buffer import RowBuffer, rows_at_once
+from barrier_runtime.operators.joins.row_run import Run, pairs
+
+AsOfKind: TypeAlias = Literal["left", "inner"]
+AS_OF_KINDS = ("left", "inner")
+_LEFT, _RIGHT = 0, 1
+_SUPERSEDED = 1  # pointer of `passed`
+_PAIRS = 262_144
+
+
+class AsOfJoinOperator(JoinOperator):
+    def __init__(
+        self,
+        name: str,
+        left: Side,
+        right: Side,
+        tolerance: datetime.timedelta | None = None,
+        exact: bool = True,
+        how: AsOfKind = "left",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: bool = False,
+    ) -> None:
+        columns = JoinColumns(left, right, suffix, f"asof_join {name!r}")
+        definition = as_of_definition(left, right, tolerance, exact, how)
+        super().__init__("asof_join", name, left, right, columns, definition, late)
+        self._tolerance = None if tolerance is None else self._clock.floor(tolerance)
+        self._exact = exact
+        self._outer = how == "left"
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        taken = self._in_time(batch, port, emit)
+        if taken is None:
+            return
+        null, rows, times = self._with_keys(*taken, port)
+        if null is not None and port == _LEFT and self._outer:
+            self._send(self._columns.rows(null, None), emit)
+        if rows is not None:
+            self._buffers[port].add(self._run(rows, times, port))
+
+    def advance(self, emit: Emit) -> None:
+        before = self._clock.first_after(self._watermark_ms)
+        waiting, versions = self._buffers
+        due = waiting.remove_passed(before)
+        if due is not None:
+            rows, keys, times, _ = due
+            step = rows_at_once(versions.row_bytes, rows.nbytes / len(rows))
+            for first in range(0, len(rows), step):
+                part = slice(first, first + step)
+                self._give(rows.slice(first, step), keys[part], times[part], emit)
+        if before == WATERMARK_MAX:
+            versions.drop_passed(before)
+            return
+        _remove_superseded(versions, before)
+        if self._tolerance is not None:
+            versions.drop_passed(max(WATERMARK_MIN, before - self._tolerance))
+
+    def _give(self, rows: pa.RecordBatch, keys: Ints, times: Ints, emit: Emit) -> None:
+        """Left rows, each with the version that was there at its time."""
+        order = np.argsort(keys, kind="stable")
+        of_run, position = self._found(keys[order], times[order])
+        at_row = order[of_run >= 0]
+        taken, which = [], []
+        for number, run in enumerate(self._buffers[_RIGHT].runs):
+            mine = np.flatnonzero(of_run == number)
+            if len(mine):
+                taken.append(run.take(position[mine]))
+                which.append(order[mine])
+        if not taken:
+            if self._outer:
+                self._send(self._columns.rows(rows, None), emit)
+            return
+        versions, rank = pa.concat_batches(taken), np.full(len(rows), -1)
+        rank[np.concatenate(which)] = np.arange(len(at_row))
+        found = rank >= 0
+        if not self._outer and not found.all():
+            rows, rank, found = rows.filter(pa.array(found)), rank[found], found[found]
+        self._send(self._columns.rows(rows, versions.take(pa.array(rank, mask=~found))), emit)
+
+    def _found(self, keys: Ints, times: Ints) -> tuple[Ints, Ints]:
+        """Number of the run and position in it, per left row; -1 where there is no version."""
+        highest = times if self._exact else times - 1
+        lowest = np.full(len(times), WATERMARK_MIN) if self._tolerance is None else times - self._tolerance
+        of_run, position = np.full(len(keys), -1), np.zeros(len(keys), np.int64)
+        newest = np.full(len(keys), WATERMARK_MIN)
+        for number, run in enumerate(self._buffers[_RIGHT].runs):
+            starts, ends = run.ranges(keys, lowest, highest)
+            last = ends - 1
+            found = np.flatnonzero(ends > starts)
+            found = found[run.times[last[found]] >= newest[found]]  # of equal times that which came last
+            of_run[found], position[found], newest[found] = number, last[found], run.times[last[found]]
+        return of_run, position
+
+
+def _remove_superseded(versions: RowBuffer, before: int) -> None:
+    """Of each key's versions with a time less than `before` only the newest stays."""
+    passed = [np.unique(run.keys[positions]) for run, positions in versions.passed(before, _SUPERSEDED)]
+    if not passed:
+        return
+    keys = np.unique(np.concatenate(passed))
+    lowest, highest = np.full(len(keys), WATERMARK_MIN), np.full(len(keys), before - 1)
+    newest, newest_run = np.full(len(keys), WATERMARK_MIN), np.full(len(keys), -1)
+    found: list[tuple[int, Run, Ints, Ints]] = []
+    for number, run in enumerate(versions.runs):
+        starts, ends = run.ranges(keys, lowest, highest)
+        there = ends > starts
+        last = np.where(there, ends - 1, 0)
+        newer = there & (run.times[last] >= newest)
+        newest[newer], newest_run[newer] = run.times[last[newer]], number
+        found.append((number, run, starts, ends))
+    for number, run, starts, ends in found:
+        kept = ends - (newest_run == number)  # the last one is the newest
+        for _, positions in pairs(starts, kept, _PAIRS):
+            versions.kill(run, run.living(positions))
+
+
+def as_of_definition(left: Side, right: Side, tolerance: datetime.timedelta | None, exact: bool, how: AsOfKind) -> str:
+    bound = "" if tolerance is None else f", within {tolerance}"
+    kind = "at or before" if exact else "before"
+    return f"{how} as-of join, {right.event_time} {kind} {left.event_time}{bound}"

@@ -1,0 +1,214 @@
+"""What all joins of two streams share: two inputs by key (port 0 is the left one), rows held per side, late rows, and
+the snapshot.
+
+A row behind the watermark is late: it is counted per side, or given to a side output, and not joined, since rows that
+it belongs to may be gone. A null in a key equals nothing: such rows go out at once where the side's rows go out without
+a partner, and are held nowhere.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.coordinator.metric_table import LATE_LEFT_ROWS, LATE_RIGHT_ROWS
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.data.event_time import event_times_ms
+from barrier_runtime.data.keys import KeyCodec
+from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
+from barrier_runtime.operators.joins.columns import JoinColumns, Side
+from barrier_runtime.operators.joins.key_numbers import KeyNumbers
+from barrier_runtime.operators.joins.row_buffer import RowBuffer
+from barrier_runtime.operators.joins.row_run import Run
+from barrier_runtime.operators.joins.stored_runs import RunStore, restored_runs
+from barrier_runtime.operators.joins.times import JoinClock
+from barrier_runtime.operators.keyed_progress import VALUE, Floors, Progress, check_same, columns_of, restored_progress
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.key_groups import key_groups_of
+from barrier_runtime.state.snapshots.snapshot import DEFINITION
+
+LATE_LEFT, LATE_RIGHT = "late left rows", "late right rows"  # tags of side outputs
+_TAGS = (LATE_LEFT, LATE_RIGHT)
+_COUNTERS = (LATE_LEFT_ROWS, LATE_RIGHT_ROWS)
+_NAMES = ("left", "right")
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+class JoinOperator(Operator):
+    """`definition`: what the rows held mean; a restore with another one is refused."""
+
+    def __init__(
+        self, kind: str, name: str, left: Side, right: Side, columns: JoinColumns, definition: str, late: bool
+    ) -> None:
+        """`late`: late rows go to the side outputs `LATE_LEFT` and `LATE_RIGHT`; else they are counted."""
+        self.name = name
+        self.where = f"{kind} {name!r}"
+        self.definition = definition
+        self._sides = (left, right)
+        self._columns = columns
+        self._late = late
+        self._schemas = [columns_of(side.schema, side.schema.names, self.where) for side in self._sides]
+        self._seen: list[pa.Schema | None] = [None, None]
+        self._codecs = [
+            KeyCodec(schema, side.keys, self.where) for schema, side in zip(self._schemas, self._sides, strict=True)
+        ]
+        self._clock = JoinClock(*[side.schema.field(side.event_time).type for side in self._sides])
+        self._numbers = KeyNumbers(len(left.keys))
+        self._buffers = (RowBuffer(self._numbers), RowBuffer(self._numbers))
+        self._store = RunStore()
+        self._watermark_ms = WATERMARK_MIN
+        self._floors: Floors | None = None
+        self._emit_ns = 0
+        self._opened = False
+
+    # ---- life
+
+    def open(self, context: OperatorContext) -> None:
+        self.context = context
+        self.metrics = context.metrics
+        self.backend = context.open_keyed()
+        self._opened = True
+        groups = self.backend.key_group_first, self.backend.key_group_last
+        progress = restored_progress(context.restored, self.name, *groups)
+        self._watermark_ms = progress.watermark_ms
+        self._floors = Floors(progress.floors, context.max_parallelism) if progress.floors else None
+        self._emit_ns = progress.emit_ns
+        for side, rows, alive, matched in restored_runs(context.restored):
+            check_same(self._schemas[side], self._without_added(rows.schema), self.where)
+            self._restore(side, rows, alive, matched)
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        self.backend.freeze(checkpoint)
+        floors = self._floors.above(self._watermark_ms) if self._floors is not None else ()
+        progress = Progress(self._watermark_ms, self._emit_ns, floors=floors)
+        values = {VALUE: progress.encode(), DEFINITION: self.definition.encode()}
+        return self._store.capture([buffer.runs for buffer in self._buffers], values, keyed=self.backend)
+
+    def on_complete(self, checkpoint: int) -> None:
+        self.backend.completed(checkpoint)
+
+    def on_abort(self, checkpoint: int) -> None:
+        self.backend.aborted(checkpoint)
+
+    def close(self) -> None:
+        if self._opened:
+            self._opened = False
+            self.backend.close()
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Rows that are held of each side."""
+        return len(self._buffers[0]), len(self._buffers[1])
+
+    # ---- for the kinds of joins
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        if watermark_ms <= self._watermark_ms:
+            return
+        self._watermark_ms = watermark_ms
+        self.advance(emit)
+        for buffer in self._buffers:
+            buffer.sweep()
+
+    def advance(self, emit: Emit) -> None:
+        """Event time has come to `_watermark_ms`."""
+        raise NotImplementedError
+
+    def _times_of(self, rows: pa.RecordBatch, side: int) -> Ints:
+        """What rows of that side are compared by, made anew from rows that were held."""
+        column = rows.column(self._sides[side].event_time)
+        return self._clock.times(column, event_times_ms(column), self.where)
+
+    def _without_added(self, schema: pa.Schema) -> pa.Schema:
+        """Of rows that are held, without what the join added to them."""
+        return schema
+
+    def _rows_of(self, batch: Batch, port: int) -> tuple[pa.RecordBatch, Ints]:
+        """The rows, with the columns of the side, and their event times in milliseconds."""
+        rows, wanted = batch.rows, self._schemas[port]
+        if rows.schema is not self._seen[port]:
+            check_same(columns_of(rows.schema, wanted.names, self.where), wanted, self.where)
+            self._seen[port] = rows.schema
+        if self._watermark_ms == WATERMARK_MAX:
+            raise InvalidJob(
+                f"{self.where}: this job had read all of its input and joined every row, so rows added since would "
+                "all be late. Run them under another name, or all rows anew: restore='none' with allow_replay=True"
+            )
+        self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        rows = pa.RecordBatch.from_arrays([rows.column(name) for name in wanted.names], schema=wanted)
+        times = rows.column(self._sides[port].event_time)
+        if times.null_count:
+            column = self._sides[port].event_time
+            raise InvalidJob(
+                f"{self.where}: {times.null_count} rows of the {_NAMES[port]} stream have no event time in column "
+                f'{column!r}: filter them before, as in .filter("{column} IS NOT NULL")'
+            )
+        return rows, event_times_ms(times)
+
+    def _watermarks(self, batch: Batch, rows: pa.RecordBatch, port: int) -> Ints:
+        """Event time at each row, wherever batches end."""
+        reached: Ints = np.full(len(batch), self._watermark_ms)
+        if batch.reached is not None:
+            reached = np.maximum(reached, batch.reached)
+        if self._floors is not None:
+            if self._floors.above(self._watermark_ms):
+                keys = [rows.column(key) for key in self._sides[port].keys]
+                reached = np.maximum(reached, self._floors.watermarks(keys, self._watermark_ms))
+            else:
+                self._floors = None
+        return reached
+
+    def _give_late(self, batch: Batch, late: Bools, port: int, emit: Emit) -> None:
+        if self._late:
+            emit.to(_TAGS[port], batch.only(batch.rows.filter(pa.array(late)), late))
+        else:
+            self.metrics.count(_COUNTERS[port], float(np.count_nonzero(late)))
+
+    def _in_time(self, batch: Batch, port: int, emit: Emit) -> tuple[pa.RecordBatch, Ints] | None:
+        """Rows that are not late, with their times; None: there are none."""
+        rows, times_ms = self._rows_of(batch, port)
+        late = times_ms <= self._watermarks(batch, rows, port)
+        if late.any():
+            self._give_late(batch, late, port, emit)
+            rows, times_ms = rows.filter(pa.array(~late)), times_ms[~late]
+        if not len(rows):
+            return None
+        return rows, self._clock.times(rows.column(self._sides[port].event_time), times_ms, self.where)
+
+    def _with_keys(
+        self, rows: pa.RecordBatch, times: Ints, port: int
+    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, Ints]:
+        """(rows with a null in a key, rows without, times of the latter); None where there are none."""
+        columns = [rows.column(key) for key in self._sides[port].keys]
+        if not any(column.null_count for column in columns):
+            return None, rows, times
+        whole = np.logical_and.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in columns])
+        null, rows = rows.filter(pa.array(~whole)), rows.filter(pa.array(whole))
+        return null, rows if len(rows) else None, times[whole]
+
+    def _run(self, rows: pa.RecordBatch, times: Ints, port: int) -> Run:
+        """The rows, whose keys are held from now on."""
+        codec = self._codecs[port]
+        return Run.of(rows, self._numbers.hold(codec, codec.arrays(rows)), times)
+
+    def _send(self, rows: pa.RecordBatch, emit: Emit) -> None:
+        emit(Batch(rows, self._emit_ns))
+
+    # ---- inside
+
+    def _restore(self, side: int, rows: pa.RecordBatch, alive: Bools, matched: Bools) -> None:
+        """Those of the subtask's key groups."""
+        keys: Sequence[pa.Array] = [rows.column(key) for key in self._sides[side].keys]
+        groups = key_groups_of(keys, self.context.max_parallelism)
+        own = alive & (groups >= self.backend.key_group_first) & (groups <= self.backend.key_group_last)
+        if not own.any():
+            return
+        if not own.all():
+            rows, matched = rows.filter(pa.array(own)), matched[own]
+        run = self._run(rows, self._times_of(rows, side), side)
+        run.matched = matched.copy()
+        self._buffers[side].add(run)

@@ -1,0 +1,70 @@
+"""The columns that come out of a join: the keys, what else each side has, and nulls where a side has no row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from barrier_runtime.state.errors import InvalidJob
+
+
+@dataclass(frozen=True)
+class Side:
+    """One input of a join: its key columns, the column of its event time, and all of its columns."""
+
+    keys: tuple[str, ...]
+    event_time: str
+    schema: pa.Schema
+
+
+def inner_name(added: pa.Field) -> str:
+    """Of a column that a join adds to the rows that it holds."""
+    return f"@{added.name}"
+
+
+class JoinColumns:
+    """Keys (named as on the left), `added`, the other columns of the left, then those of the right. Names that clash
+    get the suffixes. Without `both` there are none of the right. What is `added` the rows of both sides have under
+    `inner_name`."""
+
+    def __init__(
+        self,
+        left: Side,
+        right: Side,
+        suffix: tuple[str, str],
+        where: str,
+        both: bool = True,
+        added: Sequence[pa.Field] = (),
+    ) -> None:
+        self._keys = (left.keys, right.keys)
+        self._added = tuple(inner_name(field) for field in added)
+        rest = [[field for field in side.schema if field.name not in side.keys] for side in (left, right)]
+        self._rest = rest if both else [rest[0], []]
+        keys = [left.schema.field(key) for key in left.keys]
+        taken = {field.name for field in (*keys, *added)}
+        clashing = {field.name for field in self._rest[0]} & {field.name for field in self._rest[1]}
+        clashing |= taken & {field.name for field in (*self._rest[0], *self._rest[1])}
+        fields = [*keys, *added]
+        for one, ending in zip(self._rest, suffix, strict=True):
+            fields += [field.with_name(field.name + ending) if field.name in clashing else field for field in one]
+        self.schema = pa.schema([pa.field(field.name, field.type) for field in fields])
+        twice = sorted({name for name in self.schema.names if self.schema.names.count(name) > 1})
+        if twice:
+            raise InvalidJob(
+                f"{where}: column {twice[0]!r} would be there twice: give suffix= two endings that make the names "
+                'differ, as in suffix=("", "_right"), or select() it away on one side'
+            )
+
+    def rows(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None) -> pa.RecordBatch:
+        """Of these rows of the sides, one by one; one of them may be None."""
+        sides = (left, right)
+        present = 0 if left is not None else 1
+        some = sides[present]
+        assert some is not None
+        arrays = [some.column(key) for key in (*self._keys[present], *self._added)]
+        for rows, fields in zip(sides, self._rest, strict=True):
+            if rows is None:
+                arrays += [pa.nulls(len(some), field.type) for field in fields]
+            else:
+                arrays += [rows.column(field.name) for field in fields]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

@@ -1,0 +1,160 @@
+"""Interval join: a left row and a right row of one key belong together when the right one's time is within bounds
+around the left one's. The window join is one, too: of the starts of the rows' windows, which have to be equal.
+
+A pair goes out when the second of the two comes. A row that has to go out without a partner does so when the watermark
+says that none can come any more; rows are held as long as one can. A pair may be older than the watermark by as much as
+a row is held: successors hear of a watermark that is behind by that (`output_delay_ms`), so no row is late for them.
+"""
+
+import datetime
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.joins.base import Ints, JoinOperator
+from barrier_runtime.operators.joins.columns import JoinColumns, Side
+from barrier_runtime.operators.joins.row_buffer import rows_at_once
+from barrier_runtime.operators.joins.row_run import Run, pairs
+
+JoinKind: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
+JOIN_KINDS = ("inner", "left", "right", "full", "semi", "anti")
+_MS = datetime.timedelta(milliseconds=1)
+_LEFT, _RIGHT = 0, 1
+
+
+class MatchingJoin(JoinOperator):
+    """`_lower`, `_upper`: of time of the right row less time of the left one, both included."""
+
+    _lower = 0
+    _upper = 0
+
+    def __init__(
+        self, kind: str, name: str, how: JoinKind, left: Side, right: Side, columns: JoinColumns, definition: str,
+        late: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(kind, name, left, right, columns, definition, late)
+        self._one_sided = how in ("semi", "anti")
+        self._semi = how == "semi"
+        self._misses = (how in ("left", "full", "anti"), how in ("right", "full"))
+
+    def _match(self, rows: pa.RecordBatch, times: Ints, port: int, emit: Emit) -> None:
+        """Rows of one side, in time: with the rows of the other side, and held from now on."""
+        null, whole, times = self._with_keys(rows, times, port)
+        if null is not None and self._misses[port]:
+            self._send(self._output(null, port), emit)
+        if whole is None:
+            return
+        run = self._run(whole, times, port)
+        if port == _LEFT:
+            lowest, highest = run.times + self._lower, run.times + self._upper
+        else:
+            lowest, highest = run.times - self._upper, run.times - self._lower
+        least, most = int(lowest.min()), int(highest.max())
+        for other in self._buffers[1 - port].runs:
+            if other.last < least or other.first > most:
+                continue
+            starts, ends = other.ranges(run.keys, lowest, highest)
+            if not self._one_sided:
+                self._pairs(run, other, starts, ends, port, emit)
+            elif port == _LEFT:
+                run.matched[run.at[ends > starts]] = True
+            else:
+                self._meet(other, starts, ends, emit)
+        for buffer in self._buffers:
+            buffer.sweep()
+        self._hold(run, port, emit)
+
+    def _pairs(self, run: Run, other: Run, starts: Ints, ends: Ints, port: int, emit: Emit) -> None:
+        for own, its in pairs(starts, ends, rows_at_once(run.row_bytes, other.row_bytes)):
+            taken = run.take(own), other.take(its)
+            left, right = taken if port == _LEFT else taken[::-1]
+            self._send(self._columns.rows(left, right), emit)
+            if self._misses[port]:
+                run.matched[run.at[own]] = True
+            if self._misses[1 - port]:
+                other.matched[other.at[its]] = True
+
+    def _meet(self, left: Run, starts: Ints, ends: Ints, emit: Emit) -> None:
+        """Semi and anti: these left rows have a partner now, and need no other."""
+        for _, positions in pairs(starts, ends, rows_at_once(left.row_bytes)):
+            found = np.unique(left.living(positions))
+            if len(found):
+                self._buffers[_LEFT].kill(left, found)
+                if self._semi:
+                    self._send(self._columns.rows(left.take(found), None), emit)
+
+    def _hold(self, run: Run, port: int, emit: Emit) -> None:
+        if self._one_sided and port == _LEFT and run.matched.any():
+            found = np.flatnonzero(run.matched[run.at])
+            if self._semi:
+                self._send(self._columns.rows(run.take(found), None), emit)
+            run.matched[:] = False
+            self._buffers[_LEFT].kill(run, found)
+        self._buffers[port].add(run)
+        self._buffers[port].sweep()
+
+    def advance(self, emit: Emit) -> None:
+        for port, before in enumerate(self._done_before(self._watermark_ms)):
+            buffer = self._buffers[port]
+            if not self._misses[port]:
+                buffer.drop_passed(before)
+                continue
+            removed = buffer.remove_passed(before)
+            if removed is not None:
+                rows, _, _, matched = removed
+                if matched.any():
+                    rows = rows.filter(pa.array(~matched))
+                if len(rows):
+                    self._send(self._output(rows, port), emit)
+
+    def _done_before(self, watermark_ms: int) -> tuple[int, int]:
+        """Per side: rows of an earlier time can have no partner that is not here."""
+        raise NotImplementedError
+
+    def _output(self, rows: pa.RecordBatch, port: int) -> pa.RecordBatch:
+        """Without a partner."""
+        return self._columns.rows(rows, None) if port == _LEFT else self._columns.rows(None, rows)
+
+
+class IntervalJoinOperator(MatchingJoin):
+    def __init__(
+        self,
+        name: str,
+        left: Side,
+        right: Side,
+        between: tuple[datetime.timedelta, datetime.timedelta],
+        how: JoinKind = "inner",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: bool = False,
+    ) -> None:
+        columns = JoinColumns(left, right, suffix, f"join {name!r}", how not in ("semi", "anti"))
+        definition = interval_definition(left, right, between, how)
+        super().__init__("join", name, how, left, right, columns, definition, late)
+        self._lower, self._upper = self._clock.ceil(between[0]), self._clock.floor(between[1])
+        self.output_delay_ms = output_delay_ms(between)
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        taken = self._in_time(batch, port, emit)
+        if taken is not None:
+            self._match(*taken, port, emit)
+
+    def _done_before(self, watermark_ms: int) -> tuple[int, int]:
+        first = self._clock.first_after(watermark_ms)
+        if first == WATERMARK_MAX:
+            return first, first
+        return max(WATERMARK_MIN, first - self._upper), max(WATERMARK_MIN, first + self._lower)
+
+
+def interval_definition(
+    left: Side, right: Side, between: tuple[datetime.timedelta, datetime.timedelta], how: JoinKind
+) -> str:
+    return f"{how} join, {right.event_time} - {left.event_time} from {between[0]} to {between[1]}"
+
+
+def output_delay_ms(between: tuple[datetime.timedelta, datetime.timedelta]) -> int:
+    """How far event times of what comes out may be behind the watermark, on either side."""
+    longest = max(datetime.timedelta(), between[1], -between[0])
+    return -(-longest // _MS)

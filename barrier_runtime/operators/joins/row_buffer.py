@@ -1,0 +1,128 @@
+"""The rows that one side of a join holds: runs of growing size, so that a row is found in few of them and moved rarely.
+
+Each batch is a run. Four runs of about one size become one, so there are some three per power of four, oldest first. A
+run of which half is dead is rewritten, one that is all dead dropped: removal costs what is removed. Rows that take much
+room are not copied again and again: runs beyond 128 MB stay as they are.
+"""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.operators.joins.key_numbers import KeyNumbers
+from barrier_runtime.operators.joins.row_run import Run
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+_MERGED = 4  # runs
+_MERGED_BYTES = 128 << 20
+_MOST_ROWS = 65_536  # of one emitted batch
+_MOST_BYTES = 16 << 20
+
+
+class RowBuffer:
+    def __init__(self, numbers: KeyNumbers) -> None:
+        """`numbers` of the keys, which the rows hold (see `KeyNumbers.hold`)."""
+        self._numbers = numbers
+        self.runs: list[Run] = []
+        self._checked_before = -(2**63)  # `passed` with pointer 1 has given what is less
+        self._swept = True
+
+    def __len__(self) -> int:
+        """Rows that are alive."""
+        return sum(len(run) - run.dead for run in self.runs)
+
+    @property
+    def row_bytes(self) -> float:
+        """Of the rows of the run that has the largest."""
+        return max((run.row_bytes for run in self.runs), default=0.0)
+
+    def add(self, run: Run) -> None:
+        self.runs.append(run)
+        level = _level(run)
+        merged = 0
+        for older in reversed(self.runs):
+            if _level(older) > level or older.bytes > _MERGED_BYTES:
+                break
+            merged += 1
+        if merged >= _MERGED:
+            parts = self.runs[-merged:]
+            del self.runs[-merged:]
+            self._replace(parts)
+
+    def passed(self, before: int, pointer: int = 0) -> Iterator[tuple[Run, Ints]]:
+        """Rows with a time less than `before` that were not given before, as positions of runs, in the order of time.
+        What is given is alive."""
+        if pointer == 1:
+            self._checked_before = max(self._checked_before, before)
+        for run in self.runs:
+            positions = run.passed(before, pointer)
+            if len(positions) and run.dead:
+                positions = run.living(positions)
+            if len(positions):
+                yield run, positions
+
+    def remove_passed(self, before: int) -> tuple[pa.RecordBatch, Ints, Ints, npt.NDArray[np.bool_]] | None:
+        """Remove the rows with a time less than `before`: they, with number of the key, time and whether they matched,
+        in the order of time; None: there are none. Call `sweep` then."""
+        parts = list(self.passed(before))
+        for run, positions in parts:
+            run.kill(positions)
+        if not parts:
+            return None
+        self._swept = False
+        rows = pa.concat_batches([run.take(positions) for run, positions in parts])
+        keys, times, matched = (
+            np.concatenate(columns)
+            for columns in zip(
+                *[(run.keys[at], run.times[at], run.matched[run.at[at]]) for run, at in parts], strict=True
+            )
+        )
+        if len(parts) > 1:
+            order = np.argsort(times, kind="stable")
+            rows, keys, times, matched = rows.take(pa.array(order)), keys[order], times[order], matched[order]
+        return rows, keys, times, matched
+
+    def drop_passed(self, before: int) -> None:
+        """Remove the rows with a time less than `before`. Call `sweep` then."""
+        for run, positions in self.passed(before):
+            self.kill(run, positions)
+
+    def kill(self, run: Run, positions: Ints) -> None:
+        """Remove `positions` (alive, each once). Call `sweep` then."""
+        run.kill(positions)
+        self._swept = False
+
+    def sweep(self) -> None:
+        """Give back the room of what is dead, where it is half of a run."""
+        if self._swept:
+            return
+        self._swept = True
+        runs, self.runs = self.runs, []
+        for run in runs:
+            if 2 * run.dead <= len(run):
+                self.runs.append(run)
+            else:
+                self._replace([run])
+
+    def _replace(self, parts: list[Run]) -> None:
+        """`parts`, which were the last runs, become one."""
+        if any(run.dead < len(run) for run in parts):
+            run = Run.merged(parts)
+            run.skip(self._checked_before, 1)
+            self.runs.append(run)
+        for part in parts:
+            if part.dead:
+                self._numbers.release(part.keys[~part.alive[part.at]])
+
+
+def rows_at_once(*row_bytes: float) -> int:
+    """Of a batch that is made of rows of these sizes."""
+    return max(1, min(_MOST_ROWS, int(_MOST_BYTES / max(1.0, sum(row_bytes)))))
+
+
+def _level(run: Run) -> int:
+    return len(run).bit_length() // 2

@@ -1,0 +1,134 @@
+"""Rows of one side of a join, as columns: a *run*, ordered by key and time for looking rows up in it.
+
+Its rows stay as they came, in one record batch; what is ordered is numpy: the number of the key, the time, and where
+the row is. A *position* is a place in that order. A row is alive until it is killed; a run never grows.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+TIME_LIMIT = 2**62  # times and bounds lie within it, either sign, so that their sums fit in 64 bits
+_MOST = 2**63
+
+
+class Run:
+    """`keys`, `times`: by position. `at`: position -> row of `rows`. `alive`, `matched`: by row of `rows`."""
+
+    def __init__(self, rows: pa.RecordBatch, keys: Ints, times: Ints, alive: Bools, matched: Bools) -> None:
+        """One row or more. `keys`, `times`: by row; `alive`: not all of them need be."""
+        self._set(rows, keys, times, np.arange(len(keys)), alive, matched)
+
+    def _set(self, rows: pa.RecordBatch, keys: Ints, times: Ints, at: Ints, alive: Bools, matched: Bools) -> None:
+        self.rows, self.alive, self.matched = rows, alive, matched
+        self.bytes = rows.nbytes
+        self.row_bytes = self.bytes / len(keys)
+        self.first, self.last = int(times.min()), int(times.max())
+        self._highest_key = int(keys.max())
+        self._ranks: Ints | None = None  # distinct times, when key and time do not fit in 64 bits
+        self._width = self.last - self.first + 2
+        if (self._highest_key + 2) * self._width >= _MOST:
+            self._ranks = np.unique(times)
+            self._width = len(self._ranks) + 2
+        ordinals = times - self.first if self._ranks is None else np.searchsorted(self._ranks, times)
+        places = keys * self._width + ordinals
+        order = np.argsort(places, kind="stable")  # rows of one key and time stay in their order
+        self._places = places[order]
+        self.keys, self.times, self.at = keys[order], times[order], at[order]
+        self.dead = len(alive) - int(np.count_nonzero(alive))
+        self._by_time: Ints | None = None  # positions, made when the first of them is asked for
+        self._passed = [0, 0]  # of `_by_time`
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @staticmethod
+    def of(rows: pa.RecordBatch, keys: Ints, times: Ints) -> "Run":
+        return Run(rows, keys, times, np.ones(len(keys), np.bool_), np.zeros(len(keys), np.bool_))
+
+    @staticmethod
+    def merged(runs: Sequence["Run"]) -> "Run":
+        """The rows of `runs` that are alive, one or more. Of one key and time, those of earlier runs come first."""
+        lasting = [run._lasting() for run in runs if run.dead < len(run)]
+        rows = pa.concat_batches([rows for rows, *_ in lasting])
+        firsts = np.cumsum([0, *(part.num_rows for part, *_ in lasting)])
+        at = np.concatenate([at + first for (_, _, _, at, _), first in zip(lasting, firsts[:-1], strict=True)])
+        keys, times = np.concatenate([part[1] for part in lasting]), np.concatenate([part[2] for part in lasting])
+        run = Run.__new__(Run)
+        run._set(rows, keys, times, at, np.ones(len(keys), np.bool_), np.concatenate([part[4] for part in lasting]))
+        return run
+
+    def _lasting(self) -> tuple[pa.RecordBatch, Ints, Ints, Ints, Bools]:
+        """What is alive: rows, keys, times and places of rows by position, matched by row."""
+        if not self.dead:
+            return self.rows, self.keys, self.times, self.at, self.matched
+        position = self.alive[self.at]
+        now_at = np.cumsum(self.alive) - 1
+        rows = self.rows.filter(pa.array(self.alive))
+        at = now_at[self.at[position]]
+        return rows, self.keys[position], self.times[position], at, self.matched[self.alive]
+
+    def ranges(self, keys: Ints, lowest: Ints, highest: Ints) -> tuple[Ints, Ints]:
+        """Per key given, positions [start, end) of its rows from time `lowest` to time `highest`, both included, dead
+        ones too. Fastest when the keys are ordered."""
+        first = np.minimum(keys, self._highest_key + 1) * self._width
+        if self._ranks is None:
+            low = np.clip(lowest, self.first, self.last + 1) - self.first
+            high = np.clip(highest, self.first - 1, self.last) - self.first
+        else:
+            low = np.searchsorted(self._ranks, lowest)
+            high = np.searchsorted(self._ranks, highest, "right") - 1
+        starts = np.searchsorted(self._places, first + low)
+        ends = np.searchsorted(self._places, first + high, "right")
+        return starts, np.maximum(starts, ends)
+
+    def passed(self, before: int, pointer: int = 0) -> Ints:
+        """Positions of rows with a time less than `before`, in the order of time, that this did not give before.
+        `pointer`: 0 or 1, as two may go through a run independently."""
+        if self.first >= before or self._passed[pointer] == len(self):
+            return self.at[:0]
+        if self._by_time is None:
+            self._by_time = np.argsort(self.times, kind="stable")
+        end = len(self)
+        if self.last >= before:
+            end = int(np.searchsorted(self.times, before, sorter=self._by_time))
+        start, self._passed[pointer] = self._passed[pointer], end
+        return self._by_time[start:end]
+
+    def skip(self, before: int, pointer: int) -> None:
+        """What is less than `before` has passed already."""
+        self.passed(before, pointer)
+
+    def living(self, positions: Ints) -> Ints:
+        return positions[self.alive[self.at[positions]]]
+
+    def kill(self, positions: Ints) -> None:
+        """`positions` (alive, each once) are dead."""
+        self.alive[self.at[positions]] = False
+        self.dead += len(positions)
+
+    def take(self, positions: Ints) -> pa.RecordBatch:
+        return self.rows.take(pa.array(self.at[positions]))
+
+
+def pairs(starts: Ints, ends: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
+    """(row, position) for every position of [start, end) of each row, at most `most` at once."""
+    counts = ends - starts
+    total = int(counts.sum())
+    if not total:
+        return
+    until = np.cumsum(counts)
+    if total <= most:
+        shift = starts - (until - counts)
+        yield np.repeat(np.arange(len(counts)), counts), np.arange(total) + np.repeat(shift, counts)
+        return
+    for first in range(0, total, most):
+        number = np.arange(first, min(first + most, total))
+        row = np.searchsorted(until, number, "right")
+        yield row, starts[row] + number - (until - counts)[row]

@@ -1,0 +1,120 @@
+"""Runs of join buffers in a snapshot: each is a value of its own, written once; which of its rows live, and have
+matched, are bits beside it, written each time.
+
+A run never changes, so a later checkpoint names it again (`Capture.stored`) as long as it exists. Runs are encoded off
+the loop. At another parallelism each subtask takes the rows of its key groups out of all runs.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.operators.base import Capture
+from barrier_runtime.operators.joins.row_run import Run
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot, value_format
+from barrier_runtime.state.versioned import VersionedDecoder
+
+VALUE = "runs"  # name of the snapshot value
+
+Bools = npt.NDArray[np.bool_]
+
+
+class StoredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """`value`: name of the snapshot value with its rows (an Arrow IPC stream). The others: a bit per row."""
+
+    side: int  # 0: left, 1: right
+    value: str
+    alive: bytes
+    matched: bytes
+
+
+class StoredRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Oldest first."""
+
+    runs: tuple[StoredRun, ...]
+    version: int = 1
+
+
+_RUNS = VersionedDecoder(value_format("{}: the list of its rows in its snapshot"), msgspec.msgpack.Decoder(StoredRuns))
+
+
+class RunStore:
+    """Gives runs names, and knows which of them are objects of the job's store by now."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[Run, str]] = {}  # by id of the run, which is kept so that it has it alone
+        self._made = 0
+        self._objects: Mapping[str, FileRef] = {}
+
+    def capture(self, sides: Sequence[Sequence[Run]], values: dict[str, bytes], **more: Any) -> Capture:
+        """`values`: of the operator besides."""
+        known, self._names = self._names, {}
+        listed, rows, stored = [], {}, {}
+        for side, runs in enumerate(sides):
+            for run in runs:
+                name = known[id(run)][1] if id(run) in known else self._new_name()
+                self._names[id(run)] = run, name
+                listed.append(StoredRun(side, name, _bits(run.alive), _bits(run.matched)))
+                if name in self._objects:
+                    stored[name] = self._objects[name]
+                else:
+                    rows[name] = run.rows
+        if listed:
+            values = {**values, VALUE: msgspec.msgpack.encode(StoredRuns(tuple(listed)))}
+        return Capture(
+            values, blocking=partial(_encoded, rows) if rows else None, stored=stored, on_stored=self._on_stored, **more
+        )
+
+    def _new_name(self) -> str:
+        self._made += 1
+        return f"run-{self._made}"
+
+    def _on_stored(self, objects: Mapping[str, FileRef]) -> None:
+        self._objects = objects
+
+
+def restored_runs(snapshots: Iterable[OperatorSnapshot]) -> Iterator[tuple[int, pa.RecordBatch, Bools, Bools]]:
+    """(side, rows, which of them live, which have matched), oldest first."""
+    for snapshot in snapshots:
+        if VALUE not in snapshot.values:
+            continue
+        for stored in _RUNS.decode(snapshot.values[VALUE], f"operator {snapshot.operator!r}").runs:
+            rows = _decoded(snapshot.values[stored.value], snapshot.operator)
+            yield stored.side, rows, _flags(stored.alive, len(rows)), _flags(stored.matched, len(rows))
+
+
+def _bits(flags: Bools) -> bytes:
+    return np.packbits(flags).tobytes()
+
+
+def _flags(bits: bytes, rows: int) -> Bools:
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=rows).astype(np.bool_)
+
+
+def _encoded(batches: Mapping[str, pa.RecordBatch]) -> dict[str, bytes]:
+    """On a worker thread."""
+    return {name: _ipc(rows) for name, rows in batches.items()}
+
+
+def _ipc(rows: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(rows)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _decoded(data: bytes, operator: str) -> pa.RecordBatch:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            return reader.read_next_batch()
+    except (pa.ArrowInvalid, StopIteration, OSError) as error:
+        raise Corrupt(
+            f"operator {operator!r}: rows of a join in its snapshot cannot be read ({error}): restore from another "
+            "checkpoint"
+        ) from error
