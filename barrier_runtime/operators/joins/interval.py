@@ -151,7 +151,11 @@ class IntervalJoinOperator(MatchingJoin):
 def interval_definition(
     left: Side, right: Side, between: tuple[datetime.timedelta, datetime.timedelta], how: JoinKind
 ) -> str:
-    return f"{how} join, {right.event_time} - {left.event_time} from {between[0]} to {between[1]}"
+    return f"{how} join, {right.event_time} - {left.event_time} from {_signed(between[0])} to {_signed(between[1])}"
+
+
+def _signed(span: datetime.timedelta) -> str:
+    return f"-{-span}" if span < datetime.timedelta() else str(span)
 
 
 def output_delay_ms(between: tuple[datetime.timedelta, datetime.timedelta]) -> int:

@@ -90,7 +90,9 @@ def test_a_step_of_plain_streams_after_key_by_says_where_it_belongs(step: str) -
 @pytest.mark.parametrize("step", ["join", "window_join", "asof_join"])
 def test_a_join_without_keys_says_what_is_missing(step: str) -> None:
     _, source = stream()
-    with pytest.raises(InvalidJob, match=rf"no method '{step}': it comes after .key_by\(…\) of both streams; broadcast_"):
+    with pytest.raises(
+        InvalidJob, match=rf"no method '{step}': it comes after .key_by\(…\) of both streams; broadcast_"
+    ):
         getattr(source, step)
 
 
