@@ -15,8 +15,8 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.joins.base import Ints, JoinOperator
 from barrier_runtime.operators.joins.columns import JoinColumns, Side
-from barrier_runtime.operators.joins.row_buffer import RowBuffer, rows_at_once
-from barrier_runtime.operators.joins.row_run import Run, pairs
+from barrier_runtime.operators.joins.join_buffer import JoinBuffer, rows_at_once
+from barrier_runtime.operators.joins.row_run import RowRun, pairs
 
 AsOfKind: TypeAlias = Literal["left", "inner"]
 AS_OF_KINDS = ("left", "inner")
@@ -108,7 +108,7 @@ class AsOfJoinOperator(JoinOperator):
         return of_run, position
 
 
-def _remove_superseded(versions: RowBuffer, before: int) -> None:
+def _remove_superseded(versions: JoinBuffer, before: int) -> None:
     """Of each key's versions with a time less than `before` only the newest stays."""
     passed = [np.unique(run.keys[positions]) for run, positions in versions.passed(before, _SUPERSEDED)]
     if not passed:
@@ -116,7 +116,7 @@ def _remove_superseded(versions: RowBuffer, before: int) -> None:
     keys = np.unique(np.concatenate(passed))
     lowest, highest = np.full(len(keys), WATERMARK_MIN), np.full(len(keys), before - 1)
     newest, newest_run = np.full(len(keys), WATERMARK_MIN), np.full(len(keys), -1)
-    found: list[tuple[int, Run, Ints, Ints]] = []
+    found: list[tuple[int, RowRun, Ints, Ints]] = []
     for number, run in enumerate(versions.runs):
         starts, ends = run.ranges(keys, lowest, highest)
         there = ends > starts

@@ -19,9 +19,9 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
 from barrier_runtime.operators.joins.columns import JoinColumns, Side
+from barrier_runtime.operators.joins.join_buffer import JoinBuffer
 from barrier_runtime.operators.joins.key_numbers import KeyNumbers
-from barrier_runtime.operators.joins.row_buffer import RowBuffer
-from barrier_runtime.operators.joins.row_run import Run
+from barrier_runtime.operators.joins.row_run import RowRun
 from barrier_runtime.operators.joins.stored_runs import RunStore, restored_runs
 from barrier_runtime.operators.joins.times import JoinClock
 from barrier_runtime.operators.keyed_progress import VALUE, Floors, Progress, check_same, columns_of, restored_progress
@@ -31,7 +31,6 @@ from barrier_runtime.state.snapshots.snapshot import DEFINITION
 
 LATE_LEFT, LATE_RIGHT = "late left rows", "late right rows"  # tags of side outputs
 _TAGS = (LATE_LEFT, LATE_RIGHT)
-_COUNTERS = (LATE_LEFT_ROWS, LATE_RIGHT_ROWS)
 _NAMES = ("left", "right")
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -58,7 +57,7 @@ class JoinOperator(Operator):
         ]
         self._clock = JoinClock(*[side.schema.field(side.event_time).type for side in self._sides])
         self._numbers = KeyNumbers(len(left.keys))
-        self._buffers = (RowBuffer(self._numbers), RowBuffer(self._numbers))
+        self._buffers = (JoinBuffer(self._numbers), JoinBuffer(self._numbers))
         self._store = RunStore()
         self._watermark_ms = WATERMARK_MIN
         self._floors: Floors | None = None
@@ -166,7 +165,11 @@ class JoinOperator(Operator):
         if self._late:
             emit.to(_TAGS[port], batch.only(batch.rows.filter(pa.array(late)), late))
         else:
-            self.metrics.count(_COUNTERS[port], float(np.count_nonzero(late)))
+            rows = float(np.count_nonzero(late))
+            if port == 0:
+                self.metrics.count(LATE_LEFT_ROWS, rows)
+            else:
+                self.metrics.count(LATE_RIGHT_ROWS, rows)
 
     def _in_time(self, batch: Batch, port: int, emit: Emit) -> tuple[pa.RecordBatch, Ints] | None:
         """Rows that are not late, with their times; None: there are none."""
@@ -190,10 +193,10 @@ class JoinOperator(Operator):
         null, rows = rows.filter(pa.array(~whole)), rows.filter(pa.array(whole))
         return null, rows if len(rows) else None, times[whole]
 
-    def _run(self, rows: pa.RecordBatch, times: Ints, port: int) -> Run:
+    def _run(self, rows: pa.RecordBatch, times: Ints, port: int) -> RowRun:
         """The rows, whose keys are held from now on."""
         codec = self._codecs[port]
-        return Run.of(rows, self._numbers.hold(codec, codec.arrays(rows)), times)
+        return RowRun.of(rows, self._numbers.hold(codec, codec.arrays(rows)), times)
 
     def _send(self, rows: pa.RecordBatch, emit: Emit) -> None:
         emit(Batch(rows, self._emit_ns))

@@ -16,8 +16,8 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.joins.base import Ints, JoinOperator
 from barrier_runtime.operators.joins.columns import JoinColumns, Side
-from barrier_runtime.operators.joins.row_buffer import rows_at_once
-from barrier_runtime.operators.joins.row_run import Run, pairs
+from barrier_runtime.operators.joins.join_buffer import rows_at_once
+from barrier_runtime.operators.joins.row_run import RowRun, pairs
 
 JoinKind: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 JOIN_KINDS = ("inner", "left", "right", "full", "semi", "anti")
@@ -67,7 +67,7 @@ class MatchingJoin(JoinOperator):
             buffer.sweep()
         self._hold(run, port, emit)
 
-    def _pairs(self, run: Run, other: Run, starts: Ints, ends: Ints, port: int, emit: Emit) -> None:
+    def _pairs(self, run: RowRun, other: RowRun, starts: Ints, ends: Ints, port: int, emit: Emit) -> None:
         for own, its in pairs(starts, ends, rows_at_once(run.row_bytes, other.row_bytes)):
             taken = run.take(own), other.take(its)
             left, right = taken if port == _LEFT else taken[::-1]
@@ -77,7 +77,7 @@ class MatchingJoin(JoinOperator):
             if self._misses[1 - port]:
                 other.matched[other.at[its]] = True
 
-    def _meet(self, left: Run, starts: Ints, ends: Ints, emit: Emit) -> None:
+    def _meet(self, left: RowRun, starts: Ints, ends: Ints, emit: Emit) -> None:
         """Semi and anti: these left rows have a partner now, and need no other."""
         for _, positions in pairs(starts, ends, rows_at_once(left.row_bytes)):
             found = np.unique(left.living(positions))
@@ -86,7 +86,7 @@ class MatchingJoin(JoinOperator):
                 if self._semi:
                     self._send(self._columns.rows(left.take(found), None), emit)
 
-    def _hold(self, run: Run, port: int, emit: Emit) -> None:
+    def _hold(self, run: RowRun, port: int, emit: Emit) -> None:
         if self._one_sided and port == _LEFT and run.matched.any():
             found = np.flatnonzero(run.matched[run.at])
             if self._semi:

@@ -18,7 +18,7 @@ TIME_LIMIT = 2**62  # times and bounds lie within it, either sign, so that their
 _MOST = 2**63
 
 
-class Run:
+class RowRun:
     """`keys`, `times`: by position. `at`: position -> row of `rows`. `alive`, `matched`: by row of `rows`."""
 
     def __init__(self, rows: pa.RecordBatch, keys: Ints, times: Ints, alive: Bools, matched: Bools) -> None:
@@ -49,18 +49,18 @@ class Run:
         return len(self.keys)
 
     @staticmethod
-    def of(rows: pa.RecordBatch, keys: Ints, times: Ints) -> "Run":
-        return Run(rows, keys, times, np.ones(len(keys), np.bool_), np.zeros(len(keys), np.bool_))
+    def of(rows: pa.RecordBatch, keys: Ints, times: Ints) -> "RowRun":
+        return RowRun(rows, keys, times, np.ones(len(keys), np.bool_), np.zeros(len(keys), np.bool_))
 
     @staticmethod
-    def merged(runs: Sequence["Run"]) -> "Run":
+    def merged(runs: Sequence["RowRun"]) -> "RowRun":
         """The rows of `runs` that are alive, one or more. Of one key and time, those of earlier runs come first."""
         lasting = [run._lasting() for run in runs if run.dead < len(run)]
         rows = pa.concat_batches([rows for rows, *_ in lasting])
         firsts = np.cumsum([0, *(part.num_rows for part, *_ in lasting)])
         at = np.concatenate([at + first for (_, _, _, at, _), first in zip(lasting, firsts[:-1], strict=True)])
         keys, times = np.concatenate([part[1] for part in lasting]), np.concatenate([part[2] for part in lasting])
-        run = Run.__new__(Run)
+        run = RowRun.__new__(RowRun)
         run._set(rows, keys, times, at, np.ones(len(keys), np.bool_), np.concatenate([part[4] for part in lasting]))
         return run
 

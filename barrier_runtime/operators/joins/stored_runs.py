@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.operators.joins.row_run import Run
+from barrier_runtime.operators.joins.row_run import RowRun
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
@@ -48,11 +48,11 @@ class RunStore:
     """Gives runs names, and knows which of them are objects of the job's store by now."""
 
     def __init__(self) -> None:
-        self._names: dict[int, tuple[Run, str]] = {}  # by id of the run, which is kept so that it has it alone
+        self._names: dict[int, tuple[RowRun, str]] = {}  # by id of the run, which is kept so that it has it alone
         self._made = 0
         self._objects: Mapping[str, FileRef] = {}
 
-    def capture(self, sides: Sequence[Sequence[Run]], values: dict[str, bytes], **more: Any) -> Capture:
+    def capture(self, sides: Sequence[Sequence[RowRun]], values: dict[str, bytes], **more: Any) -> Capture:
         """`values`: of the operator besides."""
         known, self._names = self._names, {}
         listed, rows, stored = [], {}, {}

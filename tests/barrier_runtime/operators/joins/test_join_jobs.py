@@ -143,13 +143,15 @@ def test_streams_that_cannot_be_joined_are_refused_with_the_remedy() -> None:
     with pytest.raises(InvalidJob, match="is of flow 'g', the left one of 'f': read both in one flow"):
         left.join("j", two(Dataflow("g"))[1], **join)
     silent = flow.from_iterator("silent", lambda part, of: [], schema=PAYMENTS).key_by("order_id")
-    with pytest.raises(InvalidJob, match="right stream: rows are held until the watermark.*'silent' has no watermarks"):
+    with pytest.raises(
+        InvalidJob, match=r"right stream: rows are held until the watermark.*'silent' has no watermarks"
+    ):
         left.join("j", silent, **join)
     text = read(flow, "text", [], {"order_id": str, "at": int}).key_by("order_id")
     with pytest.raises(InvalidJob, match="'id' is int64 on the left, and 'order_id' is string on the right: cast one"):
         left.join("j", text, **join)
     unknown = read(flow, "unknown", [], PAYMENTS).map(lambda row: row).key_by("order_id")
-    with pytest.raises(InvalidJob, match="columns are not known before its first row.*pass schema="):
+    with pytest.raises(InvalidJob, match=r"columns are not known before its first row.*pass schema="):
         left.join("j", unknown, **join)
     both = read(flow, "both", [], PAYMENTS).key_by("order_id", "paid")
     with pytest.raises(InvalidJob, match=r"keys \(id\), the right one \(order_id, paid\): key both by as many"):
@@ -171,7 +173,7 @@ def test_other_bounds_are_refused_before_the_run_begins(tmp_path: Any) -> None:
         flow.run_local(parallelism=1, checkpoints=str(tmp_path), restore="latest")
 
     run(SECOND)
-    with pytest.raises(Exception, match="left join, at - at from 0:00:00 to 0:00:0[12]"):
+    with pytest.raises(Exception, match=r"left join, at - at from 0:00:00 to 0:00:0[12]"):
         run(2 * SECOND)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.operators.joins.key_numbers import KeyNumbers
-from barrier_runtime.operators.joins.row_run import Run
+from barrier_runtime.operators.joins.row_run import RowRun
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -23,11 +23,11 @@ _MOST_ROWS = 65_536  # of one emitted batch
 _MOST_BYTES = 16 << 20
 
 
-class RowBuffer:
+class JoinBuffer:
     def __init__(self, numbers: KeyNumbers) -> None:
         """`numbers` of the keys, which the rows hold (see `KeyNumbers.hold`)."""
         self._numbers = numbers
-        self.runs: list[Run] = []
+        self.runs: list[RowRun] = []
         self._checked_before = -(2**63)  # `passed` with pointer 1 has given what is less
         self._swept = True
 
@@ -40,7 +40,7 @@ class RowBuffer:
         """Of the rows of the run that has the largest."""
         return max((run.row_bytes for run in self.runs), default=0.0)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: RowRun) -> None:
         self.runs.append(run)
         level = _level(run)
         merged = 0
@@ -53,7 +53,7 @@ class RowBuffer:
             del self.runs[-merged:]
             self._replace(parts)
 
-    def passed(self, before: int, pointer: int = 0) -> Iterator[tuple[Run, Ints]]:
+    def passed(self, before: int, pointer: int = 0) -> Iterator[tuple[RowRun, Ints]]:
         """Rows with a time less than `before` that were not given before, as positions of runs, in the order of time.
         What is given is alive."""
         if pointer == 1:
@@ -91,7 +91,7 @@ class RowBuffer:
         for run, positions in self.passed(before):
             self.kill(run, positions)
 
-    def kill(self, run: Run, positions: Ints) -> None:
+    def kill(self, run: RowRun, positions: Ints) -> None:
         """Remove `positions` (alive, each once). Call `sweep` then."""
         run.kill(positions)
         self._swept = False
@@ -108,10 +108,10 @@ class RowBuffer:
             else:
                 self._replace([run])
 
-    def _replace(self, parts: list[Run]) -> None:
+    def _replace(self, parts: list[RowRun]) -> None:
         """`parts`, which were the last runs, become one."""
         if any(run.dead < len(run) for run in parts):
-            run = Run.merged(parts)
+            run = RowRun.merged(parts)
             run.skip(self._checked_before, 1)
             self.runs.append(run)
         for part in parts:
@@ -124,5 +124,5 @@ def rows_at_once(*row_bytes: float) -> int:
     return max(1, min(_MOST_ROWS, int(_MOST_BYTES / max(1.0, sum(row_bytes)))))
 
 
-def _level(run: Run) -> int:
+def _level(run: RowRun) -> int:
     return len(run).bit_length() // 2

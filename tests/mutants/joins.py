@@ -1,0 +1,99 @@
+"""Mutants of the joins of two streams: bounds, when rows may go, and what is kept over a restore."""
+
+from tests.mutants.mutant import Mutant
+
+_INTERVAL = "barrier_runtime/operators/joins/interval.py"
+_AS_OF = "barrier_runtime/operators/joins/as_of.py"
+_INTERVAL_TESTS = ("tests/barrier_runtime/operators/joins/test_interval_join.py",)
+_AS_OF_TESTS = ("tests/barrier_runtime/operators/joins/test_asof_join.py",)
+
+MUTANTS = (
+    Mutant(
+        "interval-leaves-out-its-end",
+        "both bounds of an interval join are included",
+        _INTERVAL,
+        "lowest, highest = run.times + self._lower, run.times + self._upper\n",
+        "lowest, highest = run.times + self._lower, run.times + self._upper - 1\n",
+        _INTERVAL_TESTS,
+    ),
+    Mutant(
+        "interval-of-the-right-side-is-one-longer",
+        "a right row looks for left rows within the very bounds",
+        _INTERVAL,
+        "lowest, highest = run.times - self._upper, run.times - self._lower\n",
+        "lowest, highest = run.times - self._upper - 1, run.times - self._lower\n",
+        _INTERVAL_TESTS,
+    ),
+    Mutant(
+        "alone-before-the-last-match",
+        "a row goes out without a partner only when the watermark has passed the last time of one",
+        _INTERVAL,
+        "max(WATERMARK_MIN, first - self._upper), max(",
+        "max(WATERMARK_MIN, first - self._upper + 1), max(",
+        _INTERVAL_TESTS,
+    ),
+    Mutant(
+        "cleaned-by-the-bound-of-the-other-side",
+        "each side is held by its own bound",
+        _INTERVAL,
+        "max(WATERMARK_MIN, first + self._lower)\n",
+        "max(WATERMARK_MIN, first - self._upper)\n",
+        _INTERVAL_TESTS,
+    ),
+    Mutant(
+        "pairs-are-late-behind-a-join",
+        "successors hear of a watermark that is behind by as much as a row of a pair may be",
+        "barrier_runtime/runtime/subtask.py",
+        "                watermark_ms = max(WATERMARK_MIN, watermark_ms - operator.output_delay_ms)\n",
+        "                pass\n",
+        ("tests/barrier_runtime/operators/joins/test_join_jobs.py",),
+    ),
+    Mutant(
+        "delay-of-the-upper-bound-alone",
+        "rows of a pair may be behind by either bound",
+        _INTERVAL,
+        "max(datetime.timedelta(), between[1], -between[0])",
+        "max(datetime.timedelta(), between[1])",
+        ("tests/barrier_runtime/operators/joins/test_delay.py",),
+    ),
+    Mutant(
+        "matched-is-forgotten-at-a-restore",
+        "a row that has met a partner has met it after a restore, too",
+        "barrier_runtime/operators/joins/base.py",
+        "        run.matched = matched.copy()\n",
+        "",
+        _INTERVAL_TESTS,
+    ),
+    Mutant(
+        "join-takes-the-watermark-for-on-time",
+        "a row at the watermark is late",
+        "barrier_runtime/operators/joins/base.py",
+        "late = times_ms <= self._watermarks(",
+        "late = times_ms < self._watermarks(",
+        _INTERVAL_TESTS,
+    ),
+    Mutant(
+        "newest-version-is-superseded",
+        "of the versions that the watermark has passed the newest of a key is kept",
+        _AS_OF,
+        "        kept = ends - (newest_run == number)  # the last one is the newest\n",
+        "        kept = ends\n",
+        _AS_OF_TESTS,
+    ),
+    Mutant(
+        "version-dropped-too-early",
+        "a version is kept as long as a left row within the tolerance may come",
+        _AS_OF,
+        "before - self._tolerance))",
+        "before - self._tolerance + 1))",
+        _AS_OF_TESTS,
+    ),
+    Mutant(
+        "as-of-is-always-exact",
+        "with exact=False a version of the same time does not count",
+        _AS_OF,
+        "highest = times if self._exact else times - 1\n",
+        "highest = times\n",
+        _AS_OF_TESTS,
+    ),
+)
