@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import operators, snapshots
+from benchmarks import joins, operators, snapshots
 
 
 @pytest.mark.parametrize(("workload", "out"), [("window", 2_000), ("running", 40_000), ("process", 40_000)])
@@ -23,3 +23,13 @@ def test_checkpoints_of_a_state_table_say_what_was_uploaded(tmp_path: Path, caps
     printed = capsys.readouterr().out
     assert "then 3 with 2,000 bytes changed each" in printed
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("join", "least"), [("interval", 1), ("outer", 4_000), ("asof", 4_000)])
+def test_each_join_gives_its_rows(join: str, least: int, tmp_path: Path, capsys) -> None:
+    sizes = ["--rows", "4000", "--keys", "100", "--batch", "50"]
+    assert joins.main([join, *sizes, "--folder", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    out = int(said.split(" rows in, ")[1].split(" out")[0].replace(",", ""))
+    assert "8,000 rows in" in said
+    assert out >= least if join != "asof" else out == least

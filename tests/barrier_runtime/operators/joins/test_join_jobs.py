@@ -2,12 +2,14 @@
 
 import random
 from collections import Counter
+from contextlib import nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, Session, Tumbling, count
+from barrier_runtime import CollectSink, Dataflow, JobFailed, Session, Tumbling, count
 from barrier_runtime.api.stream import Stream
 from barrier_runtime.state.errors import InvalidJob
 
@@ -178,3 +180,43 @@ def test_other_bounds_are_refused_before_the_run_begins(tmp_path: Any) -> None:
 
 
 ROWS: Rows = [{"id": n, "at": n, "amount": n} for n in range(5)]
+
+
+def test_a_join_that_failed_goes_on_at_another_parallelism_from_an_unaligned_checkpoint(tmp_path: Path) -> None:
+    log, total = tmp_path / "again" / "log", 20_000
+
+    def run(parallelism: int, fails: bool) -> Rows:
+        def order(row: dict[str, int]) -> dict[str, int]:
+            number = row["value"]
+            if fails and number > 100 and number % 50 == 0 and len(list(log.iterdir())) > 4:
+                raise ValueError("enough")
+            return {"id": number, "at": number, "amount": number}
+
+        flow, out = Dataflow("again"), CollectSink()
+        speed = 2_000 if fails else 1_000_000
+        left = flow.rate("orders", speed, total, splits=2).map(order, schema=ORDERS).with_watermarks("at", SECOND)
+        right = flow.rate("payments", speed, total, splits=2).map(
+            lambda row: {"order_id": row["value"], "at": row["value"] + 40, "paid": 1}, schema=PAYMENTS
+        )
+        right = right.filter("order_id % 3 <> 0").with_watermarks("at", SECOND)
+        paid = left.key_by("id").join(
+            "paid", right.key_by("order_id"), between=(SECOND * 0, SECOND / 25), how="full", event_time="at"
+        )
+        paid.sink("out", out)
+        with pytest.raises(JobFailed, match="enough") if fails else nullcontext():
+            flow.run_local(
+                parallelism=parallelism,
+                checkpoints=str(tmp_path),
+                checkpoint_interval=0.05,
+                restart="none",
+                unaligned=True,
+            )
+        return out.rows()
+
+    rows = run(1, fails=True)
+    before = len(rows)
+    rows += run(2, fails=False)
+    assert 0 < before < total
+    assert sorted((row["id"], row["amount"], row["paid"]) for row in rows) == [
+        (number, number, 1 if number % 3 else None) for number in range(total)
+    ]

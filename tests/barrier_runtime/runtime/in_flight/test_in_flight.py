@@ -151,3 +151,19 @@ def test_damage_is_noticed():
     stored.store.put(key, b"x" * len(stored.store.get(key)))
     with pytest.raises(Corrupt, match=r"in-flight-0\.frames"):
         stored.read(0, 1, HASH)
+
+
+def test_rows_of_two_inputs_go_by_the_keys_of_their_own_input_at_another_parallelism():
+    """A join: the columns that are keys have other names, and mean other things, on each side."""
+    left = pa.RecordBatch.from_pydict({"k": list(range(40)), "other": [0] * 40})
+    right = pa.RecordBatch.from_pydict({"other": list(range(40)), "k": [0] * 40})
+    edges = {0: Edge(0, 0, 2, "hash", ("k",), 0), 1: Edge(1, 1, 2, "hash", ("other",), 1)}
+    stored = Stored(1)
+    stored.write(0, {0: [Batch(left, 0)], 1: [Batch(right, 0)]})
+    for subtask in range(3):
+        first, last = key_group_range(subtask, 3, GROUPS)
+        own = [key for key in range(40) if first <= key_groups_of([pa.array([key])], GROUPS)[0] <= last]
+        read = stored.read(subtask, 3, edges)
+        for port, column in ((0, "k"), (1, "other")):
+            there = [key for its, each in read if its == port for key in each.rows.column(column).to_pylist()]
+            assert sorted(there) == own
