@@ -4,8 +4,8 @@ from tests.mutants.mutant import Mutant
 
 _INTERVAL = "barrier_runtime/operators/joins/interval.py"
 _AS_OF = "barrier_runtime/operators/joins/as_of.py"
-_INTERVAL_TESTS = ("tests/barrier_runtime/operators/joins/test_interval_join.py",)
-_AS_OF_TESTS = ("tests/barrier_runtime/operators/joins/test_asof_join.py",)
+_INTERVAL_TESTS = "tests/barrier_runtime/operators/joins/test_interval_join.py"
+_AS_OF_TESTS = "tests/barrier_runtime/operators/joins/test_asof_join.py"
 
 MUTANTS = (
     Mutant(
@@ -14,7 +14,7 @@ MUTANTS = (
         _INTERVAL,
         "lowest, highest = run.times + self._lower, run.times + self._upper\n",
         "lowest, highest = run.times + self._lower, run.times + self._upper - 1\n",
-        _INTERVAL_TESTS,
+        (f"{_INTERVAL_TESTS}::test_both_bounds_are_included",),
     ),
     Mutant(
         "interval-of-the-right-side-is-one-longer",
@@ -22,7 +22,7 @@ MUTANTS = (
         _INTERVAL,
         "lowest, highest = run.times - self._upper, run.times - self._lower\n",
         "lowest, highest = run.times - self._upper - 1, run.times - self._lower\n",
-        _INTERVAL_TESTS,
+        (f"{_INTERVAL_TESTS}::test_both_bounds_are_included",),
     ),
     Mutant(
         "alone-before-the-last-match",
@@ -30,7 +30,7 @@ MUTANTS = (
         _INTERVAL,
         "max(WATERMARK_MIN, first - self._upper), max(",
         "max(WATERMARK_MIN, first - self._upper + 1), max(",
-        _INTERVAL_TESTS,
+        (f"{_INTERVAL_TESTS}::test_a_row_without_a_partner_goes_out_when_the_watermark_passes_the_last_time_of_one",),
     ),
     Mutant(
         "cleaned-by-the-bound-of-the-other-side",
@@ -38,7 +38,7 @@ MUTANTS = (
         _INTERVAL,
         "max(WATERMARK_MIN, first + self._lower)\n",
         "max(WATERMARK_MIN, first - self._upper)\n",
-        _INTERVAL_TESTS,
+        (f"{_INTERVAL_TESTS}::test_a_right_row_is_held_as_long_as_a_left_one_may_need_it",),
     ),
     Mutant(
         "pairs-are-late-behind-a-join",
@@ -46,7 +46,9 @@ MUTANTS = (
         "barrier_runtime/runtime/subtask.py",
         "                watermark_ms = max(WATERMARK_MIN, watermark_ms - operator.output_delay_ms)\n",
         "                pass\n",
-        ("tests/barrier_runtime/operators/joins/test_join_jobs.py",),
+        (
+            "tests/barrier_runtime/operators/joins/test_join_jobs.py::test_no_result_of_a_join_is_late_for_a_window_behind_it",
+        ),
     ),
     Mutant(
         "delay-of-the-upper-bound-alone",
@@ -62,7 +64,7 @@ MUTANTS = (
         "barrier_runtime/operators/joins/base.py",
         "        run.matched = matched.copy()\n",
         "",
-        _INTERVAL_TESTS,
+        (f"{_INTERVAL_TESTS}::test_what_has_matched_is_known_after_a_restore",),
     ),
     Mutant(
         "join-takes-the-watermark-for-on-time",
@@ -70,7 +72,7 @@ MUTANTS = (
         "barrier_runtime/operators/joins/base.py",
         "late = times_ms <= self._watermarks(",
         "late = times_ms < self._watermarks(",
-        _INTERVAL_TESTS,
+        (f"{_INTERVAL_TESTS}::test_event_time_row_by_row_tells_late_rows_wherever_batches_end",),
     ),
     Mutant(
         "newest-version-is-superseded",
@@ -78,7 +80,7 @@ MUTANTS = (
         _AS_OF,
         "        kept = ends - (newest_run == number)  # the last one is the newest\n",
         "        kept = ends\n",
-        _AS_OF_TESTS,
+        (f"{_AS_OF_TESTS}::test_without_a_tolerance_the_newest_version_of_a_key_is_kept",),
     ),
     Mutant(
         "version-dropped-too-early",
@@ -86,7 +88,7 @@ MUTANTS = (
         _AS_OF,
         "before - self._tolerance))",
         "before - self._tolerance + 1))",
-        _AS_OF_TESTS,
+        (f"{_AS_OF_TESTS}::test_versions_that_nothing_can_need_are_removed_also_of_keys_without_further_rows",),
     ),
     Mutant(
         "as-of-is-always-exact",
@@ -94,6 +96,6 @@ MUTANTS = (
         _AS_OF,
         "highest = times if self._exact else times - 1\n",
         "highest = times\n",
-        _AS_OF_TESTS,
+        (f"{_AS_OF_TESTS}::test_some_as_of_joins_equal_pandas",),
     ),
 )

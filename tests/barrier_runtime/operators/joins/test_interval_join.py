@@ -127,10 +127,12 @@ def feed(it: Driven, port: int, *rows: Row) -> None:
     it.feed(list(rows), (LEFT, RIGHT)[port].schema, port=port)
 
 
-def test_both_bounds_are_included() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_both_bounds_are_included(first: int) -> None:
     it = Driven(operator("inner", -10, 20))
-    feed(it, 0, left("k", 100))
-    feed(it, 1, *[right("k", time, time) for time in (89, 90, 120, 121)])
+    rows = [left("k", 100)], [right("k", time, time) for time in (89, 90, 120, 121)]
+    feed(it, first, *rows[first])
+    feed(it, 1 - first, *rows[1 - first])
     assert sorted(row["b"] for row in it.rows) == [90, 120]
 
 
