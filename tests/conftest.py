@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from barrier_runtime.state.store.memory import MemoryStore
-from tests import spark_jvm
+from tests import scratch, spark_jvm
 
 settings.register_profile("check", settings.default, max_examples=10)  # of 100: tests/drawn.py
 
@@ -22,6 +22,13 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those 
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", spark_jvm.LIGHT)
 
 _LOOP_S = 300.0  # for a test that is a coroutine
+_scratch = scratch.begin()  # None in workers: they have that of their parent
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """What failed tests wrote stays until the next run."""
+    if _scratch is not None and exitstatus == 0:
+        scratch.end(_scratch)
 
 
 @pytest.hookimpl(wrapper=True)
