@@ -8,7 +8,6 @@ import os
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -62,18 +61,6 @@ async def _bounded(test: Awaitable[None]) -> None:
         await test
     finally:
         too_long.cancel()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def slots_of_this_process_leave_its_heap_alone() -> Iterator[None]:
-    """A slot collects all garbage of its process when it begins a generation. This one holds the objects of thousands
-    of tests, so that took longer than most jobs. Programs that tests start, and `test_slot.py`, do it as always."""
-    from barrier_runtime.runtime.resources import SlotResources
-
-    with pytest.MonkeyPatch.context() as patch:
-        here = partial(SlotResources, trim_memory=lambda dropped: None)
-        patch.setattr("barrier_runtime.launch.local.SlotResources", here)
-        yield
 
 
 @pytest.fixture
