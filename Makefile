@@ -52,6 +52,7 @@ run: $(STAMP) java $(if $(EXAMPLE),servers)
 # Tests of servers wait for half of their time: three at a time on two cores.
 test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.spark_jvm
+	@$(BIN)/python -m tests.kafka_jvm
 	@.ci/steps \
 		"$(BIN)/python -m pytest -q -n 2 --dist worksteal $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
