@@ -49,22 +49,22 @@ servers:
 run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
-# Tests of servers wait for half of their time: three at a time on two cores.
+# A third of the time of unit tests is waiting, and half of that of tests of servers: three and four at a time on two cores.
 test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.spark_jvm
 	@$(BIN)/python -m tests.kafka_jvm
 	@.ci/steps \
-		"$(BIN)/python -m pytest -q -n 2 --dist worksteal $(UNIT_TESTS)" \
+		"$(BIN)/python -m pytest -q -n 3 --dist worksteal $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
-		"$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/ends" \
-		"$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 --durations-min 10 tests/integration"
+		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/ends" \
+		"$(BIN)/python -m pytest -n 3 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not spark and not slow" --hypothesis-profile check $(UNIT_TESTS)
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not spark and not slow" --hypothesis-profile check $(UNIT_TESTS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
