@@ -50,7 +50,7 @@ servers:
 run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
-# A third of the time of unit tests is waiting, and half of that of tests of servers: three and four at a time on two cores.
+# Tests wait for a third of their time, those of servers for half of it: three at a time on two cores.
 test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.spark_jvm
 	@$(BIN)/python -m tests.kafka_jvm
@@ -58,7 +58,7 @@ test: $(STAMP) jdk servers
 		"$(BIN)/python -m pytest -q -n 3 --dist worksteal $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
-		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/ends" \
+		"$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/ends" \
 		"$(BIN)/python -m pytest -n 3 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 style: $(STAMP)
