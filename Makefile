@@ -13,13 +13,14 @@ UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check format tables bench sim sim-canaries mutants chaos java jdk servers clean
+.PHONY: help run test style check format tables bench sim sim-canaries mutants chaos java jdk servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
 	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres or rabbitmq_to_delta, on real servers, with kills"
 	@echo "make test                   every test; all steps run also when one fails"
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
+	@echo "make style                  style and types alone; with make test that is what CI runs"
 	@echo "make format                 let ruff put the style right"
 	@echo "make tables                 what is generated anew: docs/behaviours, options and metrics, README's connectors"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
@@ -49,21 +50,24 @@ servers:
 run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
-# Tests of servers wait for half of their time: three at a time on two cores.
+# Tests wait for a third of their time, those of servers for half of it: three at a time on two cores.
 test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.spark_jvm
+	@$(BIN)/python -m tests.kafka_jvm
 	@.ci/steps \
-		"$(BIN)/python -m pytest -q -n 2 --dist worksteal $(UNIT_TESTS)" \
+		"$(BIN)/python -m pytest -q -n 3 --dist worksteal $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
 		"$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/ends" \
-		"$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 --durations-min 10 tests/integration"
+		"$(BIN)/python -m pytest -n 3 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
-check: $(STAMP)
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not spark and not slow" --hypothesis-profile check $(UNIT_TESTS)
+
+check: style
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not spark and not slow" --hypothesis-profile check $(UNIT_TESTS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -8,13 +8,12 @@ import os
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 
 import pytest
 from hypothesis import settings
 
 from barrier_runtime.state.store.memory import MemoryStore
-from tests import spark_jvm
+from tests import scratch, spark_jvm
 
 settings.register_profile("check", settings.default, max_examples=10)  # of 100: tests/drawn.py
 
@@ -22,6 +21,13 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those 
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", spark_jvm.LIGHT)
 
 _LOOP_S = 300.0  # for a test that is a coroutine
+_scratch = scratch.begin()  # None in workers: they have that of their parent
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """What failed tests wrote stays until the next run."""
+    if _scratch is not None and exitstatus == 0:
+        scratch.end(_scratch)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -55,18 +61,6 @@ async def _bounded(test: Awaitable[None]) -> None:
         await test
     finally:
         too_long.cancel()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def slots_of_this_process_leave_its_heap_alone() -> Iterator[None]:
-    """A slot collects all garbage of its process when it begins a generation. This one holds the objects of thousands
-    of tests, so that took longer than most jobs. Programs that tests start, and `test_slot.py`, do it as always."""
-    from barrier_runtime.runtime.resources import SlotResources
-
-    with pytest.MonkeyPatch.context() as patch:
-        here = partial(SlotResources, trim_memory=lambda dropped: None)
-        patch.setattr("barrier_runtime.launch.local.SlotResources", here)
-        yield
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.key_groups import MAX_PARALLELISM_LIMIT
 
-_MAX_KEY_GROUPS = 32_768
 _INTERVAL_MS = 10  # of watermarks that nothing waits for
 _MODES = ("exactly_once", "at_least_once")
 ListSplits: TypeAlias = Callable[[Source, int], Sequence[Split]]
@@ -42,10 +42,10 @@ def compile_plan(
 ) -> JobGraph:
     """Check the plan and build its graph. Raises `InvalidJob`; lists the sources' splits (reads folders, asks servers)
     by `list_splits`."""
-    if not 1 <= parallelism <= max_parallelism <= _MAX_KEY_GROUPS:
+    if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidJob(
             f"flow {plan.name!r}: parallelism {parallelism} with max_parallelism {max_parallelism}: "
-            f"use 1 <= parallelism <= max_parallelism <= {_MAX_KEY_GROUPS}"
+            f"use 1 <= parallelism <= max_parallelism <= {MAX_PARALLELISM_LIMIT}"
         )
     if mode not in _MODES:
         raise InvalidJob(f"flow {plan.name!r}: mode {mode!r}: use one of {', '.join(_MODES)}")

@@ -339,6 +339,11 @@ async def run_graph(
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _leave_the_heap(dropped: bool) -> None:
+    """In a slot of its own process start-up is frozen, and a dropped generation collected. Here the process is the
+    user's program: what it has frozen stays so, and its collector frees the rest when it comes to it."""
+
+
 def _slot(
     graph: JobGraph,
     spec: JobSpec,
@@ -364,6 +369,7 @@ def _slot(
         memory=SlotMemory(options.state.memory_bytes),
         settings=options.state,
         new_uuid=lambda: uuid.uuid4().hex,
+        trim_memory=_leave_the_heap,
         local_output=output,
     )
     identity = SlotIdentity(index, slot_uuid, os.getpid(), socket.gethostname(), index, "local", 0)

@@ -21,6 +21,7 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 _PORTS = range(15_000, 32_000)  # below those that systems hand to outgoing connections: a stopped server keeps its port
 _LOOK_S = 0.05
 _LOG_LINES = 20
+_LONGEST_PARENT = 30  # characters: paths of sockets may have some hundred
 
 
 class ServerError(RuntimeError):
@@ -37,7 +38,7 @@ class Server:
     def __init__(self, user: str = "") -> None:
         self.port = free_port()
         self.user = user
-        self.directory = Path(tempfile.mkdtemp(prefix=f"barrier-{self.name}-", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"barrier-{self.name}-", dir=_parent()))
         self._keeper: subprocess.Popen[bytes] | None = None
         self._serving = False
         if user:
@@ -135,6 +136,11 @@ class Server:
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join(lines[-_LOG_LINES:])
+
+
+def _parent() -> str:
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= _LONGEST_PARENT else "/tmp"
 
 
 def free_port() -> int:

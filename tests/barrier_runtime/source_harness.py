@@ -27,7 +27,11 @@ def spec_of(source: Source, parallelism: int = 1, **options: Any) -> SourceSpec:
 
 def opened(spec: SourceSpec, world: World, restored: tuple[OperatorSnapshot, ...] = ()) -> SourceDriver:
     driver = SourceDriver()
-    driver.open(world.context(NAME, restored), spec)
+    try:
+        driver.open(world.context(NAME, restored), spec)
+    except BaseException:
+        driver.close()  # as a slot does: it may have begun to look for splits
+        raise
     return driver
 
 

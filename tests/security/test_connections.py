@@ -96,6 +96,7 @@ def test_a_crowd_of_strangers_costs_the_coordinator_little_and_goes_in_time(tmp_
         a_slot_comes_and_is_served(daemon)
 
 
+@pytest.mark.slow
 def test_silent_strangers_do_not_delay_a_slot(tmp_path: Path) -> None:
     """H3: however many there are; they go one by one as their places are needed, and no timeout has to pass."""
     with living_daemon(tmp_path, "--handshake-timeout", str(10 * PATIENCE_S)) as daemon:

@@ -35,6 +35,7 @@ def open_to_others(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_running_local_job_leaves_nothing_in_the_temporary_folder_that_others_can_read(tmp_path: Path) -> None:
     """J7: looked at from within the job, when state, snapshots and checkpoints are on disk; afterwards all is gone."""
     program = """

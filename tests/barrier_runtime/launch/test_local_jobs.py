@@ -2,8 +2,10 @@
 
 import asyncio
 import datetime
+import gc
 import json
 import threading
+import weakref
 
 import pyarrow as pa
 import pytest
@@ -13,6 +15,7 @@ from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.launch.local import make_runner, run_graph
 from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -40,6 +43,35 @@ def test_a_job_ends_with_all_its_rows_visible_whatever_its_splits_and_subtasks(p
     assert result.status.outcome == "finished"
     assert sorted(row["n"] for row in sink.rows()) == list(range(rows))
     assert result.records == rows
+
+
+class Circle:
+    def __init__(self):
+        self.itself = self
+
+
+def test_a_run_leaves_what_the_program_has_frozen_frozen_also_after_a_failure():
+    failed = []
+
+    def fails_once(row):
+        if not failed:
+            failed.append(row)
+            raise Unavailable("once")
+        return row
+
+    flow = Dataflow("heap")
+    sink = CollectSink()
+    source = flow.from_iterator("numbers", lambda index, of: iter([{"n": 1}]), schema={"n": pa.int64()}, splits=1)
+    source.map(fails_once).sink("out", sink)
+    circle = Circle()
+    left = weakref.ref(circle)
+    gc.freeze()
+    del circle  # nothing but the collector would free it, and it does not as long as it is frozen
+    flow.run_local(parallelism=1, checkpoint_interval=0.05)
+    assert failed
+    assert sink.rows() == [{"n": 1}]
+    assert left() is not None
+    left().itself = None
 
 
 def windows(folder):

@@ -265,6 +265,7 @@ def test_a_clock_that_is_set_forward_is_noticed_within_a_second() -> None:
     assert loop.fired() == [3_600_000]
 
 
+@pytest.mark.slow
 def test_wake_ups_that_are_superseded_are_no_more_than_milliseconds_until_the_next_look() -> None:
     loop = LoopTimers()
     loop.fired()

@@ -257,6 +257,7 @@ async def test_a_failure_to_open_is_said_and_the_next_generation_may_succeed(tmp
     await bench.close()
 
 
+@pytest.mark.slow
 async def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
     """Its objects refer to each other in circles, and start-up objects are kept from the collector."""
     seen = []

@@ -105,6 +105,7 @@ def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: 
     assert list((tmp_path / "tmp").glob("barrier-runtime-*")) == []
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(tmp_path: Path) -> None:
     """As `docker stop` and systemd send it. The first checkpoint is the last: what was read until then is committed."""
     app = write_app(
@@ -166,6 +167,7 @@ def test_a_local_run_takes_every_option_that_means_something_there(app: str, tmp
     assert done.stderr.startswith("error: restart_attempts=3 has no meaning with restart='none': leave it out, or use ")
 
 
+@pytest.mark.slow
 def test_a_users_exception_is_all_that_is_printed(tmp_path: Path) -> None:
     app = write_app(
         tmp_path,
@@ -320,7 +322,8 @@ def test_a_coordinator_that_cannot_start_says_why(tmp_path: Path, arguments: lis
 # ---------------------------------------------------------------- modules of the user's with names of our folders
 
 
-@pytest.mark.parametrize("file", [pytest.param("{name}.py", marks=pytest.mark.slow), "{name}/__init__.py"])
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["{name}.py", "{name}/__init__.py"])
 def test_a_program_may_have_modules_with_the_names_of_our_folders(tmp_path: Path, file: str) -> None:
     mine = [tmp_path / file.format(name=name) for name in ("state", "coordinator")]
     for module in mine:

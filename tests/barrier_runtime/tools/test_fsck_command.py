@@ -157,6 +157,7 @@ def test_what_cannot_be_checked_is_explained(tmp_path: Path, arguments: list[str
     assert list(tmp_path.iterdir()) == [], "looking makes no folder"
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_named(s3_endpoint: str) -> None:
     done = fsck(f"s3://no-such-bucket/x?endpoint={s3_endpoint}")
     assert done.returncode == 3

@@ -126,6 +126,7 @@ def test_a_killed_coordinator_is_back_on_its_address_and_the_generation_goes_on(
     wait_for("the outcome", lambda: embedded.client.status("flights").outcome == "cancelled")
 
 
+@pytest.mark.slow
 def test_a_slots_connection_alone_lets_a_restarted_daemon_adopt_its_job(tmp_path):
     """F8: the job's description is in the log, the secret is derived."""
     with Daemon(tmp_path, "--lease", "0") as first:

@@ -97,6 +97,7 @@ def led_by(folder, daemon):
     return found if found is not None and found.control == f"{host}:{port}" and not found.released else None
 
 
+@pytest.mark.slow
 def test_a_slot_that_lost_its_connection_is_sent_back_to_the_healthy_leader(unhurried_daemons, tmp_path):
     """F6: a standby fences nobody; the generation and the coordinator stay the same."""
     leader, standby = unhurried_daemons
@@ -284,6 +285,7 @@ async def test_a_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_
 # ---------------------------------------------------------------- programs
 
 
+@pytest.mark.slow
 def test_the_client_finds_the_leader_wherever_it_is(unhurried_daemons, tmp_path):
     leader, standby = unhurried_daemons
     slots = running_slots(leader)

@@ -43,6 +43,7 @@ def test_the_command_tells_what_a_job_waits_for_and_with_which_options(daemon):
     assert shown["progress_timeout_ms"] == 600_000
 
 
+@pytest.mark.slow
 def test_the_list_of_jobs_tells_it_of_each(daemon):
     slots = running_slots(daemon, JOB)  # their connections are open for as long as they are known here
     daemon.submit(msgspec.structs.replace(JOB, job="trains"))

@@ -60,6 +60,7 @@ def test_a_scan_gives_the_range_in_order_also_when_much_is_written_meanwhile(tmp
     kv.close()
 
 
+@pytest.mark.slow
 def test_a_scan_that_is_not_read_to_its_end_keeps_no_file_that_was_replaced(tmp_path: Path) -> None:
     """`deduplicate` reads its state bit by bit for as long as ids are remembered, while the state is rewritten."""
     kv = RocksDbKv(tmp_path / "db", MEMORY)

@@ -49,6 +49,7 @@ def test_an_entry_lies_behind_the_users_key_and_the_number_of_entries_behind_the
     ]
 
 
+@pytest.mark.slow
 def test_a_hundred_appends_to_a_long_list_upload_about_their_own_bytes(rocksdb_bench: Bench) -> None:
     backend = rocksdb_bench.open()
     table = entries(backend)
@@ -69,6 +70,7 @@ def test_a_hundred_appends_to_a_long_list_upload_about_their_own_bytes(rocksdb_b
     assert [entry for entry, _ in restored.walk(("k",))] == list(range(100_100))
 
 
+@pytest.mark.slow
 def test_a_walk_does_not_read_through_what_neighbours_have_deleted(rocksdb_bench: Bench) -> None:
     """By the number of entries that the store is asked for, between two keys with many deleted entries each."""
     backend = rocksdb_bench.open(max_parallelism=1)

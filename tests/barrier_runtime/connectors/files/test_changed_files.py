@@ -98,6 +98,7 @@ def test_a_file_that_was_copied_is_read_on_though_its_time_of_change_is_another(
     assert [row["n"] for row in rows_of(drained(driver))] == list(range(150, 200))
 
 
+@pytest.mark.slow
 def test_an_object_that_was_rewritten_with_the_same_size_is_named_and_a_copied_one_read_on(
     s3_url: Callable[[str], str], s3_endpoint: str
 ) -> None:

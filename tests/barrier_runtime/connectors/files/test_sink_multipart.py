@@ -345,6 +345,7 @@ def test_a_job_may_change_its_staging_between_two_starts(make_store: MakeStore) 
 # ---------------------------------------------------------------- large transactions
 
 
+@pytest.mark.slow
 def test_a_large_transaction_is_uploaded_early_as_several_files_in_the_order_of_their_rows(
     make_store: MakeStore,
 ) -> None:
@@ -439,6 +440,7 @@ def test_a_store_whose_rules_cannot_be_known_is_refused(
         opened(jsonl(), store)
 
 
+@pytest.mark.slow
 def test_an_upload_that_a_new_rule_aborted_is_never_passed_over_and_the_job_says_what_to_do(
     make_store: MakeStore,
 ) -> None:

@@ -177,6 +177,7 @@ def test_state_holds_little_more_than_two_horizons_of_ids() -> None:
     assert driven.operator._filters.ids <= 1.5 * per_horizon
 
 
+@pytest.mark.slow
 def test_new_ids_are_hardly_ever_looked_up() -> None:
     driven = Driven(operator(), name="d")
     for start in range(0, 100_000, 2_000):
@@ -188,7 +189,7 @@ def test_new_ids_are_hardly_ever_looked_up() -> None:
     assert counts["lookups_saved"] == 101_000 - counts["lookups"]
 
 
-@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
+@pytest.mark.parametrize("kind", [pytest.param("memory", marks=pytest.mark.slow), "rocksdb"])
 def test_filters_made_anew_after_a_restore_find_old_ids_and_save_look_ups_of_new_ones(kind: Kind) -> None:
     world = World(kind)
     driven = Driven(operator(), world, name="d")

@@ -66,6 +66,7 @@ def test_the_sizes_of_elements_are_all_bytes_that_came(step):
     assert sum(sizes) == len(data)
 
 
+@pytest.mark.slow
 def test_a_large_batch_is_cut_into_frames_and_keeps_its_order():
     values = pa.array(range(5_000_000), pa.int64())
     data = wire(FrameWriter(), Batch(pa.record_batch({"v": values}), 3))

@@ -179,7 +179,8 @@ def whole(driver: SourceDriver, world: World) -> OperatorSnapshot:
     return snapshot_of(driver, world)
 
 
-@pytest.mark.parametrize("source_class", [Many, pytest.param(Appearing, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("source_class", [Many, Appearing])
 def test_what_has_finished_is_not_read_again_at_any_parallelism(source_class: type[Many]) -> None:
     count, read_so_far = 3_000, set()
     worlds = [World(subtask=subtask, parallelism=1) for subtask in range(1)]
