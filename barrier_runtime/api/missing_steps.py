@@ -13,19 +13,35 @@ _NO_JOIN = (
     "there is no join of two streams yet: use broadcast_join() for a small table, or union() of both with equal "
     "columns, then key_by(…).process(…) with the one that waits in its state"
 )
+_CONNECT = (
+    "connect is a function: from barrier_runtime import connect, and connect(orders=orders.key_by(…), "
+    "rules=rules.broadcast()).process(…)"
+)
 AFTER_KEY_BY = {
-    **dict.fromkeys(("window", "process", "aggregate"), "it comes after .key_by(…), which says what belongs together"),
+    **dict.fromkeys(("window", "aggregate"), "it comes after .key_by(…), which says what belongs together"),
     "join": _NO_JOIN,
+    "connect": _CONNECT,
 }
 BEFORE_KEY_BY = {
     **dict.fromkeys(
         (
             *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
-            *("rebalance", "deduplicate", "sink", "key_by", "split"),
+            *("rebalance", "deduplicate", "sink", "key_by", "split", "broadcast"),
         ),
         "it comes before .key_by(…), or after .window(…), .aggregate(…) or .process(…)",
     ),
     "join": _NO_JOIN,
+    "connect": _CONNECT,
+}
+BEFORE_BROADCAST = {
+    **dict.fromkeys(
+        (
+            *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
+            *("rebalance", "deduplicate", "sink", "key_by", "split", "process", "window", "aggregate"),
+        ),
+        "a broadcast stream is an input of connect(…, rules=rules.broadcast()): its own steps come before that",
+    ),
+    "connect": _CONNECT,
 }
 
 

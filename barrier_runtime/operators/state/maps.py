@@ -65,14 +65,8 @@ class MapState(KeyedState, Generic[K, V]):
         migrate: Migrate | None = None,
     ) -> None:
         super().__init__(ttl)
-        as_key = _AS_KEY.get(key) if isinstance(key, type) else None
-        if as_key is None:
-            raise InvalidJob(
-                f"MapState keys cannot be {short(key)}: use int, str, bytes, bool, float, date or datetime (and join "
-                "several fields into a text)"
-            )
         self._key: Any = key
-        self._as_key: Callable[[str, Any], Any] = as_key
+        self._as_key = key_conversion(key, "MapState")
         self._type = StoredType(kind, codec, "MapState", renamed, migrate)
         self._table = cast(EntryTable, Unbound("MapState"))
         self._put: Callable[[StateKey, Any, Any], None] = Unbound("MapState")
@@ -223,6 +217,17 @@ class _TimedMap(MapState[K, V]):
 
     def _removed(self, key: K) -> bool:
         return self._entries.pop(self._current.key, self._as_key(self._name, key))
+
+
+def key_conversion(key: Any, says: str) -> Callable[[str, Any], Any]:
+    """(state name, given key) -> the key as a map of the class `says` has it, whose keys are of type `key`."""
+    as_key = _AS_KEY.get(key) if isinstance(key, type) else None
+    if as_key is None:
+        raise InvalidJob(
+            f"{says} keys cannot be {short(key)}: use int, str, bytes, bool, float, date or datetime (and join "
+            "several fields into a text)"
+        )
+    return as_key
 
 
 def _int_key(name: str, key: Any) -> int:
