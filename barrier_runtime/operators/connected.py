@@ -28,6 +28,8 @@ from barrier_runtime.operators.state.broadcast_copy import BroadcastCopies
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 
+_INPUTS = "inputs"  # name of a snapshot value: the keyed inputs in the order of their ports
+
 
 @dataclass(frozen=True)
 class ConnectedInput:
@@ -75,11 +77,19 @@ class ConnectedOperator(ProcessOperator):
         super().__init__(name, columns, function, None, None, output, None, side, on_error)
         self._event_time = _least_known([port.input.event_time for port in self._keyed])
         self._ready = False
+        self._names = ", ".join(port.input.name for port in self._keyed).encode()
 
     def _made_current(self) -> CurrentKey:
         return ConnectedKey()
 
     def open(self, context: OperatorContext) -> None:
+        for snapshot in context.restored:
+            if snapshot.in_flight and snapshot.values.get(_INPUTS, self._names) != self._names:
+                raise InvalidJob(
+                    f"{self.where}: the checkpoint has rows in flight to its inputs by key, which were "
+                    f"{snapshot.values[_INPUTS].decode()} then and are {self._names.decode()} now: start the old "
+                    "version of the program, let it end with stop(), and start the new one from there"
+                )
         copies = BroadcastCopies(self.name, context.subtask, context.exactly_once, context.restored)
         self._copies = copies
         assert isinstance(self._current, ConnectedKey)
@@ -108,6 +118,7 @@ class ConnectedOperator(ProcessOperator):
 
     def snapshot(self, checkpoint: int) -> Capture:
         capture = super().snapshot(checkpoint)
+        capture.values[_INPUTS] = self._names
         self._copies.add_to(capture)
         return capture
 
@@ -122,6 +133,10 @@ class ConnectedOperator(ProcessOperator):
         else:
             for number, part in by_input(batch):
                 self._process_broadcast(self._broadcast[number], part, emit)
+
+    def turn_to(self, port: int) -> None:
+        """What is visited next is a key of this input: for harnesses."""
+        self._turn_to(self._keyed[port])
 
     def content_of(self, state: str) -> dict[Any, Any]:
         """A broadcast state as this subtask has it: for harnesses."""

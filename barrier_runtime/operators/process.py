@@ -196,7 +196,6 @@ class ProcessOperator(KeyedOperator):
         if self._on_error != "fail":
             self._guard(Failures(self._on_error, self.name, function_name(self._call)))
         self._target = target
-        self._attributes = _plain_attributes(target)
         self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses to assign to them
         state, states = States(), declared_states(target, self._extra)
         check_event_time_of_states(states, self._event_time, self.where)
@@ -236,6 +235,7 @@ class ProcessOperator(KeyedOperator):
             self._reclaiming = Reclaiming(timing, self.backend, self.context, self.where)
         self._current.key = no_key(self.where, "open()")
         open_function(target, self._context, self._failed)
+        self._attributes = _plain_attributes(target)
         self._to_close = target
 
     def _guard(self, failures: Failures) -> None:

@@ -155,6 +155,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
             raise misplaced(name, where)
         copies = current.copies
         what = StateDescription("broadcast", self._key.__name__)
+        backend.described_beside(name, what)  # another kind is refused before its fields are looked at
         what = self._type.described(what, backend.restored(name), where)
         backend.described_beside(name, what)
         bound = self._bound(name, current, holder)

@@ -1,9 +1,10 @@
 """The copies of broadcast state: one in each subtask of an operator, equal everywhere, and once in each snapshot.
 
 Every subtask applies the same changes in the same order (`operators/sequencing`), so the copies are equal whenever a
-barrier passes. Subtask 0 puts the content into its snapshot, the others a hash of theirs; a restore gives the content
-to every subtask, whatever their number, and refuses a checkpoint whose hashes are not all the same. Checkpoints that
-are at least once are of no single moment: their copies may differ, and none of them has a hash.
+barrier passes. Subtask 0 puts the content into its snapshot, and every subtask a hash of its own. A checkpoint whose
+hashes are not all the same is not decided (`coordinator/checkpoints/agreement`), and a restore refuses it, too; else it
+gives the content to every subtask, whatever their number. Checkpoints that are at least once are of no single moment:
+their copies may differ, and none of them has a hash.
 
 Entries are held as bytes. So a snapshot has nothing to encode on the loop, a value that is read is a new object, which
 nobody can change in the state of one subtask alone, and the hash is of what will be restored.
@@ -33,8 +34,9 @@ class StoredCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One broadcast state, as one subtask had it."""
 
     value: str  # name of the value of subtask 0 that is its content
-    entries: int
-    sha256: str  # hex, of the content; empty in a checkpoint that is at least once
+    # None of these in a checkpoint that is at least once, so that the summary is the same in every subtask.
+    entries: int = 0
+    sha256: str = ""  # hex, of the content
 
 
 class StoredCopies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,7 +205,9 @@ class BroadcastCopies:
         written: dict[str, bytes] = {}
         states: dict[str, StoredCopy] = {}
         for name, each in captured.items():
-            states[name] = StoredCopy(values[name], len(each), each.sha256() if self._exactly_once else "")
+            states[name] = StoredCopy(values[name])
+            if self._exactly_once:
+                states[name] = StoredCopy(values[name], len(each), each.sha256())
             if self._subtask == 0 and values[name] not in stored:
                 written[values[name]] = b"".join(each.chunks())
         return {SUMMARY: StoredCopies(states).encode(), **written}
