@@ -24,8 +24,9 @@ from barrier_runtime import (
     UserCodeError,
     ValueState,
 )
-from barrier_runtime.operators.state.broadcast_copy import SUMMARY, StoredCopies
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, StateDescription
+from barrier_runtime.operators.base import Capture
+from barrier_runtime.operators.state.broadcast_copy import SUMMARY, BroadcastCopies, StoredCopies
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot, StateDescription
 from barrier_runtime.testing import ConnectedHarness, ConnectedHarnessSnapshot
 from tests.drawn import examples
 
@@ -380,9 +381,6 @@ def test_a_checkpoint_whose_copies_differ_or_whose_content_is_another_is_refused
 
 def test_a_checkpoint_that_is_at_least_once_has_no_hash() -> None:
     assert StoredCopies({}).version == 1
-    from barrier_runtime.operators.base import Capture
-    from barrier_runtime.operators.state.broadcast_copy import BroadcastCopies
-
     written = []
     for subtask in (0, 1):
         copies = BroadcastCopies("op", subtask, False, ())
@@ -395,6 +393,46 @@ def test_a_checkpoint_that_is_at_least_once_has_no_hash() -> None:
     snapshot = OperatorSnapshot("op", 0, 1, written[0])
     restored = BroadcastCopies("op", 3, True, (snapshot,)).open("rules", int, msgspec.msgpack.decode)
     assert list(restored.keys()) == [0]
+
+
+def test_what_comes_behind_a_barrier_is_not_in_its_snapshot() -> None:
+    copies = BroadcastCopies("op", 0, True, ())
+    copy = copies.open("rules", int, msgspec.msgpack.decode)
+    copy.put(1, b"\x01")
+    capture = Capture()
+    copies.add_to(capture)
+    copy.put(2, b"\x02")
+    copy.remove(1)
+    assert capture.blocking is not None
+    restored = BroadcastCopies("op", 1, True, (OperatorSnapshot("op", 0, 1, capture.blocking()),))
+    assert list(restored.open("rules", int, msgspec.msgpack.decode).keys()) == [1]
+
+
+def test_content_that_a_decided_checkpoint_has_stored_is_named_again_until_it_changes() -> None:
+    copies = BroadcastCopies("op", 0, True, ())
+    copy = copies.open("rules", int, msgspec.msgpack.decode)
+    ref = FileRef(f"{SUMMARY}-0", 1, "0" * 64, "key")
+
+    def captured() -> tuple[Capture, dict[str, bytes]]:
+        capture = Capture()
+        copies.add_to(capture)
+        assert capture.blocking is not None
+        return capture, capture.blocking()
+
+    first, written = captured()
+    assert sorted(written) == [SUMMARY, ref.name]
+    assert first.on_stored is not None
+    copy.put(1, b"\x01")
+    first.on_stored({ref.name: ref})
+    changed, written = captured()
+    assert (changed.stored, sorted(written)) == ({}, [SUMMARY, ref.name]), "what is stored is from before the change"
+    assert changed.on_stored is not None
+    changed.on_stored({ref.name: ref})
+    same, written = captured()
+    assert (same.stored, sorted(written)) == ({ref.name: ref}, [SUMMARY])
+    assert same.on_stored is not None
+    same.on_stored({})
+    assert captured()[0].stored == {}, "only what the latest call said may be named"
 
 
 # ---------------------------------------------------------------- wrong use
