@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from operator import length_hint
 from sys import getrefcount
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Capture, Emit
+from barrier_runtime.operators.context_hints import no_attribute
 from barrier_runtime.operators.failures import Failures, OnError, guarded
 from barrier_runtime.operators.keyed_operator import KeyedOperator
 from barrier_runtime.operators.reclaiming import Reclaiming
@@ -81,6 +82,11 @@ class ProcessContext:
         self.subtask = subtask
         self.emit = sides.emit
         self.metrics = metrics
+
+    if not TYPE_CHECKING:  # a type checker shall go on refusing every other name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(name, self.__slots__)
 
 
 def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:

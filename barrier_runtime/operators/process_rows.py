@@ -3,7 +3,7 @@ yields, and may open something that all its rows need. There is no state: that b
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.context_hints import KEYED, no_attribute
 from barrier_runtime.operators.failures import Failures, OnError
 from barrier_runtime.operators.side_outputs import SideOutputs
 from barrier_runtime.operators.user_code import close_function, function_name, open_function, user_error
@@ -31,6 +32,13 @@ class RowContext:
         self.subtask = subtask
         self.emit = sides.emit
         self.metrics = metrics
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in KEYED:
+                raise AttributeError(f"ctx has no {name!r}, which belongs to a key: call .key_by(…) before process()")
+            raise no_attribute(name, self.__slots__)
 
 
 class ProcessRowsOperator(Operator):

@@ -222,6 +222,8 @@ class _TimedMap(MapState[K, V]):
 def key_conversion(key: Any, says: str) -> Callable[[str, Any], Any]:
     """(state name, given key) -> the key as a map of the class `says` has it, whose keys are of type `key`."""
     as_key = _AS_KEY.get(key) if isinstance(key, type) else None
+    if isinstance(key, str):
+        raise InvalidJob(f"{says}({key!r}, …): pass the type itself and not its name, as in {says}({key}, …)")
     if as_key is None:
         raise InvalidJob(
             f"{says} keys cannot be {short(key)}: use int, str, bytes, bool, float, date or datetime (and join "
@@ -299,6 +301,7 @@ refuse(
     MapState,
     (
         *("append", "extend", "add", "popitem", "copy", "__or__", "__ror__", "__ior__"),
+        *("put", "remove", "contains", "entries", "get_value", "update_value", "contains_key", "remove_key"),
         *("__add__", "__radd__", "__iadd__", "__lt__", "__le__", "__gt__", "__ge__"),
     ),
     "{state} is a MapState, which has no {operation}: change it with {state}[…] = …, {state}.update(…) and del "

@@ -55,6 +55,8 @@ class StoredType:
         `migrate`: what makes new values of old ones (`migration`). Raises `InvalidJob` for what cannot be stored."""
         if kind is None or kind is type(None):
             raise InvalidJob(f"{says}({kind!r}) could hold nothing: declare the type of its values, as in {says}(int)")
+        if isinstance(kind, str):
+            raise InvalidJob(f"{says}({kind!r}): pass the type itself and not its name, as in {says}({kind})")
         if codec not in ("msgpack", "pickle"):
             raise InvalidJob(f"{says} codec {codec!r} is unknown: use 'msgpack' or 'pickle'")
         if codec == "msgpack":
