@@ -14,9 +14,10 @@ from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.connected import ConnectedInput, ConnectedOperator
+from barrier_runtime.operators.connected import ConnectedInput, ConnectedOperator, canonical_keys
 from barrier_runtime.operators.declared_outputs import side_schemas
 from barrier_runtime.operators.failures import OnError
+from barrier_runtime.operators.keyed_progress import keys_said
 from barrier_runtime.operators.process import check_event_time_of_states, declared_states
 from barrier_runtime.operators.sequencing import SequenceOperator, sequenced_schema
 from barrier_runtime.operators.user_code import function_name
@@ -180,6 +181,8 @@ class ConnectedStreams:
             detail="every" if on_timer or expiring else "none",
             side_outputs=sides,
             by_wall_clock=_by_wall_clock(function, states),
+            keys=self._keys_said(),
+            states={state: handle.declared() for state, handle in states.items()},
         )
         streams: Stream | tuple[Stream, ...] = _and_sides(Stream(plan, plan.add(node), output), sides)
         return streams
@@ -250,6 +253,14 @@ class ConnectedStreams:
                     f"({described(kinds)}): keys of different types are never equal; cast one of them before key_by(), "
                     'as in select({"id": "CAST(id AS BIGINT)", …})'
                 )
+
+    def _keys_said(self) -> str:
+        """As snapshots have the keys, which are called differently in each input; empty where no input's are known."""
+        known = next((kinds for keyed in self._keyed.values() if (kinds := _key_types(keyed)) is not None), None)
+        if known is None:
+            return ""
+        names = canonical_keys(len(known))
+        return keys_said(pa.schema(list(zip(names, known.types, strict=True))), names)
 
     def _check_broadcast(self, where: str) -> None:
         if len(self._broadcast) < 2:

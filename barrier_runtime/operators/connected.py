@@ -73,7 +73,7 @@ class ConnectedOperator(ProcessOperator):
         self._keyed = [_Port(input) for input in inputs if input.keys]
         self._broadcast = [_Port(input) for input in inputs if not input.keys]
         self._at = self._keyed[0]
-        columns = _canonical(len(self._at.input.keys))
+        columns = canonical_keys(len(self._at.input.keys))
         super().__init__(name, columns, function, None, None, output, None, side, on_error)
         self._event_time = _least_known([port.input.event_time for port in self._keyed])
         self._ready = False
@@ -117,6 +117,7 @@ class ConnectedOperator(ProcessOperator):
                 port.call = guarded(port.call, self._writer.take, self._sides, self._failures, of_rows=True)
 
     def snapshot(self, checkpoint: int) -> Capture:
+        self._key_columns = self._columns  # of the state, whatever input came last
         capture = super().snapshot(checkpoint)
         capture.values[_INPUTS] = self._names
         self._copies.add_to(capture)
@@ -159,7 +160,9 @@ class ConnectedOperator(ProcessOperator):
         port = self._at
         where = f"{self.where}, input {port.input.name!r}"
         columns = columns_of(schema, port.input.keys, where)
-        keys = pa.schema([(name, field.type) for name, field in zip(_canonical(len(columns)), columns, strict=True)])
+        keys = pa.schema(
+            [(name, field.type) for name, field in zip(canonical_keys(len(columns)), columns, strict=True)]
+        )
         codec = KeyCodec(columns, port.input.keys, where)
         if self._bound is None:
             self._bind(keys)
@@ -239,7 +242,7 @@ class ConnectedOperator(ProcessOperator):
         return rows
 
 
-def _canonical(count: int) -> tuple[str, ...]:
+def canonical_keys(count: int) -> tuple[str, ...]:
     """Names of key columns that are called differently in every input."""
     return tuple(f"key_{number}" for number in range(1, count + 1))
 

@@ -10,6 +10,7 @@ from barrier_runtime.operators.state.maps import key_conversion
 from barrier_runtime.operators.state.stored_type import StoredType
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.continued_state import continued
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 K = TypeVar("K")
@@ -148,19 +149,20 @@ class BroadcastState(KeyedState, Generic[K, V]):
 
     # ------------------------------------------------------------ for the operator
 
+    def declared(self) -> StateDescription:
+        return self._type.declared(StateDescription("broadcast", self._key.__name__))
+
     def open(
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> "BroadcastState[K, V]":
         if not isinstance(current, ConnectedKey) or current.copies is None:
             raise misplaced(name, where)
         copies = current.copies
-        what = StateDescription("broadcast", self._key.__name__)
-        backend.described_beside(name, what)  # another kind is refused before its fields are looked at
-        what = self._type.described(what, backend.restored(name), where)
+        what = continued(self.declared(), backend.restored(name), where)
         backend.described_beside(name, what)
         bound = self._bound(name, current, holder)
         bound._access = copies
-        bound._copy = copies.open(name, self._key, self._type.decoder(where, what.renamed))
+        bound._copy = copies.open(name, self._key, self._type.decoder(where, what))
         bound._encode = self._type.encoder(where, ordered=True)
         return bound
 
