@@ -26,7 +26,7 @@ from barrier_runtime import (
 )
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.operators.state.broadcast_copy import SUMMARY, BroadcastCopies, StoredCopies
-from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot, StateDescription
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.testing import ConnectedHarness, ConnectedHarnessSnapshot
 from tests.drawn import examples
 
@@ -111,7 +111,9 @@ def test_the_snapshot_has_the_content_once_and_describes_the_state() -> None:
     assert len({each.values[SUMMARY] for each in content.operators}) == 1
     for each in content.operators:
         assert each.keyed is not None
-        assert each.keyed.described["limits"] == StateDescription("broadcast", "str")
+        found = each.keyed.described["limits"]
+        assert found == Match.limits.declared()
+        assert (found.kind, found.key) == ("broadcast", "str")
 
 
 # ---------------------------------------------------------------- against a dict
