@@ -13,6 +13,8 @@ _HOME = {
     "Dataflow": "barrier_runtime.api.dataflow",
     "Stream": "barrier_runtime.api.stream",
     "KeyedStream": "barrier_runtime.api.stream",
+    "BroadcastStream": "barrier_runtime.api.stream",
+    "connect": "barrier_runtime.api.connected",
     "Tumbling": "barrier_runtime.operators.windows.assigners",
     "Session": "barrier_runtime.operators.windows.assigners",
     "Sliding": "barrier_runtime.operators.windows.assigners",
@@ -32,12 +34,14 @@ _HOME = {
     "arg_min": "barrier_runtime.operators.aggregation.functions",
     "arg_max": "barrier_runtime.operators.aggregation.functions",
     "TTL": "barrier_runtime.operators.state.ttl",
+    "BroadcastState": "barrier_runtime.operators.state.broadcast",
     "ValueState": "barrier_runtime.operators.state.value",
     "ListState": "barrier_runtime.operators.state.lists",
     "MapState": "barrier_runtime.operators.state.maps",
     "ReducingState": "barrier_runtime.operators.state.folded",
     "AggregatingState": "barrier_runtime.operators.state.folded",
     "ProcessContext": "barrier_runtime.operators.process",
+    "RowContext": "barrier_runtime.operators.process_rows",
     "ParquetSource": "barrier_runtime.connectors.files.source.parquet",
     "JsonlSource": "barrier_runtime.connectors.files.source.jsonl",
     "CsvSource": "barrier_runtime.connectors.files.source.csv",
@@ -72,7 +76,9 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
+    from barrier_runtime.api.connected import connect as connect
     from barrier_runtime.api.dataflow import Dataflow as Dataflow
+    from barrier_runtime.api.stream import BroadcastStream as BroadcastStream
     from barrier_runtime.api.stream import KeyedStream as KeyedStream
     from barrier_runtime.api.stream import Stream as Stream
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink
@@ -115,6 +121,8 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.functions import var_pop as var_pop
     from barrier_runtime.operators.aggregation.functions import variance as variance
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
+    from barrier_runtime.operators.process_rows import RowContext as RowContext
+    from barrier_runtime.operators.state.broadcast import BroadcastState as BroadcastState
     from barrier_runtime.operators.state.folded import AggregatingState as AggregatingState
     from barrier_runtime.operators.state.folded import ReducingState as ReducingState
     from barrier_runtime.operators.state.lists import ListState as ListState

@@ -41,6 +41,7 @@ def test_the_programs_of_a_page_print_what_stands_below_them(page: str) -> None:
 def test_no_page_of_what_users_write_is_without_programs() -> None:
     assert set(PAGES) >= {
         "aggregates.md",
+        "connect.md",
         "expressions.md",
         "joins.md",
         "side-outputs.md",

@@ -9,21 +9,37 @@ class NoSuchStep(InvalidJob, AttributeError):
     """A stream has no such method; another kind of stream may have it."""
 
 
+_CONNECT = (
+    "connect is a function: from barrier_runtime import connect, and connect(orders=orders.key_by(…), "
+    "rules=rules.broadcast()).process(…)"
+)
 AFTER_KEY_BY = {
-    **dict.fromkeys(("window", "process", "aggregate"), "it comes after .key_by(…), which says what belongs together"),
+    **dict.fromkeys(("window", "aggregate"), "it comes after .key_by(…), which says what belongs together"),
     **dict.fromkeys(
         ("join", "window_join", "asof_join"),
         "it comes after .key_by(…) of both streams; broadcast_join() joins with a small table without one",
     ),
+    "connect": _CONNECT,
 }
 BEFORE_KEY_BY = {
     **dict.fromkeys(
         (
             *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
-            *("rebalance", "deduplicate", "sink", "key_by", "split"),
+            *("rebalance", "deduplicate", "sink", "key_by", "split", "broadcast"),
         ),
         "it comes before .key_by(…), or after .window(…), .aggregate(…) or .process(…)",
     ),
+    "connect": _CONNECT,
+}
+BEFORE_BROADCAST = {
+    **dict.fromkeys(
+        (
+            *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
+            *("rebalance", "deduplicate", "sink", "key_by", "split", "process", "window", "aggregate"),
+        ),
+        "a broadcast stream is an input of connect(…, rules=rules.broadcast()): its own steps come before that",
+    ),
+    "connect": _CONNECT,
 }
 
 

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.expressions import names_a_column, ready
+from barrier_runtime.api.handlers import check_row_function
 from barrier_runtime.api.join_steps import JoinStep, KeyedInput
 from barrier_runtime.api.joins import JoiningStream
-from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_KEY_BY, no_step
+from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BEFORE_KEY_BY, no_step
 from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
 from barrier_runtime.data.event_time import Detail, check_event_time_type
@@ -36,8 +37,10 @@ from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
 from barrier_runtime.operators.keyed_progress import keys_said
 from barrier_runtime.operators.process import ProcessOperator, check_event_time_of_states, declared_states
+from barrier_runtime.operators.process_rows import ProcessRowsOperator
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.split import SplitOperator
+from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermarks import WatermarkOperator
@@ -367,6 +370,76 @@ class Stream:
                 check_key_type(self.schema.field(column).type, column, where)
         return KeyedStream(self, columns)
 
+    def broadcast(self) -> "BroadcastStream":
+        """Every subtask of the step to come gets all rows, in the same order: an input of `connect`, for rules and
+        other rows that are few and hold for all keys."""
+        return BroadcastStream(self)
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        side: None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> "Stream": ...
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        side: None = None,
+        on_error: Literal["side"],
+    ) -> tuple["Stream", "Stream"]: ...
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        side: Mapping[str, SchemaLike],
+        on_error: OnError = "fail",
+    ) -> tuple["Stream", ...]: ...
+
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        side: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
+    ) -> "Stream | tuple[Stream, ...]":
+        """A row-wise function without key: a class with `process(self, row, ctx)`, which yields rows, or returns a row,
+        a list or None, or a plain function of (row, ctx). The class may have `open(self, ctx)`, called once in each
+        subtask before the first row, and `close(self)`. There is no state: that belongs to a key (`key_by`). See
+        `RowContext` for `ctx`; `schema`, `side` and `on_error` are as in `KeyedStream.process`."""
+        where = f"process {name!r}"
+        if not isinstance(name, str):
+            raise InvalidJob(f"process: its name is {name!r}: the first argument is the step's name, a string")
+        check_row_function(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        sides = side_schemas(side, on_error, where)
+        make = partial(
+            ProcessRowsOperator,
+            function=function,
+            schema=output,
+            side={tag: sides[tag] for tag in side or {}},
+            on_error=on_error,
+        )
+        describe = _with_errors(function_name(function), on_error)
+        streams: Stream | tuple[Stream, ...] = _and_sides(
+            self._step("process", name, make, output, describe, sides), sides
+        )
+        return streams
+
     def deduplicate(self, name: str, *columns: str, within: datetime.timedelta | None) -> "Stream":
         """Let the first row of each id (the values of `columns`; null is a value like others) pass, and drop the later
         ones. An id is forgotten once the watermark has advanced by `within` since the id was seen; a row's own event
@@ -467,6 +540,18 @@ class Stream:
             name, kind, (self._as_input(),), make, schema, describe=describe, side_outputs=side_outputs or {}
         )
         return Stream(self._plan, self._plan.add(node), schema)
+
+
+class BroadcastStream:
+    """A stream whose rows all subtasks of the next step get, which is one of `connect`."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_step(self, name, BEFORE_BROADCAST)
 
 
 @plain_errors
@@ -600,6 +685,7 @@ class KeyedStream(JoiningStream[Stream]):
         if isinstance(function, type) and not callable(getattr(function, "process", None)):
             raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
         states = declared_states(function, state)
+        refuse_broadcast_state(states, where)
         known = self._stream.schema
         if event_time is not None:
             require_columns(known, (event_time,), where)

@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
 
-_EDGE = {"forward": "same slot", "hash": "by key", "rebalance": "round robin", "broadcast": "to all"}
+_EDGE = {
+    "forward": "same slot",
+    "hash": "by key",
+    "rebalance": "round robin",
+    "broadcast": "to all",
+    "single": "to one, for one order",
+}
 _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier overtakes
 
 

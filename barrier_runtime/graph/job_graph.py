@@ -15,7 +15,8 @@ from barrier_runtime.data.event_time import Detail
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
-Partitioning = Literal["forward", "hash", "rebalance", "broadcast"]
+# "single": all rows to subtask 0, which so sets one order for them.
+Partitioning = Literal["forward", "hash", "rebalance", "broadcast", "single"]
 
 
 @dataclass(frozen=True)

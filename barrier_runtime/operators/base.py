@@ -99,6 +99,9 @@ class OperatorContext:
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
     lineage: str = ""  # the same for all generations whose state grew from one start
+    exactly_once: bool = (
+        True  # a snapshot is of one moment of all streams: barriers are aligned, or rows in flight in it
+    )
     settled: bool = False  # what `restored` lists as pending is known to be visible
     report_commit: Callable[[CommitReport], None] = _not_a_sink  # on the loop
 

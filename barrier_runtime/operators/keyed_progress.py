@@ -59,6 +59,8 @@ def restored_progress(
     found = []
     floors: list[Floor] = []
     for snapshot in snapshots:
+        if VALUE not in snapshot.values:  # of another subtask, which only shares something
+            continue
         progress = _PROGRESS.decode(snapshot.values[VALUE], f"operator {operator!r}")
         keyed = snapshot.keyed
         whole = (first_group, last_group) if keyed is None else (keyed.key_group_first, keyed.key_group_last)

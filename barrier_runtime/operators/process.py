@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from operator import length_hint
 from sys import getrefcount
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,15 @@ from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Capture, Emit
+from barrier_runtime.operators.context_hints import no_attribute
 from barrier_runtime.operators.failures import Failures, OnError, guarded
 from barrier_runtime.operators.keyed_operator import KeyedOperator
 from barrier_runtime.operators.reclaiming import Reclaiming
 from barrier_runtime.operators.side_outputs import SideOutputs
-from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, States
+from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, NoKey, States
 from barrier_runtime.operators.state.ttl import Timing
 from barrier_runtime.operators.timers import TABLE, Timers, decode_timer, encode_timer
-from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.operators.user_code import close_function, function_name, open_function, user_error
 from barrier_runtime.operators.user_metrics import UserMetrics
 from barrier_runtime.operators.wall_timers import WALL_TABLE, WallTimers
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
@@ -82,6 +83,11 @@ class ProcessContext:
         self.emit = sides.emit
         self.metrics = metrics
 
+    if not TYPE_CHECKING:  # a type checker shall go on refusing every other name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(name, self.__slots__)
+
 
 def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
     """States declared as attributes of a class (or of its instance), and those given beside it."""
@@ -104,6 +110,14 @@ def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str
             "pass event_time= to process(), or take TTL(…, clock='processing')"
         )
     return names
+
+
+def no_key(where: str, function: str) -> Any:
+    """In place of a key, while `function` runs, which has none."""
+    return NoKey(
+        f"{where}: {function} uses state or timers of a key, but it runs for no key: use them where there is one, in a "
+        "handler of rows by key or in on_timer() and on_wall_timer()"
+    )
 
 
 class _Given:
@@ -161,11 +175,15 @@ class ProcessOperator(KeyedOperator):
         self._sides = SideOutputs(self.where, side or {})
         self._on_error = on_error
         self._failures: Failures | None = None
-        self._current = CurrentKey()
+        self._current = self._made_current()
         self._by_row = False  # event time is told row by row
         self._attributes: dict[str, Any] = {}
         self._warned = False
         self._reclaiming: Reclaiming | None = None  # of states with a TTL
+        self._to_close: Any = None  # the user's object, once its open() has ended
+
+    def _made_current(self) -> CurrentKey:
+        return CurrentKey()
 
     def bind(self, columns: pa.Schema) -> None:
         width = len(self._key_columns)
@@ -184,7 +202,6 @@ class ProcessOperator(KeyedOperator):
         if self._on_error != "fail":
             self._guard(Failures(self._on_error, self.name, function_name(self._call)))
         self._target = target
-        self._attributes = _plain_attributes(target)
         self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses to assign to them
         state, states = States(), declared_states(target, self._extra)
         check_event_time_of_states(states, self._event_time, self.where)
@@ -222,6 +239,10 @@ class ProcessOperator(KeyedOperator):
         timing.event.context = self._context
         if timing.tables:
             self._reclaiming = Reclaiming(timing, self.backend, self.context, self.where)
+        self._current.key = no_key(self.where, "open()")
+        open_function(target, self._context, self._failed)
+        self._attributes = _plain_attributes(target)
+        self._to_close = target
 
     def _guard(self, failures: Failures) -> None:
         """What the functions raise is for `failures`."""
@@ -233,6 +254,9 @@ class ProcessOperator(KeyedOperator):
             self._on_timer = guarded(self._on_timer, take, sides, failures, of_rows=False)
         if self._on_wall_timer is not None:
             self._on_wall_timer = guarded(self._on_wall_timer, take, sides, failures, of_rows=False)
+
+    def _nothing_given(self) -> _Given:
+        return _Given(self._by_row)
 
     def _begin(self, batch: Batch | None, reached_ms: int | None) -> None:
         self._sides.begin(reached_ms)
@@ -281,7 +305,11 @@ class ProcessOperator(KeyedOperator):
     def close(self) -> None:
         if self._reclaiming is not None:
             self._reclaiming.close()
-        super().close()
+        try:
+            target, self._to_close = self._to_close, None
+            close_function(target, self._failed)
+        finally:
+            super().close()
 
     def on_input_schema(self, schema: pa.Schema) -> None:
         if self._event_time is not None:

@@ -6,6 +6,7 @@ through.
 """
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,26 @@ def from_users_frame(error: BaseException) -> BaseException:
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
         frame = frame.tb_next
     return error if frame is None else error.with_traceback(frame)
+
+
+def open_function(target: Any, context: Any, failed: Callable[[Exception, Any], Exception]) -> None:
+    """Call `open(context)` of a user's object, if it has that. `failed`: (the error, function) -> what to raise."""
+    function = getattr(target, "open", None)
+    if callable(function):
+        try:
+            function(context)
+        except Exception as error:
+            raise failed(error, function) from error
+
+
+def close_function(target: Any, failed: Callable[[Exception, Any], Exception]) -> None:
+    """Call `close()` of a user's object, if it has that."""
+    function = getattr(target, "close", None)
+    if callable(function):
+        try:
+            function()
+        except Exception as error:
+            raise failed(error, function) from error
 
 
 def function_name(function: Any) -> str:

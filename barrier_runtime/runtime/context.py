@@ -71,6 +71,7 @@ class OperatorContexts:
     def __init__(
         self,
         graph: JobGraph,
+        mode: str,
         deploy: Deploy,
         resources: SlotResources,
         executors: GenerationExecutors,
@@ -80,6 +81,7 @@ class OperatorContexts:
         wake: Callable[[], None],
     ) -> None:
         self._graph = graph
+        self._mode = mode
         self._token = deploy.token
         self._lineage = deploy.lineage
         self._settled = deploy.settled
@@ -142,6 +144,7 @@ class OperatorContexts:
             wall_ms=lambda: res.clock.wall_ns() // 1_000_000,
             new_id=res.new_uuid,
             lineage=self._lineage,
+            exactly_once=self._mode == "exactly_once",
             settled=self._settled,
             report_commit=partial(self._report_commit, operator),
         )

@@ -82,7 +82,7 @@ class Execution:
         commits = CommitReporter(slot, events, lambda: self._cancelled)
         self._executors = executors = GenerationExecutors(resources.workers, self._broken)
         contexts = OperatorContexts(
-            graph, deploy, resources, executors, metrics, commits.report, self._call_later, wake
+            graph, mode, deploy, resources, executors, metrics, commits.report, self._call_later, wake
         )
         self._chains = OpenChains(graph, resources, contexts, executors, events.waiting)
         self._wiring = Wiring(graph, deploy.token, slot, plane, wake, resources.window_bytes, resources.local_output)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from barrier_runtime.coordinator.checkpoints.agreement import disagreement
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.rows import Row
@@ -23,6 +24,7 @@ from barrier_runtime.operators.declared_outputs import side_schemas
 from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.process import ProcessOperator
+from barrier_runtime.operators.state.broadcast import BroadcastState
 from barrier_runtime.operators.state.folded import AggregatingState, ReducingState
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.state.lists import ListState
@@ -96,7 +98,7 @@ class KeyedHarness:
         self._checkpoint = restore.checkpoint if restore is not None else 0
         before = restore.wall_ms if restore is not None else 0
         self._wall_ms = before if wall_ms is None else wall_ms
-        self._event_time = event_time
+        self._event_time: str | None = event_time
         self._event_ms = restore.event_ms if restore is not None else WATERMARK_MIN  # latest row or watermark
         self._parallelism = parallelism
         self._max_parallelism = max_parallelism
@@ -112,10 +114,7 @@ class KeyedHarness:
         )
         declared = {name: sides[name] for name in side or {}}
         output = as_schema(schema, where) if schema is not None else None
-        self._subtasks = [
-            ProcessOperator(_NAME, self._keys, function, state, event_time, output, self._rows, declared, on_error)
-            for _ in range(parallelism)
-        ]
+        self._subtasks = [self._made(function, state, output, declared, on_error) for _ in range(parallelism)]
         for subtask, operator in enumerate(self._subtasks):
             operator.open(self._context(subtask, restore.operators if restore is not None else ()))
 
@@ -126,8 +125,7 @@ class KeyedHarness:
         for row in rows:
             batch = self._batch(row)
             self._of(batch).process(Batch(batch, 0), self._emit)
-            if self._event_time is not None and row.get(self._event_time) is not None:
-                self._event_ms = max(self._event_ms, int(event_times_ms(batch.column(self._event_time))[0]))
+            self._reached_by(batch)
         return self._taken()
 
     def watermark(self, at_ms: int) -> list[Row]:
@@ -196,7 +194,13 @@ class KeyedHarness:
                 while not capture.keyed.drain():
                     pass
                 keyed = capture.keyed.write_snapshot(self._checkpoint)
-            taken.append(OperatorSnapshot(_NAME, subtask, self._parallelism, dict(capture.values), keyed))
+            values = dict(capture.values)
+            if capture.blocking is not None:
+                values.update(capture.blocking())
+            taken.append(OperatorSnapshot(_NAME, subtask, self._parallelism, values, keyed))
+        differing = disagreement(taken)
+        if differing:
+            raise InvalidJob(f"KeyedHarness: {differing}")
         for operator in self._subtasks:
             operator.on_complete(self._checkpoint)
         return HarnessSnapshot(tuple(taken), self._store, self._rows, self._checkpoint, self._event_ms, self._wall_ms)
@@ -214,6 +218,17 @@ class KeyedHarness:
 
     # ---- inside
 
+    def _made(
+        self,
+        function: Any,
+        state: Mapping[str, KeyedState] | None,
+        output: pa.Schema | None,
+        side: Mapping[str, pa.Schema],
+        on_error: OnError,
+    ) -> ProcessOperator:
+        times = self._event_time
+        return ProcessOperator(_NAME, self._keys, function, state, times, output, self._rows, side, on_error)
+
     def _batch(self, row: Row) -> pa.RecordBatch:
         if self._rows is None:
             self._rows = pa.RecordBatch.from_pylist([row]).schema
@@ -229,6 +244,11 @@ class KeyedHarness:
             raise InvalidJob(
                 f"KeyedHarness: the row {row!r} does not fit the types of the rows ({error}): correct it, or rows="
             ) from error
+
+    def _reached_by(self, batch: pa.RecordBatch) -> None:
+        times = None if self._event_time is None else batch.column(self._event_time)
+        if times is not None and not times.null_count:
+            self._event_ms = max(self._event_ms, int(event_times_ms(times)[0]))
 
     def _of(self, batch: pa.RecordBatch) -> ProcessOperator:
         """The subtask of the key of the one row."""
@@ -317,6 +337,8 @@ def _content(state: KeyedState) -> Any:
         case ListState():
             return list(state)
         case MapState():
+            return dict(state.items())
+        case BroadcastState():
             return dict(state.items())
         case ValueState() | ReducingState() | AggregatingState():
             return state.value

@@ -15,7 +15,7 @@ from barrier_runtime.coordinator.log.records import Complete, Finish
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.continued_state import continued
-from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS, ONE_VALUE, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS, ONE_VALUE, SHARED, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
 
 
@@ -141,7 +141,8 @@ def _check_states(spec: JobSpec, checkpoint: int, restored: tuple[OperatorSnapsh
                 "to drop what the old name had"
             )
         if snapshot.keyed is not None:
-            for name in sorted(states.get(snapshot.operator, {}).keys() & snapshot.keyed.states.keys()):
+            known = {*snapshot.keyed.states, *snapshot.keyed.described}
+            for name in sorted(states.get(snapshot.operator, {}).keys() & known):
                 declared = states[snapshot.operator][name]
                 continued(declared, snapshot.keyed.described.get(name, ONE_VALUE), f"{where}, state {name!r}")
 
@@ -150,14 +151,27 @@ def snapshots_for_slot(
     snapshots: tuple[OperatorSnapshot, ...], slot: int, parallelism: int
 ) -> tuple[OperatorSnapshot, ...]:
     """Its own snapshots when the parallelism is what it was, all of them when it changed; and of small state
-    (positions of sources, committables) always all, because a changed list of splits moves splits."""
+    (positions of sources, committables) always all, because a changed list of splits moves splits. Of other subtasks
+    with keyed state what they have to share (`SHARED`)."""
     wanted: list[OperatorSnapshot] = []
     for snapshot in snapshots:
         if snapshot.parallelism != parallelism or snapshot.subtask == slot:
             wanted.append(snapshot)
         elif snapshot.keyed is None and (snapshot.values or snapshot.objects):
             wanted.append(msgspec.structs.replace(snapshot, in_flight=()))
+        elif any(name.startswith(SHARED) for name in (*snapshot.values, *snapshot.objects)):
+            wanted.append(_shared(snapshot))
     return tuple(wanted)
+
+
+def _shared(snapshot: OperatorSnapshot) -> OperatorSnapshot:
+    return msgspec.structs.replace(
+        snapshot,
+        values={name: value for name, value in snapshot.values.items() if name.startswith(SHARED)},
+        objects={name: ref for name, ref in snapshot.objects.items() if name.startswith(SHARED)},
+        keyed=None,
+        in_flight=(),
+    )
 
 
 def _names(names: set[str]) -> str:

@@ -91,7 +91,8 @@ class KeyedBackend:
         self._restored_states = frozenset(states)
         self._segments = segments  # written and linked with `_linking_lock` held
         self._states = dict(states)
-        self._described = dict(described)
+        self._described = {name: what for name, what in described.items() if name in states}
+        self._restored_beside = {name: what for name, what in described.items() if name not in states}
         self._target = target
         self._directory = directory
         self._copies = copies
@@ -163,7 +164,7 @@ class KeyedBackend:
         may lack; they are 0 there."""
         if not columns:
             raise InvalidJob(f"columnar state {name!r} of {self._shard.operator} has no columns: give it one or more")
-        if name in self._described:
+        if name in self._described or name in self._restored_beside:
             self._check_same(name, StateDescription("columns"))
         state_id = self._state_id(name, key_width)
         stored = name in self._restored_states and any(True for _ in self._shard.scan_state(state_id))
@@ -176,7 +177,17 @@ class KeyedBackend:
 
     def restored(self, name: str) -> StateDescription | None:
         """What the snapshot says of the state `name`; None: it was not restored."""
-        return self._described.get(name, ONE_VALUE) if name in self._restored_states else None
+        if name in self._restored_states:
+            return self._described.get(name, ONE_VALUE)
+        return self._restored_beside.get(name)
+
+    def described_beside(self, name: str, what: StateDescription) -> None:
+        """The state `name` is no table: its content is elsewhere in the snapshots, and described as `what` here. Raises
+        `InvalidJob` if it was something else."""
+        if name in self._tables:
+            raise InvalidJob(f"{self._shard.operator} has two states named {name!r}: give each a name of its own")
+        self._check_same(name, what)
+        self._described[name] = what
 
     def describe(self, name: str, what: StateDescription) -> None:
         """More is known of the state `name`; snapshots say it from now on."""
@@ -308,15 +319,16 @@ class KeyedBackend:
             raise InvalidJob(
                 f"state {name!r} of {self._shard.operator} was written as columns: give the changed state a new name"
             )
-        if name in self._restored_states:
-            self._check_same(name, what)
+        self._check_same(name, what)
         state_id = self._state_id(name, key_width)
         if what != ONE_VALUE:
             self._described[name] = what
         return state_id
 
     def _check_same(self, name: str, now: StateDescription) -> None:
-        check_kind(now, self._described.get(name, ONE_VALUE), f"state {name!r} of {self._shard.operator}")
+        before = self.restored(name)
+        if before is not None:
+            check_kind(now, before, f"state {name!r} of {self._shard.operator}")
 
     def _state_id(self, name: str, key_width: int) -> int:
         if not name:

@@ -13,6 +13,7 @@ from barrier_runtime.state.versioned import Format
 # Names of values of `OperatorSnapshot`, which are text:
 DEFINITION = "definition"  # what its state is a state of
 KEYS = "keys"  # the columns of its keys, with their types
+SHARED = "shared-"  # names of values begin so that every subtask is given at a restore, whoever has written them
 
 
 def value_format(subject: str, version: int = 1) -> Format:
@@ -34,8 +35,8 @@ class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one state of a snapshot is, so that a program which declares another kind under its name is refused."""
 
-    kind: str = "value"  # "value", "list", "map", "reducing" or "aggregating"
-    key: str = ""  # of a map: the type of its keys, such as "str"
+    kind: str = "value"  # "value", "list", "map", "reducing", "aggregating" or "broadcast"
+    key: str = ""  # of a map or broadcast state: the type of its keys, such as "str"
     ttl: StoredTtl | None = None
     # Of values that are classes: the names of their fields, and what became of those that entries of earlier versions
     # may still have (None: dropped).
@@ -60,7 +61,8 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     full_bytes: int  # size of all files
     new_bytes: int  # bytes uploaded for this snapshot
     # State name -> what it is. One that is missing is the runtime's own, or an older release wrote it: one value per
-    # key, without TTL, or columns.
+    # key, without TTL, or columns. Broadcast state is described here, but has no id: its content are values of the
+    # operator's snapshot.
     described: dict[str, StateDescription] = {}
 
 

@@ -1,5 +1,13 @@
 """All mutants, in the order of the product's folders."""
 
-from tests.mutants import dataplane, ends, joins, protocol, slots, stored_state
+from tests.mutants import connected, dataplane, ends, joins, protocol, slots, stored_state
 
-MUTANTS = (*protocol.MUTANTS, *stored_state.MUTANTS, *dataplane.MUTANTS, *joins.MUTANTS, *slots.MUTANTS, *ends.MUTANTS)
+MUTANTS = (
+    *protocol.MUTANTS,
+    *stored_state.MUTANTS,
+    *dataplane.MUTANTS,
+    *connected.MUTANTS,
+    *joins.MUTANTS,
+    *slots.MUTANTS,
+    *ends.MUTANTS,
+)

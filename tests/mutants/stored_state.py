@@ -77,7 +77,7 @@ MUTANTS = (
         "kinds-of-unused-states-are-forgotten",
         "a snapshot describes states that this generation did not use",
         "state/backend/keyed_backend.py",
-        "        self._described = dict(described)\n",
+        "        self._described = {name: what for name, what in described.items() if name in states}\n",
         "        self._described: dict[str, StateDescription] = {}\n",
         ("tests/state/values/test_entry_table.py",),
     ),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+from workload import RULES
 
 from barrier_runtime.connectors.name_set import NameSet, merged
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
@@ -83,7 +84,7 @@ class Facts:
         reached: dict[str, list[int]] = {}
         for snapshot in manifest.operators:
             values = _values_of(snapshot, read)
-            if SPLITS_VALUE in values:
+            if SPLITS_VALUE in values and snapshot.operator != RULES:
                 progress = msgspec.json.decode(values[SPLITS_VALUE], type=SourceProgress)
                 for split, at in progress.splits.items():
                     source, _, index = split.rpartition("-")

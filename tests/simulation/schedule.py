@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from events import EVENT_GRAPHS, EXPIRING, WALL_TIMERS, EventTimes
 from hanging import Hang
 from loop import WALL_START_NS
-from workload import GRAPHS, SIDE_GRAPHS
+from workload import GRAPHS, RULED, SIDE_GRAPHS
 
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
 
@@ -120,6 +120,8 @@ class Schedule:
             return "twins" if self.twins else "hanging"
         if self.graph in SIDE_GRAPHS:
             return "sides"
+        if self.graph == RULED:
+            return "rules"
         return "bank" if self.target == "files" else self.target
 
     def without(self, left_out: Sequence[int]) -> "Schedule":
@@ -254,9 +256,23 @@ def _draw_sides(schedule: Schedule) -> Schedule:
     go by key only where no row is."""
     rng = random.Random(f"sides {schedule.seed}")
     if rng.random() > 0.45:
-        return schedule
+        return _draw_rules(schedule)
     graph = rng.choice(SIDE_GRAPHS[:2] if schedule.unaligned else SIDE_GRAPHS)
     return replace(schedule, graph=graph, aggregated=False)
+
+
+def _draw_rules(schedule: Schedule) -> Schedule:
+    """Some have rules that every subtask has a copy of; most of them are started again at another parallelism."""
+    rng = random.Random(f"rules {schedule.seed}")
+    if rng.random() > 0.4:
+        return schedule
+    every = rng.choice((2, 5))
+    restarts = [
+        Action(rng.randrange(500, schedule.chaos_ms), "restart program", 0, 50, every * rng.randrange(10))
+        for _ in range(rng.randint(0, 3))
+    ]
+    actions = tuple(sorted([*schedule.actions, *restarts], key=lambda action: action.at_ms))
+    return replace(schedule, graph=RULED, aggregated=False, rescaled_every=every, actions=actions)
 
 
 def _draw_twins(schedule: Schedule) -> Schedule:

@@ -19,12 +19,14 @@ import pyarrow as pa
 
 from barrier_runtime import (
     AggregatingState,
+    BroadcastState,
     Dataflow,
     ListState,
     MapState,
     ReducingState,
     ValueState,
     arg_max,
+    connect,
     count,
     first,
     sum_,
@@ -47,6 +49,7 @@ LEGS = pa.schema(
 COUNTED = pa.schema([*LEGS, *[(name, pa.int64()) for name in ("n", "balance", "opened", "peak")]])
 NOT_KNOWN = -1  # what `opened` and `peak` are without aggregates
 AUDITED = pa.schema([*COUNTED, ("m", pa.int64())])
+RULED_LEGS = pa.schema([*COUNTED, ("rules", pa.int64()), ("digest", pa.int64())])
 
 
 def transfer(source: str, split: int, seq: int) -> tuple[int, int, int]:
@@ -204,6 +207,28 @@ class Journal:
         yield {**row, "n": n, "balance": balance, "opened": NOT_KNOWN, "peak": NOT_KNOWN}
 
 
+class Ruled(Balance):
+    """The same under rules that every subtask has: each leg tells how many there were, and a digest of them in their
+    order; or that one of a split was lost or came twice."""
+
+    rules = BroadcastState(int, int)
+    following = BroadcastState(int, int)  # split -> its next rule; -1: some other rule came
+
+    def on_legs(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
+        for counted in self.process(key, row, ctx):
+            yield {**counted, "rules": len(self.rules), "digest": self._digest()}
+
+    def on_rules(self, row: dict[str, Any], ctx: Any) -> None:
+        number, before = len(self.rules) + 1, self.rules.get(len(self.rules), 0)
+        self.rules[number] = zlib.crc32(f"{before} {row['split']} {row['seq']}".encode())
+        if row["seq"] != self.following.get(row["split"], 0):
+            self.following[-1] = row["seq"]
+        self.following[row["split"]] = row["seq"] + 1
+
+    def _digest(self) -> int:
+        return NOT_KNOWN if -1 in self.following else self.rules.get(len(self.rules), 0)
+
+
 class Audit:
     """Per source split: the number of this leg."""
 
@@ -240,12 +265,14 @@ def audited_after_all(error: dict[str, Any]) -> dict[str, Any]:
 
 
 GRAPHS = ("one-shuffle", "two-shuffles", "union", "two-inputs", "two-sinks")
+RULED = "ruled"  # with rules that change while legs come
+RULES = "rules"  # the source of rules, whose rows no sink has
 SIDE_GRAPHS = ("emitted", "failing", "emitted-by-key")  # two sinks, of which "side" reads a side output
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`graph`: one of GRAPHS or SIDE_GRAPHS."""
+    """`graph`: one of GRAPHS or SIDE_GRAPHS, or RULED."""
 
     graph: str
     splits: int
@@ -316,7 +343,10 @@ class Workload:
         else:
             stream = streams[0]
         accounts = stream.key_by("account")
-        if self.aggregated:
+        if self.graph == RULED:
+            rules = flow.source(RULES, self.source(RULES))
+            counted = connect(legs=accounts, rules=rules.broadcast()).process("balance", Ruled, schema=RULED_LEGS)
+        elif self.aggregated:
             sums = {"n": count(), "balance": sum_("delta")}
             if self.collected:  # these alone are also computed of lists
                 counted = accounts.aggregate("balance", **sums).map_batches(nothing_known, schema=COUNTED)
@@ -370,6 +400,8 @@ class Row(msgspec.Struct, frozen=True):
     opened: int = NOT_KNOWN
     peak: int = NOT_KNOWN
     m: int = 0
+    rules: int = 0
+    digest: int = 0
 
 
 ROW = msgspec.json.Decoder(Row)

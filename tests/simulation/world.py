@@ -30,13 +30,14 @@ from network import SimListening
 from postgres_server import PostgresServer
 from rabbit_broker import RabbitQueue, stream_of
 from redis_server import RedisServer
+from rule_checkers import RulesAgree
 from schedule import START_NS, Action, Schedule
 from servers import Doorway
 from sinks import Ledger, LedgerSink, TogetherJsonlSink
 from store import SimStore, StoreFaults
 from token_target import TokenSink, TokenTarget
 from upsert_checkers import UPSERT_CHECKERS, LastValues
-from workload import ROW, Row, Workload
+from workload import ROW, RULED, Row, Workload
 
 from barrier_runtime.connectors.files.sink import commit_log, commit_log_summary
 from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
@@ -229,6 +230,8 @@ class World:
             bank = QUEUE_CHECKERS
         if schedule.target == "upserts":
             bank = UPSERT_CHECKERS
+        if schedule.graph == RULED:
+            bank = (*bank, RulesAgree)
         kinds = bank if schedule.events is None else (*PROTOCOL_CHECKERS, *EVENT_CHECKERS)
         self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in kinds]
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}

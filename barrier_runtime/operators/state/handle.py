@@ -34,6 +34,22 @@ class CurrentKey:
         self.timing: Timing | None = None  # of an operator whose states may have a TTL
 
 
+class NoKey:
+    """In place of a key where there is none: whatever asks the state or the timers of a key is refused."""
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal = refusal
+
+    def _refused(self, *_: object) -> NoReturn:
+        raise InvalidJob(self._refusal)
+
+    __hash__ = _refused
+    __eq__ = _refused
+    __iter__ = _refused
+    __len__ = _refused
+    __getitem__ = _refused
+
+
 class KeyedState:
     """Base of the handles. `remedy`: what to write in place of an assignment, with "{}" for the state."""
 

@@ -65,14 +65,8 @@ class MapState(KeyedState, Generic[K, V]):
         migrate: Migrate | None = None,
     ) -> None:
         super().__init__(ttl)
-        as_key = _AS_KEY.get(key) if isinstance(key, type) else None
-        if as_key is None:
-            raise InvalidJob(
-                f"MapState keys cannot be {short(key)}: use int, str, bytes, bool, float, date or datetime (and join "
-                "several fields into a text)"
-            )
         self._key: Any = key
-        self._as_key: Callable[[str, Any], Any] = as_key
+        self._as_key = key_conversion(key, "MapState")
         self._type = StoredType(kind, codec, "MapState", renamed, migrate)
         self._table = cast(EntryTable, Unbound("MapState"))
         self._put: Callable[[StateKey, Any, Any], None] = Unbound("MapState")
@@ -225,6 +219,19 @@ class _TimedMap(MapState[K, V]):
         return self._entries.pop(self._current.key, self._as_key(self._name, key))
 
 
+def key_conversion(key: Any, says: str) -> Callable[[str, Any], Any]:
+    """(state name, given key) -> the key as a map of the class `says` has it, whose keys are of type `key`."""
+    as_key = _AS_KEY.get(key) if isinstance(key, type) else None
+    if isinstance(key, str):
+        raise InvalidJob(f"{says}({key!r}, …): pass the type itself and not its name, as in {says}({key}, …)")
+    if as_key is None:
+        raise InvalidJob(
+            f"{says} keys cannot be {short(key)}: use int, str, bytes, bool, float, date or datetime (and join "
+            "several fields into a text)"
+        )
+    return as_key
+
+
 def _int_key(name: str, key: Any) -> int:
     if type(key) is not int:
         key = _converted(int, name, key)
@@ -294,6 +301,7 @@ refuse(
     MapState,
     (
         *("append", "extend", "add", "popitem", "copy", "__or__", "__ror__", "__ior__"),
+        *("put", "remove", "contains", "entries", "get_value", "update_value", "contains_key", "remove_key"),
         *("__add__", "__radd__", "__iadd__", "__lt__", "__le__", "__gt__", "__ge__"),
     ),
     "{state} is a MapState, which has no {operation}: change it with {state}[…] = …, {state}.update(…) and del "

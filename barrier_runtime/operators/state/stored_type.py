@@ -55,6 +55,8 @@ class StoredType:
         `migrate`: what makes new values of old ones (`migration`). Raises `InvalidJob` for what cannot be stored."""
         if kind is None or kind is type(None):
             raise InvalidJob(f"{says}({kind!r}) could hold nothing: declare the type of its values, as in {says}(int)")
+        if isinstance(kind, str):
+            raise InvalidJob(f"{says}({kind!r}): pass the type itself and not its name, as in {says}({kind})")
         if codec not in ("msgpack", "pickle"):
             raise InvalidJob(f"{says} codec {codec!r} is unknown: use 'msgpack' or 'pickle'")
         if codec == "msgpack":
@@ -103,13 +105,14 @@ class StoredType:
     def as_scalar(self, name: str, value: Any) -> Any:
         return as_scalar(self.scalar, value, lambda: f"state {name!r} is declared {self.scalar.__name__}", "is stored")
 
-    def encoder(self, where: str) -> Callable[[Any], bytes]:
-        """Value to bytes. What could not be read back is refused now, not at the next restore."""
+    def encoder(self, where: str, ordered: bool = False) -> Callable[[Any], bytes]:
+        """Value to bytes. What could not be read back is refused now, not at the next restore. `ordered`: equal values
+        are equal bytes in every process: sets and dicts are written in the order of their elements."""
         if self._codec == "pickle":
             import pickle  # asked for by name
 
             return pickle.dumps
-        encode = msgspec.msgpack.Encoder().encode
+        encode = msgspec.msgpack.Encoder(order="deterministic" if ordered else None).encode
         version = len(self._migrate)
         if self.scalar is not None:
             return version_encoder(encode, version)

@@ -237,6 +237,8 @@ class ResultPartition:
             parts = hash_partition(batch, self._edge.keys, len(self._channels), self._max_parallelism)
         elif partitioning == "rebalance":
             parts = self._rebalancer.partition(batch)
+        elif partitioning == "single":
+            parts = [(0, batch)]
         else:  # forward: one channel; broadcast: all of them
             parts = [(target, batch) for target in range(len(self._channels))]
         try:

@@ -8,6 +8,8 @@ from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, 
 from barrier_runtime.runtime.network.tcp import Broken, ChannelId, DataPlane
 from barrier_runtime.runtime.sources.assignment import never_has_rows
 
+_ALIGNED = ("forward", "broadcast", "single")
+
 
 class Wiring:
     """Makes the inputs of all chains first, so that peers find them, then the outputs, chain by chain."""
@@ -50,7 +52,7 @@ class Wiring:
 
     def aligned_only(self, chain: int) -> list[int]:
         """Inputs of `chain` whose rows could not be spread anew: they are in no unaligned checkpoint."""
-        aligned = [edge.id for edge in self._graph.inputs(chain) if edge.partitioning in ("forward", "broadcast")]
+        aligned = [edge.id for edge in self._graph.inputs(chain) if edge.partitioning in _ALIGNED]
         return [channel.index for (edge, _), channel in self._channel_of.items() if edge in aligned]
 
     def expect(self, broken: Broken) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from barrier_runtime.coordinator.checkpoints.agreement import disagreement
 from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint, CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.failures import Cause, FailureVerdict
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
@@ -280,7 +281,7 @@ class Running(Phase):
         manifest = _manifest(job, checkpoint, now_ms)
         data = encode_manifest(manifest)
         key = job.paths.manifest(checkpoint.id, job.led.token)
-        reason = too_large_manifest(len(data), manifest.operators)
+        reason = too_large_manifest(len(data), manifest.operators) or disagreement(manifest.operators)
         if reason:
             self._pending(job).abort(checkpoint, now_ms)
             return self._failed_or_go_on(job, self._aborted(job, checkpoint, Cause.NOT_STORED, reason, now_ms), now_ms)

@@ -72,7 +72,7 @@ def test_an_option_that_is_almost_one_is_told_from_it(wrong: str, right: str) ->
 # ------------------------------------------------------------ steps
 
 
-@pytest.mark.parametrize("step", ["window", "aggregate", "process"])
+@pytest.mark.parametrize("step", ["window", "aggregate"])
 def test_a_keyed_step_without_key_by_says_what_is_missing(step: str) -> None:
     _, source = stream()
     with pytest.raises(InvalidJob, match=rf"Stream has no method '{step}': it comes after \.key_by"):

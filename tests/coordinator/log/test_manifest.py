@@ -117,6 +117,17 @@ def test_rows_in_flight_go_to_their_own_slot_and_to_all_at_another_parallelism()
     assert snapshots_for_slot(snapshots, 0, 3) == snapshots
 
 
+def test_what_subtasks_share_goes_to_every_slot_without_their_own_state():
+    keyed = KeyedSnapshot("memory", 2, 0, 0, {}, (), 0, 0)
+    shared = {"shared-a": b"1", "progress": b"2"}
+    objects = {"shared-b": STORED, "run": STORED}
+    first = OperatorSnapshot("count", 0, 2, shared, keyed, (InFlight(0, STORED),), objects)
+    second = OperatorSnapshot("count", 1, 2, {"progress": b"3"}, msgspec.structs.replace(keyed, key_group_first=1))
+    given = OperatorSnapshot("count", 0, 2, {"shared-a": b"1"}, objects={"shared-b": STORED})
+    assert snapshots_for_slot((first, second), 1, 2) == (given, second)
+    assert snapshots_for_slot((first, second), 0, 2) == (first,), "the other one has nothing to share"
+
+
 # ---------------------------------------------------------------- values that are objects
 
 

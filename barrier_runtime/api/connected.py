@@ -1,0 +1,282 @@
+"""`connect`: several named streams into one keyed function. Checked here, when the flow is written; what runs is
+`operators/connected`."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, overload
+
+import pyarrow as pa
+
+from barrier_runtime.api.handlers import check_handlers
+from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream, _and_sides, _by_wall_clock, _with_errors
+from barrier_runtime.data.event_time import check_event_time_type
+from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
+from barrier_runtime.graph.logical import Input, StepNode
+from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.operators.connected import ConnectedInput, ConnectedOperator, canonical_keys
+from barrier_runtime.operators.declared_outputs import side_schemas
+from barrier_runtime.operators.failures import OnError
+from barrier_runtime.operators.keyed_progress import keys_said
+from barrier_runtime.operators.process import check_event_time_of_states, declared_states
+from barrier_runtime.operators.sequencing import SequenceOperator, sequenced_schema
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.state.errors import InvalidJob
+
+_TAKEN = ("timer", "wall_timer")  # their handlers are those of timers
+
+
+def connect(*unnamed: object, **inputs: KeyedStream | BroadcastStream) -> "ConnectedStreams":
+    """Bring streams together in one function, each under the name it is given: streams by key, which meet at the values
+    of their keys, and broadcast ones, whose rows every subtask gets. Their columns may differ.
+
+    >>> connect(orders=orders.key_by("id"), payments=payments.key_by("order_id"), rules=rules.broadcast())
+    """
+    if unnamed:
+        raise InvalidJob("connect: every input has a name, as in connect(orders=orders.key_by('id'), rules=…)")
+    return ConnectedStreams(inputs)
+
+
+@plain_errors
+class ConnectedStreams:
+    """What `connect` returns: named inputs of the one step to come."""
+
+    def __init__(self, inputs: Mapping[str, KeyedStream | BroadcastStream]) -> None:
+        where = "connect"
+        if not inputs:
+            raise InvalidJob(f"{where}: no inputs: pass streams by name, as in connect(orders=orders.key_by('id'))")
+        for name, stream in inputs.items():
+            if name in _TAKEN:
+                raise InvalidJob(f"{where}: on_{name}() is a handler of timers: give the input {name!r} another name")
+            if isinstance(stream, Stream):
+                raise InvalidJob(
+                    f"{where}: input {name!r} is a Stream: say how its rows go to the subtasks, with .key_by(…) or "
+                    ".broadcast()"
+                )
+            if not isinstance(stream, KeyedStream | BroadcastStream):
+                raise InvalidJob(
+                    f"{where}: input {name!r} is {stream!r}: pass a stream with .key_by(…) or .broadcast()"
+                )
+        self._keyed = {name: stream for name, stream in inputs.items() if isinstance(stream, KeyedStream)}
+        self._broadcast = {name: stream for name, stream in inputs.items() if isinstance(stream, BroadcastStream)}
+        self._streams = {name: stream._stream for name, stream in inputs.items()}
+        if not self._keyed:
+            raise InvalidJob(
+                f"{where}: no input has a key: pass one or more with .key_by(…); broadcast rows alone need no connect()"
+            )
+        self._check_flows(where)
+        self._check_keys(where)
+        self._check_broadcast(where)
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        event_time: str | Mapping[str, str] | None = None,
+        side: None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> Stream: ...
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        event_time: str | Mapping[str, str] | None = None,
+        side: None = None,
+        on_error: Literal["side"],
+    ) -> tuple[Stream, Stream]: ...
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        event_time: str | Mapping[str, str] | None = None,
+        side: Mapping[str, SchemaLike],
+        on_error: OnError = "fail",
+    ) -> tuple[Stream, ...]: ...
+
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        event_time: str | Mapping[str, str] | None = None,
+        side: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
+    ) -> Stream | tuple[Stream, ...]:
+        """A function with a handler for each input, and state and timers per key that all of them share.
+
+        `function` is a class with `on_<input>(self, key, row, ctx)` for each input by key and `on_<input>(self, row,
+        ctx)` for each broadcast one, and if you like `on_timer`, `on_wall_timer`, `open(self, ctx)` and `close(self)`.
+        Handlers yield rows, or return a row, a list or None. States are attributes of the class, as in
+        `KeyedStream.process`; `BroadcastState` is written by handlers of broadcast inputs and read by all others.
+
+        Broadcast rows reach every subtask in the same order; what their handlers yield or emit goes out once. Event
+        time is the least of all inputs, broadcast ones included: pass `idle_timeout=` where a source of few rows is
+        read. `event_time`: the column of event times of all inputs by key, or a dict of input to column. `schema`,
+        `side` and `on_error` are those of `KeyedStream.process`.
+
+        >>> connected = connect(orders=orders.key_by("id"), payments=payments.key_by("order_id"))
+        >>> matched = connected.process("match", Match, schema=OUT)
+        """
+        where = f"connect {name!r}"
+        if not isinstance(name, str):
+            raise InvalidJob(f"connect: its name is {name!r}: the first argument is the step's name, a string")
+        if inspect.isroutine(function):
+            raise InvalidJob(
+                f"{where}: {function_name(function)} is one function, and each input has a handler of its own: pass a "
+                f"class with {', '.join(f'on_{each}' for each in self._streams)}"
+            )
+        takes: dict[str, tuple[str, ...]] = dict.fromkeys(self._keyed, ("key", "row", "ctx"))
+        takes |= dict.fromkeys(self._broadcast, ("row", "ctx"))
+        handlers = {f"on_{each}": arguments for each, arguments in takes.items()}
+        check_handlers(function, handlers, where)
+        times = self._times(event_time, where)
+        states = declared_states(function)
+        least = None if any(each not in times for each in self._keyed) else "known"
+        expiring = check_event_time_of_states(states, least, where)
+        on_timer = callable(getattr(function, "on_timer", None))
+        if on_timer or expiring:
+            said = function_name(function)[:-2]
+            why = f"{said} has timers" if on_timer else f"state {expiring[0]!r} has a TTL in event time"
+            for each, stream in self._streams.items():
+                KeyedStream(stream, ())._need_watermarks(
+                    f"{where}, input {each!r}", f"{why}, which the watermark drives"
+                )
+        output = as_schema(schema, where) if schema is not None else None
+        sides = side_schemas(side, on_error, where)
+        connected = [
+            ConnectedInput(each, stream._keys, stream._stream.schema, times.get(each))
+            for each, stream in self._keyed.items()
+        ] + [
+            ConnectedInput(each, (), stream._stream.schema, times.get(each)) for each, stream in self._broadcast.items()
+        ]
+        make = partial(
+            ConnectedOperator,
+            inputs=connected,
+            function=function,
+            output=output,
+            side={tag: sides[tag] for tag in side or {}},
+            on_error=on_error,
+        )
+        plan = next(iter(self._streams.values()))._plan
+        node = StepNode(
+            name,
+            "connect",
+            self._inputs(),
+            make,
+            output,
+            stateful=True,
+            describe=_with_errors(f"{function_name(function)[:-2]} of {', '.join(self._streams)}", on_error),
+            detail="every" if on_timer or expiring else "none",
+            side_outputs=sides,
+            by_wall_clock=_by_wall_clock(function, states),
+            keys=self._keys_said(),
+            states={state: handle.declared() for state, handle in states.items()},
+        )
+        streams: Stream | tuple[Stream, ...] = _and_sides(Stream(plan, plan.add(node), output), sides)
+        return streams
+
+    # ------------------------------------------------------------ inside
+
+    def _inputs(self) -> tuple[Input, ...]:
+        """Of the step: those by key, then all broadcast ones in one order."""
+        keyed = [Input(each._stream._node, "hash", each._keys, each._stream._tag) for each in self._keyed.values()]
+        if not self._broadcast:
+            return tuple(keyed)
+        streams = [each._stream for each in self._broadcast.values()]
+        names, schemas = tuple(self._broadcast), [stream.schema for stream in streams]
+        make = partial(SequenceOperator, names=names, schemas=schemas)
+        node = StepNode(
+            None,
+            "broadcast",
+            tuple(Input(stream._node, "single", tag=stream._tag) for stream in streams),
+            make,
+            sequenced_schema(names, schemas),
+            describe=", ".join(names),
+        )
+        return (*keyed, Input(streams[0]._plan.add(node), "broadcast"))
+
+    def _times(self, event_time: str | Mapping[str, str] | None, where: str) -> dict[str, str]:
+        """Columns of event time by input."""
+        if isinstance(event_time, str):
+            times = dict.fromkeys(self._keyed, event_time)
+        elif event_time is None or isinstance(event_time, Mapping):
+            times = dict(event_time or {})
+        else:
+            raise InvalidJob(f"{where}: event_time={event_time!r}: pass a column, or a dict of input to column")
+        for name, column in times.items():
+            stream = self._streams.get(name)
+            if stream is None:
+                raise InvalidJob(f"{where}: event_time= names {name!r}, but its inputs are {_quoted(self._streams)}")
+            require_columns(stream.schema, (column,), f"{where}, input {name!r}")
+            if stream.schema is not None:
+                check_event_time_type(stream.schema.field(column).type, column, f"{where}, input {name!r}")
+        return times
+
+    def _check_flows(self, where: str) -> None:
+        first = next(iter(self._streams))
+        plan = self._streams[first]._plan
+        for name, stream in self._streams.items():
+            if stream._plan is not plan:
+                raise InvalidJob(
+                    f"{where}: input {first!r} is a stream of flow {plan.name!r}, and {name!r} one of flow "
+                    f"{stream._plan.name!r}: read both in one Dataflow"
+                )
+
+    def _check_keys(self, where: str) -> None:
+        """All inputs have as many keys, of the same types."""
+        first = next(iter(self._keyed))
+        keys = self._keyed[first]._keys
+        for name, keyed in self._keyed.items():
+            if len(keyed._keys) != len(keys):
+                raise InvalidJob(
+                    f"{where}: input {first!r} has the keys ({', '.join(keys)}), and {name!r} has "
+                    f"({', '.join(keyed._keys)}): they meet by their values, so key_by() as many columns in each"
+                )
+        known = {name: kinds for name, keyed in self._keyed.items() if (kinds := _key_types(keyed)) is not None}
+        for name, kinds in known.items():
+            other = next(iter(known))
+            if kinds.types != known[other].types:
+                raise InvalidJob(
+                    f"{where}: the key of input {other!r} is ({described(known[other])}), and that of {name!r} "
+                    f"({described(kinds)}): keys of different types are never equal; cast one of them before key_by(), "
+                    'as in select({"id": "CAST(id AS BIGINT)", …})'
+                )
+
+    def _keys_said(self) -> str:
+        """As snapshots have the keys, which are called differently in each input; empty where no input's are known."""
+        known = next((kinds for keyed in self._keyed.values() if (kinds := _key_types(keyed)) is not None), None)
+        if known is None:
+            return ""
+        names = canonical_keys(len(known))
+        return keys_said(pa.schema(list(zip(names, known.types, strict=True))), names)
+
+    def _check_broadcast(self, where: str) -> None:
+        if len(self._broadcast) < 2:
+            return
+        for name, stream in self._broadcast.items():
+            if stream._stream.schema is None:
+                raise InvalidJob(
+                    f"{where}: the columns of the broadcast input {name!r} are not known, and several broadcast inputs "
+                    "travel together: give schema= in the step or source before"
+                )
+
+
+def _key_types(keyed: KeyedStream) -> pa.Schema | None:
+    schema = keyed._stream.schema
+    return None if schema is None else pa.schema([schema.field(key) for key in keyed._keys])
+
+
+def _quoted(names: Mapping[str, Any] | Sequence[str]) -> str:
+    return ", ".join(map(repr, names))

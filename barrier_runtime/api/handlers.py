@@ -1,0 +1,88 @@
+"""The methods of a user's class that take the rows of named inputs: looked for when the flow is written."""
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from barrier_runtime.operators.process import declared_states
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.state.errors import InvalidJob
+
+TIMERS = {"on_timer": ("key", "timestamp_ms", "ctx"), "on_wall_timer": ("key", "due_ms", "ctx")}
+
+
+def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where: str) -> None:
+    """`handlers`: name of a method to its parameters, of which each must be there. Raises `InvalidJob` for one that is
+    missing or takes others, and for a method `on_…` that nothing calls."""
+    said = function_name(function)[:-2]
+    unknown = [
+        name
+        for name in dir(function)
+        if name.startswith("on_") and name not in handlers and name not in TIMERS and callable(getattr(function, name))
+    ]
+    for name, takes in handlers.items():
+        if not callable(getattr(function, name, None)):
+            meant = difflib.get_close_matches(name, unknown, 1)
+            hint = f"call {meant[0]}() so" if meant else "add it"
+            raise InvalidJob(f"{where}: {said} has no method {name}(self, {', '.join(takes)}): {hint}")
+    for name in unknown:
+        meant = difflib.get_close_matches(name, [*handlers, *TIMERS], 1)
+        hint = f"is {meant[0]}() meant? Else " if meant else ""
+        raise InvalidJob(
+            f"{where}: nothing calls {said}.{name}(): its inputs are {', '.join(handlers)}: {hint}let its name not "
+            "begin with 'on_', or give connect() an input of that name"
+        )
+    for name, takes in {**handlers, **TIMERS}.items():
+        if callable(getattr(function, name, None)) and not takes_arguments(function, name, len(takes)):
+            raise InvalidJob(
+                f"{where}: {said}.{name}() takes {_shown(function, name)}: let it take (self, {', '.join(takes)})"
+            )
+
+
+def check_row_function(function: Any, where: str) -> None:
+    """What `Stream.process` is given, which has no key."""
+    said = function_name(function)
+    if not callable(getattr(function, "process", function)) or (
+        isinstance(function, type) and not callable(getattr(function, "process", None))
+    ):
+        raise InvalidJob(
+            f"{where}: {function!r} is neither a function of (row, ctx) nor has it process(self, row, ctx)"
+        )
+    states = declared_states(function)
+    if states:
+        raise InvalidJob(
+            f"{where}: {said[:-2]} keeps state ({', '.join(states)}), and state belongs to a key: call .key_by(…) "
+            "before it, and let process take (self, key, row, ctx)"
+        )
+    for name in TIMERS:
+        if callable(getattr(function, name, None)):
+            raise InvalidJob(
+                f"{where}: {said[:-2]} has {name}(), and timers belong to a key: call .key_by(…) before it"
+            )
+    method = "process" if hasattr(function, "process") else None
+    if not takes_arguments(function, method, 2):
+        raise InvalidJob(
+            f"{where}: {said} takes {_shown(function, method)}: a stream without key "
+            "gives (row, ctx); for (key, row, ctx) call .key_by(…) before it"
+        )
+
+
+def takes_arguments(function: Any, method: str | None, count: int) -> bool:
+    """Whether `method` of the class or object (None: it itself) can be called with so many, beside `self`."""
+    called = function if method is None else getattr(function, method)
+    unbound = False
+    if method is not None and isinstance(function, type):
+        unbound = inspect.isfunction(inspect.getattr_static(function, method))
+    try:
+        inspect.signature(called).bind(*range(count + unbound))
+    except TypeError:
+        return False
+    except ValueError:  # its signature is not known
+        return True
+    return True
+
+
+def _shown(function: Any, method: str | None) -> str:
+    called = function if method is None else getattr(function, method)
+    return f"({', '.join(inspect.signature(called).parameters)})"

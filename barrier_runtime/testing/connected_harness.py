@@ -1,0 +1,212 @@
+"""`ConnectedHarness`: a user's function of `connect` by itself, as `KeyedHarness` runs one of `process`: row by row, in
+the test's own thread, with production's operator, state and snapshots."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.rows import Row
+from barrier_runtime.data.schemas import SchemaLike, as_schema
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.connected import ConnectedInput, ConnectedOperator
+from barrier_runtime.operators.failures import OnError
+from barrier_runtime.operators.process import ProcessOperator
+from barrier_runtime.operators.sequencing import SequenceOperator
+from barrier_runtime.operators.state.handle import KeyedState
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.testing.keyed_harness import HarnessSnapshot, KeyedHarness
+
+_WHERE = "ConnectedHarness"
+
+
+@dataclass(frozen=True)
+class ConnectedHarnessSnapshot:
+    """What a `ConnectedHarness` held at a barrier, to be given to another one."""
+
+    content: HarnessSnapshot
+    rows: Mapping[str, pa.Schema]
+
+
+class ConnectedHarness:
+    """Runs what `connect(…).process` runs.
+
+    >>> with ConnectedHarness(Match, keys={"orders": "id", "payments": "order_id"}, broadcast=["limits"]) as harness:
+    ...     harness.push("limits", {"shop": "a", "max": 10.0})
+    ...     assert harness.push("orders", {"id": 1, "shop": "a", "amount": 12.0}) == [{"id": 1, "refused": True}]
+    ...     assert harness.broadcast("limits") == {"a": 10.0}
+
+    `keys`: the inputs by key, each with the column of its `key_by`, or several. `broadcast`: the other inputs. `rows`:
+    the schemas of pushed rows by input; without it the first push into an input tells its types (with several broadcast
+    inputs theirs are needed). `event_time`: a column of all inputs by key, or a dict of input to column. The others are
+    those of `KeyedHarness`. A snapshot is refused if the copies of broadcast state differ between subtasks.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        *,
+        keys: Mapping[str, str | Sequence[str]],
+        broadcast: Sequence[str] = (),
+        rows: Mapping[str, SchemaLike] | None = None,
+        schema: SchemaLike | None = None,
+        event_time: str | Mapping[str, str] | None = None,
+        side: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        restore: ConnectedHarnessSnapshot | None = None,
+        wall_ms: int | None = None,
+    ) -> None:
+        known = dict(restore.rows) if restore is not None else {}
+        known |= {name: as_schema(each, f"{_WHERE}, input {name!r}") for name, each in (rows or {}).items()}
+        times = dict.fromkeys(keys, event_time) if isinstance(event_time, str) else dict(event_time or {})
+        inputs = [
+            ConnectedInput(name, (key,) if isinstance(key, str) else tuple(key), known.get(name), times.get(name))
+            for name, key in keys.items()
+        ] + [ConnectedInput(name, (), known.get(name), times.get(name)) for name in broadcast]
+        if not keys:
+            raise InvalidJob(f"{_WHERE}: keys= is empty: name the inputs by key, as in keys={{'orders': 'id'}}")
+        if len(broadcast) > 1 and not known.keys() >= set(broadcast):
+            raise InvalidJob(f"{_WHERE}: there are several broadcast inputs: give the schema of each in rows=")
+        self._inner = _Inner(
+            function,
+            inputs,
+            known,
+            schema=schema,
+            side=side,
+            on_error=on_error,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            restore=None if restore is None else restore.content,
+            wall_ms=wall_ms,
+        )
+
+    # ---- what a test does
+
+    def push(self, input: str, *rows: Row) -> list[Row]:
+        """Process these rows of `input` one after the other; what the function gives for them. Those of a broadcast
+        input go to every subtask."""
+        return self._inner.push_into(input, rows)
+
+    def watermark(self, at_ms: int) -> list[Row]:
+        """Event time has reached `at_ms` in all inputs: what timers give that are due."""
+        return self._inner.watermark(at_ms)
+
+    def wall(self, at_ms: int) -> list[Row]:
+        """The wall clock is at `at_ms`: what wall-clock timers give that are due."""
+        return self._inner.wall(at_ms)
+
+    def end(self) -> list[Row]:
+        """There is no more input, as in `KeyedHarness`."""
+        return self._inner.end()
+
+    def side(self, name: str) -> list[Row]:
+        """What came into the side output `name` since the last call."""
+        return self._inner.side(name)
+
+    def metrics(self) -> dict[str, float]:
+        """What the function counted with `ctx.metrics`, by name, over all subtasks."""
+        return self._inner.metrics()
+
+    def state(self, key: Any, at_ms: int | None = None) -> dict[str, Any]:
+        """All states of `key` by name, as in `KeyedHarness`, and broadcast states as the key's subtask has them."""
+        self._inner.turn_to_a_key()
+        return self._inner.state(key, at_ms)
+
+    def broadcast(self, name: str) -> dict[Any, Any]:
+        """The broadcast state `name`. Raises `InvalidJob` if its copies differ between subtasks."""
+        return self._inner.content_of(name)
+
+    def timers(self, key: Any) -> list[int]:
+        """Times (ms) of the timers of `key` that have not fired, the earliest first."""
+        self._inner.turn_to_a_key()
+        return self._inner.timers(key)
+
+    def wall_timers(self, key: Any) -> list[int]:
+        """Times (ms) of the wall-clock timers of `key` that have not fired, the earliest first."""
+        self._inner.turn_to_a_key()
+        return self._inner.wall_timers(key)
+
+    def snapshot(self) -> ConnectedHarnessSnapshot:
+        """A checkpoint, completed; the harness goes on."""
+        return ConnectedHarnessSnapshot(self._inner.snapshot(), dict(self._inner.rows))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> "ConnectedHarness":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Inner(KeyedHarness):
+    """Turns to the input at hand: its rows, its keys, its event time."""
+
+    def __init__(
+        self, function: Any, inputs: Sequence[ConnectedInput], rows: dict[str, pa.Schema], **others: Any
+    ) -> None:
+        self._inputs = {input.name: input for input in inputs}
+        self._ports = [input.name for input in inputs if input.keys]
+        self._broadcast = [input.name for input in inputs if not input.keys]
+        self.rows = rows
+        self._operators: list[ConnectedOperator] = []
+        schemas = [rows.get(name) for name in self._broadcast]
+        self._sequencer = SequenceOperator("broadcast", self._broadcast, schemas) if self._broadcast else None
+        super().__init__(function, key=inputs[0].keys, **others)
+
+    def _made(
+        self,
+        function: Any,
+        state: Mapping[str, KeyedState] | None,
+        output: pa.Schema | None,
+        side: Mapping[str, pa.Schema],
+        on_error: OnError,
+    ) -> ProcessOperator:
+        made = ConnectedOperator("function", tuple(self._inputs.values()), function, output, side, on_error)
+        self._operators.append(made)
+        return made
+
+    def turn_to(self, name: str) -> None:
+        if name not in self._inputs:
+            raise InvalidJob(f"{_WHERE}: there is no input {name!r}, only {', '.join(map(repr, self._inputs))}")
+        input = self._inputs[name]
+        self._rows, self._keys, self._event_time = self.rows.get(name), input.keys, input.event_time
+
+    def turn_to_a_key(self) -> None:
+        known = next((name for name in self._ports if name in self.rows), self._ports[0])
+        self.turn_to(known)
+        for operator in self._operators:
+            operator.turn_to(self._ports.index(known))
+
+    def push_into(self, name: str, rows: Sequence[Row]) -> list[Row]:
+        for row in rows:
+            self.turn_to(name)
+            batch = self._batch(row)
+            if name in self._ports:
+                self._of(batch).process(Batch(batch, 0), self._emit, self._ports.index(name))
+            else:
+                self._to_all(batch, self._broadcast.index(name))
+            self.rows[name] = batch.schema
+            self._reached_by(batch)
+        return self._taken()
+
+    def content_of(self, name: str) -> dict[Any, Any]:
+        first, *others = [operator.content_of(name) for operator in self._operators]
+        for subtask, other in enumerate(others, 1):
+            if list(first.items()) != list(other.items()):
+                raise InvalidJob(f"{_WHERE}: {name!r} is {first!r} in subtask 0, and {other!r} in subtask {subtask}")
+        return first
+
+    def _to_all(self, batch: pa.RecordBatch, number: int) -> None:
+        assert self._sequencer is not None
+
+        def to_each(sequenced: Batch) -> None:
+            for operator in self._operators:
+                operator.process(sequenced, self._emit, len(self._ports))
+
+        self._sequencer.process(Batch(batch, 0), Emit(to_each), number)

@@ -1,0 +1,232 @@
+"""Whole jobs with several named inputs: rules that change while rows come, over crashes, with barriers that overtake
+rows, and at other numbers of slots."""
+
+import datetime
+import hashlib
+import itertools
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime import BroadcastState, CollectSink, Dataflow, JobFailed, JsonlSink, ValueState, connect
+from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.operators.state.broadcast_copy import SUMMARY
+from barrier_runtime.runtime.network.channels import LocalOutput
+from barrier_runtime.runtime.network.wiring import Wiring
+from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.open import open_store
+from tests.integration.harness import visible_files
+
+Row = dict[str, Any]
+KEYS, SPLITS = 200, 4
+SEEN = pa.schema([("key", pa.int64()), ("number", pa.int64()), ("rules", pa.int64()), ("digest", pa.string())])
+
+
+class Crash:
+    """As soon as a run has completed a checkpoint with new rows, an upload of its next one fails."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._decisions: int | None = None
+        self._struck = False
+
+    def on_row(self) -> None:
+        puts = self._store.calls.get("put_if_absent", 0)
+        if self._decisions is None:
+            self._decisions = puts
+        elif puts > self._decisions + 2 and not self._struck:
+            self._struck = True
+            self._store.inject(Fault.FAIL_BEFORE, "put", "/data/")
+
+
+def ruled(crash: Crash, out: Path) -> Dataflow:
+    class Ruled:
+        """Each rule changes the digest of all before it, so that rows tell in which order they were applied."""
+
+        number = ValueState(int, default=0)
+        ballast = ValueState(str, default="")
+        rules = BroadcastState(str, str)
+
+        def on_rules(self, row: Row, ctx: Any) -> Any:
+            before = self.rules.get("digest", "")
+            self.rules["digest"] = hashlib.sha256(f"{before} {row['value']}".encode()).hexdigest()
+            self.rules["count"] = str(int(self.rules.get("count", "0")) + 1)
+            self.rules[f"rule {row['value']}"] = "x" * 40
+
+        def on_rows(self, key: int, row: Row, ctx: Any) -> Row:
+            crash.on_row()
+            self.number.value += 1
+            self.ballast.value = hashlib.shake_256(f"{row}".encode()).hexdigest(300)
+            count = int(self.rules.get("count", "0"))
+            assert len(self.rules) == (count + 2 if count else 0)
+            return {"key": key, "number": self.number.value, "rules": count, "digest": self.rules.get("digest", "")}
+
+    flow = Dataflow("ruled")
+    rows = flow.rate("numbers", 5_000, keys=KEYS, splits=SPLITS)
+    rules = flow.rate("changes", 200, keys=KEYS, splits=3)
+    inputs = connect(rows=rows.key_by("key"), rules=rules.broadcast())
+    inputs.process("ruled", Ruled, schema=SEEN).sink("out", JsonlSink(str(out)))
+    return flow
+
+
+def newest(store: MemoryStore) -> Manifest:
+    manifests = [info for info in store.list("ruled/checkpoints/") if info.key.endswith("manifest.json")]
+    info = max(manifests, key=lambda info: (info.modified_ms, info.key))
+    return decode_manifest(info.key, store.get(info.key))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unaligned", [False, True])
+def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_parallelism(
+    tmp_path: Path, unaligned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R2, T8: 1→5→2→3→1. Unaligned: barriers overtake the rows by key, and no row for all is ever in flight."""
+    monkeypatch.setattr("barrier_runtime.launch.local.wire_by_default", unaligned)
+    url = f"memory://{uuid.uuid4().hex}"
+    store = open_store(url)
+    assert isinstance(store, MemoryStore)
+    in_flight, counts = set(), []
+    for parallelism in (1, 5, 2, 3, 1):
+        options: Any = {"parallelism": parallelism, "checkpoints": url, "checkpoint_interval": 0.05}
+        with pytest.raises(JobFailed, match="/data/"):
+            ruled(Crash(store), tmp_path).run_local(**options, restart_attempts=0, unaligned=unaligned)
+        graph = compile_plan(ruled(Crash(store), tmp_path).plan, parallelism)
+        edges = {(graph.chains[edge.target_chain].operators[0].name, edge.port): edge for edge in graph.edges}
+        for snapshot in newest(store).operators:
+            in_flight |= {edges[snapshot.operator, each.port].partitioning for each in snapshot.in_flight}
+        rows = [json.loads(line) for path in visible_files(tmp_path) for line in path.read_text().splitlines()]
+        counts.append(max((row["rules"] for row in rows), default=0))
+        digests: dict[int, set[str]] = {}
+        by_key: dict[int, list[tuple[int, int]]] = {}
+        for row in rows:
+            digests.setdefault(row["rules"], set()).add(row["digest"])
+            by_key.setdefault(row["key"], []).append((row["number"], row["rules"]))
+        assert all(len(found) == 1 for found in digests.values()), "two subtasks had applied other rules"
+        for key, found in by_key.items():
+            found.sort()
+            assert [number for number, _ in found] == list(range(1, len(found) + 1)), f"key {key}: lost or doubled"
+            seen = [rules for _, rules in found]
+            assert seen == sorted(seen), f"key {key}: a rule was there and gone"
+    assert in_flight <= ({"hash"} if unaligned else set())
+    assert counts[-1] > counts[0] > 0
+    assert all(before <= after for before, after in itertools.pairwise(counts))
+
+
+def test_barriers_overtake_rows_by_key_and_wait_for_rows_for_all(tmp_path: Path) -> None:
+    """Whichever way an unaligned barrier comes, the copies of broadcast state are taken at one point of their order."""
+    graph = compile_plan(ruled(Crash(MemoryStore()), tmp_path).plan, 3)
+    plane: Any = None  # nothing is connected
+    wiring = Wiring(graph, 1, 0, plane, lambda: None, 1 << 20, LocalOutput)
+    wiring.make_inputs()
+    found = {}
+    for chain in graph.chains:
+        aligned = wiring.aligned_only(chain.id)
+        for edge in graph.inputs(chain.id):
+            channels = [each.index for each in wiring.inputs[chain.id] if each.port == edge.port]
+            found[edge.partitioning] = [index in aligned for index in channels]
+    assert found == {"hash": [False] * 3, "single": [True] * 3, "broadcast": [True] * 3}
+
+
+class Big:
+    rules = BroadcastState(int, bytes)
+
+    def on_rules(self, row: Row, ctx: Any) -> None:
+        self.rules[row["n"]] = bytes(200_000)
+
+    def on_rows(self, key: int, row: Row, ctx: Any) -> Row:
+        return {"n": row["n"], "rules": len(self.rules)}
+
+
+def test_a_large_state_that_does_not_change_is_uploaded_once() -> None:
+    flow, out = Dataflow("ruled"), CollectSink()
+    url = f"memory://{uuid.uuid4().hex}"
+    rules = flow.from_iterator("r", lambda i, of: iter([{"n": n} for n in range(3)]), schema={"n": int}, splits=1)
+    rows = flow.rate("numbers", 400, rows=200, splits=2).select({"n": "value"})
+    inputs = connect(rows=rows.key_by("n"), rules=rules.broadcast())
+    inputs.process("big", Big, schema={"n": int, "rules": int}).sink("out", out)
+    result = flow.run_local(parallelism=2, checkpoints=url, checkpoint_interval=0.05, retained=1000)
+    assert max(row["rules"] for row in out.rows()) == 3
+    store = open_store(url)
+    keys, whole = [], 0
+    for info in store.list("ruled/checkpoints/"):
+        if info.key.endswith("manifest.json"):
+            for each in decode_manifest(info.key, store.get(info.key)).operators:
+                for name, ref in each.objects.items():
+                    assert (name, each.subtask) == (f"{SUMMARY}-0", 0)
+                    whole += ref.size > 600_000
+                    keys.append(ref.key)
+    assert whole > len(set(keys)), "it is named by several checkpoints"
+    assert len(set(keys)) <= 5, f"three changes of the state: {len(keys)} checkpoints, {result.status}"
+
+
+class Random:
+    """Subtasks write what the others do not."""
+
+    rules = BroadcastState(int, int)
+
+    def on_rules(self, row: Row, ctx: Any) -> None:
+        self.rules[row["n"]] = ctx.subtask
+
+    def on_rows(self, key: int, row: Row, ctx: Any) -> Row:
+        return {"n": 1}
+
+
+@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+def test_a_job_whose_copies_differ_completes_no_checkpoint_and_says_why(mode: Any) -> None:
+    flow = Dataflow("ruled")
+    rules = flow.from_iterator("r", lambda i, of: iter([{"n": 1}]), schema={"n": int}, splits=1)
+    rows = flow.from_iterator("s", lambda i, of: iter([{"n": 1}]), schema={"n": int}, splits=1)
+    inputs = connect(rows=rows.key_by("n"), rules=rules.broadcast())
+    inputs.process("random", Random, schema={"n": int}).sink("out", CollectSink())
+    if mode == "at_least_once":
+        flow.run_local(parallelism=2, mode=mode)
+        return
+    with pytest.raises(JobFailed, match="broadcast state of operator 'random' is not the same in its subtasks 0 and 1"):
+        flow.run_local(parallelism=2, restart_attempts=1, restart_delay=0.01)
+
+
+class Late:
+    def on_rows(self, key: int, row: Row, ctx: Any) -> Row:
+        ctx.timers.register(ctx.timestamp)
+        return {"at": -1, "upto": -1}
+
+    def on_rules(self, row: Row, ctx: Any) -> Row:
+        return {"at": -2, "upto": ctx.watermark}
+
+    def on_timer(self, key: int, at: int, ctx: Any) -> Row:
+        return {"at": at, "upto": ctx.watermark}
+
+
+def timed(out: CollectSink, rules: list[Row], idle_s: float | None, done: threading.Event) -> Dataflow:
+    flow, schema = Dataflow("ruled"), {"n": int, "at": int}
+    idle = None if idle_s is None else datetime.timedelta(seconds=idle_s)
+
+    def waiting(index: int, of: int) -> Iterator[Row]:
+        yield from rules
+        done.wait(60)
+
+    def rows(index: int, of: int) -> Iterator[Row]:
+        for at in range(1, 40):
+            yield {"n": at, "at": at}
+        while not any(row["at"] == 30 for row in out.rows()):  # which the silent input has never reached
+            assert not done.wait(0.01)
+        done.set()
+
+    by_key = flow.from_iterator("rows", rows, schema=schema, splits=1, event_time="at")
+    for_all = flow.from_iterator("rules", waiting, schema=schema, splits=1, event_time="at", idle_timeout=idle)
+    inputs = connect(rows=by_key.key_by("n"), rules=for_all.broadcast())
+    inputs.process("late", Late, schema={"at": int, "upto": int}, event_time="at").sink("out", out)
+    return flow
+
+
+def test_a_watermark_is_the_least_of_all_inputs_and_idle_ones_are_left_out() -> None:
+    out = CollectSink()
+    timed(out, [{"n": 0, "at": 10}], 0.1, threading.Event()).run_local(parallelism=2, checkpoint_interval=0.05)
+    assert sorted(row["at"] for row in out.rows() if row["at"] > 0) == list(range(1, 40))

@@ -1,0 +1,33 @@
+"""The judge of rules that every subtask has a copy of: what rows say of them."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from checkers import Checker, Report
+from facts import Facts
+from workload import NOT_KNOWN, Row, Workload
+
+
+class RulesAgree(Checker):
+    """Rows that were counted under as many rules, in whatever subtask and generation, were under the same ones in the
+    same order. For one account rules only come to the ones before; and there are no more than the source has."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._digests: dict[int, Row] = {}
+        self._accounts: dict[int, dict[int, Row]] = defaultdict(dict)  # by number of the leg
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        for row in rows:
+            other = self._digests.setdefault(row.rules, row)
+            if other.digest != row.digest:
+                self.wrong(f"{row} and {other} were under other {row.rules} rules")
+            if row.digest == NOT_KNOWN:
+                self.wrong(f"{row}: a rule was lost, came twice, or before an earlier one")
+            if row.rules > self.workload.splits * self.workload.count:
+                self.wrong(f"{row} was under more rules than there are")
+            legs = self._accounts[row.account]
+            legs[row.n] = row
+            before, after = legs.get(row.n - 1, row), legs.get(row.n + 1, row)
+            if not before.rules <= row.rules <= after.rules:
+                self.wrong(f"account {row.account}: a rule was there and gone: {before}, {row}, {after}")

@@ -1,0 +1,33 @@
+"""The judge of rules speaks where a copy differs or is stale, and is silent where all is well."""
+
+from typing import Any
+
+import pytest
+from histories import History
+from rule_checkers import RulesAgree
+from workload import NOT_KNOWN, RULED, Row
+
+
+def row(n: int, rules: int, digest: int, account: int = 1) -> Row:
+    return Row("a", 0, n, 0, account, 1, n, n, rules=rules, digest=digest)
+
+
+CASES: list[tuple[list[Row], str]] = [
+    ([row(1, 0, 0), row(2, 3, 7), row(3, 3, 7), row(1, 3, 7, 2), row(2, 4, 9, 2)], ""),
+    ([row(1, 3, 7), row(1, 3, 8, 2)], "were under other 3 rules"),
+    ([row(1, 4, 9), row(2, 3, 7)], "a rule was there and gone"),
+    ([row(2, 3, 7), row(1, 4, 9)], "a rule was there and gone"),
+    ([row(1, 2, NOT_KNOWN)], "a rule was lost, came twice, or before an earlier one"),
+    ([row(1, 13, 7)], "was under more rules than there are"),
+]
+
+
+@pytest.mark.parametrize(("rows", "said"), CASES)
+def test_the_judge_of_rules_says_what_is_wrong_and_nothing_else(rows: list[Row], said: str) -> None:
+    reports: list[tuple[str, str]] = []
+    history: Any = History(RULED)
+    judge = RulesAgree(history.facts, history.workload, lambda *report: reports.append(report))
+    for each in rows:
+        judge.on_visible("out", 1, (), [each])
+    assert all(said in what for _, what in reports)
+    assert bool(reports) is bool(said)
