@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
-from barrier_runtime.operators.aggregation.state_columns import Columns, Values
+from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Values
 
 
 class Composite(Protocol):
@@ -17,7 +17,7 @@ class Composite(Protocol):
     def name(self) -> str:
         """Equal for those that have the same columns of state, and do the same."""
 
-    def storage(self) -> dict[str, tuple[str, int | float]]:
+    def storage(self) -> dict[str, tuple[str, Initial]]:
         """Its columns: name → (numpy dtype, initial value)."""
 
     def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.grouping import greatest_magnitude
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
-from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, decimals
+from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Ints, decimals
 
 _DIGITS = 38
 _HALF = np.int64(0xFFFFFFFF)
@@ -39,7 +39,7 @@ class DecimalSum:
         """Four digits more, all behind the point."""
         return pa.decimal128(min(self.kind.precision + 4, _DIGITS), min(self.kind.scale + 4, _DIGITS))
 
-    def storage(self) -> dict[str, tuple[str, int | float]]:
+    def storage(self) -> dict[str, tuple[str, Initial]]:
         return {f"sum.low:{self.column}": ("int64", 0), f"sum.high:{self.column}": ("int64", 0)}
 
     def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:

@@ -69,12 +69,14 @@ def mean(column: str) -> Aggregate:
 
 
 def min_(column: str) -> Aggregate:
-    """Smallest value of a number, decimal, date or timestamp column, in the column's type."""
+    """Smallest value of a column of numbers, decimals, booleans, times, text or bytes, in the column's type.
+    Text compares by code points, bytes from the first one on."""
     return Aggregate("min", column)
 
 
 def max_(column: str) -> Aggregate:
-    """Greatest value of a number, decimal, date or timestamp column, in the column's type."""
+    """Greatest value of a column of numbers, decimals, booleans, times, text or bytes, in the column's type.
+    Text compares by code points, bytes from the first one on."""
     return Aggregate("max", column)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
 from barrier_runtime.operators.aggregation.composite import carried
-from barrier_runtime.operators.aggregation.state_columns import Columns, Values
+from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Values
 
 Statistic = Literal["variance", "var_pop", "stddev", "stddev_pop"]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ class Moments:
     def _shift(self) -> str:
         return f"moments.shift:{self.column}"
 
-    def storage(self) -> dict[str, tuple[str, int | float]]:
+    def storage(self) -> dict[str, tuple[str, Initial]]:
         count, mean, m2 = self._names
         return {count: ("int64", 0), mean: ("float64", 0.0), m2: ("float64", 0.0), self._shift: ("float64", 0.0)}
 

@@ -10,17 +10,21 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
 from barrier_runtime.operators.aggregation.composite import carried
 from barrier_runtime.operators.aggregation.state_columns import (
     Columns,
+    Initial,
     Ints,
     Words,
     from_words,
+    initial_word,
     order_words,
     word_dtypes,
 )
+from barrier_runtime.state.columns.wide_columns import is_wide, to_binary
 
 Rule = Literal["first", "last", "min", "max"]
 Positions: TypeAlias = npt.NDArray[np.intp]
@@ -44,14 +48,14 @@ class Pick:
     def name(self) -> str:
         return self._part("")
 
-    def storage(self) -> dict[str, tuple[str, int | float]]:
-        columns: dict[str, tuple[str, int | float]] = {self._part("has"): ("int8", _NOTHING)}
+    def storage(self) -> dict[str, tuple[str, Initial]]:
+        columns: dict[str, tuple[str, Initial]] = {self._part("has"): ("int8", _NOTHING)}
         for name, dtype in zip(self._value_names, word_dtypes(self.kind), strict=True):
-            columns[name] = dtype, 0
+            columns[name] = dtype, initial_word(dtype)
         if self._compares_another:
             assert self.by_kind is not None
             for name, dtype in zip(self._by_names, word_dtypes(self.by_kind), strict=True):
-                columns[name] = dtype, 0
+                columns[name] = dtype, initial_word(dtype)
         return columns
 
     def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
@@ -145,6 +149,8 @@ def _ranks(new: Words, held: Words, greatest_first: bool) -> tuple[Ints, Ints, i
     """Numbers from 0 to the third result, which compare as `new` and `held` do, one by one of the words, or the other
     way round. They leave room for as many groups as `held` has."""
     joined = [np.concatenate(both) for both in zip(new, held, strict=True)]
+    if is_wide(joined[0].dtype):
+        joined = [pc.rank(to_binary(joined[0]), tiebreaker="dense").to_numpy().astype(np.int64)]
     if len(joined) == 1:
         lowest, highest = int(joined[0].min()), int(joined[0].max())
         if (highest - lowest + 1) * len(held[0]) < _ROOM:

@@ -24,9 +24,11 @@ from barrier_runtime.operators.aggregation.state_columns import (
     Accumulator,
     AccumulatorKind,
     Columns,
+    Initial,
     decimals,
     from_words,
     is_decimal,
+    is_text_or_bytes,
     word_dtypes,
 )
 from barrier_runtime.state.errors import InvalidJob
@@ -101,11 +103,11 @@ class AggregationPlan:
     within_64_bits: frozenset[str]
     decimal_sums: Mapping[str, DecimalSum]
 
-    def storage(self) -> dict[str, tuple[str, int | float]]:
+    def storage(self) -> dict[str, tuple[str, Initial]]:
         """Columns of the columnar table. Those that older releases did not write are the last. Those of composites are
         in the same order whatever the order of the aggregates."""
         added = self.added()
-        simple = {each.name: (each.dtype, each.initial) for each in self.accumulators}
+        simple: dict[str, tuple[str, Initial]] = {each.name: (each.dtype, each.initial) for each in self.accumulators}
         columns = {name: column for name, column in simple.items() if name not in added}
         for composite in self.composites:
             columns |= composite.storage()
@@ -176,6 +178,8 @@ class _Planner:
             return self._pick(name, aggregate, column, kind)
         if aggregate.kind in ("variance", "var_pop", "stddev", "stddev_pop"):
             return self._statistic(name, aggregate, column)
+        if is_text_or_bytes(kind):
+            return self._extreme(name, aggregate, column, kind)
         if is_decimal(kind):
             return self._of_decimals(name, aggregate, column, kind)
         return self._of_numbers(name, aggregate, column, kind)
@@ -196,10 +200,8 @@ class _Planner:
         return Output(name, aggregate, _INT64 if dtype == "int64" else _FLOAT64, total, values)
 
     def _of_decimals(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
-        if aggregate.kind == "min" or aggregate.kind == "max":
-            extreme = Pick(aggregate.kind, column, kind, by=column, by_kind=kind)
-            self.composites[extreme.name] = extreme
-            return CompositeOutput(name, aggregate, kind, lambda accumulators, left: extreme.result(accumulators))
+        if aggregate.kind in ("min", "max"):
+            return self._extreme(name, aggregate, column, kind)
         counted = self._accumulator("values", column, "int64").name
         total = self.decimal_sums[column] = DecimalSum(column, kind)
         self.composites[total.name] = total
@@ -213,6 +215,12 @@ class _Planner:
             total.mean_type,
             lambda accumulators, left: total.mean(accumulators, accumulators[counted], left),
         )
+
+    def _extreme(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
+        """Of values that are not one number: minimum or maximum."""
+        extreme = Pick("min" if aggregate.kind == "min" else "max", column, kind, by=column, by_kind=kind)
+        self.composites[extreme.name] = extreme
+        return CompositeOutput(name, aggregate, kind, lambda accumulators, left: extreme.result(accumulators))
 
     def _pick(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
         by = aggregate.by
@@ -262,21 +270,17 @@ def _is_number(kind: pa.DataType) -> bool:
 _Takes: TypeAlias = tuple[Callable[[pa.DataType], bool], str]
 _NUMBERS: _Takes = _is_number, "cast the column to a number in a select() before"
 _SUMMED: _Takes = lambda kind: _is_number(kind) or kind == _BOOL, _NUMBERS[1]
-_ORDERED: _Takes = (
-    lambda kind: bool(word_dtypes(kind)),
-    "cast the column to a number, date or timestamp in a select() before",
-)
 _HELD: _Takes = (
     lambda kind: bool(word_dtypes(kind)),
-    "its state holds numbers, booleans, decimals of up to 38 digits and times: use a column of such a type in place of "
-    "this one, as the number of a row or a code",
+    "its state holds numbers, booleans, decimals of up to 38 digits, times, text and bytes: select() a column of such "
+    "a type before",
 )
 _BOOLEANS: _Takes = lambda kind: kind == _BOOL, "compute a boolean column in a select() before"
 _TAKES: dict[str, _Takes] = {
     "sum": _SUMMED,
     "mean": _SUMMED,
-    "min": _ORDERED,
-    "max": _ORDERED,
+    "min": _HELD,
+    "max": _HELD,
     "any": _BOOLEANS,
     "all": _BOOLEANS,
     "variance": _NUMBERS,
