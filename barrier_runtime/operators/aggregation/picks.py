@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
-from barrier_runtime.operators.aggregation.composite import carried
+from barrier_runtime.operators.aggregation.composite import RowByRow, carried
 from barrier_runtime.operators.aggregation.state_columns import (
     Columns,
     Initial,
     Ints,
+    Values,
     Words,
     from_words,
     initial_word,
@@ -34,7 +35,7 @@ _ROOM = 1 << 62  # for ranks of all groups
 
 
 @dataclass(frozen=True)
-class Pick:
+class Pick(RowByRow):
     """`by`: the column that is compared (rules min and max). `known`: rows where `column` is null do not count."""
 
     rule: Rule
@@ -58,7 +59,7 @@ class Pick:
                 columns[name] = dtype, initial_word(dtype)
         return columns
 
-    def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
+    def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
         has, groups = before[self._part("has")], rows.groups()
         latest = rows.latest(self._replacing(before, rows, groups, batch))
         valid = batch.valid(self.column)

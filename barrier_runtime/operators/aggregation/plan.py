@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import Left
+from barrier_runtime.operators.aggregation.cell_outputs import cell_output
+from barrier_runtime.operators.aggregation.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.composite import Composite
 from barrier_runtime.operators.aggregation.decimal_sums import DecimalSum
 from barrier_runtime.operators.aggregation.functions import Aggregate
@@ -123,6 +125,11 @@ class AggregationPlan:
     def left(self, where: str, column: str, key: tuple[Any, ...], aggregate: str) -> InvalidJob:
         """What to raise for the sum or mean of a column that has no room in its type."""
         shown = repr(key[0] if len(key) == 1 else key)[:200]
+        if aggregate == "count_distinct":
+            return InvalidJob(
+                f"{where}: count_distinct({column!r}) of key {shown} has more distinct values than its limit: give a "
+                "higher one (limit=), which goes on with the same state, or approximate=True to a step of another name"
+            )
         sums = self.decimal_sums.get(column)
         if sums is None:
             return InvalidJob(
@@ -174,6 +181,9 @@ class _Planner:
             return Output(name, aggregate, _INT64, self._accumulator("values", column, "int64"), None)
         kind = self._schema.field(column).type
         self._check(name, aggregate)
+        cells = cell_output(aggregate, kind)
+        if cells is not None:
+            return self._of_cells(name, aggregate, *cells)
         if aggregate.kind in ("first", "last", "arg_min", "arg_max"):
             return self._pick(name, aggregate, column, kind)
         if aggregate.kind in ("variance", "var_pop", "stddev", "stddev_pop"):
@@ -230,6 +240,18 @@ class _Planner:
             pick = Pick("first" if aggregate.kind == "first" else "last", column, kind, known=aggregate.ignore_nulls)
         self.composites[pick.name] = pick
         return CompositeOutput(name, aggregate, kind, lambda accumulators, left: pick.result(accumulators))
+
+    def _of_cells(self, name: str, aggregate: Aggregate, cells: Cells, reader: Reader) -> CompositeOutput:
+        kept = self.composites.setdefault(cells.name, cells)
+        assert isinstance(kept, Cells), "its name says so"
+        if getattr(kept.kind, "limit", 0) != getattr(cells.kind, "limit", 0):
+            raise InvalidJob(
+                f"{self._where}: {name}={aggregate} has another limit than the one before: give both the same"
+            )
+        kept.readers[reader.key] = reader
+        return CompositeOutput(
+            name, aggregate, reader.type, lambda accumulators, left: kept.result(accumulators, reader.key)
+        )
 
     def _statistic(self, name: str, aggregate: Aggregate, column: str) -> CompositeOutput:
         moments = Moments(column)
@@ -291,4 +313,10 @@ _TAKES: dict[str, _Takes] = {
     "last": _HELD,
     "arg_min": _HELD,
     "arg_max": _HELD,
+    "collect_list": _HELD,
+    "collect_set": _HELD,
+    "count_distinct": _HELD,
+    "quantile": _NUMBERS,
+    "quantiles": _NUMBERS,
+    "top_k": _HELD,
 }
