@@ -37,6 +37,8 @@ _HOME = {
     "quantile": "barrier_runtime.operators.aggregation.functions",
     "quantiles": "barrier_runtime.operators.aggregation.functions",
     "top_k": "barrier_runtime.operators.aggregation.functions",
+    "RowAggregate": "barrier_runtime.operators.aggregation.own",
+    "ColumnAggregate": "barrier_runtime.operators.aggregation.own",
     "TTL": "barrier_runtime.operators.state.ttl",
     "ValueState": "barrier_runtime.operators.state.value",
     "ListState": "barrier_runtime.operators.state.lists",
@@ -126,6 +128,8 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.functions import top_k as top_k
     from barrier_runtime.operators.aggregation.functions import var_pop as var_pop
     from barrier_runtime.operators.aggregation.functions import variance as variance
+    from barrier_runtime.operators.aggregation.own import ColumnAggregate as ColumnAggregate
+    from barrier_runtime.operators.aggregation.own import RowAggregate as RowAggregate
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
     from barrier_runtime.operators.state.folded import AggregatingState as AggregatingState
     from barrier_runtime.operators.state.folded import ReducingState as ReducingState

@@ -20,6 +20,8 @@ from barrier_runtime.operators.aggregation.composite import Composite
 from barrier_runtime.operators.aggregation.decimal_sums import DecimalSum
 from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.moments import Moments
+from barrier_runtime.operators.aggregation.own import AnyAggregate, ColumnAggregate, OwnAggregate, RowAggregate
+from barrier_runtime.operators.aggregation.own_state import OwnColumns, row_cells
 from barrier_runtime.operators.aggregation.picks import Pick
 from barrier_runtime.operators.aggregation.state_columns import (
     ROWS,
@@ -82,7 +84,7 @@ class CompositeOutput:
     """One output column that is computed from what a composite keeps."""
 
     name: str
-    aggregate: Aggregate
+    aggregate: AnyAggregate
     type: pa.DataType
     read: Callable[[Columns, Left], pa.Array]
 
@@ -144,7 +146,7 @@ class AggregationPlan:
         )
 
 
-def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, where: str) -> AggregationPlan:
+def plan_aggregates(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str) -> AggregationPlan:
     """Bind; raises `InvalidJob` for unknown columns and types that cannot be aggregated."""
     planner = _Planner(schema, where)
     outputs = tuple(planner.output(name, aggregate) for name, aggregate in aggregates.items())
@@ -167,16 +169,18 @@ class _Planner:
         self.within_64_bits: set[str] = set()
         self.decimal_sums: dict[str, DecimalSum] = {}
 
-    def output(self, name: str, aggregate: Aggregate) -> AnyOutput:
-        column = aggregate.column
-        if column is None:
-            return Output(name, aggregate, _INT64, self.accumulators[ROWS], None)
+    def output(self, name: str, aggregate: AnyAggregate) -> AnyOutput:
         for used in aggregate.columns:
             if used not in self._schema.names:
                 raise InvalidJob(
                     f"{self._where}: {name}={aggregate} needs a column {used!r}: the rows have "
                     f"{', '.join(self._schema.names)}"
                 )
+        if isinstance(aggregate, OwnAggregate):
+            return self._own(name, aggregate)
+        column = aggregate.column
+        if column is None:
+            return Output(name, aggregate, _INT64, self.accumulators[ROWS], None)
         if aggregate.kind == "count":
             return Output(name, aggregate, _INT64, self._accumulator("values", column, "int64"), None)
         kind = self._schema.field(column).type
@@ -241,7 +245,15 @@ class _Planner:
         self.composites[pick.name] = pick
         return CompositeOutput(name, aggregate, kind, lambda accumulators, left: pick.result(accumulators))
 
-    def _of_cells(self, name: str, aggregate: Aggregate, cells: Cells, reader: Reader) -> CompositeOutput:
+    def _own(self, name: str, aggregate: OwnAggregate) -> CompositeOutput:
+        if isinstance(aggregate, RowAggregate):
+            return self._of_cells(name, aggregate, *row_cells(aggregate, name, self._where))
+        assert isinstance(aggregate, ColumnAggregate), "there are two forms"
+        columns = OwnColumns.of(aggregate, name, self._where)
+        self.composites[columns.name] = columns
+        return CompositeOutput(name, aggregate, aggregate.type, lambda accumulators, left: columns.result(accumulators))
+
+    def _of_cells(self, name: str, aggregate: AnyAggregate, cells: Cells, reader: Reader) -> CompositeOutput:
         kept = self.composites.setdefault(cells.name, cells)
         assert isinstance(kept, Cells), "its name says so"
         if getattr(kept.kind, "limit", 0) != getattr(cells.kind, "limit", 0):
