@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, World
 
-from barrier_runtime.operators.aggregation.functions import Aggregate, collect_list, collect_set, count, count_distinct
+from barrier_runtime import CollectSink, Dataflow
+from barrier_runtime.operators.aggregation.functions import (
+    Aggregate,
+    collect_list,
+    collect_set,
+    count,
+    count_distinct,
+    max_,
+)
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.operators.aggregation.everywhere import Row, Slots, check, operator_of
@@ -164,6 +172,23 @@ def test_lists_have_the_type_of_their_column_with_its_time_zone() -> None:
     (rows,) = (batch.rows for batch in driven.batches)
     assert rows.schema.field("list").type == rows.schema.field("set").type == pa.list_(kind)
     assert rows.column("list").to_pylist() == [[times[0].as_py(), times[2].as_py()]]
+
+
+def test_columns_of_dictionaries_count_as_the_values_they_stand_for() -> None:
+    kind = pa.dictionary(pa.int32(), pa.string())
+    rows = [{"k": "a", "s": "x"}, {"k": "a", "s": "y"}, {"k": "a", "s": "x"}, {"k": "b", "s": None}]
+    schema = pa.schema([("k", kind), ("s", kind)])
+    flow, out = Dataflow("dictionaries"), CollectSink()
+    keyed = flow.from_iterator("s", lambda i, of: rows[i::of], schema=schema).key_by("k")
+    aggregates = {"most": max_("s"), "all": collect_set("s", limit=3), "n": count_distinct("s")}
+    keyed.aggregate("r", **aggregates).sink("o", out)
+    flow.run_local(parallelism=1)
+    assert [(row["k"], row["most"], row["all"], row["n"]) for row in out.rows()] == [
+        ("a", "x", ["x"], 1),
+        ("a", "y", ["x", "y"], 2),
+        ("a", "y", ["x", "y"], 2),
+        ("b", None, [], 0),
+    ]
 
 
 def test_empty_and_null_only_groups_give_empty_lists_and_zero() -> None:
