@@ -15,6 +15,7 @@ from barrier_runtime.operators.aggregation.state_columns import Columns, Initial
 from barrier_runtime.operators.state.stored_type import StoredType
 from barrier_runtime.operators.user_code import said, user_traceback
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
+from barrier_runtime.state.snapshots.snapshot import ONE_VALUE
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def row_cells(aggregate: RowAggregate, output: str, where: str) -> tuple[Cells, 
     name = type(aggregate).__name__
     stored, calls = StoredType(type(aggregate).state, "msgpack", f"{name}.state = "), _Calls(aggregate, output, where)
     place = f"{where}: the state of {name}"
-    kind = RowCell(aggregate, calls, stored.encoder(place), stored.decoder(place, {}))
+    kind = RowCell(aggregate, calls, stored.encoder(place), stored.decoder(place, ONE_VALUE))
     return Cells(kind), Reader("result", aggregate.type, kind.read, lambda read: calls.as_column(read, len(read)))
 
 
