@@ -33,6 +33,14 @@ _HOME = {
     "stddev_pop": "barrier_runtime.operators.aggregation.functions",
     "arg_min": "barrier_runtime.operators.aggregation.functions",
     "arg_max": "barrier_runtime.operators.aggregation.functions",
+    "collect_list": "barrier_runtime.operators.aggregation.functions",
+    "collect_set": "barrier_runtime.operators.aggregation.functions",
+    "count_distinct": "barrier_runtime.operators.aggregation.functions",
+    "quantile": "barrier_runtime.operators.aggregation.functions",
+    "quantiles": "barrier_runtime.operators.aggregation.functions",
+    "top_k": "barrier_runtime.operators.aggregation.functions",
+    "RowAggregate": "barrier_runtime.operators.aggregation.own",
+    "ColumnAggregate": "barrier_runtime.operators.aggregation.own",
     "TTL": "barrier_runtime.operators.state.ttl",
     "BroadcastState": "barrier_runtime.operators.state.broadcast",
     "ValueState": "barrier_runtime.operators.state.value",
@@ -109,17 +117,25 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.functions import any_ as any_
     from barrier_runtime.operators.aggregation.functions import arg_max as arg_max
     from barrier_runtime.operators.aggregation.functions import arg_min as arg_min
+    from barrier_runtime.operators.aggregation.functions import collect_list as collect_list
+    from barrier_runtime.operators.aggregation.functions import collect_set as collect_set
     from barrier_runtime.operators.aggregation.functions import count as count
+    from barrier_runtime.operators.aggregation.functions import count_distinct as count_distinct
     from barrier_runtime.operators.aggregation.functions import first as first
     from barrier_runtime.operators.aggregation.functions import last as last
     from barrier_runtime.operators.aggregation.functions import max_ as max_
     from barrier_runtime.operators.aggregation.functions import mean as mean
     from barrier_runtime.operators.aggregation.functions import min_ as min_
+    from barrier_runtime.operators.aggregation.functions import quantile as quantile
+    from barrier_runtime.operators.aggregation.functions import quantiles as quantiles
     from barrier_runtime.operators.aggregation.functions import stddev as stddev
     from barrier_runtime.operators.aggregation.functions import stddev_pop as stddev_pop
     from barrier_runtime.operators.aggregation.functions import sum_ as sum_
+    from barrier_runtime.operators.aggregation.functions import top_k as top_k
     from barrier_runtime.operators.aggregation.functions import var_pop as var_pop
     from barrier_runtime.operators.aggregation.functions import variance as variance
+    from barrier_runtime.operators.aggregation.own import ColumnAggregate as ColumnAggregate
+    from barrier_runtime.operators.aggregation.own import RowAggregate as RowAggregate
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
     from barrier_runtime.operators.process_rows import RowContext as RowContext
     from barrier_runtime.operators.state.broadcast import BroadcastState as BroadcastState

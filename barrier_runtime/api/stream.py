@@ -27,7 +27,7 @@ from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milliseconds, require_columns
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
 from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator, UnionOperator
 from barrier_runtime.operators.dead_letters import DEAD_LETTERS, DeadLetterOperator
@@ -595,7 +595,7 @@ class KeyedStream(JoiningStream[Stream]):
         self._need_watermarks(where, "a window is over when the watermark has passed its end")
         return WindowedStream(self, name, window, event_time, lateness_ms)
 
-    def aggregate(self, name: str, /, **aggregates: Aggregate) -> Stream:
+    def aggregate(self, name: str, /, **aggregates: AnyAggregate) -> Stream:
         """Running aggregates: every row goes out with its key's aggregates so far, itself included, as added columns.
 
         >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
@@ -795,12 +795,12 @@ class WindowedStream:
         self._lateness_ms = lateness_ms
 
     @overload
-    def aggregate(self, **aggregates: Aggregate) -> Stream: ...
+    def aggregate(self, **aggregates: AnyAggregate) -> Stream: ...
 
     @overload
-    def aggregate(self, *, late: Literal[True], **aggregates: Aggregate) -> tuple[Stream, Stream]: ...
+    def aggregate(self, *, late: Literal[True], **aggregates: AnyAggregate) -> tuple[Stream, Stream]: ...
 
-    def aggregate(self, *, late: Any = False, **aggregates: Aggregate) -> Stream | tuple[Stream, Stream]:
+    def aggregate(self, *, late: Any = False, **aggregates: AnyAggregate) -> Stream | tuple[Stream, Stream]:
         """One row per key and window once the watermark passed its end: the key columns, `window_start` and
         `window_end` (timestamps in ms, UTC; the end is exclusive), `update` with an allowed lateness, then the
         aggregates. Rows that come when all of their windows are gone are dropped and counted (`late_rows`). With `late`
@@ -821,6 +821,7 @@ class WindowedStream:
         schema = self._keyed._stream.schema
         output = window_schema(schema, keys, aggregates, where, bool(lateness_ms)) if schema is not None else None
         if isinstance(window, Session):
+            require_merge(aggregates, where)
             operator: Callable[..., Any] = partial(SessionAggregateOperator, window=window)
             definition = window.definition
         else:
@@ -876,10 +877,10 @@ def _check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
     if not aggregates:
         raise InvalidJob(f"{where}: no aggregates: give at least one, such as n=count()")
     for name, aggregate in aggregates.items():
-        if not isinstance(aggregate, Aggregate):
+        if not isinstance(aggregate, AnyAggregate):
             raise InvalidJob(
                 f"{where}: {name}={aggregate!r} is not an aggregate: use one of barrier_runtime's, as count() or "
-                f'sum_("amount") (docs/aggregates.md has all)'
+                f'sum_("amount"), or a RowAggregate or ColumnAggregate of your own (docs/aggregates.md has all)'
             )
 
 
@@ -889,7 +890,7 @@ def _check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
             raise InvalidJob(f"{where}: the output column {name!r} exists already: choose another name")
 
 
-def _shown(aggregates: Mapping[str, Aggregate]) -> str:
+def _shown(aggregates: Mapping[str, AnyAggregate]) -> str:
     return ", ".join(f"{name}={aggregate}" for name, aggregate in aggregates.items())
 
 

@@ -9,6 +9,8 @@ such thing. A freeze copies the dirty rows. Where they go:
     as entries     of the key-value store, one per key, from the first eviction on, because single ones are looked up
                    then: a version byte and the row's values, packed, little endian; written in slices
 
+A column of dtype "O" holds bytes of any length (see `wide_columns`).
+
 The first eviction makes everything dirty, so that the next snapshot has all entries, and no segment of this table.
 """
 
@@ -23,6 +25,7 @@ import numpy.typing as npt
 from barrier_runtime.state.columns.entry_writes import IntRun, TupleRun, decoded_ints, int_fields
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment, tuples_of
 from barrier_runtime.state.columns.segment import Keys, Segment, count
+from barrier_runtime.state.columns.wide_columns import EMPTY, CellBytes, cells_of, is_wide, tails
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, int_key_batch, tuple_keys
 from barrier_runtime.state.kv.shard import Shard, entry_key
@@ -31,7 +34,8 @@ from barrier_runtime.state.versioned import Format
 
 VALUE_VERSION = 1
 ADDED_VERSION = 2  # of rows with columns that rows of version 1 lack
-_FORMAT = Format("operator {}: a row of its state", ADDED_VERSION, damaged="restore from another checkpoint")
+WIDE_VERSION = 3  # of rows with cells behind their numbers
+_FORMAT = Format("operator {}: a row of its state", WIDE_VERSION, damaged="restore from another checkpoint")
 _FIRST_CAPACITY = 1_024
 _LOAD_ROWS = 8_192
 _FEW_ROWS = 256  # below, remembering single keys is faster than the index
@@ -67,11 +71,13 @@ class ColumnTable:
         self._shard = shard
         self._evictable = evictable
         self._initial = {column: value for column, (_, value) in columns.items()}
-        self._row = np.dtype([("", "u1")] + [(column, _little(kind)) for column, (kind, _) in columns.items()])
-        self._version = ADDED_VERSION if added else VALUE_VERSION
+        self._wide = tuple(column for column, (kind, _) in columns.items() if is_wide(kind))
+        self._names = tuple(column for column in columns if column not in self._wide)
+        self._row = np.dtype([("", "u1")] + [(column, _little(columns[column][0])) for column in self._names])
+        self._version = WIDE_VERSION if self._wide else ADDED_VERSION if added else VALUE_VERSION
+        self._cells = CellBytes()
         self._added_bytes = sum(self._row[column].itemsize for column in added)
         self._added = frozenset(added)
-        self._names = tuple(columns)
         self._complete = not stored  # every entry there is has a row id
         self._keys: IntKeys | TupleKeys = IntKeys(key_width)
         self._removed: IntKeys | TupleKeys = IntKeys(key_width)  # keys to delete from the store
@@ -139,6 +145,8 @@ class ColumnTable:
     def mark_dirty(self, row_ids: RowIds) -> None:
         """The rows of `row_ids` were changed and belong to the next snapshot."""
         self._dirty[row_ids] = True
+        if self._wide:
+            self._count_cells(row_ids)
 
     def remove(self, row_ids: RowIds) -> None:
         """Delete the entries of `row_ids` (each once). The row ids may be used for other keys from now on."""
@@ -201,7 +209,7 @@ class ColumnTable:
 
     def memory_bytes(self) -> int:
         frozen = sum(segment.nbytes for segment in self._segments)
-        return (len(self._keys) + sum(map(len, self._frozen))) * self._entry_bytes + frozen
+        return (len(self._keys) + sum(map(len, self._frozen))) * self._entry_bytes + frozen + self._cells.total
 
     # ---- finding and making entries
 
@@ -211,7 +219,8 @@ class ColumnTable:
 
     @property
     def _entry_limit(self) -> int:
-        return max(1_024, self._cache_bytes // self._entry_bytes)
+        cells = self._cells.total // len(self._keys) if self._wide and len(self._keys) else 0
+        return max(1_024, self._cache_bytes // (self._entry_bytes + cells))
 
     def _begin_call(self) -> None:
         if not self._evictable:
@@ -325,6 +334,9 @@ class ColumnTable:
 
     def _set_rows(self, row_ids: RowIds, data: Sequence[bytes]) -> None:
         width = self._row.itemsize
+        if self._wide:
+            self._set_cells(row_ids, data)
+            data = [value[:width] for value in data]
         for value in data:
             if len(value) != width or value[0] != self._version:
                 data = [self._as_written_now(each) for each in data]
@@ -334,6 +346,23 @@ class ColumnTable:
             self.columns[column][row_ids] = rows[column]
         self._stored[row_ids] = True
         self._dirty[row_ids] = False
+
+    def _set_cells(self, row_ids: RowIds, data: Sequence[bytes]) -> None:
+        width = self._row.itemsize
+        for row_id, value in zip(row_ids.tolist(), data, strict=True):
+            _FORMAT.check(value[0], repr(self._shard.operator))
+            try:
+                found = cells_of(value, width, len(self._wide)) if value[0] == WIDE_VERSION else None
+            except ValueError:
+                found = None
+            if found is None:
+                raise self._other_columns(f"{len(value)} bytes a row, of which the first {width} are numbers")
+            for column, cell in zip(self._wide, found, strict=True):
+                self.columns[column][row_id] = cell
+        self._count_cells(row_ids)
+
+    def _count_cells(self, row_ids: RowIds) -> None:
+        self._cells.changed(row_ids, [self.columns[column] for column in self._wide])
 
     def _as_written_now(self, value: bytes) -> bytes:
         width = self._row.itemsize
@@ -357,6 +386,8 @@ class ColumnTable:
         self._dirty = _extended(self._dirty, capacity)
         self._stored = _extended(self._stored, capacity)
         self._used = _extended(self._used, capacity)
+        if self._wide:
+            self._cells.grow(capacity)
         self._capacity = capacity
 
     def _use_tuples(self) -> None:
@@ -387,6 +418,8 @@ class ColumnTable:
             column[row_ids] = segment.columns.get(name, 0)
         self._stored[row_ids] = True
         self._dirty[row_ids] = False
+        if self._wide:
+            self._count_cells(row_ids)
 
     def _own(self, keys: Keys) -> Any:
         """As the index takes them."""
@@ -437,9 +470,10 @@ class ColumnTable:
         self._frozen.append(self._run(self._keys, row_ids, rows))
 
     def _run(self, keys: IntKeys | TupleKeys, row_ids: RowIds, rows: npt.NDArray[np.void] | None) -> IntRun | TupleRun:
+        cells = tails(self.columns, self._wide, row_ids) if self._wide and rows is not None else None
         if isinstance(keys, IntKeys):
-            return IntRun(self._shard, self._state_id, self.key_width, keys.key_batch(row_ids), rows)
-        return TupleRun(self._shard, self._state_id, self.key_width, keys, row_ids, rows)
+            return IntRun(self._shard, self._state_id, self.key_width, keys.key_batch(row_ids), rows, cells)
+        return TupleRun(self._shard, self._state_id, self.key_width, keys, row_ids, rows, cells)
 
     # ---- eviction
 
@@ -470,6 +504,10 @@ class ColumnTable:
         self._dirty[row_ids] = False
         self._stored[row_ids] = False
         self._recent.clear()
+        if self._wide:
+            self._cells.gone(row_ids)
+            for column in self._wide:
+                self.columns[column][row_ids] = EMPTY
 
 
 def other_columns(operator: str, state: str, written: str) -> InvalidJob:

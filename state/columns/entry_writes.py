@@ -27,8 +27,18 @@ _INT_SIGN = np.uint64(1 << 63)
 class IntRun:
     """Keys of int64 fields (an array of shape (fields, keys))."""
 
-    def __init__(self, shard: Shard, state_id: int, key_width: int, key_batch: Ints, rows: Rows | None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        state_id: int,
+        key_width: int,
+        key_batch: Ints,
+        rows: Rows | None,
+        cells: list[bytes] | None = None,
+    ) -> None:
+        """`cells`: what each entry has behind its row."""
         self.removes = rows is None
+        self._cells = cells
         self._shard = shard
         self._state_id = state_id
         self._key_width = key_width
@@ -80,16 +90,28 @@ class IntRun:
         together["key"] = encoded
         together["row"] = self._rows[chosen]
         entries: Iterator[Entry] = struct.iter_unpack(f"{width}s{self._rows.itemsize}s", together.tobytes())
-        return entries
+        cells = self._cells
+        if cells is None:
+            return entries
+        return ((key, row + cells[at]) for (key, row), at in zip(entries, chosen.tolist(), strict=True))
 
 
 class TupleRun:
     """Keys of any kind: those of `row_ids`, which also keep what a key is in the store."""
 
     def __init__(
-        self, shard: Shard, state_id: int, key_width: int, keys: TupleKeys, row_ids: RowIds, rows: Rows | None
+        self,
+        shard: Shard,
+        state_id: int,
+        key_width: int,
+        keys: TupleKeys,
+        row_ids: RowIds,
+        rows: Rows | None,
+        cells: list[bytes] | None = None,
     ) -> None:
+        """`cells`: what each entry has behind its row."""
         self.removes = rows is None
+        self._cells = cells
         self._shard = shard
         self._state_id = state_id
         self._key_width = key_width
@@ -109,7 +131,10 @@ class TupleRun:
         if self._rows is None:
             return sorted((data_key, None) for data_key in data_keys)
         packed = struct.iter_unpack(f"{self._rows.itemsize}s", self._rows[start:end].tobytes())
-        return sorted(zip(data_keys, [data for (data,) in packed], strict=True))
+        rows = [data for (data,) in packed]
+        if self._cells is not None:
+            rows = [row + cell for row, cell in zip(rows, self._cells[start:end], strict=True)]
+        return sorted(zip(data_keys, rows, strict=True))
 
     def take_keys(self, count: int) -> list[bytes]:
         """The next `count` keys as they are in the store, in the order of `row_ids`."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from barrier_runtime.state.columns.entry_writes import TupleRun
 from barrier_runtime.state.columns.segment import GROUP_BYTES, Keys, Segment, groups_of, part
+from barrier_runtime.state.columns.wide_columns import is_wide, memory
 from barrier_runtime.state.keys.key_codec import decode_key
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
@@ -39,6 +40,7 @@ class FrozenSegment:
         self._shard = shard
         self._key_width = key_width
         self._columns = columns
+        self._cell_bytes = sum(memory(column) for column in columns.values() if is_wide(column.dtype))
         self._keys: Ints | _Encoded
         self._removed: Ints | _Encoded
         if isinstance(keys, IntKeys) and isinstance(removed, IntKeys):
@@ -56,7 +58,7 @@ class FrozenSegment:
     def nbytes(self) -> int:
         """Held in memory, roughly."""
         keys = sum(each.nbytes if isinstance(each, np.ndarray) else each.count * _KEY_BYTES for each in self._both())
-        return int(keys + sum(column.nbytes for column in self._columns.values()))
+        return int(keys + self._cell_bytes + sum(column.nbytes for column in self._columns.values()))
 
     @property
     def left(self) -> int:

@@ -7,6 +7,8 @@ endian) and encoded key (`key_codec`).
 
     magic, length and CRC-32 of the header (4 bytes each, big endian), header (JSON, see `Header`), then per column its
     bytes by significance (all first bytes, all second bytes, …), as one LZ4 block; the header has their CRC-32
+
+A column of cells (`wide_columns`; its dtype is "binary" in the header) has two blocks: lengths, and all bytes.
 """
 
 import struct
@@ -21,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.state.columns.entry_writes import int_key, put_ints
+from barrier_runtime.state.columns.wide_columns import empty_cells, from_binary, is_wide, to_binary
 from barrier_runtime.state.errors import UNREADABLE
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 from barrier_runtime.state.keys.row_index import IntKeys, Ints
@@ -35,6 +38,7 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 _fixed = struct.Struct(">II")  # length and CRC-32 of the header
 FIXED_BYTES = len(MAGIC) + _fixed.size
+_CELLS = "binary"  # a column of cells, in a header
 _LZ4_AT_MOST = 255  # times the compressed bytes
 
 
@@ -64,7 +68,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fields: int
     keys: int
     removed: int
-    columns: list[tuple[str, str]]  # name and numpy dtype
+    columns: list[tuple[str, str]]  # name and numpy dtype, or "binary"
     blocks: list[tuple[int, int]]  # bytes of each block: compressed and not
     crc32: int  # of all blocks as they are stored
 
@@ -86,7 +90,8 @@ def count(keys: Keys) -> int:
 
 def encode(segment: Segment, level: int) -> list[bytes]:
     """In parts. The large steps let go of the interpreter: a worker does this beside the loop."""
-    arrays = [*_key_arrays(segment.keys), *segment.columns.values(), *_key_arrays(segment.removed)]
+    columns = [part for column in segment.columns.values() for part in _column_arrays(column)]
+    arrays = [*_key_arrays(segment.keys), *columns, *_key_arrays(segment.removed)]
     blocks = [_by_significance(array) for array in arrays]
     compressed = [pa.compress(block, codec="lz4_raw", asbytes=True) if len(block) else b"" for block in blocks]
     header = msgspec.json.encode(
@@ -98,7 +103,7 @@ def encode(segment: Segment, level: int) -> list[bytes]:
             fields=len(segment.keys) if isinstance(segment.keys, np.ndarray) else 0,
             keys=count(segment.keys),
             removed=count(segment.removed),
-            columns=[(name, column.dtype.newbyteorder("<").str) for name, column in segment.columns.items()],
+            columns=[(name, _kind(column)) for name, column in segment.columns.items()],
             blocks=[(len(small), len(block)) for small, block in zip(compressed, blocks, strict=True)],
             crc32=_crc32(compressed),
         )
@@ -140,7 +145,7 @@ def decode(data: bytes, where: str) -> Segment:
             blocks.append(block)
             at += small
         keys = _decoded_keys(blocks, header.fields, header.keys)
-        columns = {name: _of_significance(blocks.pop(0), kind, header.keys) for name, kind in header.columns}
+        columns = {name: _decoded_column(blocks, kind, header.keys) for name, kind in header.columns}
         removed = _decoded_keys(blocks, header.fields, header.removed)
     except (OSError, ValueError, TypeError, IndexError) as error:
         raise _FORMAT.unreadable(error, where) from error
@@ -165,12 +170,32 @@ def _decoded_keys(blocks: list[bytes], fields: int, keys: int) -> Keys:
     """Takes what it needs from the front of `blocks`."""
     if fields:
         return np.array([_of_significance(blocks.pop(0), "<i8", keys) for _ in range(fields)]).reshape(fields, keys)
-    lengths = _of_significance(blocks.pop(0), "<u4", keys)
+    return _decoded_binary(blocks, keys)
+
+
+def _kind(column: npt.NDArray[Any]) -> str:
+    return _CELLS if is_wide(column.dtype) else column.dtype.newbyteorder("<").str
+
+
+def _column_arrays(column: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    return _key_arrays(to_binary(column)) if is_wide(column.dtype) else [column]
+
+
+def _decoded_column(blocks: list[bytes], kind: str, keys: int) -> npt.NDArray[Any]:
+    """Takes what it needs from the front of `blocks`."""
+    if kind == _CELLS:
+        return from_binary(_decoded_binary(blocks, keys))
+    return _of_significance(blocks.pop(0), kind, keys)
+
+
+def _decoded_binary(blocks: list[bytes], values: int) -> pa.LargeBinaryArray:
+    lengths = _of_significance(blocks.pop(0), "<u4", values)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     data = blocks.pop(0)
     if offsets[-1] != len(data):
-        raise ValueError(f"keys of {offsets[-1]} bytes in {len(data)}")
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), keys, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+        raise ValueError(f"values of {offsets[-1]} bytes in {len(data)}")
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), values, buffers)
 
 
 def _by_significance(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -223,7 +248,9 @@ def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Seg
 
 def _column(segment: Segment, name: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:
     column = segment.columns.get(name)
-    return np.zeros(count(segment.keys), kind) if column is None else column
+    if column is not None:
+        return column
+    return empty_cells(count(segment.keys)) if is_wide(kind) else np.zeros(count(segment.keys), kind)
 
 
 def chosen(keys: Keys, positions: npt.NDArray[np.intp]) -> Keys:

@@ -302,4 +302,20 @@ MUTANTS = (
         "        if snapshot.keyed is not None and False:\n",
         ("tests/barrier_runtime/operators/test_changed_types.py",),
     ),
+    Mutant(
+        "cells-of-entries-are-lost",
+        "an evicted row comes back with its cells",
+        "state/columns/entry_writes.py",
+        "            rows = [row + cell for row, cell in zip(rows, self._cells[start:end], strict=True)]\n",
+        "            rows = [row + cell for row, cell in zip(rows, self._cells[: end - start], strict=True)]\n",
+        ("tests/state/columns/test_wide_columns.py",),
+    ),
+    Mutant(
+        "bytes-of-removed-cells-count",
+        "cells of rows that are gone take no memory",
+        "state/columns/wide_columns.py",
+        "        self.total -= int(self._of_row[row_ids].sum())\n",
+        "",
+        ("tests/state/columns/test_wide_columns.py",),
+    ),
 )

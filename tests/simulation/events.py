@@ -26,8 +26,10 @@ from barrier_runtime import (
     Sliding,
     Tumbling,
     ValueState,
+    collect_list,
     count,
     max_,
+    quantile,
     sum_,
 )
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
@@ -396,7 +398,11 @@ class EventWorkload:
         keys = ("key", "number") if self.times.text_keys else ("number",)
         window = Session(_ms(self.times.window_gap_ms))
         sessions = events.key_by(*keys).window("gaps", window, event_time="at")
-        return sessions.aggregate(n=count(), mask=sum_("seq"), last=max_("at")).map_batches(_plain_gaps, schema=GAPS)
+        if self.times.text_keys:  # the same as a list and a sketch, which are cells of bytes in the state
+            mask, last = collect_list("seq", limit=100_000), quantile("at", 1.0)
+        else:
+            mask, last = sum_("seq"), max_("at")
+        return sessions.aggregate(n=count(), mask=mask, last=last).map_batches(_plain_gaps, schema=GAPS)
 
     def _sessions(self, events: Any) -> Any:
         return events.key_by("split", "number").process(
@@ -494,7 +500,10 @@ def _plain_windows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _plain_gaps(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = [batch.column("number"), batch.column("window_start").cast(pa.int64()), batch.column("n")]
-    return pa.RecordBatch.from_arrays([*columns, batch.column("mask"), batch.column("last")], schema=GAPS)
+    mask, last = batch.column("mask"), batch.column("last").cast(pa.int64())
+    if pa.types.is_list(mask.type):
+        mask = pa.array([sum(numbers) for numbers in mask.to_pylist()], pa.int64())
+    return pa.RecordBatch.from_arrays([*columns, mask, last], schema=GAPS)
 
 
 def _plain_ids(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "idle-ends-time": "events",
     "windows-fire-twice-after-rescaling": "events",
     "merged-sessions-lose-accumulators": "events",
+    "merged-cells-lose-one-side": "events",
     "sessions-are-looked-at-once": "events",
     "windows-go-as-they-fire": "events",
     "in-flight-tail-is-lost": "bank",

@@ -67,10 +67,9 @@ def add_to_groups(
                 accumulator.ufunc.at(target, row_ids, values)
     if plan.composites:
         rows = RunningOrder.of(row_ids)
-        last = rows.starts + rows.lengths - 1
         for composite in plan.composites:
-            for name, ordered in composite.after(_before(composite, columns, rows), rows, batch, left).items():
-                columns[name][rows.row_ids] = ordered[last]
+            for name, values in composite.added(_before(composite, columns, rows), rows, batch, left).items():
+                columns[name][rows.row_ids] = values
 
 
 def _carry_groups(
@@ -146,8 +145,10 @@ def running(
         result[rows.order] = ordered
         results[accumulator.name] = result
     for composite in plan.composites:
-        for name, ordered in composite.after(_before(composite, columns, rows), rows, batch, left).items():
-            columns[name][rows.row_ids] = ordered[rows.starts + rows.lengths - 1]
+        ends, each_row = composite.running(_before(composite, columns, rows), rows, batch, left)
+        for name, end in ends.items():
+            columns[name][rows.row_ids] = end
+        for name, ordered in each_row.items():
             result = np.empty_like(ordered)
             result[rows.order] = ordered
             results[name] = result

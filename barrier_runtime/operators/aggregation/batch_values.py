@@ -69,6 +69,14 @@ class BatchValues:
                 raise self._too_large(column, array.type, error) from error
         return found
 
+    def plain(self, column: str) -> list[Any]:
+        """One Python value per row, None where it is null."""
+        return self._batch.column(column).to_pylist()  # type: ignore[no-any-return]
+
+    def numpy(self, column: str, rows: npt.NDArray[np.intp]) -> Values:
+        """The values of `rows`, none of which is null."""
+        return self._batch.column(column).take(pa.array(rows)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
     def floats(self, column: str) -> npt.NDArray[np.float64]:
         """One number per row, the double next to it; 0 where the column is null."""
         array = self._batch.column(column)

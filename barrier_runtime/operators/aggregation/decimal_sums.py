@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from barrier_runtime.data.grouping import greatest_magnitude
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
-from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, decimals
+from barrier_runtime.operators.aggregation.composite import RowByRow
+from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Ints, Values, decimals
 
 _DIGITS = 38
 _HALF = np.int64(0xFFFFFFFF)
@@ -21,7 +22,7 @@ _ONE_WORD = 1 << 62
 
 
 @dataclass(frozen=True)
-class DecimalSum:
+class DecimalSum(RowByRow):
     column: str
     kind: pa.DataType  # of the column
 
@@ -39,10 +40,10 @@ class DecimalSum:
         """Four digits more, all behind the point."""
         return pa.decimal128(min(self.kind.precision + 4, _DIGITS), min(self.kind.scale + 4, _DIGITS))
 
-    def storage(self) -> dict[str, tuple[str, int | float]]:
+    def storage(self) -> dict[str, tuple[str, Initial]]:
         return {f"sum.low:{self.column}": ("int64", 0), f"sum.high:{self.column}": ("int64", 0)}
 
-    def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
+    def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
         low, high = (word[rows.order] for word in batch.words(self.column))
         held_low, held_high = (before[name] for name in self.storage())
         if _is_one_word(low, high) and _is_one_word(held_low, held_high):

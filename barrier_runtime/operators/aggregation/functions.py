@@ -6,8 +6,11 @@ add in row order. *First* and *last* are by the order in which rows of a key arr
 `arg_max`. See `plan` for the state that they keep.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from barrier_runtime.state.errors import InvalidJob
 
 Kind = Literal[
     "count",
@@ -25,7 +28,16 @@ Kind = Literal[
     "stddev_pop",
     "arg_min",
     "arg_max",
+    "collect_list",
+    "collect_set",
+    "count_distinct",
+    "quantile",
+    "quantiles",
+    "top_k",
 ]
+
+_MOST_COLLECTED = 1_000_000
+_MOST_FREQUENT = 100
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,9 @@ class Aggregate:
     widen: bool = False  # sums only
     by: str | None = None  # arg_min and arg_max only
     ignore_nulls: bool = False  # first and last only
+    limit: int | None = None  # values that are kept, at most: collections, the exact count_distinct and top_k
+    ranks: tuple[float, ...] = ()  # quantiles only
+    approximate: bool = False  # count_distinct only
 
     @property
     def columns(self) -> list[str]:
@@ -46,7 +61,9 @@ class Aggregate:
     def __str__(self) -> str:
         given = [self.column or "*"]
         given += [f"by={self.by}"] if self.by is not None else []
-        given += [f"{name}=True" for name in ("widen", "ignore_nulls") if getattr(self, name)]
+        given += [f"{name}=True" for name in ("widen", "ignore_nulls", "approximate") if getattr(self, name)]
+        given += [str(rank) for rank in self.ranks]
+        given += [f"limit={self.limit}"] if self.limit is not None else []
         return f"{self.kind}({', '.join(given)})"
 
 
@@ -69,12 +86,14 @@ def mean(column: str) -> Aggregate:
 
 
 def min_(column: str) -> Aggregate:
-    """Smallest value of a number, decimal, date or timestamp column, in the column's type."""
+    """Smallest value of a column of numbers, decimals, booleans, times, text or bytes, in the column's type.
+    Text compares by code points, bytes from the first one on."""
     return Aggregate("min", column)
 
 
 def max_(column: str) -> Aggregate:
-    """Greatest value of a number, decimal, date or timestamp column, in the column's type."""
+    """Greatest value of a column of numbers, decimals, booleans, times, text or bytes, in the column's type.
+    Text compares by code points, bytes from the first one on."""
     return Aggregate("max", column)
 
 
@@ -131,3 +150,58 @@ def arg_max(column: str, *, by: str) -> Aggregate:
     """The value of `column` in the row with the greatest value of `by`, in the column's type: Spark's `max_by`. Of
     several such rows the one that arrived first. Rows where `by` is null do not count; a null of `column` does."""
     return Aggregate("arg_max", column, by=by)
+
+
+def collect_list(column: str, *, limit: int) -> Aggregate:
+    """The values of a key in the order of their arrival, as a list; nulls are left out, and an empty list stands for no
+    value. It holds the first `limit` values: what comes after them is left out, and `count(column)` beside it tells."""
+    return Aggregate("collect_list", column, limit=_limit("collect_list", limit, _MOST_COLLECTED))
+
+
+def collect_set(column: str, *, limit: int) -> Aggregate:
+    """The distinct values of a key in the order in which they came first, as a list without nulls. It holds the first
+    `limit` of them; others are left out."""
+    return Aggregate("collect_set", column, limit=_limit("collect_set", limit, _MOST_COLLECTED))
+
+
+def count_distinct(column: str, *, approximate: bool = False, limit: int = 100_000) -> Aggregate:
+    """How many distinct values (int64); nulls are left out. The exact count keeps every distinct value, and ends the
+    job when a key has more than `limit` of them. With `approximate` it keeps 4 KB (HyperLogLog), whatever their number,
+    with a standard error of 1.6 %; that needs the package datasketches (`pip install 'barrier-runtime[sketches]'`)."""
+    if approximate:
+        return Aggregate("count_distinct", column, approximate=True)
+    return Aggregate("count_distinct", column, limit=_limit("count_distinct", limit, _MOST_COLLECTED))
+
+
+def quantile(column: str, rank: float) -> Aggregate:
+    """The value that a part of `rank` (0 to 1) of the values does not exceed (float64), of numbers, which are taken as
+    doubles: 0.5 is the median. Exact up to 511 values of a key, approximate beyond (t-digest, best at both ends); nulls
+    and NaN are left out. Needs the package datasketches (`pip install 'barrier-runtime[sketches]'`)."""
+    return Aggregate("quantile", column, ranks=(_rank(rank),))
+
+
+def quantiles(column: str, ranks: Sequence[float]) -> Aggregate:
+    """`quantile` of each of `ranks`, as a list in their order; a list of nulls without a value."""
+    if isinstance(ranks, str | int | float) or not len(ranks):
+        raise InvalidJob(f"quantiles({column!r}, {ranks!r}): give a list of ranks, such as [0.5, 0.99]")
+    return Aggregate("quantiles", column, ranks=tuple(_rank(rank) for rank in ranks))
+
+
+def top_k(column: str, k: int) -> Aggregate:
+    """The `k` values that come most often, the most frequent one first, as a list of structs of `value` and `count`.
+    Counts are exact up to 768 distinct values of a key; beyond, they are too high by at most 0.35 % of its number of
+    values, and a value that comes less often than that may be missing. Nulls are left out. Needs the package
+    datasketches (`pip install 'barrier-runtime[sketches]'`)."""
+    return Aggregate("top_k", column, limit=_limit("top_k", k, _MOST_FREQUENT))
+
+
+def _limit(kind: str, limit: int, most: int) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= most:
+        raise InvalidJob(f"{kind}: {limit!r} is no number of values to keep: give one from 1 to {most:,}")
+    return limit
+
+
+def _rank(rank: float) -> float:
+    if isinstance(rank, bool) or not isinstance(rank, int | float) or not 0 <= rank <= 1:
+        raise InvalidJob(f"a quantile of rank {rank!r}: give a number from 0 to 1, such as 0.99")
+    return float(rank)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
-from barrier_runtime.operators.aggregation.composite import carried
-from barrier_runtime.operators.aggregation.state_columns import Columns, Values
+from barrier_runtime.operators.aggregation.composite import RowByRow, carried
+from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Values
 
 Statistic = Literal["variance", "var_pop", "stddev", "stddev_pop"]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ _MANY = 64  # groups, from which numpy is faster
 
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(RowByRow):
     column: str
 
     @property
@@ -39,11 +39,11 @@ class Moments:
     def _shift(self) -> str:
         return f"moments.shift:{self.column}"
 
-    def storage(self) -> dict[str, tuple[str, int | float]]:
+    def storage(self) -> dict[str, tuple[str, Initial]]:
         count, mean, m2 = self._names
         return {count: ("int64", 0), mean: ("float64", 0.0), m2: ("float64", 0.0), self._shift: ("float64", 0.0)}
 
-    def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
+    def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
         groups, valid = rows.groups(), batch.valid(self.column)
         positions = np.arange(len(groups)) if valid is None else np.flatnonzero(valid[rows.order])
         latest = rows.latest(positions)

@@ -10,17 +10,22 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
-from barrier_runtime.operators.aggregation.composite import carried
+from barrier_runtime.operators.aggregation.composite import RowByRow, carried
 from barrier_runtime.operators.aggregation.state_columns import (
     Columns,
+    Initial,
     Ints,
+    Values,
     Words,
     from_words,
+    initial_word,
     order_words,
     word_dtypes,
 )
+from barrier_runtime.state.columns.wide_columns import is_wide, to_binary
 
 Rule = Literal["first", "last", "min", "max"]
 Positions: TypeAlias = npt.NDArray[np.intp]
@@ -30,7 +35,7 @@ _ROOM = 1 << 62  # for ranks of all groups
 
 
 @dataclass(frozen=True)
-class Pick:
+class Pick(RowByRow):
     """`by`: the column that is compared (rules min and max). `known`: rows where `column` is null do not count."""
 
     rule: Rule
@@ -44,17 +49,17 @@ class Pick:
     def name(self) -> str:
         return self._part("")
 
-    def storage(self) -> dict[str, tuple[str, int | float]]:
-        columns: dict[str, tuple[str, int | float]] = {self._part("has"): ("int8", _NOTHING)}
+    def storage(self) -> dict[str, tuple[str, Initial]]:
+        columns: dict[str, tuple[str, Initial]] = {self._part("has"): ("int8", _NOTHING)}
         for name, dtype in zip(self._value_names, word_dtypes(self.kind), strict=True):
-            columns[name] = dtype, 0
+            columns[name] = dtype, initial_word(dtype)
         if self._compares_another:
             assert self.by_kind is not None
             for name, dtype in zip(self._by_names, word_dtypes(self.by_kind), strict=True):
-                columns[name] = dtype, 0
+                columns[name] = dtype, initial_word(dtype)
         return columns
 
-    def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
+    def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
         has, groups = before[self._part("has")], rows.groups()
         latest = rows.latest(self._replacing(before, rows, groups, batch))
         valid = batch.valid(self.column)
@@ -145,6 +150,8 @@ def _ranks(new: Words, held: Words, greatest_first: bool) -> tuple[Ints, Ints, i
     """Numbers from 0 to the third result, which compare as `new` and `held` do, one by one of the words, or the other
     way round. They leave room for as many groups as `held` has."""
     joined = [np.concatenate(both) for both in zip(new, held, strict=True)]
+    if is_wide(joined[0].dtype):
+        joined = [pc.rank(to_binary(joined[0]), tiebreaker="dense").to_numpy().astype(np.int64)]
     if len(joined) == 1:
         lowest, highest = int(joined[0].min()), int(joined[0].max())
         if (highest - lowest + 1) * len(held[0]) < _ROOM:

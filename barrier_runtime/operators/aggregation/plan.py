@@ -14,19 +14,25 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import Left
+from barrier_runtime.operators.aggregation.cell_outputs import cell_output
+from barrier_runtime.operators.aggregation.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.composite import Composite
 from barrier_runtime.operators.aggregation.decimal_sums import DecimalSum
 from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.moments import Moments
+from barrier_runtime.operators.aggregation.own import AnyAggregate, ColumnAggregate, OwnAggregate, RowAggregate
+from barrier_runtime.operators.aggregation.own_state import OwnColumns, row_cells
 from barrier_runtime.operators.aggregation.picks import Pick
 from barrier_runtime.operators.aggregation.state_columns import (
     ROWS,
     Accumulator,
     AccumulatorKind,
     Columns,
+    Initial,
     decimals,
     from_words,
     is_decimal,
+    is_text_or_bytes,
     word_dtypes,
 )
 from barrier_runtime.state.errors import InvalidJob
@@ -78,7 +84,7 @@ class CompositeOutput:
     """One output column that is computed from what a composite keeps."""
 
     name: str
-    aggregate: Aggregate
+    aggregate: AnyAggregate
     type: pa.DataType
     read: Callable[[Columns, Left], pa.Array]
 
@@ -101,11 +107,11 @@ class AggregationPlan:
     within_64_bits: frozenset[str]
     decimal_sums: Mapping[str, DecimalSum]
 
-    def storage(self) -> dict[str, tuple[str, int | float]]:
+    def storage(self) -> dict[str, tuple[str, Initial]]:
         """Columns of the columnar table. Those that older releases did not write are the last. Those of composites are
         in the same order whatever the order of the aggregates."""
         added = self.added()
-        simple = {each.name: (each.dtype, each.initial) for each in self.accumulators}
+        simple: dict[str, tuple[str, Initial]] = {each.name: (each.dtype, each.initial) for each in self.accumulators}
         columns = {name: column for name, column in simple.items() if name not in added}
         for composite in self.composites:
             columns |= composite.storage()
@@ -121,6 +127,11 @@ class AggregationPlan:
     def left(self, where: str, column: str, key: tuple[Any, ...], aggregate: str) -> InvalidJob:
         """What to raise for the sum or mean of a column that has no room in its type."""
         shown = repr(key[0] if len(key) == 1 else key)[:200]
+        if aggregate == "count_distinct":
+            return InvalidJob(
+                f"{where}: count_distinct({column!r}) of key {shown} has more distinct values than its limit: give a "
+                "higher one (limit=), which goes on with the same state, or approximate=True to a step of another name"
+            )
         sums = self.decimal_sums.get(column)
         if sums is None:
             return InvalidJob(
@@ -135,7 +146,7 @@ class AggregationPlan:
         )
 
 
-def plan_aggregates(aggregates: Mapping[str, Aggregate], schema: pa.Schema, where: str) -> AggregationPlan:
+def plan_aggregates(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str) -> AggregationPlan:
     """Bind; raises `InvalidJob` for unknown columns and types that cannot be aggregated."""
     planner = _Planner(schema, where)
     outputs = tuple(planner.output(name, aggregate) for name, aggregate in aggregates.items())
@@ -158,24 +169,31 @@ class _Planner:
         self.within_64_bits: set[str] = set()
         self.decimal_sums: dict[str, DecimalSum] = {}
 
-    def output(self, name: str, aggregate: Aggregate) -> AnyOutput:
-        column = aggregate.column
-        if column is None:
-            return Output(name, aggregate, _INT64, self.accumulators[ROWS], None)
+    def output(self, name: str, aggregate: AnyAggregate) -> AnyOutput:
         for used in aggregate.columns:
             if used not in self._schema.names:
                 raise InvalidJob(
                     f"{self._where}: {name}={aggregate} needs a column {used!r}: the rows have "
                     f"{', '.join(self._schema.names)}"
                 )
+        if isinstance(aggregate, OwnAggregate):
+            return self._own(name, aggregate)
+        column = aggregate.column
+        if column is None:
+            return Output(name, aggregate, _INT64, self.accumulators[ROWS], None)
         if aggregate.kind == "count":
             return Output(name, aggregate, _INT64, self._accumulator("values", column, "int64"), None)
         kind = self._schema.field(column).type
         self._check(name, aggregate)
+        cells = cell_output(aggregate, kind)
+        if cells is not None:
+            return self._of_cells(name, aggregate, *cells)
         if aggregate.kind in ("first", "last", "arg_min", "arg_max"):
             return self._pick(name, aggregate, column, kind)
         if aggregate.kind in ("variance", "var_pop", "stddev", "stddev_pop"):
             return self._statistic(name, aggregate, column)
+        if is_text_or_bytes(kind):
+            return self._extreme(name, aggregate, column, kind)
         if is_decimal(kind):
             return self._of_decimals(name, aggregate, column, kind)
         return self._of_numbers(name, aggregate, column, kind)
@@ -196,10 +214,8 @@ class _Planner:
         return Output(name, aggregate, _INT64 if dtype == "int64" else _FLOAT64, total, values)
 
     def _of_decimals(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
-        if aggregate.kind == "min" or aggregate.kind == "max":
-            extreme = Pick(aggregate.kind, column, kind, by=column, by_kind=kind)
-            self.composites[extreme.name] = extreme
-            return CompositeOutput(name, aggregate, kind, lambda accumulators, left: extreme.result(accumulators))
+        if aggregate.kind in ("min", "max"):
+            return self._extreme(name, aggregate, column, kind)
         counted = self._accumulator("values", column, "int64").name
         total = self.decimal_sums[column] = DecimalSum(column, kind)
         self.composites[total.name] = total
@@ -214,6 +230,12 @@ class _Planner:
             lambda accumulators, left: total.mean(accumulators, accumulators[counted], left),
         )
 
+    def _extreme(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
+        """Of values that are not one number: minimum or maximum."""
+        extreme = Pick("min" if aggregate.kind == "min" else "max", column, kind, by=column, by_kind=kind)
+        self.composites[extreme.name] = extreme
+        return CompositeOutput(name, aggregate, kind, lambda accumulators, left: extreme.result(accumulators))
+
     def _pick(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
         by = aggregate.by
         if by is not None:
@@ -222,6 +244,26 @@ class _Planner:
             pick = Pick("first" if aggregate.kind == "first" else "last", column, kind, known=aggregate.ignore_nulls)
         self.composites[pick.name] = pick
         return CompositeOutput(name, aggregate, kind, lambda accumulators, left: pick.result(accumulators))
+
+    def _own(self, name: str, aggregate: OwnAggregate) -> CompositeOutput:
+        if isinstance(aggregate, RowAggregate):
+            return self._of_cells(name, aggregate, *row_cells(aggregate, name, self._where))
+        assert isinstance(aggregate, ColumnAggregate), "there are two forms"
+        columns = OwnColumns.of(aggregate, name, self._where)
+        self.composites[columns.name] = columns
+        return CompositeOutput(name, aggregate, aggregate.type, lambda accumulators, left: columns.result(accumulators))
+
+    def _of_cells(self, name: str, aggregate: AnyAggregate, cells: Cells, reader: Reader) -> CompositeOutput:
+        kept = self.composites.setdefault(cells.name, cells)
+        assert isinstance(kept, Cells), "its name says so"
+        if getattr(kept.kind, "limit", 0) != getattr(cells.kind, "limit", 0):
+            raise InvalidJob(
+                f"{self._where}: {name}={aggregate} has another limit than the one before: give both the same"
+            )
+        kept.readers[reader.key] = reader
+        return CompositeOutput(
+            name, aggregate, reader.type, lambda accumulators, left: kept.result(accumulators, reader.key)
+        )
 
     def _statistic(self, name: str, aggregate: Aggregate, column: str) -> CompositeOutput:
         moments = Moments(column)
@@ -262,21 +304,17 @@ def _is_number(kind: pa.DataType) -> bool:
 _Takes: TypeAlias = tuple[Callable[[pa.DataType], bool], str]
 _NUMBERS: _Takes = _is_number, "cast the column to a number in a select() before"
 _SUMMED: _Takes = lambda kind: _is_number(kind) or kind == _BOOL, _NUMBERS[1]
-_ORDERED: _Takes = (
-    lambda kind: bool(word_dtypes(kind)),
-    "cast the column to a number, date or timestamp in a select() before",
-)
 _HELD: _Takes = (
     lambda kind: bool(word_dtypes(kind)),
-    "its state holds numbers, booleans, decimals of up to 38 digits and times: use a column of such a type in place of "
-    "this one, as the number of a row or a code",
+    "its state holds numbers, booleans, decimals of up to 38 digits, times, text and bytes: select() a column of such "
+    "a type before",
 )
 _BOOLEANS: _Takes = lambda kind: kind == _BOOL, "compute a boolean column in a select() before"
 _TAKES: dict[str, _Takes] = {
     "sum": _SUMMED,
     "mean": _SUMMED,
-    "min": _ORDERED,
-    "max": _ORDERED,
+    "min": _HELD,
+    "max": _HELD,
     "any": _BOOLEANS,
     "all": _BOOLEANS,
     "variance": _NUMBERS,
@@ -287,4 +325,10 @@ _TAKES: dict[str, _Takes] = {
     "last": _HELD,
     "arg_min": _HELD,
     "arg_max": _HELD,
+    "collect_list": _HELD,
+    "collect_set": _HELD,
+    "count_distinct": _HELD,
+    "quantile": _NUMBERS,
+    "quantiles": _NUMBERS,
+    "top_k": _HELD,
 }

@@ -11,7 +11,7 @@ from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.operators.aggregation.accumulators import running
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.few import FewRunning
-from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed_operator import KeyedOperator
@@ -24,9 +24,9 @@ class RunningAggregateOperator(KeyedOperator):
     kind = "running aggregate"
 
     def __init__(
-        self, name: str, keys: Sequence[str], aggregates: Mapping[str, Aggregate], schema: pa.Schema | None = None
+        self, name: str, keys: Sequence[str], aggregates: Mapping[str, AnyAggregate], schema: pa.Schema | None = None
     ) -> None:
-        used = [column for aggregate in aggregates.values() for column in aggregate.columns]
+        used = columns_used(aggregates.values())
         super().__init__(name, keys, [*keys, *used], schema)
         self._aggregates = dict(aggregates)
         self._output: pa.Schema | None = None
@@ -94,6 +94,6 @@ class RunningAggregateOperator(KeyedOperator):
         return RunningOrder.of(encoded.indices.to_numpy(), row_ids)
 
 
-def running_schema(schema: pa.Schema, aggregates: Mapping[str, Aggregate], where: str) -> pa.Schema:
+def running_schema(schema: pa.Schema, aggregates: Mapping[str, AnyAggregate], where: str) -> pa.Schema:
     """The input's columns, then the aggregates."""
     return pa.schema([*schema, *plan_aggregates(aggregates, schema, where).fields()])

@@ -1,7 +1,8 @@
 """Columns of state: an accumulator of one numpy column, and how values of Arrow columns become such columns and back.
 
 A value is one or two *words*: integers, booleans and times are an int64, floats a float64, decimals two int64 (low and
-high half, in two's complement).
+high half, in two's complement), text and bytes a cell of bytes (text in UTF-8, of which the bytes compare as the
+characters do).
 """
 
 from collections.abc import Mapping
@@ -12,11 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.state.columns.wide_columns import EMPTY, WIDE, from_binary, is_wide
+
 AccumulatorKind = Literal["rows", "values", "sum", "min", "max", "carry"]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Values: TypeAlias = npt.NDArray[Any]
 Columns: TypeAlias = Mapping[str, Values]
 Words: TypeAlias = tuple[Values, ...]
+Initial: TypeAlias = int | float | bytes
 
 _INT64, _FLOAT64 = pa.int64(), pa.float64()
 _SIGN = np.int64(-(2**63))
@@ -79,19 +83,33 @@ def is_decimal(kind: pa.DataType) -> bool:
     return bool(pa.types.is_decimal(kind) and not pa.types.is_decimal256(kind))
 
 
+def is_text_or_bytes(kind: pa.DataType) -> bool:
+    """Of any width, or a fixed one."""
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    raw = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    return bool(text or raw or pa.types.is_fixed_size_binary(kind))
+
+
+def initial_word(dtype: str) -> Initial:
+    """Where there is no value."""
+    return EMPTY if dtype == WIDE else 0
+
+
 def word_dtypes(kind: pa.DataType) -> tuple[str, ...]:
     """Of the words of a value of type `kind`; none for types of no fixed width, and others that state does not hold."""
     if pa.types.is_floating(kind):
         return ("float64",)
     if is_decimal(kind):
         return "int64", "int64"
+    if is_text_or_bytes(kind):
+        return (WIDE,)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return ("int64",)
     return ("int64",) if pa.types.is_temporal(kind) and not pa.types.is_interval(kind) else ()
 
 
 def to_words(array: pa.Array) -> Words:
-    """The words of each value, 0 for nulls. Raises `ArrowInvalid` for integers beyond 64 bits with a sign."""
+    """The words of each value, 0 (or no bytes) for nulls. Raises `ArrowInvalid` for integers beyond 64 bits."""
     kind = array.type
     if is_decimal(kind):
         array = array.cast(pa.decimal128(kind.precision, kind.scale))
@@ -99,6 +117,12 @@ def to_words(array: pa.Array) -> Words:
         if array.null_count:
             words = np.where(array.is_valid().to_numpy(zero_copy_only=False)[:, None], words, 0)
         return words[:, 0], words[:, 1]
+    if is_text_or_bytes(kind):
+        plain = kind if pa.types.is_fixed_size_binary(kind) else pa.large_binary()
+        cells = from_binary(array.cast(plain))
+        if array.null_count:
+            cells[array.is_null().to_numpy(zero_copy_only=False)] = EMPTY
+        return (cells,)
     array = to_accumulator(array, word_dtypes(kind)[0])
     if array.null_count:
         array = array.fill_null(pa.scalar(0, array.type))
@@ -110,6 +134,8 @@ def from_words(words: Words, kind: pa.DataType, absent: npt.NDArray[np.bool_] | 
     if len(words) == 2:
         return decimals(words[0], words[1], kind, absent)
     (found,) = words
+    if is_wide(found.dtype):
+        return pa.array(found, kind, mask=absent)
     if found.dtype == np.float64:
         result = pa.array(found, mask=absent)
         return result if kind == _FLOAT64 else result.cast(kind)
@@ -127,9 +153,9 @@ def decimals(low: Ints, high: Ints, kind: pa.DataType, absent: npt.NDArray[np.bo
     return array if wide == kind else array.cast(kind)
 
 
-def order_words(words: Words) -> tuple[Ints, ...]:
-    """What compares, as integers with a sign and word by word, as the values do: -0.0 equals 0.0, and NaN is the
-    greatest number."""
+def order_words(words: Words) -> Words:
+    """What compares, as integers with a sign (or as bytes) and word by word, as the values do: -0.0 equals 0.0, and
+    NaN is the greatest number."""
     if len(words) == 2:
         low, high = words
         return high, low ^ _SIGN

@@ -17,7 +17,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.operators.aggregation.accumulators import add_to_groups, running
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
-from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import WindowAssigner, lateness_definition
 from barrier_runtime.operators.windows.base import Ints, WindowOperator
@@ -67,7 +67,7 @@ class WindowAggregateOperator(WindowOperator):
         keys: Sequence[str],
         window: WindowAssigner,
         event_time: str,
-        aggregates: Mapping[str, Aggregate],
+        aggregates: Mapping[str, AnyAggregate],
         schema: pa.Schema | None = None,
         late: bool = False,
         lateness_ms: int = 0,

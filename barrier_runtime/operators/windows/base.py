@@ -13,7 +13,7 @@ from barrier_runtime.data.event_time import check_event_time_type, event_times_m
 from barrier_runtime.data.grouping import extremes, order_of_ints
 from barrier_runtime.data.keys import sort_rows
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
-from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.aggregation.state_columns import Columns
 from barrier_runtime.operators.base import Emit
@@ -40,13 +40,13 @@ class WindowOperator(KeyedOperator):
         keys: Sequence[str],
         window: WindowAssigner | Session,
         event_time: str,
-        aggregates: Mapping[str, Aggregate],
+        aggregates: Mapping[str, AnyAggregate],
         schema: pa.Schema | None = None,
         late: bool = False,
     ) -> None:
         """`late`: rows that are too late for all of their windows go to the side output `LATE`; else they are dropped
         and counted."""
-        used = [column for aggregate in aggregates.values() for column in aggregate.columns]
+        used = columns_used(aggregates.values())
         super().__init__(name, keys, [*keys, event_time, *used], schema)
         self.definition = window.definition
         self._holds = window.holds
@@ -149,7 +149,7 @@ class WindowOperator(KeyedOperator):
 
 
 def window_schema(
-    schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, Aggregate], where: str, updates: bool = False
+    schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, AnyAggregate], where: str, updates: bool = False
 ) -> pa.Schema:
     """Keys, `window_start`, `window_end` (exclusive; timestamps in ms, UTC), `update` if windows may fire again, then
     the aggregates."""

@@ -16,8 +16,8 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.grouping import group_rows, order_of_ints
 from barrier_runtime.operators.aggregation.accumulators import add_to_groups
 from barrier_runtime.operators.aggregation.batch_values import BatchValues
-from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.merging import merge_entries
+from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import Session
 from barrier_runtime.operators.windows.base import Ints, WindowOperator
@@ -35,7 +35,7 @@ class SessionAggregateOperator(WindowOperator):
         keys: Sequence[str],
         window: Session,
         event_time: str,
-        aggregates: Mapping[str, Aggregate],
+        aggregates: Mapping[str, AnyAggregate],
         schema: pa.Schema | None = None,
         late: bool = False,
     ) -> None:

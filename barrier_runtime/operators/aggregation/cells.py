@@ -1,0 +1,142 @@
+"""Accumulators whose state is one cell of bytes per entry: collections, sketches, and users' own, row by row.
+
+Bytes are what is stored, and what every batch begins with, so that nothing lives besides them that a snapshot could
+forget. What a cell holds is *opened* once per key and batch, takes the key's rows one after the other, and becomes
+bytes again. Batches may be cut anywhere: results of a `CellKind` must not depend on how often its state was opened.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
+from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Values
+from barrier_runtime.state.columns.wide_columns import EMPTY, WIDE
+
+State = TypeVar("State")
+
+
+class Full(Exception):
+    """A state has no room for one more value."""
+
+
+class CellKind(Protocol[State]):
+    """How one kind of state lives in a cell. A cell without bytes is that of an entry to which nothing was added."""
+
+    @property
+    def name(self) -> str:
+        """Of its column of state, which never changes. Equal for those that keep the same."""
+
+    @property
+    def column(self) -> str:
+        """That it is computed of, for messages."""
+
+    def values(self, batch: BatchValues) -> tuple[Sequence[Any], Values | None]:
+        """What `add` takes, per row; and which rows it takes (None: all)."""
+
+    def opened(self, cell: bytes) -> State: ...
+
+    def add(self, state: State, values: Sequence[Any]) -> State:
+        """`state`, which may be changed in place, with `values`. Raises `Full` where it has no room for them."""
+
+    def closed(self, state: State) -> bytes: ...
+
+    def merged(self, earlier: bytes, later: bytes) -> bytes:
+        """Of two entries to which something was added. Raises `Full` as `add` does."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An output of a cell: what is `read` of a state, and the column that `array` makes of what was read of several.
+    What is read stays as it is when more is added to the state."""
+
+    key: str  # equal for those that read the same
+    type: pa.DataType
+    read: Callable[[Any], Any]
+    array: Callable[[list[Any]], pa.Array]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The composite (see `composite`) of one column of cells."""
+
+    kind: CellKind[Any]
+    readers: dict[str, Reader] = field(default_factory=dict)  # of its outputs, by key
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    def storage(self) -> dict[str, tuple[str, Initial]]:
+        return {self.name: (WIDE, EMPTY)}
+
+    def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
+        kind, cells = self.kind, before[self.name].copy()
+        values, positions = self._taken(rows, batch)
+        bounds = np.searchsorted(positions, [*rows.starts, len(rows.order)]).tolist()
+        for group in np.flatnonzero(np.diff(bounds)).tolist():
+            taken = values[bounds[group] : bounds[group + 1]]
+            try:
+                cells[group] = kind.closed(kind.add(kind.opened(cells[group]), taken))
+            except Full:
+                raise left(kind.column, int(rows.row_ids[group]), str(kind)) from None
+        return {self.name: cells}
+
+    def running(
+        self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left
+    ) -> tuple[Columns, dict[str, Values]]:
+        kind, cells = self.kind, before[self.name].copy()
+        values, positions = self._taken(rows, batch)
+        at = np.full(len(rows.order), -1, np.int64)
+        at[positions] = np.arange(len(positions))
+        taken = at.tolist()
+        readers = list(self.readers.values())
+        results = [np.empty(len(rows.order), np.object_) for _ in readers]
+        for group, (start, length) in enumerate(zip(rows.starts.tolist(), rows.lengths.tolist(), strict=True)):
+            state = kind.opened(cells[group])
+            read = [reader.read(state) for reader in readers]
+            changed = False
+            for position in range(start, start + length):
+                value = taken[position]
+                if value >= 0:
+                    try:
+                        state = kind.add(state, values[value : value + 1])
+                    except Full:
+                        raise left(kind.column, int(rows.row_ids[group]), str(kind)) from None
+                    read, changed = [reader.read(state) for reader in readers], True
+                for result, found in zip(results, read, strict=True):
+                    result[position] = found
+            if changed:
+                cells[group] = kind.closed(state)
+        return {self.name: cells}, {self._results(reader): each for reader, each in zip(readers, results, strict=True)}
+
+    def merged(self, before: Columns, later: Columns, left: Left) -> Columns:
+        merged = before[self.name].copy()
+        for entry, cell in enumerate(later[self.name]):
+            if cell:
+                try:
+                    merged[entry] = self.kind.merged(merged[entry], cell) if merged[entry] else cell
+                except Full:
+                    raise left(self.kind.column, entry, str(self.kind)) from None
+        return {self.name: merged}
+
+    def result(self, accumulators: Columns, key: str) -> pa.Array:
+        """What the reader `key` gives, per entry or, of running aggregates, per row."""
+        reader = self.readers[key]
+        after_rows = accumulators.get(self._results(reader))
+        if after_rows is not None:
+            return reader.array(after_rows.tolist())
+        return reader.array([reader.read(self.kind.opened(cell)) for cell in accumulators[self.name]])
+
+    def _results(self, reader: Reader) -> str:
+        return f"{self.name}.{reader.key}"
+
+    def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[Sequence[Any], Values]:
+        """The values that count, in the order of `rows.order`, and where in that order they are."""
+        values, counts = self.kind.values(batch)
+        positions = np.arange(len(rows.order)) if counts is None else np.flatnonzero(counts[rows.order])
+        order = rows.order[positions].tolist()
+        return [values[row] for row in order], positions

@@ -1,0 +1,158 @@
+"""`collect_list`, `collect_set` and the exact `count_distinct`: values of a key, as they came.
+
+A cell is the number of values (4 bytes, little endian) and the values (`encoded_values`). A list or set takes the first
+`limit` values and leaves the others out; counting distinct values, which would then be wrong, ends the job instead.
+"""
+
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.operators.aggregation.batch_values import BatchValues
+from barrier_runtime.operators.aggregation.cells import Full
+from barrier_runtime.operators.aggregation.encoded_values import EncodedValues
+from barrier_runtime.operators.aggregation.state_columns import Values
+from barrier_runtime.state.columns.wide_columns import EMPTY
+
+_count = struct.Struct("<I")
+_REMEMBERED = 200_000  # values in sets that need not be made of their bytes again
+
+Collected: TypeAlias = tuple[int, bytes]  # number of values, and the values
+
+
+def _opened(cell: bytes) -> Collected:
+    return (_count.unpack_from(cell)[0], cell[_count.size :]) if cell else (0, EMPTY)
+
+
+def _closed(count: int, data: bytes) -> bytes:
+    return _count.pack(count) + data
+
+
+@dataclass(frozen=True)
+class ListCell:
+    """The first `limit` values that are not null."""
+
+    column: str
+    encoding: EncodedValues
+    limit: int
+
+    @property
+    def name(self) -> str:
+        return f"collect_list {self.limit}:{self.column}"
+
+    def values(self, batch: BatchValues) -> tuple[Sequence[bytes], Values | None]:
+        return self.encoding.of(batch, self.column), batch.valid(self.column)
+
+    def opened(self, cell: bytes) -> Collected:
+        return _opened(cell)
+
+    def add(self, state: Collected, values: Sequence[bytes]) -> Collected:
+        count, data = state
+        taken = values[: self.limit - count]
+        return (count + len(taken), data + b"".join(taken)) if taken else state
+
+    def closed(self, state: Collected) -> bytes:
+        return _closed(*state)
+
+    def merged(self, earlier: bytes, later: bytes) -> bytes:
+        return self.closed(self.add(self.opened(earlier), self.encoding.split(self.opened(later)[1])))
+
+
+class KnownValues:
+    """Distinct values, in the order in which they came first."""
+
+    __slots__ = ("data", "known")
+
+    def __init__(self, known: set[bytes], data: bytes) -> None:
+        self.known = known
+        self.data = data
+
+    @property
+    def collected(self) -> Collected:
+        return len(self.known), self.data
+
+
+class _Recent:
+    """Sets of cells that were written lately, so that a batch need not make them of their bytes again."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, tuple[bytes, KnownValues]] = OrderedDict()  # by the id of the cell
+        self._values = 0
+
+    def take(self, cell: bytes) -> KnownValues | None:
+        kept = self._kept.pop(id(cell), None)
+        if kept is None:
+            return None
+        self._values -= len(kept[1].known)
+        return kept[1]
+
+    def keep(self, cell: bytes, values: KnownValues) -> None:
+        self._kept[id(cell)] = cell, values  # as long as the cell is here, no other one has its id
+        self._values += len(values.known)
+        while self._values > _REMEMBERED:
+            _, (_, oldest) = self._kept.popitem(last=False)
+            self._values -= len(oldest.known)
+
+
+@dataclass(frozen=True)
+class SetCell:
+    """The first `limit` distinct values that are not null. `exact`: one more raises `Full`, else it is left out."""
+
+    column: str
+    encoding: EncodedValues
+    limit: int
+    exact: bool
+    _recent: _Recent = field(default_factory=_Recent, compare=False)
+
+    @property
+    def name(self) -> str:
+        """A higher limit of an exact count goes on with its state; a set lacks what was left out."""
+        return f"count_distinct:{self.column}" if self.exact else f"collect_set {self.limit}:{self.column}"
+
+    def __str__(self) -> str:
+        return "count_distinct"
+
+    def values(self, batch: BatchValues) -> tuple[Sequence[bytes], Values | None]:
+        return self.encoding.of(batch, self.column), batch.valid(self.column)
+
+    def opened(self, cell: bytes) -> KnownValues:
+        kept = self._recent.take(cell)
+        if kept is not None:
+            return kept
+        _, data = _opened(cell)
+        return KnownValues(set(self.encoding.split(data)), data)
+
+    def add(self, state: KnownValues, values: Sequence[bytes]) -> KnownValues:
+        known, new = state.known, []
+        for value in values:
+            if value not in known:
+                if len(known) >= self.limit:
+                    if self.exact:
+                        raise Full
+                    break
+                known.add(value)
+                new.append(value)
+        if new:
+            state.data += b"".join(new)
+        return state
+
+    def closed(self, state: KnownValues) -> bytes:
+        cell = _closed(*state.collected)
+        self._recent.keep(cell, state)
+        return cell
+
+    def merged(self, earlier: bytes, later: bytes) -> bytes:
+        return self.closed(self.add(self.opened(earlier), self.encoding.split(_opened(later)[1])))
+
+
+def lists(encoding: EncodedValues, collected: Sequence[Collected]) -> pa.Array:
+    """A list per entry; an empty one where nothing was collected."""
+    offsets = np.zeros(len(collected) + 1, np.int32)
+    np.cumsum([count for count, _ in collected], out=offsets[1:])
+    values = encoding.array([data for _, data in collected])
+    return pa.ListArray.from_arrays(pa.array(offsets), values)

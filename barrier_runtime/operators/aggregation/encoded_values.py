@@ -1,0 +1,64 @@
+"""Values of a column as bytes, one after the other, as cells hold them: words of 8 bytes (little endian), text and
+bytes with their length (4 bytes) before them. Whatever their number, they become a column again at once."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.operators.aggregation.batch_values import BatchValues
+from barrier_runtime.operators.aggregation.state_columns import from_words, word_dtypes
+from barrier_runtime.state.columns.wide_columns import WIDE
+
+_length = struct.Struct("<I")
+_WORD_BYTES = 8
+
+
+class EncodedValues:
+    """Those of type `kind`. `distinct`: values that are equal are equal bytes, so that 0.0 takes the place of -0.0, and
+    one NaN that of the others."""
+
+    def __init__(self, kind: pa.DataType, distinct: bool = False) -> None:
+        self.kind = kind
+        self._distinct = distinct
+        self._dtypes = word_dtypes(kind)
+        self._wide = self._dtypes == (WIDE,)
+        self._bytes = 0 if self._wide else _WORD_BYTES * len(self._dtypes)
+
+    def of(self, batch: BatchValues, column: str) -> list[bytes]:
+        """The bytes of each row's value; where the column is null they mean nothing."""
+        words = batch.words(column)
+        if self._wide:
+            return [_length.pack(len(cell)) + cell for cell in words[0]]
+        width, data = self._bytes, np.stack([self._plain(word) for word in words], 1).tobytes()
+        return [data[at : at + width] for at in range(0, len(data), width)]
+
+    def split(self, data: bytes) -> list[bytes]:
+        """One value after the other."""
+        width = self._bytes
+        if not self._wide:
+            return [data[at : at + width] for at in range(0, len(data), width)]
+        found, at = [], 0
+        while at < len(data):
+            end = at + _length.size + _length.unpack_from(data, at)[0]
+            found.append(data[at:end])
+            at = end
+        return found
+
+    def array(self, values: Sequence[bytes]) -> pa.Array:
+        """The column of values that `of` gave, in their order; an element may be several of them."""
+        data = b"".join(values)
+        if not self._wide:
+            words = np.frombuffer(data, np.int64).reshape(-1, len(self._dtypes)).T
+            return from_words(
+                tuple(np.ascontiguousarray(word).view(self._dtypes[0]) for word in words), self.kind, None
+            )
+        cells = np.array([None, *(value[_length.size :] for value in self.split(data))], np.object_)[1:]
+        return from_words((cells,), self.kind, None)
+
+    def _plain(self, word: Any) -> Any:
+        if self._distinct and word.dtype == np.float64:
+            return np.where(np.isnan(word), np.nan, word + 0.0)
+        return word

@@ -1,0 +1,165 @@
+"""Aggregates of users' own: `RowAggregate`, whose state is a value per key, row by row, and `ColumnAggregate`, whose
+state is numpy columns with an element per key, a batch at a time.
+
+State is stored under the name of the output column: it belongs to the step as that of any other aggregate does.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.operators.aggregation.functions import Aggregate
+from barrier_runtime.operators.aggregation.state_columns import Values
+from barrier_runtime.operators.state.stored_type import StoredType
+from barrier_runtime.state.errors import InvalidJob
+
+
+class OwnAggregate(ABC):
+    """What both forms share: the columns that an instance is computed of, and the type of its results."""
+
+    type: pa.DataType  # of results; an attribute of the class, or set before `super().__init__`
+    columns: tuple[str, ...]
+
+    def __init__(self, *columns: str) -> None:
+        """Raises `InvalidJob` without columns, or where `type` or the state is not declared."""
+        name = type(self).__name__
+        if not columns or not all(isinstance(column, str) for column in columns):
+            raise InvalidJob(f"{name}{columns!r}: name the columns it is computed of, as in {name}('price')")
+        if not isinstance(getattr(self, "type", None), pa.DataType):
+            raise InvalidJob(f"{name} does not say what its results are: declare type, such as type = pa.float64()")
+        self.columns = columns
+        self._check_state()
+
+    @abstractmethod
+    def _check_state(self) -> None: ...
+
+    @property
+    def merges(self) -> bool:
+        """Whether it has a `merge`, which session windows need."""
+        return type(self).merge not in (RowAggregate.merge, ColumnAggregate.merge)
+
+    def merge(self, state: Any, later: Any) -> Any:
+        """See the two forms."""
+        raise InvalidJob(f"{self} has no merge(): write one, or use other windows than sessions")
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self.columns)})"
+
+
+class RowAggregate(OwnAggregate):
+    """An aggregate in Python, row by row. A subclass declares `type`, what its results are, and `state`, the type of
+    what `zero` returns: any that `ValueState` takes. A state may be changed in place, and is returned all the same.
+
+    >>> class Product(RowAggregate):
+    ...     type, state = pa.float64(), float
+    ...     def zero(self): return 1.0
+    ...     def add(self, state, value): return state if value is None else state * value
+    ...     def merge(self, state, later): return state * later
+    ...     def result(self, state): return state
+    >>> keyed.aggregate("growth", total=Product("factor"))
+    """
+
+    state: ClassVar[Any]
+
+    def _check_state(self) -> None:
+        if not hasattr(type(self), "state"):
+            raise InvalidJob(
+                f"{type(self).__name__} does not say what its state is: declare state, such as state = float"
+            )
+        StoredType(type(self).state, "msgpack", f"{type(self).__name__}.state = ")
+
+    @abstractmethod
+    def zero(self) -> Any:
+        """The state of a key without rows."""
+
+    @abstractmethod
+    def add(self, state: Any, /, *values: Any) -> Any:
+        """The state with one row more. `values`: of the columns, None for null."""
+
+    def merge(self, state: Any, later: Any, /) -> Any:
+        """The state of the rows of both: those of `state`, then those of `later`. Needed by session windows."""
+        return super().merge(state, later)
+
+    @abstractmethod
+    def result(self, state: Any, /) -> Any:
+        """A value of `type`, or None. It must not change the state."""
+
+
+class ColumnAggregate(OwnAggregate):
+    """An aggregate in numpy, many rows at a time. A subclass declares `type`, what its results are, and `state`, the
+    columns that it keeps: name → numpy dtype of a number, or (dtype, initial value); the initial value is 0 else.
+
+    >>> class Range(ColumnAggregate):
+    ...     type = pa.float64()
+    ...     state = {"low": ("float64", np.inf), "high": ("float64", -np.inf)}
+    ...     def add(self, state, groups, values):
+    ...         np.minimum.at(state["low"], groups, values)
+    ...         np.maximum.at(state["high"], groups, values)
+    ...     def merge(self, state, later):
+    ...         np.minimum(state["low"], later["low"], out=state["low"])
+    ...         np.maximum(state["high"], later["high"], out=state["high"])
+    ...     def result(self, state): return state["high"] - state["low"]
+    """
+
+    state: ClassVar[Mapping[str, Any]]
+
+    def _check_state(self) -> None:
+        self.storage()
+
+    def storage(self) -> dict[str, tuple[str, int | float]]:
+        """Its columns: name → (dtype, initial value). Raises `InvalidJob` for what is no column of numbers."""
+        name, declared = type(self).__name__, getattr(type(self), "state", None)
+        if not isinstance(declared, Mapping) or not declared:
+            raise InvalidJob(
+                f"{name} does not say what its state is: declare state, such as state = {{'total': 'float64'}}"
+            )
+        found: dict[str, tuple[str, int | float]] = {}
+        for column, kind in declared.items():
+            dtype, initial = kind if isinstance(kind, tuple) else (kind, 0)
+            refused = f"{name}.state[{column!r}] = {kind!r} is no numpy dtype of a number: use 'int64' or 'float64'"
+            try:
+                known = np.dtype(dtype)
+                known.type(initial)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise InvalidJob(f"{refused} ({error})") from error
+            if known.kind not in "iuf":
+                raise InvalidJob(refused)
+            found[column] = known.str, initial
+        return found
+
+    @abstractmethod
+    def add(self, state: dict[str, Values], groups: npt.NDArray[np.intp], /, *values: Values) -> None:
+        """Change `state`, an array per column with an element per key, in place. `groups`: which element each row
+        belongs to; a number may come many times, so use `np.add.at(state["total"], groups, values)` and the like.
+        `values`: a numpy array per column of the aggregate; rows where one of them is null are left out. The order of a
+        key's rows is that of their arrival."""
+
+    def merge(self, state: dict[str, Values], later: dict[str, Values], /) -> None:
+        """Change `state` in place: each element gets the rows of the one of `later` as well. Needed by sessions."""
+        super().merge(state, later)
+
+    @abstractmethod
+    def result(self, state: dict[str, Values], /) -> Any:
+        """A numpy array, or one of Arrow, with the result of each element of `state`, which it must not change."""
+
+
+AnyAggregate: TypeAlias = Aggregate | OwnAggregate
+
+
+def require_merge(aggregates: Mapping[str, Any], where: str) -> None:
+    """Raises `InvalidJob` for an own aggregate that cannot make one state of two."""
+    for name, aggregate in aggregates.items():
+        if isinstance(aggregate, OwnAggregate) and not aggregate.merges:
+            raise InvalidJob(
+                f"{where}: sessions that meet become one, but {name}={aggregate} has no merge(): write "
+                f"{type(aggregate).__name__}.merge(state, later), or use windows of fixed size"
+            )
+
+
+def columns_used(aggregates: Iterable[AnyAggregate]) -> list[str]:
+    """That they are computed of, possibly more than once."""
+    return [column for aggregate in aggregates for column in aggregate.columns]

@@ -1,0 +1,202 @@
+"""How users' own aggregates (`own`) keep their state: in a cell, or in columns of numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
+from barrier_runtime.operators.aggregation.cells import Cells, Reader
+from barrier_runtime.operators.aggregation.composite import carried
+from barrier_runtime.operators.aggregation.own import ColumnAggregate, OwnAggregate, RowAggregate
+from barrier_runtime.operators.aggregation.state_columns import Columns, Initial, Values
+from barrier_runtime.operators.state.stored_type import StoredType
+from barrier_runtime.operators.user_code import said, user_traceback
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
+from barrier_runtime.state.snapshots.snapshot import ONE_VALUE
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Calls of an aggregate's functions, in a step, for its output `output`."""
+
+    aggregate: OwnAggregate
+    output: str
+    where: str
+
+    def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
+        """Raises `UserCodeError` for what the function raises."""
+        try:
+            return function(*given)
+        except BarrierRuntimeError:
+            raise
+        except Exception as error:
+            raise UserCodeError(
+                f"{type(self.aggregate).__name__}.{function.__name__}() of {self.where}, output {self.output!r}, "
+                f"raised {type(error).__name__}: {said(error)}\n"
+                "  Fix the function, or make it accept these values; then start the job again.",
+                user_traceback(error),
+            ) from error
+
+    def as_column(self, values: Any, rows: int) -> pa.Array:
+        """What `result` returned, as the column it is declared to be."""
+        kind, name = self.aggregate.type, type(self.aggregate).__name__
+        try:
+            array = values if isinstance(values, pa.Array) else pa.array(values, kind)
+            array = array if array.type == kind else array.cast(kind)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InvalidJob(
+                f"{self.where}: {name}.result() returned what is no {kind}, the type of output {self.output!r}: "
+                f"{error}: return such values, or declare their type"
+            ) from error
+        if len(array) != rows:
+            raise InvalidJob(
+                f"{self.where}: {name}.result() returned {len(array)} values for {rows} keys: return one of each"
+            )
+        return array
+
+
+@dataclass(frozen=True)
+class RowCell:
+    """The state of a `RowAggregate`, in a cell (see `cells`)."""
+
+    aggregate: RowAggregate
+    calls: _Calls
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+    @property
+    def name(self) -> str:
+        return f"own:{self.calls.output}"
+
+    @property
+    def column(self) -> str:
+        return self.aggregate.columns[0]
+
+    def values(self, batch: BatchValues) -> tuple[Sequence[tuple[Any, ...]], Values | None]:
+        return list(zip(*map(batch.plain, self.aggregate.columns), strict=True)), None
+
+    def opened(self, cell: bytes) -> Any:
+        return self.decode(cell) if cell else self.calls(self.aggregate.zero)
+
+    def add(self, state: Any, values: Sequence[tuple[Any, ...]]) -> Any:
+        for row in values:
+            state = self.calls(self.aggregate.add, state, *row)
+        return state
+
+    def closed(self, state: Any) -> bytes:
+        return self.encode(state)
+
+    def merged(self, earlier: bytes, later: bytes) -> bytes:
+        return self.encode(self.calls(self.aggregate.merge, self.decode(earlier), self.decode(later)))
+
+    def read(self, state: Any) -> Any:
+        """A copy of what `result` gives, which may be a part of the state."""
+        found = self.calls(self.aggregate.result, state)
+        return self.calls.as_column([found], 1)[0] if pa.types.is_nested(self.aggregate.type) else found
+
+
+def row_cells(aggregate: RowAggregate, output: str, where: str) -> tuple[Cells, Reader]:
+    name = type(aggregate).__name__
+    stored, calls = StoredType(type(aggregate).state, "msgpack", f"{name}.state = "), _Calls(aggregate, output, where)
+    place = f"{where}: the state of {name}"
+    kind = RowCell(aggregate, calls, stored.encoder(place), stored.decoder(place, ONE_VALUE))
+    return Cells(kind), Reader("result", aggregate.type, kind.read, lambda read: calls.as_column(read, len(read)))
+
+
+@dataclass(frozen=True)
+class OwnColumns:
+    """The composite (see `composite`) of a `ColumnAggregate`."""
+
+    aggregate: ColumnAggregate
+    calls: _Calls
+
+    @staticmethod
+    def of(aggregate: ColumnAggregate, output: str, where: str) -> "OwnColumns":
+        return OwnColumns(aggregate, _Calls(aggregate, output, where))
+
+    @property
+    def name(self) -> str:
+        return self._named("")
+
+    def storage(self) -> dict[str, tuple[str, Initial]]:
+        return {self._named(part): column for part, column in self.aggregate.storage().items()}
+
+    def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
+        values, positions = self._taken(rows, batch)
+        state = {part: before[self._named(part)].copy() for part in self.aggregate.state}
+        return self._stored(self._add(state, rows.groups()[positions], values) if len(positions) else state)
+
+    def running(
+        self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left
+    ) -> tuple[Columns, dict[str, Values]]:
+        """The first row that counts of every group at once, then the second ones, and so on."""
+        values, positions = self._taken(rows, batch)
+        groups = rows.groups()
+        its_group = groups[positions]
+        lengths = np.bincount(its_group, minlength=len(rows.starts))
+        starts = np.cumsum(lengths) - lengths
+        state = {part: before[self._named(part)].copy() for part in self.aggregate.state}
+        given = {part: np.zeros(len(positions), column.dtype) for part, column in state.items()}
+        alive, round_ = np.flatnonzero(lengths), 0
+        while len(alive):
+            at = starts[alive] + round_
+            part_of_state = {part: column[alive] for part, column in state.items()}
+            part_of_state = self._add(part_of_state, np.arange(len(alive)), [column[at] for column in values])
+            for part, column in part_of_state.items():
+                state[part][alive], given[part][at] = column, column
+            round_ += 1
+            alive = alive[lengths[alive] > round_]
+        latest, after = rows.latest(positions), {}
+        for part, known in given.items():
+            spread = np.zeros(len(groups), known.dtype)
+            spread[positions] = known
+            after[self._named(part)] = carried(latest, groups, before[self._named(part)], spread)
+        return self._stored(state), after
+
+    def merged(self, before: Columns, later: Columns, left: Left) -> Columns:
+        state, theirs = (
+            {part: columns[self._named(part)].copy() for part in self.aggregate.state} for columns in (before, later)
+        )
+        kinds = {part: (column.dtype, column.shape) for part, column in state.items()}
+        self.calls(self.aggregate.merge, state, theirs)
+        self._check("merge", state, kinds)
+        return self._stored(state)
+
+    def result(self, accumulators: Columns) -> pa.Array:
+        state = {part: accumulators[self._named(part)].copy() for part in self.aggregate.state}
+        rows = len(next(iter(state.values())))
+        return self.calls.as_column(self.calls(self.aggregate.result, state), rows)
+
+    def _add(self, state: dict[str, Values], groups: Values, values: list[Values]) -> dict[str, Values]:
+        kinds = {part: (column.dtype, column.shape) for part, column in state.items()}
+        self.calls(self.aggregate.add, state, groups, *values)
+        self._check("add", state, kinds)
+        return state
+
+    def _check(self, function: str, state: dict[str, Values], kinds: dict[str, Any]) -> None:
+        found = {part: (getattr(column, "dtype", None), np.shape(column)) for part, column in state.items()}
+        if found != kinds:
+            raise InvalidJob(
+                f"{self.calls.where}: {type(self.aggregate).__name__}.{function}() left other columns in its state "
+                "than it declares, or of another length: change the arrays in place"
+            )
+
+    def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[list[Values], Values]:
+        """The columns of the rows that count, in the order of `rows.order`, and where in that order they are."""
+        counts = np.ones(len(rows.order), np.bool_)
+        for column in self.aggregate.columns:
+            valid = batch.valid(column)
+            if valid is not None:
+                counts &= valid
+        positions = np.flatnonzero(counts[rows.order])
+        chosen = rows.order[positions]
+        return [batch.numpy(column, chosen) for column in self.aggregate.columns], positions
+
+    def _stored(self, state: dict[str, Values]) -> Columns:
+        return {self._named(part): column for part, column in state.items()}
+
+    def _named(self, part: str) -> str:
+        return f"own{'.' if part else ''}{part}:{self.calls.output}"

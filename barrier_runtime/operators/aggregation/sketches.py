@@ -1,0 +1,230 @@
+"""Approximate aggregates, by sketches of Apache DataSketches: distinct values (HLL), quantiles (t-digest), frequent
+values.
+
+A cell is the version of its layout (1 byte) and the sketch as that library writes it. All three give the same result
+for the same rows in the same order, however they are cut into batches, so that a replay writes the same rows. Sketches
+of that library which draw random numbers (KLL, REQ) could not. A t-digest compresses what it holds whenever it is
+written: so it is given values `_CHUNK` at a time, and those that wait for their chunk are in the cell as they are.
+
+The one doorway to the package `datasketches`, which is an extra.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.operators.aggregation.batch_values import BatchValues
+from barrier_runtime.operators.aggregation.encoded_values import EncodedValues
+from barrier_runtime.operators.aggregation.state_columns import Values
+from barrier_runtime.state.columns.wide_columns import EMPTY
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.versioned import Format
+
+_LAYOUT = Format("the state of {}", 1, damaged="restore from another checkpoint")
+_VERSION = bytes([_LAYOUT.version])
+_LG_REGISTERS = 12  # of an HLL sketch
+_LG_COUNTERS = 10  # of a sketch of frequent values: with more, what it forgets would depend on how it was stored
+_COMPRESSION = 200  # of a t-digest
+_CHUNK = 512  # values that a t-digest takes at once
+_count = struct.Struct("<I")
+
+
+@cache
+def _library() -> Any:
+    try:
+        import datasketches
+    except ImportError as error:
+        raise InvalidJob(
+            "approximate aggregates need the package datasketches: pip install 'barrier-runtime[sketches]'"
+        ) from error
+    return datasketches
+
+
+def require_sketches() -> None:
+    """Raises `InvalidJob` where the package is missing."""
+    _library()
+
+
+def _content(cell: bytes, of: str) -> bytes:
+    _LAYOUT.check(cell[0], of)
+    return cell[1:]
+
+
+@dataclass(frozen=True)
+class DistinctSketch:
+    """About how many distinct values: HLL with 4,096 registers, whose standard error is 1.6 %."""
+
+    column: str
+    encoding: EncodedValues
+
+    @property
+    def name(self) -> str:
+        return f"hll:{self.column}"
+
+    def values(self, batch: BatchValues) -> tuple[Sequence[str], Values | None]:
+        return _as_text(self.encoding, batch, self.column), batch.valid(self.column)
+
+    def opened(self, cell: bytes) -> Any:
+        library = _library()
+        if not cell:
+            return library.hll_sketch(_LG_REGISTERS, library.HLL_8)
+        return library.hll_sketch.deserialize(_content(cell, self.name))
+
+    def add(self, state: Any, values: Sequence[str]) -> Any:
+        for value in values:
+            state.update(value)
+        return state
+
+    def closed(self, state: Any) -> bytes:
+        return _VERSION + bytes(state.serialize_compact())
+
+    def merged(self, earlier: bytes, later: bytes) -> bytes:
+        library = _library()
+        union = library.hll_union(_LG_REGISTERS)
+        union.update(self.opened(earlier))
+        union.update(self.opened(later))
+        return self.closed(union.get_result(library.HLL_8))
+
+
+def distinct_estimate(state: Any) -> int:
+    estimate: float = state.get_estimate()
+    return round(estimate)
+
+
+class Digest:
+    """A t-digest and the values that wait for their chunk."""
+
+    __slots__ = ("digest", "waiting")
+
+    def __init__(self, digest: Any, waiting: list[float]) -> None:
+        self.digest = digest  # None before the first chunk
+        self.waiting = waiting
+
+
+@dataclass(frozen=True)
+class QuantileSketch:
+    """Quantiles of numbers: exact up to 511 values, by t-digest beyond. NaN is ignored, as null is."""
+
+    column: str
+
+    @property
+    def name(self) -> str:
+        return f"digest:{self.column}"
+
+    def values(self, batch: BatchValues) -> tuple[Sequence[float], Values | None]:
+        values, valid = batch.floats(self.column) + 0.0, batch.valid(self.column)  # -0.0 is 0.0
+        numbers = ~np.isnan(values)
+        return values.tolist(), numbers if valid is None else numbers & valid
+
+    def opened(self, cell: bytes) -> Digest:
+        if not cell:
+            return Digest(None, [])
+        content = _content(cell, self.name)
+        (count,) = _count.unpack_from(content)
+        end = _count.size + 8 * count
+        waiting = np.frombuffer(content[_count.size : end], "<f8").tolist()
+        return Digest(_library().tdigest_double.deserialize(content[end:]) if len(content) > end else None, waiting)
+
+    def add(self, state: Digest, values: Sequence[float]) -> Digest:
+        state.waiting += values
+        while len(state.waiting) >= _CHUNK:
+            if state.digest is None:
+                state.digest = _library().tdigest_double(_COMPRESSION)
+            state.digest.update(np.array(state.waiting[:_CHUNK]))
+            state.digest.compress()
+            del state.waiting[:_CHUNK]
+        return state
+
+    def closed(self, state: Digest) -> bytes:
+        digest = EMPTY if state.digest is None else bytes(state.digest.serialize())
+        return _VERSION + _count.pack(len(state.waiting)) + np.array(state.waiting, "<f8").tobytes() + digest
+
+    def merged(self, earlier: bytes, later: bytes) -> bytes:
+        ours, theirs = self.opened(earlier), self.opened(later)
+        if theirs.digest is not None:
+            if ours.digest is None:
+                ours.digest = theirs.digest
+            else:
+                ours.digest.merge(theirs.digest)
+                ours.digest.compress()
+        return self.closed(self.add(ours, theirs.waiting))
+
+
+def quantiles_of(state: Digest, ranks: Sequence[float]) -> list[float | None]:
+    """Null without a value."""
+    waiting = sorted(state.waiting)
+    if state.digest is None:
+        return [waiting[max(0, math.ceil(rank * len(waiting)) - 1)] if waiting else None for rank in ranks]
+    digest = state.digest
+    if waiting:
+        library = _library()
+        digest = library.tdigest_double.deserialize(bytes(digest.serialize()))
+        digest.update(np.array(waiting))
+    return [digest.get_quantile(rank) for rank in ranks]
+
+
+@dataclass(frozen=True)
+class FrequentSketch:
+    """The values that come most often, with how often: exact as long as a key has up to 768 distinct values, beyond
+    that at most 0.35 % of the number of its values too high."""
+
+    column: str
+    encoding: EncodedValues
+
+    @property
+    def name(self) -> str:
+        return f"frequent:{self.column}"
+
+    def values(self, batch: BatchValues) -> tuple[Sequence[str], Values | None]:
+        return _as_text(self.encoding, batch, self.column), batch.valid(self.column)
+
+    def opened(self, cell: bytes) -> Any:
+        library = _library()
+        if not cell:
+            return library.frequent_strings_sketch(_LG_COUNTERS)
+        return library.frequent_strings_sketch.deserialize(_content(cell, self.name))
+
+    def add(self, state: Any, values: Sequence[str]) -> Any:
+        for value in values:
+            state.update(value)
+        return state
+
+    def closed(self, state: Any) -> bytes:
+        return _VERSION + bytes(state.serialize())
+
+    def merged(self, earlier: bytes, later: bytes) -> bytes:
+        ours = self.opened(earlier)
+        ours.merge(self.opened(later))
+        return self.closed(ours)
+
+
+def most_frequent(state: Any, count: int) -> list[tuple[bytes, int]]:
+    """(value as bytes, how often), the most frequent ones first; of two that are equal the one with lower bytes."""
+    found = state.get_frequent_items(_library().NO_FALSE_NEGATIVES, 0)
+    items = [(item.encode("latin-1"), estimate) for item, estimate, _, _ in found]
+    return sorted(items, key=lambda each: (-each[1], each[0]))[:count]
+
+
+def frequent_lists(encoding: EncodedValues, found: Sequence[list[tuple[bytes, int]]]) -> pa.Array:
+    """A list of structs of value and count per entry."""
+    offsets = np.zeros(len(found) + 1, np.int32)
+    np.cumsum([len(each) for each in found], out=offsets[1:])
+    values = encoding.array([value for each in found for value, _ in each])
+    counts = pa.array([count for each in found for _, count in each], pa.int64())
+    structs = pa.StructArray.from_arrays([values, counts], fields=list(frequent_type(encoding.kind).value_type))
+    return pa.ListArray.from_arrays(pa.array(offsets), structs)
+
+
+def frequent_type(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.struct([("value", kind), ("count", pa.int64())]))
+
+
+def _as_text(encoding: EncodedValues, batch: BatchValues, column: str) -> list[str]:
+    """The bytes of values as characters of one byte each, which is what these sketches take."""
+    return [value.decode("latin-1") for value in encoding.of(batch, column)]

@@ -1,0 +1,101 @@
+"""Columns of a columnar table whose values have no fixed width: cells of bytes.
+
+Such a column is a numpy array of objects. A cell is a `bytes` object that is replaced and never changed, so that a
+freeze copies references and what it copied stays as it was. Operators write cells as they write numbers; how many bytes
+there are is counted when rows are marked as changed, which is what eviction and the memory bound go by.
+
+    in a segment    lengths, and all bytes one after the other (see `segment`)
+    in an entry     behind the row's numbers, per cell its length (4 bytes, little endian) and its bytes
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.state.keys.row_index import Ints, RowIds
+
+WIDE = "O"  # dtype of a column of cells
+EMPTY = b""
+_OBJECT_BYTES = 33  # of a `bytes` object besides its content
+_length = struct.Struct("<I")
+
+Cells = npt.NDArray[np.object_]
+
+
+def is_wide(kind: Any) -> bool:
+    """`kind`: a numpy dtype, or what names one."""
+    return bool(np.dtype(kind).kind == WIDE)
+
+
+def lengths(cells: Cells) -> Ints:
+    return np.fromiter(map(len, cells), np.int64, len(cells))
+
+
+def empty_cells(count: int) -> Cells:
+    return np.full(count, EMPTY, np.object_)
+
+
+def to_binary(cells: Cells) -> pa.LargeBinaryArray:
+    return pa.array(cells, pa.large_binary())
+
+
+def from_binary(array: pa.LargeBinaryArray) -> Cells:
+    return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def memory(cells: Cells) -> int:
+    """Bytes that the cells take besides the references to them, roughly."""
+    return int(lengths(cells).sum()) + _OBJECT_BYTES * len(cells)
+
+
+def tails(columns: Mapping[str, npt.NDArray[Any]], names: Sequence[str], row_ids: RowIds) -> list[bytes]:
+    """The cells of each row as an entry has them."""
+    found = [columns[name][row_ids].tolist() for name in names]
+    rows = zip(*found, strict=True)
+    return [b"".join(part for cell in row for part in (_length.pack(len(cell)), cell)) for row in rows]
+
+
+def cells_of(value: bytes, start: int, count: int) -> list[bytes]:
+    """The cells of an entry, from `start` on. Raises `ValueError` when it has not that many, or more."""
+    found = []
+    for _ in range(count):
+        if start + _length.size > len(value):
+            raise ValueError(f"{len(value)} bytes end within a length")
+        (length,) = _length.unpack_from(value, start)
+        start += _length.size
+        found.append(value[start : start + length])
+        start += length
+    if start != len(value):
+        raise ValueError(f"{len(value)} bytes instead of {start}")
+    return found
+
+
+class CellBytes:
+    """How many bytes the cells of a table take."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._of_row = np.zeros(0, np.int64)
+
+    def grow(self, capacity: int) -> None:
+        grown = np.zeros(capacity, np.int64)
+        grown[: len(self._of_row)] = self._of_row
+        self._of_row = grown
+
+    def changed(self, row_ids: RowIds, columns: Sequence[Cells]) -> None:
+        """Cells of `row_ids` (which may repeat) have other values now."""
+        distinct = np.unique(row_ids)
+        now = np.full(len(distinct), _OBJECT_BYTES * len(columns), np.int64)
+        for cells in columns:
+            now += lengths(cells[distinct])
+        self.total += int((now - self._of_row[distinct]).sum())
+        self._of_row[distinct] = now
+
+    def gone(self, row_ids: RowIds) -> None:
+        """Rows of `row_ids`, each once, are no more."""
+        self.total -= int(self._of_row[row_ids].sum())
+        self._of_row[row_ids] = 0
