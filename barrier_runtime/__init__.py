@@ -31,6 +31,8 @@ _HOME = {
     "stddev_pop": "barrier_runtime.operators.aggregation.functions",
     "arg_min": "barrier_runtime.operators.aggregation.functions",
     "arg_max": "barrier_runtime.operators.aggregation.functions",
+    "Cache": "barrier_runtime.operators.lookups.cache",
+    "Retry": "barrier_runtime.operators.retry",
     "TTL": "barrier_runtime.operators.state.ttl",
     "ValueState": "barrier_runtime.operators.state.value",
     "ListState": "barrier_runtime.operators.state.lists",
@@ -114,7 +116,9 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.functions import sum_ as sum_
     from barrier_runtime.operators.aggregation.functions import var_pop as var_pop
     from barrier_runtime.operators.aggregation.functions import variance as variance
+    from barrier_runtime.operators.lookups.cache import Cache as Cache
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
+    from barrier_runtime.operators.retry import Retry as Retry
     from barrier_runtime.operators.state.folded import AggregatingState as AggregatingState
     from barrier_runtime.operators.state.folded import ReducingState as ReducingState
     from barrier_runtime.operators.state.lists import ListState as ListState
