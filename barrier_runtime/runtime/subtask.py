@@ -108,7 +108,8 @@ class Subtask:
         self._inputs_idle = False  # they said so last
         self._first = operators[0][1] if operators else Operator()
         self._by_clock = type(self._first).on_wall_clock is not Operator.on_wall_clock
-        self._barrier_behind = [0] * len(inputs)  # by channel, the last barrier in its queue, where that matters
+        self._barrier_behind = [0] * len(inputs)  # by channel, the last barrier in its queue
+        self._end_behind: set[int] = set()  # channels whose end is in the queue
         self._ahead = False  # rows were taken without room
         self._all_in = False  # the inputs have ended
         self._next_input = 0
@@ -186,7 +187,11 @@ class Subtask:
         return self._first.takes_rows_before_barriers and any(map(self._is_awaited, self.inputs)) and self._may_emit
 
     def _is_awaited(self, channel: InputChannel) -> bool:
-        return self._barrier_behind[channel.index] > self.last_checkpoint
+        """A barrier is in its queue, or the end, and a checkpoint is wanted for which no barrier comes any more."""
+        if self._barrier_behind[channel.index] > self.last_checkpoint:
+            return True
+        wanted = self._wanted
+        return channel.index in self._end_behind and wanted is not None and wanted.id > self.last_checkpoint
 
     def _settle(self) -> None:
         self._ahead = False
@@ -362,8 +367,10 @@ class Subtask:
         """Hear of the barriers that came in, wherever they stand in the queues and also while nothing may be sent."""
         while self._announcements:
             index, element = self._announcements.popleft()
-            if isinstance(element, Barrier) and self._first.takes_rows_before_barriers:
+            if isinstance(element, Barrier):
                 self._barrier_behind[index] = element.id
+            elif isinstance(element, EndOfInput):
+                self._end_behind.add(index)
             self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
 
     def _on_timeout(self, checkpoint: int) -> None:

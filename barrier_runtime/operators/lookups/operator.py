@@ -12,6 +12,7 @@ A barrier never waits for replies: without room, rows that stand before it are t
 """
 
 import copy
+import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -87,7 +88,7 @@ class LookupOperator(Operator):
         self._counts = Counts()
         self._inbox: deque[tuple[int, list[Any] | None, Exception | None]] = deque()  # filled by any thread
         self._woken = False
-        self._timer_s = float("inf")  # when the slot will be woken next
+        self._timers: list[float] = []  # heap: when the slot will be woken
         self._input: pa.Schema | None = None
         self._failures = None if settings.on_error == "fail" else Failures(settings.on_error, name, self._said)
 
@@ -205,8 +206,11 @@ class LookupOperator(Operator):
         self._emit(effects, emit)
         self._count()
         due_s = self._book.next_due_s()
-        if due_s is not None and (due_s < self._timer_s or self._timer_s <= now_s):
-            self._timer_s = due_s
+        timers = self._timers
+        while timers and timers[0] <= now_s:
+            heapq.heappop(timers)
+        if due_s is not None and (not timers or due_s < timers[0]):
+            heapq.heappush(timers, due_s)
             self._context.call_later(max(0.0, due_s - now_s), self._context.wake)
 
     def _replied(self, request: int, results: list[Any] | None, error: Exception | None) -> None:

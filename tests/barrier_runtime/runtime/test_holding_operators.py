@@ -1,8 +1,6 @@
 """A subtask whose first operator holds rows until it is told to give them: what then waits (watermarks, idleness, the
 end) and what does not (barriers, triggers)."""
 
-from collections.abc import Iterator
-
 import pytest
 from subtask_bench import Bench, barrier, rows
 
@@ -73,8 +71,8 @@ class HoldingBench(Bench):
 
 
 @pytest.fixture
-def bench() -> Iterator[HoldingBench]:
-    yield HoldingBench(inputs=1)
+def bench() -> HoldingBench:
+    return HoldingBench(inputs=1)
 
 
 def test_a_watermark_is_told_when_the_rows_before_it_are_out(bench: HoldingBench) -> None:
@@ -108,7 +106,7 @@ def test_rows_that_came_after_idleness_end_it(bench: HoldingBench) -> None:
 def test_the_end_waits_for_what_is_held_and_triggers_are_answered_meanwhile() -> None:
     bench = HoldingBench(room=2, inputs=1)
     bench.feed((0, rows(3)), (0, Watermark(5)), (0, EndOfInput()))
-    assert not bench.subtask.ended and bench.emitted() == []
+    assert (bench.subtask.ended, bench.emitted()) == (False, [])
     bench.subtask.on_trigger(barrier(1))
     bench.subtask.on_trigger(barrier(1))
     assert bench.captured_totals() == [(1, 3)]
@@ -142,12 +140,24 @@ def test_a_barrier_does_not_wait_for_room(aligner: type) -> None:
     assert len(bench.operator.held) == 3, "what is behind the barrier waits again"
 
 
+def test_a_checkpoint_does_not_wait_for_room_before_the_end_when_upstream_has_ended_and_sends_no_barrier() -> None:
+    bench = HoldingBench(inputs=1)
+    bench.queue((0, rows(1)), (0, rows(2)), (0, EndOfInput()))
+    bench.work()
+    assert len(bench.operator.held) == 1
+    bench.subtask.on_trigger(barrier(1))
+    bench.work()
+    assert bench.captured_totals() == [(1, 3)]
+    bench.allow(2)
+    assert bench.emitted() == [barrier(1), [1], [2], Watermark(WATERMARK_MAX), EndOfInput()]
+
+
 def test_only_rows_before_a_barrier_that_is_there_are_taken_without_room() -> None:
     bench = HoldingBench(inputs=2)
     bench.queue((0, rows(1)), (1, rows(10)), (0, rows(2)), (1, rows(20)), (0, barrier(1)))
     bench.work()
     assert bench.captured_totals() == []
-    assert len(bench.inputs[0]._elements) == 0 and bench.inputs[1].bytes > 0
+    assert [len(channel._elements) for channel in bench.inputs] == [0, 2]
     bench.queue((1, barrier(1)))
     bench.work()
     assert bench.captured_totals() == [(1, 33)]
@@ -171,7 +181,7 @@ def test_what_was_taken_without_room_gives_no_credit_until_there_is_room() -> No
 
 
 def test_a_barrier_that_was_overtaken_lets_no_rows_in() -> None:
-    """An unaligned checkpoint has the rows of the queue in flight; that its barrier still stands there means nothing."""
+    """An unaligned checkpoint has the rows of the queue in flight; its barrier, which is still there, means nothing."""
     bench = HoldingBench(inputs=1)
     bench.queue((0, rows(1)), (0, rows(2)), (0, barrier(1, 0)))
     assert bench.in_flight == {1: {0: [1, 2]}}

@@ -1,5 +1,5 @@
-"""The book of a lookup by interleavings: replies in any order, late, twice, never, and raising; a snapshot at any point,
-restored at another parallelism. Each row has one result, and no watermark overtakes a row."""
+"""The book of a lookup by interleavings: replies in any order, late, twice, never, and raising; a snapshot at any
+point, restored at another parallelism. Each row has one result; no watermark overtakes a row."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -228,7 +228,8 @@ def test_an_attempt_that_takes_too_long_is_given_up_and_repeated_and_its_reply_c
     settings = replace(PLAIN, retry=Retry(1, timedelta(seconds=0.5)))
     driven = Driven(settings, ["a", "b"])
     driven.advance(2.0)
-    assert driven.open == {} and driven.ended[0].keys == ("a", "b")
+    assert driven.open == {}
+    assert driven.ended[0].keys == ("a", "b")
     assert driven.book.next_due_s() == 2.5
     driven.advance(0.5)
     driven.late(1)
@@ -255,14 +256,16 @@ def test_pauses_between_attempts_double_and_the_last_error_is_the_result():
 def test_an_error_that_is_not_declared_transient_is_not_repeated():
     driven = Driven(replace(PLAIN, retry=Retry(5, on=(OSError,))), ["a", "b"])
     driven.raise_(0, KeyError("no such column"), for_one=True)
-    assert isinstance(driven.results[0], Failed) and not driven.results[0].is_transient
+    assert isinstance(driven.results[0], Failed)
+    assert not driven.results[0].is_transient
     assert driven.results[1] == {"of": "b"}
 
 
 def test_without_retry_a_timeout_is_the_result():
     driven = Driven(PLAIN, ["a", "b"])
     driven.advance(2.0)
-    assert isinstance(driven.results[0].error, NoReply) and driven.results[0].is_transient
+    assert isinstance(driven.results[0].error, NoReply)
+    assert driven.results[0].is_transient
 
 
 def test_a_watermark_waits_for_the_rows_before_it_and_rows_behind_it_wait_for_it():

@@ -123,9 +123,9 @@ def completed(*pairs: tuple[int | None, int]) -> list[tuple[Any, ...]]:
 def test_columns_are_added_as_replies_come_and_the_slot_is_woken_for_them() -> None:
     driven = Driven()
     driven.feed(1, 2, 4)
-    assert driven.rows() == [] and driven.woken == 0
+    assert (driven.rows(), driven.woken) == ([], 0)
     driven.lines.run(1)
-    assert driven.woken == 1 and driven.rows() == []
+    assert (driven.rows(), driven.woken) == ([], 1)
     assert driven.turn()
     assert driven.rows() == completed((4, 2))
     driven.lines.run()
@@ -314,11 +314,11 @@ def test_a_hanging_thread_does_not_keep_a_request_that_waited_for_it() -> None:
     driven.feed(1, 2)
     with pytest.warns(UserWarning, match="no reply within 2 s"):
         driven.turn(2.0)  # the first hangs; the second is sent, and no thread is free
-        driven.turn(2.0)
+    driven.turn(2.0)
     assert len(driven.lines.waiting) == 1
     driven.lines.run()
     driven.turn()
-    assert called == [[1]] and driven.rows() == []
+    assert (called, driven.rows()) == ([[1]], [])
 
 
 @examples(60)
@@ -352,7 +352,7 @@ def test_rows_in_flight_are_restored_once_at_any_parallelism(
             driven.turn(0.001)
     for subtask in range(after):
         restored = Driven(book=book, restored=tuple(snapshots), subtask=subtask, parallelism=after)
-        assert restored.rows() == [] and not restored.lines.waiting
+        assert (restored.rows(), restored.lines.waiting) == ([], [])
         restored.turn(0.001)
         assert len(restored.lines.waiting) <= 2, "no more than the capacity is asked for"
         restored.settle()
@@ -384,7 +384,7 @@ def test_batches_of_several_schemas_are_stored_in_their_order() -> None:
 class Connected:
     """What it is told, in order."""
 
-    told: list[str] = []  # noqa: RUF012 - of all its objects
+    told: list[str] = []  # of all its objects
 
     def open(self) -> None:
         self.told.append("open")
