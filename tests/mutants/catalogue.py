@@ -1,5 +1,12 @@
 """All mutants, in the order of the product's folders."""
 
-from tests.mutants import dataplane, ends, protocol, slots, stored_state
+from tests.mutants import dataplane, ends, lookups, protocol, slots, stored_state
 
-MUTANTS = (*protocol.MUTANTS, *stored_state.MUTANTS, *dataplane.MUTANTS, *slots.MUTANTS, *ends.MUTANTS)
+MUTANTS = (
+    *protocol.MUTANTS,
+    *stored_state.MUTANTS,
+    *dataplane.MUTANTS,
+    *slots.MUTANTS,
+    *lookups.MUTANTS,
+    *ends.MUTANTS,
+)

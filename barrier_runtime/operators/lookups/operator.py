@@ -15,7 +15,7 @@ import copy
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -47,15 +47,6 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 
 HowMissing = Literal["left", "inner", "side"]
 MISSES = "misses"  # tag of the side output
-
-_COUNTED = (  # in the order of `Counts`
-    LOOKUP_REQUESTS,
-    LOOKUP_CACHE_HITS,
-    LOOKUP_MISSES,
-    LOOKUP_TIMEOUTS,
-    LOOKUP_RETRIES,
-    LOOKUP_LATE_REPLIES,
-)
 
 
 @dataclass(frozen=True)
@@ -221,11 +212,15 @@ class LookupOperator(Operator):
             self._context.wake_from_thread()
 
     def _count(self) -> None:
-        counts, metrics = self._book.counts, self._context.metrics
-        if counts != self._counts:
-            for metric, now, before in zip(_COUNTED, astuple(counts), astuple(self._counts), strict=True):
-                metrics.count(metric, now - before)
-            self._counts = copy.copy(counts)
+        now, before, metrics = self._book.counts, self._counts, self._context.metrics
+        if now != before:
+            metrics.count(LOOKUP_REQUESTS, now.requests - before.requests)
+            metrics.count(LOOKUP_CACHE_HITS, now.cache_hits - before.cache_hits)
+            metrics.count(LOOKUP_MISSES, now.misses - before.misses)
+            metrics.count(LOOKUP_TIMEOUTS, now.timeouts - before.timeouts)
+            metrics.count(LOOKUP_RETRIES, now.retries - before.retries)
+            metrics.count(LOOKUP_LATE_REPLIES, now.late - before.late)
+            self._counts = copy.copy(now)
         metrics.gauge(LOOKUP_ROWS, self._book.held)
 
     # ------------------------------------------------------------ results
