@@ -106,6 +106,7 @@ class Schedule:
     twins: bool = False  # two jobs of one name, each with checkpoints of its own, write into one target
     hang: Hang | None = None  # of a source or sink
     events: EventTimes | None = None  # the job is one in event time; else it is the bank
+    lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
     actions: tuple[Action, ...] = field(default=())
@@ -120,6 +121,8 @@ class Schedule:
             return "twins" if self.twins else "hanging"
         if self.graph in SIDE_GRAPHS:
             return "sides"
+        if self.lookups is not None:
+            return "lookups"
         return "bank" if self.target == "files" else self.target
 
     def without(self, left_out: Sequence[int]) -> "Schedule":
@@ -172,7 +175,7 @@ def _draw_kind(seed: int) -> Schedule:
             return _draw_troubled(drawn) if target == "staged" else drawn
     if kind < _TWINS:
         return _draw_twins(schedule)
-    return _draw_hang(schedule) if kind < _HANGING else _draw_sides(schedule)
+    return _draw_hang(schedule) if kind < _HANGING else _draw_lookups(_draw_sides(schedule))
 
 
 def _draw_bank(seed: int) -> Schedule:
@@ -257,6 +260,15 @@ def _draw_sides(schedule: Schedule) -> Schedule:
         return schedule
     graph = rng.choice(SIDE_GRAPHS[:2] if schedule.unaligned else SIDE_GRAPHS)
     return replace(schedule, graph=graph, aggregated=False)
+
+
+def _draw_lookups(schedule: Schedule) -> Schedule:
+    """Legs are looked up before they are counted. A job that is stopped leaves some in flight, so the source ends."""
+    rng = random.Random(f"lookups {schedule.seed}")
+    if schedule.graph in SIDE_GRAPHS or not schedule.bounded or rng.random() > 0.5:
+        return schedule
+    lookups = rng.random() < 0.5, rng.random() < 0.3, rng.choice((1, 4, 20)), rng.choice((2, 40, 250))
+    return replace(schedule, lookups=lookups)
 
 
 def _draw_twins(schedule: Schedule) -> Schedule:

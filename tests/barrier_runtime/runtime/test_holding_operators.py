@@ -154,11 +154,11 @@ def test_a_checkpoint_does_not_wait_for_room_before_the_end_when_upstream_has_en
 
 def test_only_rows_before_a_barrier_that_is_there_are_taken_without_room() -> None:
     bench = HoldingBench(inputs=2)
-    bench.queue((0, rows(1)), (1, rows(10)), (0, rows(2)), (1, rows(20)), (0, barrier(1)))
+    bench.queue((0, rows(1)), (1, rows(10)), (0, rows(2)), (1, rows(20)), (1, barrier(1)))
     bench.work()
     assert bench.captured_totals() == []
-    assert [len(channel._elements) for channel in bench.inputs] == [0, 2]
-    bench.queue((1, barrier(1)))
+    assert [len(channel._elements) for channel in bench.inputs] == [1, 0]
+    bench.queue((0, barrier(1)))
     bench.work()
     assert bench.captured_totals() == [(1, 33)]
 

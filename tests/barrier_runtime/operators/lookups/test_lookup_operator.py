@@ -362,6 +362,17 @@ def test_rows_in_flight_are_restored_once_at_any_parallelism(
     assert sorted(emitted, key=lambda row: row[1]) == completed(*((user, number) for number, user in rows))
 
 
+def test_rows_of_a_batch_that_went_out_are_not_in_the_snapshot() -> None:
+    driven = Driven()
+    driven.feed(1, 2, 4, 5)  # two requests
+    driven.lines.run(1)
+    driven.turn()
+    restored = Driven(restored=(driven.snapshot(),))
+    restored.settle()
+    assert driven.rows() == completed((4, 2), (5, 3))
+    assert restored.rows() == completed((1, 0), (2, 1))
+
+
 def test_a_snapshot_without_rows_in_flight_has_nothing() -> None:
     driven = Driven()
     driven.feed(1)
