@@ -41,6 +41,8 @@ _HOME = {
     "top_k": "barrier_runtime.operators.aggregation.functions",
     "RowAggregate": "barrier_runtime.operators.aggregation.own",
     "ColumnAggregate": "barrier_runtime.operators.aggregation.own",
+    "Cache": "barrier_runtime.operators.lookups.cache",
+    "Retry": "barrier_runtime.operators.retry",
     "TTL": "barrier_runtime.operators.state.ttl",
     "BroadcastState": "barrier_runtime.operators.state.broadcast",
     "ValueState": "barrier_runtime.operators.state.value",
@@ -136,8 +138,10 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.functions import variance as variance
     from barrier_runtime.operators.aggregation.own import ColumnAggregate as ColumnAggregate
     from barrier_runtime.operators.aggregation.own import RowAggregate as RowAggregate
+    from barrier_runtime.operators.lookups.cache import Cache as Cache
     from barrier_runtime.operators.process import ProcessContext as ProcessContext
     from barrier_runtime.operators.process_rows import RowContext as RowContext
+    from barrier_runtime.operators.retry import Retry as Retry
     from barrier_runtime.operators.state.broadcast import BroadcastState as BroadcastState
     from barrier_runtime.operators.state.folded import AggregatingState as AggregatingState
     from barrier_runtime.operators.state.folded import ReducingState as ReducingState

@@ -65,6 +65,14 @@ FAR_EVENT_TIMES = Counter("far_event_times", "times", "a source read an event ti
 SPLITS_DISCOVERED = Counter("splits_discovered", "splits", "splits found while the job runs (files, partitions)")
 DISCOVERY_FAILURES = Counter("discovery_failures", "times", "a source could not list its splits or open a new one; it "
                              "is tried again")
+LOOKUP_REQUESTS = Counter("lookup_requests", "requests", "`lookup`: calls of its function, repetitions included")
+LOOKUP_CACHE_HITS = Counter("lookup_cache_hits", "rows", "`lookup`: rows whose reply was in the cache")
+LOOKUP_MISSES = Counter("lookup_misses", "rows", "`lookup`: rows of which the other system has nothing")
+LOOKUP_TIMEOUTS = Counter("lookup_timeouts", "requests", "`lookup`: calls that took longer than `timeout`")
+LOOKUP_RETRIES = Counter("lookup_retries", "requests", "`lookup`: repetitions of calls that had failed")
+LOOKUP_LATE_REPLIES = Counter("lookup_late_replies", "replies", "`lookup`: replies that came after the time was over: "
+                              "dropped")
+LOOKUP_ROWS = Gauge("lookup_rows", "rows", "`lookup`: rows that wait for a reply, or for rows before them")
 SKIPPED_ROWS = Counter("skipped_rows", "rows", "rows (and timers) whose function raised: skipped "
                        '(`on_error="skip"`)')
 ERROR_ROWS = Counter("error_rows", "rows", "rows (and timers) whose function raised: given to the stream of errors "

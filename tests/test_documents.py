@@ -44,6 +44,7 @@ def test_no_page_of_what_users_write_is_without_programs() -> None:
         "connect.md",
         "expressions.md",
         "joins.md",
+        "lookup.md",
         "side-outputs.md",
         "state.md",
         "time.md",

@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # metrics_table
 from metrics_table import DOCUMENT, ROOT, document
 
 from barrier_runtime.coordinator import metric_table
-from barrier_runtime.coordinator.metric_table import JOB, METRICS, Counter, Histogram, Metric
+from barrier_runtime.coordinator.metric_table import JOB, METRICS, Counter, Gauge, Histogram, Metric
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, CheckpointStatus, JobStatus
 
 ROWS = {name: row for name, row in vars(metric_table).items() if isinstance(row, Metric)}
-KINDS = {"count": Counter, "latency": Histogram}  # method of `MetricGroup` -> what it takes
+KINDS = {"count": Counter, "gauge": Gauge, "latency": Histogram}  # method of `MetricGroup` -> what it takes
 NO_METRICS = {"checkpoint", "token", "triggered_ms"}  # numbers of a checkpoint that identify it
 
 

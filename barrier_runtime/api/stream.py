@@ -36,8 +36,12 @@ from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
 from barrier_runtime.operators.keyed_progress import keys_said
+from barrier_runtime.operators.lookups.arguments import lookup_settings
+from barrier_runtime.operators.lookups.cache import Cache
+from barrier_runtime.operators.lookups.operator import MISSES, HowMissing, LookupOperator
 from barrier_runtime.operators.process import ProcessOperator, check_event_time_of_states, declared_states
 from barrier_runtime.operators.process_rows import ProcessRowsOperator
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.split import SplitOperator
 from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
@@ -52,6 +56,8 @@ from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 
 _NO_DELAY = datetime.timedelta()
+_LOOKUP_TIMEOUT = datetime.timedelta(seconds=10)
+_LINGER = datetime.timedelta(milliseconds=1)
 
 
 @plain_errors
@@ -308,6 +314,121 @@ class Stream:
         output = enriched_schema(self.schema, small.schema, keys, where) if self.schema is not None else None
         make = partial(EnrichOperator, table=small, on=keys, how=how)
         return self._step("broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {small.num_rows} rows")
+
+    # ------------------------------------------------------------ from another system
+
+    @overload
+    def lookup(
+        self,
+        name: str,
+        fetch_many: Any,
+        *,
+        key: str | Sequence[str],
+        schema: SchemaLike,
+        capacity: int = 1_000,
+        timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
+        ordered: bool = False,
+        how: Literal["left", "inner"] = "left",
+        retry: Retry | None = None,
+        cache: Cache | None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+        max_batch: int = 100,
+        max_requests: int | None = None,
+        linger: datetime.timedelta = _LINGER,
+    ) -> "Stream": ...
+
+    @overload
+    def lookup(
+        self,
+        name: str,
+        fetch_many: Any,
+        *,
+        key: str | Sequence[str],
+        schema: SchemaLike,
+        capacity: int = 1_000,
+        timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
+        ordered: bool = False,
+        how: HowMissing = "left",
+        retry: Retry | None = None,
+        cache: Cache | None = None,
+        on_error: OnError = "fail",
+        max_batch: int = 100,
+        max_requests: int | None = None,
+        linger: datetime.timedelta = _LINGER,
+    ) -> "tuple[Stream, ...]": ...
+
+    def lookup(
+        self,
+        name: str,
+        fetch_many: Any,
+        *,
+        key: str | Sequence[str],
+        schema: SchemaLike,
+        capacity: int = 1_000,
+        timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
+        ordered: bool = False,
+        how: HowMissing = "left",
+        retry: Retry | None = None,
+        cache: Cache | None = None,
+        on_error: OnError = "fail",
+        max_batch: int = 100,
+        max_requests: int | None = None,
+        linger: datetime.timedelta = _LINGER,
+    ) -> "Stream | tuple[Stream, ...]":
+        """Add the columns `schema`, which `fetch_many` finds for the value of `key` in another system, while other rows
+        come (docs/lookup.md). Each row has one result, also over failures of the job.
+
+        `fetch_many(keys)` gets a list of distinct values (tuples, if `key` names several columns) and gives a list with
+        a row (dict) or None for each, a dict of key to row, or a `pyarrow.Table` with the key's column; an exception in
+        the place of a row fails that key alone. It is an `async def`, a plain function (which runs on threads), or a
+        class with such a method `fetch_many`, and `open` and `close` for its connections.
+
+        `capacity`: rows under way per subtask; when it is reached the stream waits, but checkpoints do not. `timeout`:
+        of one call, which has up to `max_batch` keys; `max_requests` are made at once (plain functions: 16). A key
+        waits up to `linger` for others. `ordered`: rows go out as they came. `how`: rows without a match have nulls
+        ("left"), are dropped ("inner"), or are a stream of their own ("side"). `retry`: what is tried again. `cache`:
+        replies are kept. `on_error` as in `map`, for what failed for good.
+
+        >>> profiles = orders.lookup("profile", fetch_profiles, key="user", schema={"name": str, "city": str})
+        """
+        where = f"lookup {name!r}"
+        settings = lookup_settings(
+            where,
+            fetch_many,
+            self.schema,
+            key=key,
+            schema=schema,
+            capacity=capacity,
+            timeout=timeout,
+            ordered=ordered,
+            how=how,
+            retry=retry,
+            cache=cache,
+            on_error=on_error,
+            max_batch=max_batch,
+            max_requests=max_requests,
+            linger=linger,
+        )
+        known, output = self.schema, None
+        if known is not None:
+            output = enriched_schema(known, settings.schema, settings.on, where)
+        sides = {**({MISSES: known} if how == "side" else {}), **side_schemas(None, on_error, where)}
+        node = StepNode(
+            name,
+            "lookup",
+            (self._as_input(),),
+            partial(LookupOperator, function=fetch_many, settings=settings),
+            output,
+            stateful=True,
+            describe=_with_errors(f"{function_name(fetch_many)} by {', '.join(settings.on)}", on_error),
+            timeless=True,
+            begins_chain=True,
+            by_wall_clock="rows are looked up in another system, whose answers change",
+            side_outputs=sides,
+        )
+        streams: Stream | tuple[Stream, ...]
+        streams = _and_sides(Stream(self._plan, self._plan.add(node), output), sides)
+        return streams
 
     # ------------------------------------------------------------ shape of the stream
 

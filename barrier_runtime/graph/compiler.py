@@ -2,8 +2,8 @@
 
 A step joins the chain of its input when that is a plain forward from a main output nobody else reads. It begins a chain
 when rows are exchanged (hash, rebalance), when it has several inputs, when its input has several readers, behind a side
-output, and when it makes watermarks behind a step whose side output is read: those are watermarks of the main output
-alone, and a chain has one for all its edges.
+output, when it gives rows without input (lookups), and when it makes watermarks behind a step whose side output is
+read: those are watermarks of the main output alone, and a chain has one for all its edges.
 """
 
 import warnings
@@ -126,7 +126,7 @@ def _chained(
             input = node.inputs[0]
             alone = sum(not each.tag for each in readers[input.node]) == 1
             shared = node.makes_watermarks and _has_read_sides(members[chain_of[input.node]], readers)
-            if input.partitioning == "forward" and not input.tag and alone and not shared:
+            if input.partitioning == "forward" and not input.tag and alone and not (shared or node.begins_chain):
                 chain_of[number] = chain_of[input.node]
                 members[chain_of[number]].append(number)
                 continue

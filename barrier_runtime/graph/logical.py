@@ -51,6 +51,7 @@ class StepNode:
     describe: str = ""
     definition: str = ""  # see `OperatorSpec`
     makes_watermarks: bool = False  # whatever its input has
+    begins_chain: bool = False  # it has rows to give without any input, for which the first of a chain is asked
     detail: Detail = "none"  # how closely it follows event time
     timeless: bool = False  # has state, and no watermark changes what comes of it
     by_wall_clock: str = ""  # why a replay may make other rows; empty: it makes the same

@@ -71,6 +71,10 @@ def _not_a_sink(report: CommitReport) -> None:
     raise ProtocolViolation(f"only a sink reports commits: {report}")
 
 
+def _no_threads() -> Any:
+    raise ProtocolViolation("this operator was opened without threads of its own: run it in a slot")
+
+
 @dataclass(frozen=True)
 class OperatorContext:
     """All an operator may know of where it runs."""
@@ -94,7 +98,7 @@ class OperatorContext:
     make_store: Callable[[str], ObjectStore]  # URL -> object store, for sinks and sources
     job_store: ObjectStore  # where the job's checkpoints are
     call_later: Callable[[float, Callable[[], None]], None]  # seconds, on the loop
-    wake: Callable[[], None]  # the operator has room again
+    wake: Callable[[], None]  # the operator has room again, or something to give
     now_s: Callable[[], float] = time.monotonic  # any steady clock
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
@@ -104,6 +108,8 @@ class OperatorContext:
     )
     settled: bool = False  # what `restored` lists as pending is known to be visible
     report_commit: Callable[[CommitReport], None] = _not_a_sink  # on the loop
+    wake_from_thread: Callable[[], None] = _no_threads  # as `wake`, from any thread
+    new_executor: Callable[[], SequentialExecutor] = _no_threads  # one more as `executor`, beside it
 
     def opened(self) -> None:
         """The operator is open: what it was restored from, which may be large, is not kept any longer."""
@@ -154,17 +160,27 @@ class Operator:
         """Take what is needed from `context`; restore. May block."""
 
     forwards_watermarks: bool = True  # False: a watermark assigner; what comes from upstream ends here
+    holds_watermarks: bool = False  # True: `on_watermark` hears of them; what follows, of `own_watermark` alone
+    takes_rows_before_barriers: bool = False  # True: also without room, and has them in its snapshot; first of a chain
 
     output_delay_ms: int = 0  # event times of its rows may be that much behind the watermark: so is what is forwarded
 
     @property
     def has_room(self) -> bool:
         """False: hand over nothing more now; the operator wakes its slot when it has room. Barriers wait with the rows,
-        a source injects them all the same."""
+        a source injects them all the same. Rows that stand before a barrier are handed over without room where the
+        operator `takes_rows_before_barriers`; no more than the channels' windows hold, until it has room again."""
         return True
 
+    @property
+    def unfinished(self) -> bool:
+        """The first operator of a chain has rows that will go out without any more input. Until then neither the end
+        of the input nor that it is idle is told to what follows; `on_wall_clock` brings it on."""
+        return False
+
     def own_watermark(self) -> int | None:
-        """Watermark assigners only: the watermark (ms) reached so far by what was processed; asked after each batch."""
+        """Of operators that assign or hold watermarks: the watermark (ms) behind all that was emitted; asked after each
+        batch, watermark and turn of `on_wall_clock`. It never falls."""
         return None
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:

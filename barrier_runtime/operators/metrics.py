@@ -7,7 +7,7 @@ with its heartbeats.
 import time
 from collections.abc import Callable
 
-from barrier_runtime.coordinator.metric_table import Counter, Histogram
+from barrier_runtime.coordinator.metric_table import Counter, Gauge, Histogram
 from barrier_runtime.data.latency import LatencyRecorder
 
 
@@ -22,6 +22,9 @@ class MetricGroup:
     def count(self, metric: Counter, amount: float = 1.0) -> None:
         counts, name = self.counts, metric.name
         counts[name] = counts.get(name, 0.0) + amount
+
+    def gauge(self, metric: Gauge, figure: float) -> None:
+        self.counts[metric.name] = figure
 
     def latency(self, metric: Histogram, emit_ns: int, rows: int) -> None:
         """`rows` rows that were due at `emit_ns` have come so far now."""

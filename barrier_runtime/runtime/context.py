@@ -21,7 +21,8 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 
 class GenerationExecutors:
     """The executors of one generation: two per operator or source (for what may take for ever, as commits, and for its
-    snapshots), and one per chain for its rows in flight. Whoever is opened again gets new ones."""
+    snapshots), and one per chain for its rows in flight. Whoever is opened again gets new ones; whoever wants gets
+    more."""
 
     def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
         self._workers = workers
@@ -30,12 +31,19 @@ class GenerationExecutors:
         self._unhurried: dict[str, WorkerExecutor] = {}
         self._snapshots: dict[tuple[int, str], WorkerExecutor] = {}
         self._in_flight: dict[int, WorkerExecutor] = {}
+        self._further: list[WorkerExecutor] = []
 
     def add_operator(self, chain: int, operator: str) -> tuple[WorkerExecutor, WorkerExecutor]:
         """(the unhurried executor, the executor of snapshots)"""
         snapshots = self._snapshots[(chain, operator)] = self._new()
         unhurried = self._unhurried[operator] = self._new(unhurried=True)
         return unhurried, snapshots
+
+    def add_further(self) -> WorkerExecutor:
+        """An unhurried one, for operators that do several things at a time. Nothing waits for its work."""
+        executor = self._new(unhurried=True)
+        self._further.append(executor)
+        return executor
 
     def add_in_flight(self, chain: int) -> None:
         self._in_flight[chain] = self._new()
@@ -53,7 +61,7 @@ class GenerationExecutors:
 
     def retire(self) -> list[WorkerExecutor]:
         """Nothing new begins, nobody is told any more. Returns those that are to be waited for: busy, and soon not."""
-        unhurried = list(self._unhurried.values())
+        unhurried = [*self._unhurried.values(), *self._further]
         busy = [executor for executor in self._all if executor.busy and executor not in unhurried]
         for executor in self._all:
             executor.retire()
@@ -79,6 +87,7 @@ class OperatorContexts:
         report_commit: Callable[[str, CommitReport], None],
         call_later: Callable[[float, Callable[[], None]], None],
         wake: Callable[[], None],
+        wake_from_thread: Callable[[], None],
     ) -> None:
         self._graph = graph
         self._mode = mode
@@ -91,6 +100,7 @@ class OperatorContexts:
         self._report_commit = report_commit
         self._call_later = call_later
         self._wake = wake
+        self._wake_from_thread = wake_from_thread
 
     def make(self, chain: int, operator: str, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
         """`restored`: the snapshots of all operators; those of `operator` are its own. On a worker thread."""
@@ -147,6 +157,8 @@ class OperatorContexts:
             exactly_once=self._mode == "exactly_once",
             settled=self._settled,
             report_commit=partial(self._report_commit, operator),
+            wake_from_thread=self._wake_from_thread,
+            new_executor=self._executors.add_further,
         )
 
     def remove_folder(self, operator: str) -> None:

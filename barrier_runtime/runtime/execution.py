@@ -82,7 +82,16 @@ class Execution:
         commits = CommitReporter(slot, events, lambda: self._cancelled)
         self._executors = executors = GenerationExecutors(resources.workers, self._broken)
         contexts = OperatorContexts(
-            graph, mode, deploy, resources, executors, metrics, commits.report, self._call_later, wake
+            graph,
+            mode,
+            deploy,
+            resources,
+            executors,
+            metrics,
+            commits.report,
+            self._call_later,
+            wake,
+            self._wake_from_thread,
         )
         self._chains = OpenChains(graph, resources, contexts, executors, events.waiting)
         self._wiring = Wiring(graph, deploy.token, slot, plane, wake, resources.window_bytes, resources.local_output)
@@ -263,6 +272,14 @@ class Execution:
 
     def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._timer(delay_s, callback)
+
+    def _wake_from_thread(self) -> None:
+        loop = self._res.loop
+        try:
+            loop.call_soon_threadsafe(self.scheduler.wake)
+        except RuntimeError:
+            if not loop.is_closed():  # else the slot has left: there is nobody to wake
+                raise
 
     def _timer(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         def run() -> None:

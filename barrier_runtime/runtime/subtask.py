@@ -105,8 +105,13 @@ class Subtask:
         self._merger = WatermarkMerger(len(inputs), [channel.index for channel in inputs if channel.empty])
         self._live_inputs = len(inputs)
         self._said_idle = False
-        self._told_idle = False  # the edges were told so last
-        self._by_clock = bool(operators) and type(operators[0][1]).on_wall_clock is not Operator.on_wall_clock
+        self._inputs_idle = False  # they said so last
+        self._first = operators[0][1] if operators else Operator()
+        self._by_clock = type(self._first).on_wall_clock is not Operator.on_wall_clock
+        self._barrier_behind = [0] * len(inputs)  # by channel, the last barrier in its queue
+        self._end_behind: set[int] = set()  # channels whose end is in the queue
+        self._ahead = False  # rows were taken without room
+        self._all_in = False  # the inputs have ended
         self._next_input = 0
         self._host = host
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
@@ -118,7 +123,8 @@ class Subtask:
         self._main = [output for output in outputs if not output.tag]
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
-        self._assigned = dict.fromkeys(self._assigners, WATERMARK_MIN)
+        holders = [at for at, (_, operator) in enumerate(operators) if operator.holds_watermarks]
+        self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)  # told behind these
 
     # ------------------------------------------------------------ stepping
 
@@ -130,6 +136,13 @@ class Subtask:
                 return False
         return all(operator.has_room for operator in self._bounded)
 
+    @property
+    def _may_emit(self) -> bool:
+        """There is room for what the first operator gives."""
+        return all(output.writable for output in self.outputs) and all(
+            operator.has_room for operator in self._bounded if operator is not self._first
+        )
+
     def step(self) -> bool:
         """Do a bounded piece of work. True when something was done."""
         if self.ended:
@@ -138,19 +151,30 @@ class Subtask:
             return self._step_source(self.source[1])
         if self._announcements:
             self.take_announcements()
-        worked = self._by_clock and self.writable and self._by_wall_clock()
+        worked = self._by_clock and self._may_emit and self._by_wall_clock()
+        if self._all_in:
+            return self._end_if_finished() or worked
+        if self._ahead and self.writable:
+            self._settle()
         now_ns = self._host.now_ns()
         until_ns = now_ns + _STEP_NS
         for _ in range(_ELEMENTS_PER_STEP):
             channel = None if self._replay else self._next_readable()
-            if (channel is None and not self._replay) or not self.writable:
+            if channel is None and not self._replay:
                 return worked
+            ahead = not self.writable
+            if ahead:
+                if not self._may_take_ahead():
+                    return worked
+                channel = None if self._replay else self._next_readable(ahead)
+                if channel is None and not self._replay:
+                    return worked
             worked = True
             if channel is None:
                 port, batch = self._replay.popleft()
                 self._batch(batch, port)
             else:
-                self._take(channel)
+                self._take(channel, ahead)
             before_ns, now_ns = now_ns, self._host.now_ns()
             if channel is not None:
                 channel.chunk.worked(now_ns - before_ns)
@@ -158,24 +182,43 @@ class Subtask:
                 return True
         return worked
 
-    def _next_readable(self) -> InputChannel | None:
-        """Round robin, so that no input starves another."""
+    def _may_take_ahead(self) -> bool:
+        """There is no room, but rows before a barrier are taken all the same."""
+        return self._first.takes_rows_before_barriers and any(map(self._is_awaited, self.inputs)) and self._may_emit
+
+    def _is_awaited(self, channel: InputChannel) -> bool:
+        """A barrier is in its queue, or the end, and a checkpoint is wanted for which no barrier comes any more."""
+        if self._barrier_behind[channel.index] > self.last_checkpoint:
+            return True
+        wanted = self._wanted
+        return channel.index in self._end_behind and wanted is not None and wanted.id > self.last_checkpoint
+
+    def _settle(self) -> None:
+        self._ahead = False
+        for channel in self.inputs:
+            channel.settle()
+
+    def _next_readable(self, ahead: bool = False) -> InputChannel | None:
+        """Round robin, so that no input starves another. `ahead`: those with a barrier in their queue alone."""
         count = len(self.inputs)
         for offset in range(count):
             channel = self.inputs[(self._next_input + offset) % count]
-            if channel.readable:
+            if channel.readable and (not ahead or self._is_awaited(channel)):
                 self._next_input = (channel.index + 1) % count
                 return channel
         return None
 
-    def _take(self, channel: InputChannel) -> None:
-        element = channel.pop()
+    def _take(self, channel: InputChannel, ahead: bool) -> None:
+        element = channel.pop(ahead)
+        self._ahead = self._ahead or ahead
         if isinstance(element, Batch):
             self._merger.on_activity(channel.index)
             self._batch(self._as_far_as_all(element, channel.index), channel.port)
         elif isinstance(element, Watermark):
             self._on_merged(self._merger.on_watermark(channel.index, element.ms))
         elif isinstance(element, Barrier):
+            if self._barrier_behind[channel.index] == element.id:
+                self._barrier_behind[channel.index] = 0
             self._apply(self._aligner.on_barrier(channel.index, element, self._host.now_ms()))
         elif isinstance(element, Idle):
             self._on_merged(self._merger.on_idle(channel.index))
@@ -187,7 +230,9 @@ class Subtask:
             if self._live_inputs:
                 self._on_merged(self._merger.on_end(channel.index))
             else:
-                self._end()
+                self._all_in = True
+                if not self._end_if_finished() and self._wanted is not None:
+                    self.on_trigger(self._wanted)
 
     def _step_source(self, source: SourceDriver) -> bool:
         if not self.writable:
@@ -241,24 +286,30 @@ class Subtask:
             self.operators[0][1].process(batch, self._emits[1], port)
         else:
             self._output(batch)
-        self._told_idle = False
+        self._inputs_idle = False
         self._assign()
 
     def _by_wall_clock(self, last: bool = False) -> bool:
         """What is due in the first operator. Rows of it do not make an idle subtask one that event time waits for."""
-        if not self.operators[0][1].on_wall_clock(self._emits[1], last):
+        if not self._first.on_wall_clock(self._emits[1], last):
             return False
         self._assign()
-        if self._told_idle:
-            self._control(Idle())
+        self._tell_idle()
         return True
 
+    def _tell_idle(self) -> None:
+        if self._inputs_idle and not self._first.unfinished:
+            self._control(Idle())
+
     def _assign(self) -> None:
-        for at in self._assigners:
-            reached = self.operators[at][1].own_watermark()
-            if reached is not None and reached > self._assigned[at]:
-                self._assigned[at] = reached
-                self._advance(at + 1, reached)
+        for at in self._own:
+            self._tell_own(at)
+
+    def _tell_own(self, at: int) -> None:
+        reached = self.operators[at][1].own_watermark()
+        if reached is not None and reached > self._own[at]:
+            self._own[at] = reached
+            self._advance(at + 1, reached)
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
         """Event time at the rows of one channel is no further than the other channels let it be."""
@@ -272,9 +323,11 @@ class Subtask:
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):
+            self._inputs_idle = False
             self._advance(0, said.ms)
         elif said is not None and not self._assigners:
-            self._control(said)
+            self._inputs_idle = True
+            self._tell_idle()
 
     def _advance(self, first: int, watermark_ms: int) -> None:
         """Event time reached `watermark_ms` at operator `first`: each works it off before the next one hears of it."""
@@ -285,12 +338,13 @@ class Subtask:
             operator.on_watermark(watermark_ms, self._emits[position + 1])
             if operator.output_delay_ms and watermark_ms != WATERMARK_MAX:
                 watermark_ms = max(WATERMARK_MIN, watermark_ms - operator.output_delay_ms)
+            if operator.holds_watermarks:
+                self._tell_own(position)
+                return
         self.watermark = watermark_ms
         self._control(Watermark(watermark_ms))
 
     def _control(self, element: Watermark | Idle | Barrier | CancelBarrier | EndOfInput) -> None:
-        if isinstance(element, Watermark | Idle):
-            self._told_idle = isinstance(element, Idle)
         for output in self.outputs:
             output.control(element)
 
@@ -305,7 +359,7 @@ class Subtask:
         """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once."""
         if barrier.token != self.token or barrier.id <= self.last_checkpoint:
             return
-        if self.ended or self.source is not None:
+        if self.ended or self.source is not None or self._all_in:
             self._capture(TakeSnapshot(barrier, max(0.0, self._host.now_ms() - barrier.triggered_at_ms), 0.0))
         else:
             self._wanted = barrier
@@ -315,6 +369,10 @@ class Subtask:
         """Hear of the barriers that came in, wherever they stand in the queues and also while nothing may be sent."""
         while self._announcements:
             index, element = self._announcements.popleft()
+            if isinstance(element, Barrier):
+                self._barrier_behind[index] = element.id
+            elif isinstance(element, EndOfInput):
+                self._end_behind.add(index)
             self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
 
     def _on_timeout(self, checkpoint: int) -> None:
@@ -383,6 +441,13 @@ class Subtask:
         self._host.captured(self, barrier, captures, times, bool(snapshot.recorded))
 
     # ------------------------------------------------------------ the end
+
+    def _end_if_finished(self) -> bool:
+        """All inputs have ended, perhaps the first operator, too. Triggers are answered already: no barrier comes."""
+        if self._first.unfinished:
+            return False
+        self._end()
+        return True
 
     def _end(self) -> None:
         """The last element is behind us. From now on the subtask only answers triggers."""

@@ -1,6 +1,6 @@
 """All mutants, in the order of the product's folders."""
 
-from tests.mutants import connected, dataplane, ends, joins, protocol, slots, stored_state
+from tests.mutants import connected, dataplane, ends, joins, lookups, protocol, slots, stored_state
 
 MUTANTS = (
     *protocol.MUTANTS,
@@ -8,6 +8,7 @@ MUTANTS = (
     *dataplane.MUTANTS,
     *connected.MUTANTS,
     *joins.MUTANTS,
+    *lookups.MUTANTS,
     *slots.MUTANTS,
     *ends.MUTANTS,
 )

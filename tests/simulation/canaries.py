@@ -24,6 +24,7 @@ from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.log import decision_log, restore_choice
 from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.data.elements import Barrier
+from barrier_runtime.operators.lookups import operator as lookups
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.alignment import aligner as alignment
@@ -647,4 +648,20 @@ def _side_rows_on_both_sides() -> Iterator[None]:
             send(last)
 
     with _tampered_sides(emit, at_barrier):
+        yield
+
+
+@canary("late-reply-gives-rows-again", "rows whose request was repeated are given by the late reply, too", "lookups")
+def _late_reply_gives_rows_again() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def emitting(self: Any, *arguments: Any) -> None:
+            original(self, *arguments)
+            late = self._book.counts.late
+            if late > vars(self).get("seen", 0):
+                self.seen = late
+                original(self, *arguments)
+
+        return emitting
+
+    with _replaced(lookups.LookupOperator, "_emit_rows", make):
         yield

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+import pyarrow as pa
 from workload import RULES
 
 from barrier_runtime.connectors.name_set import NameSet, merged
@@ -17,6 +18,7 @@ from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Rec
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.operators.keyed_progress import VALUE as PROGRESS_VALUE
 from barrier_runtime.operators.keyed_progress import Progress
+from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, decode_held
 from barrier_runtime.runtime.network.frames import FrameReader
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingSet
 from barrier_runtime.runtime.sources.progress import FINISHED_VALUE, RUN_VALUE, SPLITS_VALUE, SourceProgress
@@ -108,6 +110,9 @@ class Facts:
             files.update(ref.key for ref in snapshot.files if ref.key is not None)
             for each in snapshot.in_flight:
                 in_flight.update(_legs_in(each.file, read))
+            if HELD_VALUE in values:
+                for _, rows in decode_held(values[HELD_VALUE], snapshot.operator):
+                    in_flight.update(_legs_of(rows))
         apart_ms = max((max(times) - min(times) for times in reached.values()), default=0)
         decision = Decision(
             position,
@@ -152,12 +157,14 @@ def _legs_in(ref: FileRef, read: Callable[[str], bytes | None]) -> list[tuple[st
     stored = ref.inline if ref.key is None else read(ref.key)
     elements = FrameReader().feed((stored or b"")[ref.offset : ref.offset + ref.size])
     batches = [element.rows for element, _ in elements if isinstance(element, Batch)]
-    return [
-        (row["source"], row["split"], row["seq"], row["leg"])
-        for batch in batches
-        if "leg" in batch.schema.names  # messages of a queue are no legs yet
-        for row in batch.select(["source", "split", "seq", "leg"]).to_pylist()
-    ]
+    return [leg for batch in batches for leg in _legs_of(batch)]
+
+
+def _legs_of(batch: pa.RecordBatch) -> list[tuple[str, int, int, int]]:
+    if "leg" not in batch.schema.names:  # messages of a queue are no legs yet
+        return []
+    rows = batch.select(["source", "split", "seq", "leg"]).to_pylist()
+    return [(row["source"], row["split"], row["seq"], row["leg"]) for row in rows]
 
 
 def _final_names(committable: bytes) -> list[str]:

@@ -106,6 +106,7 @@ class Schedule:
     twins: bool = False  # two jobs of one name, each with checkpoints of its own, write into one target
     hang: Hang | None = None  # of a source or sink
     events: EventTimes | None = None  # the job is one in event time; else it is the bank
+    lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
     actions: tuple[Action, ...] = field(default=())
@@ -122,6 +123,8 @@ class Schedule:
             return "sides"
         if self.graph == RULED:
             return "rules"
+        if self.lookups is not None:
+            return "lookups"
         return "bank" if self.target == "files" else self.target
 
     def without(self, left_out: Sequence[int]) -> "Schedule":
@@ -174,7 +177,7 @@ def _draw_kind(seed: int) -> Schedule:
             return _draw_troubled(drawn) if target == "staged" else drawn
     if kind < _TWINS:
         return _draw_twins(schedule)
-    return _draw_hang(schedule) if kind < _HANGING else _draw_sides(schedule)
+    return _draw_hang(schedule) if kind < _HANGING else _draw_lookups(_draw_sides(schedule))
 
 
 def _draw_bank(seed: int) -> Schedule:
@@ -273,6 +276,15 @@ def _draw_rules(schedule: Schedule) -> Schedule:
     ]
     actions = tuple(sorted([*schedule.actions, *restarts], key=lambda action: action.at_ms))
     return replace(schedule, graph=RULED, aggregated=False, rescaled_every=every, actions=actions)
+
+
+def _draw_lookups(schedule: Schedule) -> Schedule:
+    """Legs are looked up before they are counted. A job that is stopped leaves some in flight, so the source ends."""
+    rng = random.Random(f"lookups {schedule.seed}")
+    if schedule.graph in (*SIDE_GRAPHS, RULED) or not schedule.bounded or rng.random() > 0.5:
+        return schedule
+    lookups = rng.random() < 0.5, rng.random() < 0.3, rng.choice((1, 4, 20)), rng.choice((2, 40, 250))
+    return replace(schedule, lookups=lookups)
 
 
 def _draw_twins(schedule: Schedule) -> Schedule:

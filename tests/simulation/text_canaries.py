@@ -30,6 +30,9 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "few-sums-are-not-kept": "bank",
     "emitted-of-a-failing-call-stays": "sides",
     "sweep-takes-what-was-just-refreshed": "events",
+    "rows-under-way-are-lost": "lookups",
+    "rows-that-went-out-are-restored": "lookups",
+    "rows-under-way-go-to-all": "lookups",
 }
 
 _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broken rule, story, file, old, new

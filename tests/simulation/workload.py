@@ -290,6 +290,7 @@ class Workload:
     legs_from: Callable[[Dataflow], Any] | None = field(default=None, repr=False)  # in place of the sources
     opening: Callable[[str], None] = field(default=lambda name: None, repr=False)  # of a source, where it is opened
     collected: bool = False  # the same state in lists and maps
+    completed: Callable[[Any], Any] | None = field(default=None, repr=False)  # the stream of legs, looked up first
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -335,6 +336,8 @@ class Workload:
             streams = [self.legs_from(flow)]
         else:
             streams = [flow.source(name, self.source(name)).map_batches(legs, schema=LEGS) for name in self.sources]
+        if self.completed is not None:
+            streams[0] = self.completed(streams[0])
         if self.graph == "two-inputs":  # one input is a shuffle further away than the other
             spread = streams[0].key_by("split", "source").process("relay", relay, schema=LEGS)
             stream = spread.union(streams[1])

@@ -23,6 +23,7 @@ from events import EventWorkload
 from facts import Facts
 from hanging import PROGRESS_TIMEOUT_MS, HangingJsonlSink, HangingOpens
 from kafka_broker import Broker
+from lookups import Owners
 from loop import WALL_START_NS, SimProcess, Simulation
 from lsm_kv import LsmBackend
 from near_misses import counted
@@ -264,6 +265,7 @@ class World:
             partial(stream_of, rabbit=self.queue) if schedule.queue else None,
             _opens_at_once if self.hanging is None else self.hanging.opening,
             schedule.collected,
+            None if schedule.lookups is None else Owners(*schedule.lookups, self.sim).completed,
         )
 
     def _make_out(self) -> TwoPhaseCommitSink:

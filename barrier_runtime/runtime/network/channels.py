@@ -36,6 +36,7 @@ class InputChannel:
     __slots__ = (
         "_elements",
         "_on_credit",
+        "_owed",
         "_recorded",
         "_recorded_until",
         "_taken",
@@ -63,6 +64,7 @@ class InputChannel:
         self._wake = wake
         self._on_credit: Callable[[], None] | None = None
         self._taken = 0  # bytes since the beginning
+        self._owed = 0  # of `bytes`: what was taken ahead of time
         self._tell_at = self.window.bytes // 4
         self._recorded: list[Batch] | None = None
         self._recorded_until = 0
@@ -91,7 +93,8 @@ class InputChannel:
         elif not self.blocked:
             self._wake()
 
-    def pop(self) -> Element:
+    def pop(self, ahead: bool = False) -> Element:
+        """`ahead`: of a reader without room. The sender hears of the room that makes when `settle` is called."""
         element, size = self._elements.popleft()
         if isinstance(element, Batch):
             if size > self.chunk.bytes:
@@ -99,11 +102,23 @@ class InputChannel:
             self.chunk.taken(size)
         else:
             self.chunk.taken(0)
+        if ahead:
+            self._owed += size
+        else:
+            self._took(size)
+        return element
+
+    def settle(self) -> None:
+        """The reader has room again."""
+        if self._owed:
+            owed, self._owed = self._owed, 0
+            self._took(owed)
+
+    def _took(self, size: int) -> None:
         self.bytes -= size
         self._taken += size
         if self._taken >= self._tell_at:
             self._tell_of_credit()
-        return element
 
     def unblock(self) -> None:
         self.blocked = False

@@ -1,0 +1,1 @@
+"""`Stream.lookup`: columns from another system, asked for while the stream goes on."""

@@ -1,0 +1,332 @@
+"""What a lookup knows of its rows and requests, as a pure state machine: rows, replies and the time come in; requests
+to send, requests to give up and finished rows come out.
+
+A row has a number, in the order in which it came, and a key. Rows of one key share a request. The life of a row:
+
+    waiting    it came while `capacity` rows were under way: rows of a restore, of a large batch, or before a barrier
+    under way  its key was asked for, or is about to be, or its result waits for earlier rows
+    finished   handed out by `advance`, once; nothing that comes later finds it
+
+A request is one attempt. It ends by its reply, its error, or its time; what comes of it after that is not known any
+more, and is counted as late. A failed attempt is repeated as `Retry` says, as another request.
+
+Watermarks stand between rows. Ordered, rows are finished in their order; unordered, in any order, but no row before a
+watermark that came before it; and `reached` is a watermark only when all rows before it are finished.
+"""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from barrier_runtime.data.elements import WATERMARK_MIN
+from barrier_runtime.operators.lookups.cache import Cache, KeptReplies
+from barrier_runtime.operators.retry import Retry
+
+_UNKNOWN = object()
+
+
+@dataclass(frozen=True)
+class BookSettings:
+    """`capacity`: rows under way. `most_keys`: of one request. `linger_s`: how long a key waits for others.
+    `most_requests`: at once. `timeout_s`: of one attempt."""
+
+    capacity: int
+    most_keys: int
+    most_requests: int
+    linger_s: float
+    timeout_s: float
+    ordered: bool = False
+    retry: Retry | None = None
+    cache: Cache | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """Ask for `keys`, no key twice. `id` is never used again."""
+
+    id: int
+    keys: tuple[Hashable, ...]
+
+
+class Failed:
+    """The result of a row whose key could not be asked for: the error of the last of `attempts`."""
+
+    __slots__ = ("attempts", "error", "is_transient")
+
+    def __init__(self, error: Exception, attempts: int, is_transient: bool) -> None:
+        self.error = error
+        self.attempts = attempts
+        self.is_transient = is_transient  # a repetition might do
+
+
+class NoReply(TimeoutError):
+    """A request took too long."""
+
+
+@dataclass
+class Effects:
+    """What `advance` wants: send and give up requests; and finished rows, in parts, each with the watermark reached
+    before it, which rises. A row is (number, result), where a result is what was replied, None if there is nothing of
+    the key, or `Failed`."""
+
+    send: list[Request] = field(default_factory=list)
+    give_up: list[int] = field(default_factory=list)
+    finished: list[tuple[int, list[tuple[int, Any]]]] = field(default_factory=list)
+
+
+@dataclass
+class Counts:
+    """Since the beginning."""
+
+    requests: int = 0
+    cache_hits: int = 0  # rows
+    misses: int = 0  # rows of which there is nothing
+    timeouts: int = 0  # requests
+    retries: int = 0  # requests
+    late: int = 0  # replies and errors of requests that had ended
+
+
+class _Section:
+    """The rows between two watermarks. `left`: how many are not finished. `ready`: those that wait for the sections
+    before. `watermark` stands behind it; None: none has come yet."""
+
+    __slots__ = ("left", "ready", "watermark")
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.ready: list[tuple[int, Any]] = []
+        self.watermark: int | None = None
+
+
+class _Key:
+    """A key that is being asked for, and the rows that wait for it."""
+
+    __slots__ = ("failed", "key", "rows", "since_s")
+
+    def __init__(self, key: Hashable, since_s: float) -> None:
+        self.key = key
+        self.since_s = since_s
+        self.failed = 0  # attempts
+        self.rows: list[tuple[int, _Section]] = []
+
+
+class Book:
+    """Of one subtask. Times are seconds of any steady clock. A key of None has no result and is not asked for."""
+
+    def __init__(self, settings: BookSettings) -> None:
+        self._settings = settings
+        self._cache = KeptReplies(settings.cache) if settings.cache is not None else None
+        self.counts = Counts()
+        self.reached = WATERMARK_MIN  # the last watermark that all rows before it allow
+        self.finished = 0  # rows
+        self._rows = 0  # that came: the number of the next one
+        self._under_way = 0  # rows
+        self._waiting: deque[tuple[int, Sequence[Any], _Section]] = deque()  # first number, keys, section
+        self._skip = 0  # of the first of `_waiting`: already under way
+        self._sections: deque[_Section] = deque([_Section()])
+        self._in_order: dict[int, tuple[Any, _Section]] = {}  # ordered: results that wait for earlier rows
+        self._asked: dict[Hashable, _Key] = {}
+        self._fresh: deque[_Key] = deque()  # to be sent
+        self._again: deque[list[_Key]] = deque()  # to be sent again now
+        self._later: list[tuple[float, int, list[_Key]]] = []  # heap: when to be sent again
+        self._open: dict[int, list[_Key]] = {}  # by request
+        self._deadlines: deque[tuple[float, int]] = deque()  # when, request
+        self._ids = itertools.count(1)
+        self._finished: list[tuple[int, list[tuple[int, Any]]]] = []  # for the next `advance`
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def has_room(self) -> bool:
+        return not self._waiting and self._under_way < self._settings.capacity
+
+    @property
+    def held(self) -> int:
+        """Rows that are not finished."""
+        return self._rows - self.finished
+
+    @property
+    def requests(self) -> int:
+        """Under way."""
+        return len(self._open)
+
+    def add(self, keys: Sequence[Any]) -> None:
+        """The next rows, by their keys. Takes any number."""
+        if keys:
+            section = self._sections[-1]
+            section.left += len(keys)
+            self._waiting.append((self._rows, keys, section))
+            self._rows += len(keys)
+
+    def watermark(self, watermark_ms: int) -> None:
+        """Event time has reached `watermark_ms` behind the rows that came."""
+        last = self._sections[-1]
+        if last.left:
+            last.watermark = watermark_ms
+            self._sections.append(_Section())
+        elif len(self._sections) == 1:
+            self.reached = max(self.reached, watermark_ms)
+        else:  # no row came since the last one
+            self._sections[-2].watermark = watermark_ms
+
+    def replied(self, request: int, results: Sequence[Any], now_s: float) -> None:
+        """`results`: one for each key of the request; an exception fails that key alone."""
+        keys = self._open.pop(request, None)
+        if keys is None:
+            self.counts.late += 1
+            return
+        failed: dict[int, tuple[Exception, list[_Key]]] = {}
+        for key, result in zip(keys, results, strict=True):
+            if isinstance(result, Exception):
+                failed.setdefault(id(type(result)), (result, []))[1].append(key)
+            else:
+                if self._cache is not None:
+                    self._cache.put(key.key, result, now_s)
+                self._finish_key(key, result)
+        for error, of_error in failed.values():
+            self._fail(of_error, error, now_s)
+
+    def failed(self, request: int, error: Exception, now_s: float) -> None:
+        keys = self._open.pop(request, None)
+        if keys is None:
+            self.counts.late += 1
+            return
+        self._fail(keys, error, now_s)
+
+    def advance(self, now_s: float) -> Effects:
+        """All that is due at `now_s`."""
+        effects = Effects()
+        self._time_out(now_s, effects)
+        while True:
+            self._put_under_way(now_s)
+            self._send(now_s, effects)
+            if not self._finished:
+                return effects
+            effects.finished += self._finished  # that made room for others
+            self._finished = []
+
+    def next_due_s(self) -> float | None:
+        """When `advance` has to be called again, whatever else comes before."""
+        while self._deadlines and self._deadlines[0][1] not in self._open:
+            self._deadlines.popleft()
+        due = [self._deadlines[0][0]] if self._deadlines else []
+        if len(self._open) < self._settings.most_requests:
+            if self._fresh:
+                due.append(self._fresh[0].since_s + self._settings.linger_s)
+            if self._later:
+                due.append(self._later[0][0])
+        return min(due, default=None)
+
+    # ------------------------------------------------------------ requests
+
+    def _put_under_way(self, now_s: float) -> None:
+        asked, fresh, cache = self._asked, self._fresh, self._cache
+        while self._waiting and self._under_way < self._settings.capacity:
+            first, keys, section = self._waiting[0]
+            begin = self._skip
+            end = min(len(keys), begin + self._settings.capacity - self._under_way)
+            self._under_way += end - begin
+            for at in range(begin, end):
+                key = keys[at]
+                if key is None:
+                    self._finish(first + at, section, None)
+                    continue
+                waiting = asked.get(key)
+                if waiting is None:
+                    if cache is not None:
+                        known = cache.get(key, now_s, _UNKNOWN)
+                        if known is not _UNKNOWN:
+                            self.counts.cache_hits += 1
+                            self._finish(first + at, section, known)
+                            continue
+                    waiting = asked[key] = _Key(key, now_s)
+                    fresh.append(waiting)
+                waiting.rows.append((first + at, section))
+            if end == len(keys):
+                self._waiting.popleft()
+                self._skip = 0
+            else:
+                self._skip = end
+
+    def _send(self, now_s: float, effects: Effects) -> None:
+        most_keys, most_requests = self._settings.most_keys, self._settings.most_requests
+        while self._later and self._later[0][0] <= now_s:
+            self._again.append(heapq.heappop(self._later)[2])
+        while self._again and len(self._open) < most_requests:
+            self.counts.retries += 1
+            self._request(self._again.popleft(), now_s, effects)
+        fresh = self._fresh
+        while fresh and len(self._open) < most_requests:
+            if len(fresh) < most_keys and fresh[0].since_s + self._settings.linger_s > now_s:
+                return
+            self._request([fresh.popleft() for _ in range(min(most_keys, len(fresh)))], now_s, effects)
+
+    def _request(self, keys: list[_Key], now_s: float, effects: Effects) -> None:
+        request = Request(next(self._ids), tuple(each.key for each in keys))
+        self._open[request.id] = keys
+        self._deadlines.append((now_s + self._settings.timeout_s, request.id))
+        self.counts.requests += 1
+        effects.send.append(request)
+
+    def _time_out(self, now_s: float, effects: Effects) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, request = self._deadlines.popleft()
+            keys = self._open.pop(request, None)
+            if keys is not None:
+                self.counts.timeouts += 1
+                effects.give_up.append(request)
+                self._fail(keys, NoReply(f"no reply within {self._settings.timeout_s:g} s"), now_s)
+
+    def _fail(self, keys: list[_Key], error: Exception, now_s: float) -> None:
+        """All keys of one request have failed as often."""
+        retry = self._settings.retry
+        for each in keys:
+            each.failed += 1
+        failed = keys[0].failed
+        if retry is not None and retry.wants(error, failed):
+            heapq.heappush(self._later, (now_s + retry.pause_s(failed), next(self._ids), keys))
+            return
+        is_transient = isinstance(error, NoReply) or (retry is not None and isinstance(error, retry.on))
+        result = Failed(error, failed, is_transient)
+        for each in keys:
+            self._finish_key(each, result)
+
+    # ------------------------------------------------------------ results
+
+    def _finish_key(self, key: _Key, result: Any) -> None:
+        del self._asked[key.key]
+        for number, section in key.rows:
+            self._finish(number, section, result)
+
+    def _finish(self, number: int, section: _Section, result: Any) -> None:
+        if result is None:
+            self.counts.misses += 1
+        if self._settings.ordered:
+            self._in_order[number] = result, section
+            while (ready := self._in_order.pop(self.finished, None)) is not None:
+                self._hand_out(self.finished, ready[0], ready[1])
+        elif section is self._sections[0]:
+            self._hand_out(number, result, section)
+        else:
+            section.ready.append((number, result))
+
+    def _hand_out(self, number: int, result: Any, section: _Section) -> None:
+        self._emit([(number, result)], section)
+        while not self._sections[0].left and (reached := self._sections[0].watermark) is not None:
+            self._sections.popleft()
+            self.reached = max(self.reached, reached)
+            first = self._sections[0]
+            ready, first.ready = first.ready, []
+            self._emit(ready, first)
+
+    def _emit(self, rows: list[tuple[int, Any]], section: _Section) -> None:
+        if self._finished and self._finished[-1][0] == self.reached:
+            self._finished[-1][1].extend(rows)
+        elif rows:
+            self._finished.append((self.reached, rows))
+        self.finished += len(rows)
+        self._under_way -= len(rows)
+        section.left -= len(rows)

@@ -1,0 +1,179 @@
+"""Calls a user's `fetch_many` beside the stream: on threads, or on an asyncio loop of a thread of its own.
+
+A coroutine does not run on the slot's loop: what users and their clients do for some milliseconds between two awaits
+would hold up rows, barriers and heartbeats of the whole slot. A loop of its own takes nothing from it but the
+interpreter's lock, and is asyncio's, whatever the slot's is.
+
+Each call ends in `replied(request, results, error)`, on whichever thread, unless it was given up before.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+from barrier_runtime.operators.base import SequentialExecutor
+from barrier_runtime.operators.lookups.book import Request
+
+Replied: TypeAlias = Callable[[int, list[Any] | None, Exception | None], None]
+Read: TypeAlias = Callable[[Sequence[Any], Any], list[Any]]  # keys and reply -> a result for each key
+
+_CLOSE_S = 5.0  # what is left of a user's coroutines then is left behind
+
+
+class Calls(Protocol):
+    def send(self, requests: Sequence[Request]) -> None: ...
+    def give_up(self, request: int) -> None:
+        """Its result is not wanted any more."""
+        ...
+
+    def close(self) -> None:
+        """May block. Nothing is called any more."""
+        ...
+
+
+def is_coroutine_function(function: Any) -> bool:
+    """Also of an object that is called, and of a bound function."""
+    of_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is wanted
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(of_class)
+
+
+class ThreadCalls:
+    """A plain function, on as many threads as there may be calls at once. A call that hangs keeps its thread: no call
+    can be stopped from outside."""
+
+    def __init__(
+        self,
+        target: Any,
+        fetch: Callable[[list[Any]], Any],
+        read: Read,
+        replied: Replied,
+        executors: Sequence[SequentialExecutor],
+    ) -> None:
+        self._target = target
+        self._fetch = fetch
+        self._read = read
+        self._replied = replied
+        self._free = list(executors)
+        self._waiting: deque[Request] = deque()
+        open_ = getattr(target, "open", None)
+        if open_ is not None:
+            open_()
+
+    def send(self, requests: Sequence[Request]) -> None:
+        self._waiting.extend(requests)
+        self._begin()
+
+    def give_up(self, request: int) -> None:
+        self._waiting = deque(each for each in self._waiting if each.id != request)
+
+    def close(self) -> None:
+        close = getattr(self._target, "close", None)
+        if close is not None:
+            close()
+
+    def _begin(self) -> None:
+        while self._waiting and self._free:
+            executor, request = self._free.pop(), self._waiting.popleft()
+            executor.submit(partial(_called, self._fetch, self._read, request), partial(self._done, executor, request))
+
+    def _done(self, executor: SequentialExecutor, request: Request, results: Any, error: BaseException | None) -> None:
+        self._free.append(executor)
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        self._replied(request.id, results, error)
+        self._begin()
+
+
+def _called(fetch: Callable[[list[Any]], Any], read: Read, request: Request) -> list[Any]:
+    """On a thread."""
+    return read(request.keys, fetch(list(request.keys)))
+
+
+class CoroutineCalls:
+    """An `async def`, on a loop of its own; so are `open` and `close` of its class."""
+
+    def __init__(
+        self,
+        name: str,
+        target: Any,
+        fetch: Callable[[list[Any]], Coroutine[Any, Any, Any]],
+        read: Read,
+        replied: Replied,
+    ) -> None:
+        self._target = target
+        self._fetch = fetch
+        self._read = read
+        self._replied = replied
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._told("open"), self._loop).result()
+        except BaseException:
+            self._stop()
+            raise
+
+    def send(self, requests: Sequence[Request]) -> None:
+        self._loop.call_soon_threadsafe(self._begin, tuple(requests))
+
+    def give_up(self, request: int) -> None:
+        self._loop.call_soon_threadsafe(self._cancel, request)
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._told("close"), self._loop)
+        try:
+            closing.result(_CLOSE_S)
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)  # a daemon, so a coroutine that never awaits keeps no process
+
+    # ------------------------------------------------------------ on its thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    async def _told(self, what: str) -> None:
+        """`open` or `close` of the user's class, after the calls that are under way were given up."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        method = getattr(self._target, what, None)
+        if method is not None:
+            result = method()
+            if inspect.isawaitable(result):
+                await result
+
+    def _begin(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._tasks[request.id] = self._loop.create_task(self._ask(request))
+
+    def _cancel(self, request: int) -> None:
+        task = self._tasks.get(request)
+        if task is not None:
+            task.cancel()
+
+    async def _ask(self, request: Request) -> None:
+        results, error = None, None
+        try:
+            results = self._read(request.keys, await self._fetch(list(request.keys)))
+        except Exception as raised:
+            error = raised
+        finally:
+            self._tasks.pop(request.id, None)
+        self._replied(request.id, results, error)

@@ -1,0 +1,148 @@
+"""The rows that a lookup has taken and not given on, by their numbers; and how its snapshot stores them.
+
+Rows stay in the batches that they came in. A batch is dropped when its last row has gone.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.state.snapshots.snapshot import value_format
+from barrier_runtime.state.versioned import VersionedDecoder
+
+HELD_VALUE = "lookup-rows"  # name of the snapshot value
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`streams`: each with its rows, as an Arrow IPC stream, and their earliest emission time (ns)."""
+
+    streams: tuple[tuple[int, bytes], ...] = ()
+    version: int = 1
+
+
+_STORED = VersionedDecoder(value_format("{}: its rows in flight"), msgspec.msgpack.Decoder(_Stored))
+
+
+class _Block:
+    __slots__ = ("emit_ns", "first", "gone", "left", "rows")
+
+    def __init__(self, first: int, rows: pa.RecordBatch, emit_ns: int) -> None:
+        self.first = first
+        self.rows: pa.RecordBatch | None = rows
+        self.emit_ns = emit_ns
+        self.left: int = rows.num_rows
+        self.gone: npt.NDArray[np.bool_] | None = None  # None: no row yet
+
+
+class HeldRows:
+    def __init__(self) -> None:
+        self._blocks: list[_Block] = []
+        self._firsts: list[int] = []  # of `_blocks`
+        self._next = 0
+
+    def add(self, rows: pa.RecordBatch, emit_ns: int) -> None:
+        """The next rows; at least one."""
+        self._blocks.append(_Block(self._next, rows, emit_ns))
+        self._firsts.append(self._next)
+        self._next += rows.num_rows
+
+    def take(self, numbers: Sequence[int]) -> tuple[pa.RecordBatch, int]:
+        """The rows of these numbers, which rise, and the earliest emission time of them. They are gone then."""
+        parts: list[pa.RecordBatch] = []
+        emit_ns = 2**63 - 1
+        at = 0
+        while at < len(numbers):
+            place = bisect_right(self._firsts, numbers[at]) - 1
+            block = self._blocks[place]
+            assert block.rows is not None, f"row {numbers[at]} has gone already"
+            end = block.first + block.rows.num_rows
+            until = bisect_right(numbers, end - 1, lo=at)
+            parts.append(_taken(block, numbers[at:until]))
+            emit_ns = min(emit_ns, block.emit_ns)
+            at = until
+        self._drop_empty()
+        return _one(parts), emit_ns
+
+    def remaining(self) -> list[tuple[int, pa.RecordBatch, npt.NDArray[np.bool_] | None]]:
+        """What is held at this moment, in order, as `encode_held` takes it; cheap."""
+        return [
+            (block.emit_ns, block.rows, None if block.gone is None else ~block.gone)
+            for block in self._blocks
+            if block.rows is not None
+        ]
+
+    def _drop_empty(self) -> None:
+        empty = 0
+        for block in self._blocks:
+            if block.left:
+                break
+            empty += 1
+        if empty:
+            del self._blocks[:empty]
+            del self._firsts[:empty]
+
+
+def encode_held(remaining: Iterable[tuple[int, pa.RecordBatch, npt.NDArray[np.bool_] | None]]) -> bytes:
+    """Batches of one schema become one stream."""
+    streams: list[tuple[int, bytes]] = []
+    together: list[pa.RecordBatch] = []
+    earliest_ns = 0
+    for emit_ns, rows, kept in remaining:
+        part = rows if kept is None else rows.filter(pa.array(kept))
+        if together and not together[0].schema.equals(part.schema):
+            streams.append((earliest_ns, _as_stream(together)))
+            together = []
+        earliest_ns = min(earliest_ns, emit_ns) if together else emit_ns
+        together.append(part)
+    if together:
+        streams.append((earliest_ns, _as_stream(together)))
+    return msgspec.msgpack.encode(_Stored(tuple(streams)))
+
+
+def decode_held(data: bytes, where: str) -> list[tuple[int, pa.RecordBatch]]:
+    """What `encode_held` made, in that order."""
+    stored = _STORED.decode(data, where)
+    return [
+        (emit_ns, rows)
+        for emit_ns, stream in stored.streams
+        for rows in pa.ipc.open_stream(stream).read_all().to_batches()
+        if rows.num_rows
+    ]
+
+
+def _taken(block: _Block, numbers: Sequence[int]) -> pa.RecordBatch:
+    rows = block.rows
+    assert rows is not None
+    if len(numbers) == rows.num_rows:
+        block.left, block.rows = 0, None
+        return rows
+    positions = np.array(numbers, np.int64) - block.first
+    if block.gone is None:
+        block.gone = np.zeros(rows.num_rows, np.bool_)
+    assert not block.gone[positions].any(), "a row goes once"
+    block.gone[positions] = True
+    block.left -= len(numbers)
+    if not block.left:
+        block.rows = None
+    if positions[-1] - positions[0] == len(positions) - 1:
+        return rows.slice(int(positions[0]), len(positions))
+    return rows.take(pa.array(positions))
+
+
+def _one(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return parts[0]
+    if not all(part.schema.equals(parts[0].schema) for part in parts):
+        parts = [part.replace_schema_metadata(None) for part in parts]
+    return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+
+
+def _as_stream(batches: list[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        writer.write_batch(_one(batches))
+    return bytes(sink.getvalue())

@@ -1,0 +1,309 @@
+"""`lookup`: completes each row by what a user's function finds of its key in another system, while others come.
+
+The `Book` decides; here rows are held, calls are made, and results become columns. A call's result comes from a thread:
+it goes into an inbox, the slot is woken, and the next turn (`on_wall_clock`) works it off. So everything but the call
+itself is done on the slot's loop.
+
+A snapshot has the rows that are held, with nothing of the calls made for them: after a restore they wait in front of
+all others and are asked for again, no more than `capacity` at a time. At another parallelism, what subtask i held is
+with subtask i modulo the parallelism, so rows stay in the order in which that one had them.
+
+A barrier never waits for replies: without room, rows that stand before it are taken into the snapshot as they are.
+"""
+
+import copy
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.coordinator.metric_table import (
+    LOOKUP_CACHE_HITS,
+    LOOKUP_LATE_REPLIES,
+    LOOKUP_MISSES,
+    LOOKUP_REQUESTS,
+    LOOKUP_RETRIES,
+    LOOKUP_ROWS,
+    LOOKUP_TIMEOUTS,
+)
+from barrier_runtime.data.elements import WATERMARK_MIN, Batch
+from barrier_runtime.data.keys import check_key_type
+from barrier_runtime.data.rows import RowWriter, preview, values_of
+from barrier_runtime.data.schemas import require_columns
+from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
+from barrier_runtime.operators.failures import Failures, OnError
+from barrier_runtime.operators.joins.broadcast import enriched_schema
+from barrier_runtime.operators.lookups.book import Book, BookSettings, Counts, Effects, Failed
+from barrier_runtime.operators.lookups.calls import Calls, CoroutineCalls, ThreadCalls, is_coroutine_function
+from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, HeldRows, decode_held, encode_held
+from barrier_runtime.operators.lookups.replies import ReplyReader, keys_of
+from barrier_runtime.operators.side_outputs import send
+from barrier_runtime.operators.user_code import function_name, said, user_error
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+
+HowMissing = Literal["left", "inner", "side"]
+MISSES = "misses"  # tag of the side output
+
+
+@dataclass(frozen=True)
+class LookupSettings:
+    """`schema`: the columns that are added. `how`: what becomes of a row of whose key there is nothing."""
+
+    on: tuple[str, ...]
+    schema: pa.Schema
+    book: BookSettings
+    how: HowMissing = "left"
+    on_error: OnError = "fail"
+
+
+class LookupOperator(Operator):
+    """`function`: of a list of keys; or a class, or an object, with `fetch_many(self, keys)`, and `open(self)` and
+    `close(self)` for what it connects to."""
+
+    holds_watermarks = True
+    takes_rows_before_barriers = True
+
+    def __init__(self, name: str, function: Any, settings: LookupSettings) -> None:
+        self._name = name
+        self._function = function
+        self._settings = settings
+        self._where = f"lookup {name!r}"
+        self._said = function_name(function)
+        self._calls: Calls | None = None
+        self._book = Book(settings.book)
+        self._held = HeldRows()
+        self._counts = Counts()
+        self._inbox: deque[tuple[int, list[Any] | None, Exception | None]] = deque()  # filled by any thread
+        self._woken = False
+        self._timers: list[float] = []  # heap: when the slot will be woken
+        self._input: pa.Schema | None = None
+        self._failures = None if settings.on_error == "fail" else Failures(settings.on_error, name, self._said)
+
+    # ------------------------------------------------------------ life
+
+    def open(self, context: OperatorContext) -> None:
+        self._context = context
+        if self._failures is not None:
+            self._failures.metrics = context.metrics
+        self._writer = RowWriter(f"{self._said} of {self._where}", self._settings.schema, "correct it, or schema=")
+        self._nothing = dict.fromkeys(self._settings.schema.names)
+        self._calls = self._connect()
+        for snapshot in sorted(context.restored, key=lambda each: each.subtask):
+            if snapshot.subtask % context.parallelism == context.subtask and HELD_VALUE in snapshot.values:
+                where = f"{self._where}, state of subtask {snapshot.subtask}"
+                for emit_ns, rows in decode_held(snapshot.values[HELD_VALUE], where):
+                    self._take(rows, emit_ns)
+
+    def _connect(self) -> Calls:
+        target = self._function
+        is_class, has_method = isinstance(target, type), hasattr(target, "fetch_many")
+        try:
+            if is_class:
+                target = target()
+            elif has_method:
+                target = copy.deepcopy(target)  # subtasks of one process must not share connections
+            fetch = target.fetch_many if has_method else target
+            read = ReplyReader(self._settings.on, f"{self._said} of {self._where}").results
+            owner = target if has_method else None
+            if is_coroutine_function(fetch):
+                return CoroutineCalls(f"barrier-lookup-{self._name}", owner, fetch, read, self._replied)
+            threads = [self._context.new_executor() for _ in range(self._settings.book.most_requests)]
+            return ThreadCalls(owner, fetch, read, self._replied, threads)
+        except Exception as error:
+            retry = self._settings.book.retry
+            if isinstance(error, OSError) or (retry is not None and isinstance(error, retry.on)):
+                raise Unavailable(
+                    f"{self._where}: open() of {self._said[:-2]} raised {type(error).__name__}: {said(error)}: is "
+                    "its server running? It is tried again"
+                ) from error
+            raise user_error(error, function=self._said, operator=self._name, subtask=self._context.subtask) from error
+
+    def close(self) -> None:
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.close()
+
+    # ------------------------------------------------------------ rows and time
+
+    @property
+    def has_room(self) -> bool:
+        return self._book.has_room
+
+    @property
+    def unfinished(self) -> bool:
+        return self._book.held > 0
+
+    def own_watermark(self) -> int | None:
+        reached = self._book.reached
+        return None if reached == WATERMARK_MIN else reached
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        self._take(batch.rows, batch.emit_ns)
+        self._advance(emit)
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        self._book.watermark(watermark_ms)
+
+    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
+        self._woken = False
+        before, heard = self._book.finished, bool(self._inbox)
+        now_s = self._context.now_s()
+        while self._inbox:
+            request, results, error = self._inbox.popleft()
+            if error is None:
+                assert results is not None
+                self._book.replied(request, results, now_s)
+            elif isinstance(error, BarrierRuntimeError | MemoryError):
+                raise error  # not of the other system: a reply of a wrong shape, or trouble of ours
+            else:
+                self._book.failed(request, error, now_s)
+        if heard or self.unfinished:
+            self._advance(emit)
+        return self._book.finished > before
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        if not self._book.held:
+            return Capture()
+        remaining = self._held.remaining()
+        return Capture(blocking=lambda: {HELD_VALUE: encode_held(remaining)})
+
+    def _take(self, rows: pa.RecordBatch, emit_ns: int) -> None:
+        if self._input is None or (rows.schema is not self._input and not rows.schema.equals(self._input)):
+            self._bind(rows.schema)
+        self._held.add(rows, emit_ns)
+        self._book.add(keys_of(rows, self._settings.on, values_of))
+
+    def _bind(self, schema: pa.Schema) -> None:
+        require_columns(schema, self._settings.on, self._where)
+        for column in self._settings.on:
+            check_key_type(schema.field(column).type, column, self._where)
+        self._output = enriched_schema(schema, self._settings.schema, self._settings.on, self._where)
+        self._input = schema
+
+    # ------------------------------------------------------------ what the book wants
+
+    def _advance(self, emit: Emit) -> None:
+        calls, now_s = self._calls, self._context.now_s()
+        assert calls is not None, f"{self._where} is closed"
+        effects = self._book.advance(now_s)
+        for request in effects.give_up:
+            calls.give_up(request)
+        if effects.send:
+            calls.send(effects.send)
+        self._emit(effects, emit)
+        self._count()
+        due_s = self._book.next_due_s()
+        timers = self._timers
+        while timers and timers[0] <= now_s:
+            heapq.heappop(timers)
+        if due_s is not None and (not timers or due_s < timers[0]):
+            heapq.heappush(timers, due_s)
+            self._context.call_later(max(0.0, due_s - now_s), self._context.wake)
+
+    def _replied(self, request: int, results: list[Any] | None, error: Exception | None) -> None:
+        """On any thread."""
+        self._inbox.append((request, results, error))
+        if not self._woken:  # `on_wall_clock` says so before it looks into the inbox
+            self._woken = True
+            self._context.wake_from_thread()
+
+    def _count(self) -> None:
+        now, before, metrics = self._book.counts, self._counts, self._context.metrics
+        if now != before:
+            metrics.count(LOOKUP_REQUESTS, now.requests - before.requests)
+            metrics.count(LOOKUP_CACHE_HITS, now.cache_hits - before.cache_hits)
+            metrics.count(LOOKUP_MISSES, now.misses - before.misses)
+            metrics.count(LOOKUP_TIMEOUTS, now.timeouts - before.timeouts)
+            metrics.count(LOOKUP_RETRIES, now.retries - before.retries)
+            metrics.count(LOOKUP_LATE_REPLIES, now.late - before.late)
+            self._counts = copy.copy(now)
+        metrics.gauge(LOOKUP_ROWS, self._book.held)
+
+    # ------------------------------------------------------------ results
+
+    def _emit(self, effects: Effects, emit: Emit) -> None:
+        told_ms = None if not effects.finished else effects.finished[0][0]
+        for reached_ms, finished in effects.finished:
+            finished.sort(key=_number)
+            rows, emit_ns = self._held.take([number for number, _ in finished])
+            results = [result for _, result in finished]
+            reached = None if reached_ms == told_ms else reached_ms
+            self._emit_rows(rows, results, emit_ns, reached, emit)
+
+    def _emit_rows(
+        self, rows: pa.RecordBatch, results: list[Any], emit_ns: int, reached: int | None, emit: Emit
+    ) -> None:
+        failed = [at for at, result in enumerate(results) if type(result) is Failed]
+        if failed:
+            rows, results = self._without_failed(rows, results, failed, emit_ns, reached, emit)
+        if None in results:
+            if self._settings.how == "left":
+                results = [self._nothing if result is None else result for result in results]
+            else:
+                rows, results = self._without_misses(rows, results, emit_ns, reached, emit)
+        if results:
+            found = self._writer.batch(results)
+            columns = [*rows.columns, *found.columns]
+            emit(_batch(pa.RecordBatch.from_arrays(columns, schema=self._output), emit_ns, reached))
+
+    def _without_misses(
+        self, rows: pa.RecordBatch, results: list[Any], emit_ns: int, reached: int | None, emit: Emit
+    ) -> tuple[pa.RecordBatch, list[Any]]:
+        found = pa.array([result is not None for result in results])
+        if self._settings.how == "side":
+            missed = rows.filter(pa.array([result is None for result in results]))
+            send(emit, MISSES, _batch(missed, emit_ns, reached), self._context.metrics)
+        return rows.filter(found), [result for result in results if result is not None]
+
+    def _without_failed(
+        self,
+        rows: pa.RecordBatch,
+        results: list[Any],
+        failed: Sequence[int],
+        emit_ns: int,
+        reached: int | None,
+        emit: Emit,
+    ) -> tuple[pa.RecordBatch, list[Any]]:
+        keys = keys_of(rows, self._settings.on, values_of)
+        failures = self._failures
+        if failures is None:
+            self._fail(results[failed[0]], keys[failed[0]], rows, failed[0])
+        failures.begin(Batch(rows, emit_ns))
+        for at in failed:
+            failures.add(results[at].error, at, reached, keys[at])
+        failures.flush(emit, emit_ns)
+        kept = [type(result) is not Failed for result in results]
+        return rows.filter(pa.array(kept)), [result for result in results if type(result) is not Failed]
+
+    def _fail(self, failed: Failed, key: Any, rows: pa.RecordBatch, at: int) -> NoReturn:
+        error, attempts = failed.error, failed.attempts
+        if failed.is_transient:
+            times = "once" if attempts == 1 else f"{attempts} times"
+            raise Unavailable(
+                f"{self._where}, subtask {self._context.subtask}: {self._said} failed {times}, the last time with "
+                f"{type(error).__name__}: {said(error)}\n  key: {key!r}\n  record: {preview(rows, at)}\n"
+                "  Is the other system running? The job goes on as restart= says; pass retry= to try more often, or "
+                "on_error= to go on without the row"
+            ) from error
+        raise user_error(
+            error,
+            function=self._said,
+            operator=self._name,
+            subtask=self._context.subtask,
+            key=key,
+            batch=rows,
+            row=at,
+        ) from error
+
+
+def _number(finished: tuple[int, Any]) -> int:
+    return finished[0]
+
+
+def _batch(rows: pa.RecordBatch, emit_ns: int, reached: int | None) -> Batch:
+    """`reached`: event time before all of them, where that is not told otherwise."""
+    return Batch(rows, emit_ns, None if reached is None else np.full(rows.num_rows, reached, np.int64))

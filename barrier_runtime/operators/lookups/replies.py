@@ -1,0 +1,90 @@
+"""What a user's `fetch_many` gave, as one result per key: a row (dict), None where there is none, or an exception."""
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.data.rows import cut
+from barrier_runtime.state.errors import InvalidJob
+
+
+class ReplyReader:
+    """`on`: the key columns. `where` names function and step for messages."""
+
+    def __init__(self, on: Sequence[str], where: str) -> None:
+        self._on = tuple(on)
+        self._where = where
+
+    def results(self, keys: Sequence[Hashable], reply: Any) -> list[Any]:
+        """One for each of `keys`, in their order. Raises `InvalidJob` for a reply of another shape."""
+        if isinstance(reply, pa.Table | pa.RecordBatch):
+            return self._of_table(keys, reply)
+        if isinstance(reply, Mapping):
+            return self._of_mapping(keys, reply)
+        if isinstance(reply, list | tuple):
+            if len(reply) != len(keys):
+                raise InvalidJob(
+                    f"{self._where} gave a list of {len(reply)} for {len(keys)} keys: return one row for each key, in "
+                    "their order, with None where there is nothing; or a dict by key"
+                )
+            return [self._result(key, each) for key, each in zip(keys, reply, strict=True)]
+        if inspect.isawaitable(reply):
+            raise InvalidJob(f"{self._where} gave something to be awaited: make it an `async def`")
+        raise InvalidJob(
+            f"{self._where} gave {type(reply).__name__}: return a list with a row (dict) or None for each key, a dict "
+            "of key to row, or a pyarrow.Table with the key's column"
+        )
+
+    def _of_mapping(self, keys: Sequence[Hashable], reply: Mapping[Any, Any]) -> list[Any]:
+        results = [self._result(key, reply.get(key)) for key in keys]
+        if reply and not any(key in reply for key in keys):
+            raise InvalidJob(
+                f"{self._where} was asked for keys such as {cut(repr(keys[0]))} and gave a dict by others, such as "
+                f"{cut(repr(next(iter(reply))))}: return a dict by the keys that were asked for"
+            )
+        return results
+
+    def _of_table(self, keys: Sequence[Hashable], reply: "pa.Table | pa.RecordBatch") -> list[Any]:
+        for column in self._on:
+            if column not in reply.schema.names:
+                raise InvalidJob(
+                    f"{self._where} gave a table without the key's column {column!r}: it has "
+                    f"{', '.join(reply.schema.names)}; rows are found by it"
+                )
+        by_key: dict[Any, Any] = {}
+        columns = [reply.column(column).to_pylist() for column in self._on]
+        of_rows = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        for key, row in zip(of_rows, reply.select(_others(reply.schema.names, self._on)).to_pylist(), strict=True):
+            if key in by_key:
+                raise InvalidJob(
+                    f"{self._where} gave two rows of the key {cut(repr(key))}: a row is completed by one, so return one"
+                )
+            by_key[key] = row
+        return [by_key.get(key) for key in keys]
+
+    def _result(self, key: Hashable, given: Any) -> Any:
+        if given is None or isinstance(given, Exception):
+            return given
+        if not isinstance(given, Mapping):
+            raise InvalidJob(
+                f"{self._where} gave {cut(repr(given))} for the key {cut(repr(key))}: give a row as a dict of column "
+                "to value, or None where there is nothing"
+            )
+        for column in self._on:
+            if column in given:
+                return {name: value for name, value in given.items() if name not in self._on}
+        return given
+
+
+def keys_of(rows: pa.RecordBatch, on: Sequence[str], values_of: Callable[[pa.Array], list[Any]]) -> list[Any]:
+    """Per row its key: the column's value, or a tuple of several; None where one of them is null."""
+    columns = [values_of(rows.column(column)) for column in on]
+    if len(columns) == 1:
+        return columns[0]
+    return [None if None in key else key for key in zip(*columns, strict=True)]
+
+
+def _others(names: Sequence[str], on: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in on]

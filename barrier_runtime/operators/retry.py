@@ -1,0 +1,44 @@
+"""`Retry`: how often a user's function is called again for what it failed at, and when."""
+
+import datetime
+from dataclasses import dataclass
+
+from barrier_runtime.state.errors import InvalidJob
+
+_LONGEST_S = 60.0
+
+
+@dataclass(frozen=True)
+class Retry:
+    """A call that raises one of `on` is repeated, at most `times` times.
+
+    >>> Retry(3, backoff=timedelta(milliseconds=200), on=(ConnectionError, TimeoutError))
+
+    `backoff` is the pause before the first repetition; each further one is twice as long, up to a minute. Raises
+    `InvalidJob` for `times` below 1, a negative pause, and `on` that is not a tuple of exception types.
+    """
+
+    times: int
+    backoff: datetime.timedelta = datetime.timedelta(milliseconds=100)
+    on: tuple[type[Exception], ...] = (Exception,)
+
+    def __post_init__(self) -> None:
+        if type(self.times) is not int or self.times < 1:
+            raise InvalidJob(f"Retry({self.times!r}): give the number of repetitions, 1 or more")
+        if not isinstance(self.backoff, datetime.timedelta) or self.backoff < datetime.timedelta():
+            raise InvalidJob(f"Retry backoff {self.backoff!r}: give a timedelta that is not negative")
+        types = self.on
+        if not isinstance(types, tuple) or not types or not all(map(_is_exception, types)):
+            raise InvalidJob(f"Retry on={types!r}: give a tuple of exception types, as in on=(ConnectionError,)")
+
+    def wants(self, error: Exception, failed: int) -> bool:
+        """Whether a call that has failed `failed` times, with `error` the last time, is repeated."""
+        return failed <= self.times and isinstance(error, self.on)
+
+    def pause_s(self, failed: int) -> float:
+        """Seconds before it is repeated after `failed` (1 or more) failures."""
+        return min(_LONGEST_S, self.backoff.total_seconds() * 2.0 ** min(failed - 1, 30))
+
+
+def _is_exception(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Exception)

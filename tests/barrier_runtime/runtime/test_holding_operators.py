@@ -1,0 +1,196 @@
+"""A subtask whose first operator holds rows until it is told to give them: what then waits (watermarks, idleness, the
+end) and what does not (barriers, triggers)."""
+
+import pytest
+from subtask_bench import Bench, barrier, rows
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch, EndOfInput, Idle, Watermark
+from barrier_runtime.operators.base import Capture, Emit, Operator
+from barrier_runtime.runtime.alignment.aligner import Aligner
+from barrier_runtime.runtime.alignment.tracker import BarrierTracker
+
+
+class Holding(Operator):
+    """Has room for `room` batches, gives the oldest when `allowed` to, and has those that it holds in its snapshot."""
+
+    holds_watermarks = True
+    takes_rows_before_barriers = True
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.held: list[Batch | int] = []  # watermarks between
+        self.allowed = 0
+        self.reached = WATERMARK_MIN
+
+    @property
+    def has_room(self) -> bool:
+        return sum(isinstance(each, Batch) for each in self.held) < self.room
+
+    @property
+    def unfinished(self) -> bool:
+        return any(isinstance(each, Batch) for each in self.held)
+
+    def own_watermark(self) -> int | None:
+        return self.reached
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        self.held.append(batch)
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        self.held.append(watermark_ms)
+        self._pass_watermarks()
+
+    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
+        if not self.allowed or not self.unfinished:
+            return False
+        self.allowed -= 1
+        batch = self.held.pop(0)
+        assert isinstance(batch, Batch)
+        emit(batch)
+        self._pass_watermarks()
+        return True
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        values = [value for each in self.held if isinstance(each, Batch) for value in each.rows.column(0).to_pylist()]
+        return Capture(values={"total": str(sum(values)).encode()})
+
+    def _pass_watermarks(self) -> None:
+        while self.held and isinstance(self.held[0], int):
+            self.reached = self.held.pop(0)  # type: ignore[assignment]
+
+
+class HoldingBench(Bench):
+    operator: Holding
+
+    def __init__(self, room: int = 1, **arguments: object) -> None:
+        super().__init__(operator=Holding(room), **arguments)  # type: ignore[no-untyped-call]
+
+    def allow(self, batches: int = 1) -> None:
+        self.operator.allowed += batches
+        self.work()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def bench() -> HoldingBench:
+    return HoldingBench(inputs=1)
+
+
+def test_a_watermark_is_told_when_the_rows_before_it_are_out(bench: HoldingBench) -> None:
+    bench.feed((0, Watermark(5)), (0, rows(1)))
+    assert bench.emitted() == [Watermark(5)]
+    bench.feed((0, Watermark(10)))
+    assert bench.emitted() == []
+    bench.allow()
+    assert bench.emitted() == [[1], Watermark(10)]
+
+
+def test_idleness_is_told_when_the_rows_before_it_are_out(bench: HoldingBench) -> None:
+    bench.operator.room = 2
+    bench.feed((0, rows(1)), (0, rows(2)), (0, Idle()))
+    bench.allow()
+    assert bench.emitted() == [[1]]
+    bench.allow()
+    assert bench.emitted() == [[2], Idle()]
+
+
+def test_rows_that_came_after_idleness_end_it(bench: HoldingBench) -> None:
+    bench.operator.room = 2
+    bench.feed((0, rows(1)), (0, Idle()))
+    bench.allow()
+    assert bench.emitted() == [[1], Idle()]
+    bench.feed((0, rows(2)))
+    bench.allow()
+    assert bench.emitted() == [[2]]
+
+
+def test_the_end_waits_for_what_is_held_and_triggers_are_answered_meanwhile() -> None:
+    bench = HoldingBench(room=2, inputs=1)
+    bench.feed((0, rows(3)), (0, Watermark(5)), (0, EndOfInput()))
+    assert (bench.subtask.ended, bench.emitted()) == (False, [])
+    bench.subtask.on_trigger(barrier(1))
+    bench.subtask.on_trigger(barrier(1))
+    assert bench.captured_totals() == [(1, 3)]
+    assert bench.emitted() == [barrier(1)]
+    bench.allow()
+    assert bench.emitted() == [[3], Watermark(5), Watermark(WATERMARK_MAX), EndOfInput()]
+    bench.subtask.on_trigger(barrier(2))
+    assert bench.captured_totals() == [(1, 3), (2, 0)]
+    assert bench.emitted() == []
+
+
+def test_a_trigger_heard_before_the_end_is_answered_though_rows_are_held() -> None:
+    """Upstream had ended before the trigger came, so no barrier comes."""
+    bench = HoldingBench(room=2, inputs=1)
+    bench.subtask.on_trigger(barrier(1))
+    bench.feed((0, rows(4)), (0, EndOfInput()))
+    assert bench.captured_totals() == [(1, 4)]
+    assert not bench.subtask.ended
+
+
+@pytest.mark.parametrize("aligner", [Aligner, BarrierTracker])
+def test_a_barrier_does_not_wait_for_room(aligner: type) -> None:
+    bench = HoldingBench(inputs=1, aligner=aligner)
+    bench.queue((0, rows(1)), (0, rows(2)), (0, rows(3)))
+    bench.work()
+    assert len(bench.operator.held) == 1
+    bench.queue((0, barrier(1)), (0, rows(4)))
+    bench.work()
+    assert bench.captured_totals() == [(1, 6)]
+    assert bench.emitted() == [barrier(1)]
+    assert len(bench.operator.held) == 3, "what is behind the barrier waits again"
+
+
+def test_a_checkpoint_does_not_wait_for_room_before_the_end_when_upstream_has_ended_and_sends_no_barrier() -> None:
+    bench = HoldingBench(inputs=1)
+    bench.queue((0, rows(1)), (0, rows(2)), (0, EndOfInput()))
+    bench.work()
+    assert len(bench.operator.held) == 1
+    bench.subtask.on_trigger(barrier(1))
+    bench.work()
+    assert bench.captured_totals() == [(1, 3)]
+    bench.allow(2)
+    assert bench.emitted() == [barrier(1), [1], [2], Watermark(WATERMARK_MAX), EndOfInput()]
+
+
+def test_only_rows_before_a_barrier_that_is_there_are_taken_without_room() -> None:
+    bench = HoldingBench(inputs=2)
+    bench.queue((0, rows(1)), (1, rows(10)), (0, rows(2)), (1, rows(20)), (1, barrier(1)))
+    bench.work()
+    assert bench.captured_totals() == []
+    assert [len(channel._elements) for channel in bench.inputs] == [1, 0]
+    bench.queue((0, barrier(1)))
+    bench.work()
+    assert bench.captured_totals() == [(1, 33)]
+
+
+def test_what_was_taken_without_room_gives_no_credit_until_there_is_room() -> None:
+    """So however many barriers come, no more is held than the channel's window."""
+    bench = HoldingBench(inputs=1)
+    channel = bench.inputs[0]
+    for checkpoint in range(1, 6):
+        while channel.credit:
+            channel.push(rows(1), channel.window.bytes // 4)
+        bench.queue((0, barrier(checkpoint)))
+        bench.work()
+        assert bench.captured.calls[-1][0] == barrier(checkpoint)
+        assert len(bench.operator.held) <= 5  # four fill the window, and there was room for one
+    assert not channel.credit
+    bench.allow(len(bench.operator.held))
+    assert not bench.operator.held
+    assert channel.bytes == 0
+
+
+def test_a_barrier_that_was_overtaken_lets_no_rows_in() -> None:
+    """An unaligned checkpoint has the rows of the queue in flight; its barrier, which is still there, means nothing."""
+    bench = HoldingBench(inputs=1)
+    bench.queue((0, rows(1)), (0, rows(2)), (0, barrier(1, 0)))
+    assert bench.in_flight == {1: {0: [1, 2]}}
+    bench.work()
+    assert len(bench.operator.held) == 1
+
+
+def test_rows_of_a_restore_go_to_an_operator_without_room_before_a_barrier() -> None:
+    bench = HoldingBench(inputs=1, replay=[(0, rows(1)), (0, rows(2))])
+    bench.queue((0, barrier(1)))
+    bench.work()
+    assert bench.captured_totals() == [(1, 3)]
