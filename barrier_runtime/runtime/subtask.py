@@ -119,6 +119,11 @@ class Subtask:
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         self._assigned = dict.fromkeys(self._assigners, WATERMARK_MIN)
+        self._advancing: tuple[int, int] | None = None  # which operator is on its way to which watermark
+        self._ending = False  # all inputs have ended; event time is on its way to its end
+        self._first = operators[0][1] if operators and source is None else None
+        if self._first is not None:
+            self._first.stops = True
 
     # ------------------------------------------------------------ stepping
 
@@ -138,7 +143,9 @@ class Subtask:
             return self._step_source(self.source[1])
         if self._announcements:
             self.take_announcements()
-        worked = self._by_clock and self.writable and self._by_wall_clock()
+        worked = self._by_clock and not self._ending and self.writable and self._by_wall_clock()
+        if self._is_under_way:
+            return (self.writable and self._go_on()) or worked
         now_ns = self._host.now_ns()
         until_ns = now_ns + _STEP_NS
         for _ in range(_ELEMENTS_PER_STEP):
@@ -154,9 +161,33 @@ class Subtask:
             before_ns, now_ns = now_ns, self._host.now_ns()
             if channel is not None:
                 channel.chunk.worked(now_ns - before_ns)
-            if self.ended or now_ns >= until_ns:
+            if self.ended or now_ns >= until_ns or self._is_under_way:
                 return True
         return worked
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Event time is on its way to what it was told: until it is there no row is taken, only barriers are."""
+        return self._advancing is not None or (self._first is not None and self._first.going_to_ms is not None)
+
+    def _go_on(self) -> bool:
+        """A slice on that way, then barriers that come next on their channels. Rows that the operator has given back
+        come before those: then an aligned barrier waits."""
+        self._advance_further()
+        if not self._replay and not self._ending:
+            for channel in self.inputs:
+                while channel.readable and isinstance(channel.next, Barrier | CancelBarrier):
+                    self._take(channel)
+        return True
+
+    def _advance_further(self) -> None:
+        if self._first is not None and (going_to_ms := self._first.going_to_ms) is not None:
+            if not self._first.toward(going_to_ms, self._emits[1]) or self._first.going_to_ms is not None:
+                return
+        if self._advancing is not None:
+            self._advance(*self._advancing)
+            if self._ending and self._advancing is None:
+                self._finish()
 
     def _next_readable(self) -> InputChannel | None:
         """Round robin, so that no input starves another."""
@@ -192,6 +223,9 @@ class Subtask:
     def _step_source(self, source: SourceDriver) -> bool:
         if not self.writable:
             return False
+        if self._advancing is not None:
+            self._advance_further()
+            return True
         now_ns = self._host.source_ns()
         batch = source.poll(now_ns)
         if batch is not None:
@@ -237,7 +271,13 @@ class Subtask:
         if not count:
             return
         self.rows_in += count
-        if self.operators:
+        if self._first is not None:
+            self._first.process(batch, self._emits[1], port)
+            rest = self._first.take_rest()
+            if rest is not None:
+                self.rows_in -= len(rest)
+                self._replay.appendleft((port, rest))
+        elif self.operators:
             self.operators[0][1].process(batch, self._emits[1], port)
         else:
             self._output(batch)
@@ -248,7 +288,8 @@ class Subtask:
         """What is due in the first operator. Rows of it do not make an idle subtask one that event time waits for."""
         if not self.operators[0][1].on_wall_clock(self._emits[1], last):
             return False
-        self._assign()
+        if self._advancing is None:
+            self._assign()
         if self._told_idle:
             self._control(Idle())
         return True
@@ -281,8 +322,12 @@ class Subtask:
         for position in range(first, len(self.operators)):
             operator = self.operators[position][1]
             if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:
+                self._advancing = None
                 return
-            operator.on_watermark(watermark_ms, self._emits[position + 1])
+            if not operator.toward(watermark_ms, self._emits[position + 1]):
+                self._advancing = position, watermark_ms
+                return
+        self._advancing = None
         self.watermark = watermark_ms
         self._control(Watermark(watermark_ms))
 
@@ -303,7 +348,7 @@ class Subtask:
         """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once."""
         if barrier.token != self.token or barrier.id <= self.last_checkpoint:
             return
-        if self.ended or self.source is not None:
+        if self.ended or self._ending or self.source is not None:
             self._capture(TakeSnapshot(barrier, max(0.0, self._host.now_ms() - barrier.triggered_at_ms), 0.0))
         else:
             self._wanted = barrier
@@ -386,7 +431,14 @@ class Subtask:
         """The last element is behind us. From now on the subtask only answers triggers."""
         if self._by_clock:
             self._by_wall_clock(last=True)
+        self._ending = True
         self._advance(0, WATERMARK_MAX)
+        if self._advancing is None:
+            self._finish()
+        elif self._wanted is not None:
+            self.on_trigger(self._wanted)
+
+    def _finish(self) -> None:
         for position, (_, operator) in enumerate(self.operators):
             operator.on_end(self._emits[position + 1])
         self._control(EndOfInput())

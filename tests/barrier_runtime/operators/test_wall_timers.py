@@ -23,7 +23,6 @@ from barrier_runtime.data.rows import Row
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.operators.state.handle import CurrentKey
-from barrier_runtime.operators.timers import decode_timer, encode_timer
 from barrier_runtime.operators.wall_timers import WALL_TABLE, WallClock, WallTimers
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.testing import KeyedHarness
@@ -213,7 +212,7 @@ class LoopTimers:
         )
         self.current = CurrentKey()
         self.current.key = ("a",)
-        table = context.open_keyed().table(WALL_TABLE, encode_timer, decode_timer, 1, immutable=True)
+        table = context.open_keyed().timer_table(WALL_TABLE, 1)
         self.timers = WallTimers(table, self.current, context)
 
     def _woken(self) -> None:
