@@ -48,7 +48,7 @@ class KeyedOperator(Operator):
         self._watermark_ms = WATERMARK_MIN
         self._floors: Floors | None = None  # while a key group is ahead of the watermark
         self._emit_ns = 0
-        self._going_to_ms = WATERMARK_MIN  # above the watermark: event time is on its way there
+        self._going_to_ms: int | None = None  # event time is on its way there
         self._timers_from_ms: Mapping[str, int] = {}  # see `Progress`
         self._opened = False
 

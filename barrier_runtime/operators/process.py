@@ -404,32 +404,34 @@ class ProcessOperator(KeyedOperator):
 
     @property
     def going_to_ms(self) -> int | None:
-        if self._going_to_ms > self._watermark_ms:
+        if self._going_to_ms is not None:
             return self._going_to_ms
         return self._watermark_ms if self._bound is not None and self._wall_timers.crowded else None
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
-        self._go_on(max(watermark_ms, self._going_to_ms), emit, in_slices=False)
+        self._go_on(watermark_ms, emit, in_slices=False)
 
     def toward(self, watermark_ms: int, emit: Emit) -> bool:
         if self._bound is not None and self._wall_timers.crowded:
             if self._on_wall_timer is not None and self._wall_timers.any_due():
                 self._fire_by_wall_clock(self._wall_timers.due_now(), emit)
             return False
-        self._going_to_ms = max(watermark_ms, self._going_to_ms)
-        return self._go_on(self._going_to_ms, emit, in_slices=True)
+        return self._go_on(watermark_ms, emit, in_slices=True)
 
     def _go_on(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
-        if watermark_ms <= self._watermark_ms:
+        if self._going_to_ms is not None:
+            watermark_ms = max(watermark_ms, self._going_to_ms)
+        elif watermark_ms <= self._watermark_ms:
             return True
         if self._bound is None:  # no row came yet, so there is no timer
-            self._watermark_ms = watermark_ms
+            self._watermark_ms, self._going_to_ms = watermark_ms, None
             return True
         if self._reclaiming is not None:
             self._reclaiming.begin()
         given = _Given(self._by_row)
         self._begin(None, self._watermark_ms if self._by_row else None)
         done = self._advance(watermark_ms, given, in_slices)
+        self._going_to_ms = None if done else watermark_ms
         if given.rows:
             emit(given.batch(self._writer, self._seen, self._emit_ns))
         self._flush_sides(emit, self._emit_ns)
@@ -490,7 +492,7 @@ class ProcessOperator(KeyedOperator):
                 raise self._failed(error, on_timer, key=context.key) from error
             if self._timers.next_ms <= watermark_ms:
                 return False
-        self._watermark_ms = context.watermark = watermark_ms
+        self._watermark_ms = context.watermark = max(self._watermark_ms, watermark_ms)
         return True
 
     def _check_handles(self) -> None:

@@ -17,8 +17,8 @@ What of a timer is where
     set         anything but held       held, waiting. Also in front of what the heap has
     delete      held                    dead, waiting
     delete      not in the heap         waiting: nobody looks whether it was there; nothing at all without marks
-    read        stored, behind a mark   held, unless it is dead, or deleted and waiting; the mark goes behind what was read
-    trim        held, not waiting       stored: the heap had grown; marks of all key groups go back to the cut
+    read        stored, behind a mark   held, unless it is dead, or deleted and waiting; the mark goes behind it
+    trim        held, not waiting       stored: the heap had grown; no mark stands behind the cut
     fire        held                    waiting to be deleted
 Twice set is once, whoever finds it: a timer is once in the heap, and once in the store.
 """
@@ -35,8 +35,8 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.timer_table import TimerTable, position_of
 
 StateKey: TypeAlias = tuple[Any, ...]
-# A timer: its time, the sortable form of its key, 0, its key. A mark comes right behind a timer (or, with (), before all
-# of its time): its time, that timer's sortable key, 1, first and last key group, position.
+# A timer: its time, the sortable form of its key, 0, its key. A mark, right behind a timer (or, with (), before all of
+# its time): its time, that timer's sortable key, 1, first and last key group, position.
 Entry: TypeAlias = tuple[Any, ...]
 
 TABLE = "@timers"  # no attribute of a class can have this name
@@ -77,8 +77,8 @@ class Timers:
         from_ms: int = WATERMARK_MIN,
         held: int = _HELD,
     ) -> None:
-        """`without_handler`: the function that has none, so that a timer of it would never be heard. `from_ms`: no timer
-        of the table is before. `held`: about how many memory holds."""
+        """`without_handler`: the function that has none, so that a timer of it would never be heard. `from_ms`: no
+        timer of the table is before. `held`: about how many memory holds."""
         self._deaf = without_handler
         self._table = table
         self._current = current
@@ -228,7 +228,8 @@ class Timers:
 
     def _trim(self) -> None:
         """Drop what is in the store and far from due. What waits stays: a scan would not find it."""
-        self._bury()
+        if self._dead:
+            self._bury()
         times = np.fromiter((entry[0] for entry in self._heap), np.int64, len(self._heap))
         if len(times) > self._fewest:
             cut_ms = int(np.partition(times, self._fewest)[self._fewest])

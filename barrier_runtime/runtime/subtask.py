@@ -181,8 +181,10 @@ class Subtask:
         return True
 
     def _advance_further(self) -> None:
-        if self._first is not None and (going_to_ms := self._first.going_to_ms) is not None:
-            if not self._first.toward(going_to_ms, self._emits[1]) or self._first.going_to_ms is not None:
+        first = self._first
+        if first is not None and (going_to_ms := first.going_to_ms) is not None:
+            first.toward(going_to_ms, self._emits[1])
+            if first.going_to_ms is not None:
                 return
         if self._advancing is not None:
             self._advance(*self._advancing)

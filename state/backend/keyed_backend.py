@@ -341,8 +341,8 @@ class KeyedBackend:
         return state_id
 
     def _by_key(self, name: str, key_width: int) -> StateTable:
-        """The timers of an older release, under the state id that they have; the name gets another one. Snapshots do not
-        name the old id any more: it has no entries then."""
+        """The timers of an older release, under the state id that they have; the name gets another one. Snapshots do
+        not name the old id any more: it has no entries then."""
         state_id = self._states[name]
         table = StateTable(name, state_id, self._shard, encode_timer, decode_timer, key_width, True, self._cache_bytes)
         self._states[name] = max(self._states.values()) + 1

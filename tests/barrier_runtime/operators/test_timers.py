@@ -1,5 +1,5 @@
-"""The timers of a keyed operator against a plain set of them, with so little memory that most are in the store: whatever
-of them is written, read, dropped, restored at another parallelism or taken back meanwhile."""
+"""The timers of a keyed operator against a plain set of them, with so little memory that most are in the store:
+whatever of them is written, read, dropped, restored at another parallelism or taken back meanwhile."""
 
 import shutil
 import tempfile
