@@ -75,7 +75,7 @@ class Timers:
         current: CurrentKey,
         without_handler: str | None = None,
         from_ms: int = WATERMARK_MIN,
-        held: int = _HELD,
+        held: int | None = None,
     ) -> None:
         """`without_handler`: the function that has none, so that a timer of it would never be heard. `from_ms`: no
         timer of the table is before. `held`: about how many memory holds."""
@@ -83,8 +83,8 @@ class Timers:
         self._table = table
         self._current = current
         first, last = table.key_groups
-        self._fewest = max(held, _HELD_OF_GROUP * (last - first + 1))
-        self._read_at_once = self._fewest // (last - first + 1)
+        self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
+        self._read_at_once = max(1, self._fewest // (last - first + 1))
         self._most = 2 * self._fewest
         self.next_ms = WATERMARK_MAX + 1  # no timer is due before
         self._heap: list[Entry] = []
