@@ -475,9 +475,9 @@ class ProcessOperator(KeyedOperator):
         and it is at the last timer that fired."""
         current, context, on_timer = self._current, self._context, self._on_timer
         if on_timer is not None and self._timers.next_ms <= watermark_ms:
-            piece = Slice(self.context.now_s) if in_slices else None
+            time_slice = Slice(self.context.now_s) if in_slices else None
             try:
-                for current.key, at_ms in self._timers.due(watermark_ms, piece):
+                for current.key, at_ms in self._timers.due(watermark_ms, time_slice):
                     before_ms, self._watermark_ms = self._watermark_ms, max(self._watermark_ms, at_ms)
                     context.timestamp, context.watermark = at_ms, self._watermark_ms
                     context.key = self.codec.user_key(current.key)

@@ -160,12 +160,12 @@ class Timers:
         """Entries of the heap."""
         return len(self._heap)
 
-    def due(self, watermark_ms: int, piece: Slice | None = None) -> Iterator[tuple[StateKey, int]]:
+    def due(self, watermark_ms: int, time_slice: Slice | None = None) -> Iterator[tuple[StateKey, int]]:
         """Take the timers up to `watermark_ms`, earliest first, with those that are registered meanwhile. With a slice,
         only until that is over: whoever then finds `next_ms` not above `watermark_ms` calls again."""
         self._ending = watermark_ms == WATERMARK_MAX
         while self.next_ms <= watermark_ms:
-            if piece is not None and piece.is_over():
+            if time_slice is not None and time_slice.is_over():
                 return
             entry = heapq.heappop(self._heap)
             if entry[2]:

@@ -48,13 +48,13 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
 from barrier_runtime.state.values.table import StateTable
-from barrier_runtime.state.values.timer_table import LAYOUTS, TIMERS, TimerTable, decode_timer, encode_timer
+from barrier_runtime.state.values.timer_table import LAYOUTS, TimerTable, decode_timer, encode_timer
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 log = logging.getLogger("barrier_runtime.state")
 
 _SYNCHRONOUS_SLICE = 4_096
-
+_TIMERS = StateDescription("timers")
 
 class SnapshotDropped(Unavailable):
     """This snapshot is not wanted, or cannot be had, any more: decline the checkpoint. The job is fine."""
@@ -160,14 +160,14 @@ class KeyedBackend:
             if what == ONE_VALUE:
                 older = self._by_key(name, key_width)
             else:
-                self._check_same(name, TIMERS)
+                self._check_same(name, _TIMERS)
                 if what.layout > LAYOUTS:
                     raise InvalidJob(
                         f"timers {name!r} of {self._shard.operator} were written by a newer release (layout "
                         f"{what.layout}, this one reads up to {LAYOUTS}): run that release, or a later one"
                     )
         state_id = self._state_id(name, key_width)
-        self._described[name] = TIMERS
+        self._described[name] = _TIMERS
         stored = name in self._restored_states
         table = TimerTable(name, state_id, self._shard, key_width, self._cache_bytes, stored)
         self._add(name, table)

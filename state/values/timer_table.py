@@ -22,11 +22,9 @@ from typing import Any
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.keys.key_groups import key_group, key_groups_of_keys
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
-from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.values.table import Key, StateTable
 
-TIMERS = StateDescription("timers")
-LAYOUTS = 1  # the newest one that this release reads
+LAYOUTS = 1  # of snapshots' descriptions: the newest one that this release reads
 _TIME_BYTES = len(encode_key((0,)))
 
 Timer = tuple[int, Key]  # time in ms, user key

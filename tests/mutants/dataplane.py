@@ -359,8 +359,8 @@ MUTANTS = (
         "a-slice-never-ends",
         "timers that are due together fire in slices",
         "barrier_runtime/operators/process.py",
-        "            piece = Slice(self.context.now_s) if in_slices else None\n",
-        "            piece = None\n",
+        "            time_slice = Slice(self.context.now_s) if in_slices else None\n",
+        "            time_slice = None\n",
         ("tests/barrier_runtime/runtime/test_timers_in_slices.py",),
     ),
     Mutant(
