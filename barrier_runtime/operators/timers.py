@@ -85,7 +85,9 @@ class Timers:
         first, last = table.key_groups
         self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
         self._read_at_once = max(1, self._fewest // (last - first + 1))
-        self._most = 2 * self._fewest
+        # Behind a trim there is room for a read of each key group and a mark: else it might drop the same again and again.
+        self._room = max(self._fewest, (self._read_at_once + 1) * (last - first + 1))
+        self._most = self._fewest + self._room
         self.next_ms = WATERMARK_MAX + 1  # no timer is due before
         self._heap: list[Entry] = []
         self._held: dict[tuple[int, StateKey], bool] = {}  # what is in the heap; False: dead
@@ -237,7 +239,7 @@ class Timers:
                 self._drop_from(cut_ms)
             elif cut_ms < WATERMARK_MAX:  # a scan would begin with those of this time that have fired
                 self._drop_from(cut_ms + 1)
-        self._most = max(2 * self._fewest, 2 * len(self._heap))
+        self._most = len(self._heap) + max(self._room, len(self._heap))
 
     def _drop_from(self, cut_ms: int) -> None:
         """All from `cut_ms` on that do not wait."""

@@ -70,8 +70,8 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "a wall-clock timer that was due when the job was restored stays where it was when it has fired",
         "events",
         "barrier_runtime/operators/wall_timers.py",
-        "                if held:\n                    self._kill(timer)\n                    yield key, timestamp_ms\n",
-        "                if held:\n                    yield key, timestamp_ms\n",
+        "                if held:\n                    self._kill(timer)\n",
+        "                if held:\n",
     ),
     (
         "row-in-all-windows-but-the-first",

@@ -20,8 +20,8 @@ from barrier_runtime import TTL, CollectSink, Dataflow, ListState, RedisUpsertSi
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier, Batch, EndOfInput, Idle, Watermark
 from barrier_runtime.data.rows import Row
-from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators import wall_timers
+from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.operators.wall_timers import WALL_TABLE, WallClock, WallTimers
