@@ -85,7 +85,7 @@ class Timers:
         first, last = table.key_groups
         self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
         self._read_at_once = max(1, self._fewest // (last - first + 1))
-        # Behind a trim there is room for a read of each key group and a mark: else it might drop the same again and again.
+        # Behind a trim there is room for a read of each key group and a mark: else the same might be dropped for ever.
         self._room = max(self._fewest, (self._read_at_once + 1) * (last - first + 1))
         self._most = self._fewest + self._room
         self.next_ms = WATERMARK_MAX + 1  # no timer is due before

@@ -324,6 +324,15 @@ MUTANTS = (
         ("tests/barrier_runtime/operators/test_timers.py",),
     ),
     Mutant(
+        "timers-before-the-held-ones-are-lost",
+        "a timer that is registered before the first one in memory is held, too",
+        "barrier_runtime/operators/timers.py",
+        "            heapq.heappush(heap, (timestamp_ms, _sortable(key), 0, key))\n            if",
+        "            if timestamp_ms >= self.next_ms or not self._marks:\n"
+        "                heapq.heappush(heap, (timestamp_ms, _sortable(key), 0, key))\n            if",
+        ("tests/barrier_runtime/operators/test_timers.py",),
+    ),
+    Mutant(
         "waiting-timers-leave-memory",
         "a timer that is not in the store yet stays in memory, where alone it is found",
         "barrier_runtime/operators/timers.py",

@@ -49,23 +49,6 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "            if self._held.pop(timer):\n",
     ),
     (
-        "timer-before-the-held-ones-is-lost",
-        "a timer that is registered before the first one in memory is left to the store, where it is not looked for",
-        "events",
-        "barrier_runtime/operators/timers.py",
-        "            heapq.heappush(heap, (timestamp_ms, _sortable(key), 0, key))\n            if",
-        "            if timestamp_ms >= self.next_ms or not self._marks:\n"
-        "                heapq.heappush(heap, (timestamp_ms, _sortable(key), 0, key))\n            if",
-    ),
-    (
-        "snapshot-between-slices-forgets-the-rest",
-        "a snapshot between two slices of timers does not say up to where they were due",
-        "events",
-        "barrier_runtime/operators/process.py",
-        "        self._going_to_ms = None if done else watermark_ms\n",
-        "        self._going_to_ms = None\n",
-    ),
-    (
         "wall-timer-fires-again-after-restore",
         "a wall-clock timer that was due when the job was restored stays where it was when it has fired",
         "events",
