@@ -56,6 +56,7 @@ log = logging.getLogger("barrier_runtime.state")
 _SYNCHRONOUS_SLICE = 4_096
 _TIMERS = StateDescription("timers")
 
+
 class SnapshotDropped(Unavailable):
     """This snapshot is not wanted, or cannot be had, any more: decline the checkpoint. The job is fine."""
 

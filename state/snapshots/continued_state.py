@@ -32,6 +32,7 @@ _KINDS = {
     "reducing": "a ReducingState",
     "aggregating": "an AggregatingState",
     "columns": "a state of columns",
+    "timers": "timers",
 }
 
 
