@@ -187,6 +187,25 @@ class Operator:
         """Handle one batch from input `port`."""
         raise NotImplementedError
 
+    stops: bool = False  # set by a subtask for its first operator: `process` may stop within a batch
+
+    def take_rest(self) -> Batch | None:
+        """The rows before which the last `process` stopped, because more was due there than fits into a slice of time.
+        They are to be given to it again when `toward` has brought event time to `going_to_ms`."""
+        return None
+
+    @property
+    def going_to_ms(self) -> int | None:
+        """Event time that the operator is on its way to, since before the last restore or since `process` stopped.
+        No row is to be given to it until `toward` has said True. None: it is where it should be."""
+        return None
+
+    def toward(self, watermark_ms: int, emit: Emit) -> bool:
+        """Do a slice of what `on_watermark` does. False: call it again, and give no row nor a later watermark before;
+        `snapshot` may be called between two slices, and what is restored then knows where it was going to."""
+        self.on_watermark(watermark_ms, emit)
+        return True
+
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         """Event time reached `watermark_ms`. Emit what that completes; the watermark itself is forwarded after."""
 

@@ -48,6 +48,8 @@ class KeyedOperator(Operator):
         self._watermark_ms = WATERMARK_MIN
         self._floors: Floors | None = None  # while a key group is ahead of the watermark
         self._emit_ns = 0
+        self._going_to_ms: int | None = None  # event time is on its way there
+        self._timers_from_ms: Mapping[str, int] = {}  # see `Progress`
         self._opened = False
 
     def open(self, context: OperatorContext) -> None:
@@ -61,6 +63,8 @@ class KeyedOperator(Operator):
         self._floors = Floors(progress.floors, context.max_parallelism) if progress.floors else None
         self._emit_ns = progress.emit_ns
         self._state_columns = progress.state_columns
+        self._going_to_ms = progress.going_to_ms
+        self._timers_from_ms = progress.timers_from_ms
         if progress.schema:
             stored = plain_schema(schema_of(progress.schema))  # older releases kept dictionary types
             check_none_added(self._columns, stored, self.where)
@@ -72,7 +76,13 @@ class KeyedOperator(Operator):
         self.backend.freeze(checkpoint)
         floors = self._floors.above(self._watermark_ms) if self._floors is not None else ()
         progress = Progress(
-            self._watermark_ms, self._emit_ns, self._bound_bytes, floors=floors, state_columns=self._state_columns
+            self._watermark_ms,
+            self._emit_ns,
+            self._bound_bytes,
+            floors=floors,
+            state_columns=self._state_columns,
+            going_to_ms=self._going_to_ms,
+            timers_from_ms=self._timers_from_ms,
         )
         values = {VALUE: progress.encode()}
         if self._bound is not None:

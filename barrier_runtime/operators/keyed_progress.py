@@ -6,7 +6,7 @@ that have fired already. After rescaling, the key groups of a subtask may come f
 fires what is not complete yet, and the others are *floors*: for its own key group event time is what it was.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -35,7 +35,9 @@ class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`schema`: Arrow IPC bytes of the columns that the state depends on; empty while no batch has come.
     `state_columns`: names of the columns of the operator's columnar table, in the order in which its rows have them;
-    empty where there is none, and in what older releases wrote."""
+    empty where there is none, and in what older releases wrote. `going_to_ms`: event time was on its way there, and
+    timers up to there still had to fire; None: it was where it was to be. `timers_from_ms`: by table of timers, a time
+    before which there is none; unknown where it is missing."""
 
     watermark_ms: int = WATERMARK_MIN
     emit_ns: int = 0  # latest intended emission time seen: that of results made by a watermark
@@ -43,6 +45,8 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 1
     floors: tuple[Floor, ...] = ()  # above `watermark_ms`
     state_columns: tuple[str, ...] = ()
+    going_to_ms: int | None = None
+    timers_from_ms: Mapping[str, int] = {}
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -75,12 +79,26 @@ def restored_progress(
         emit_ns=max(progress.emit_ns for progress in found),
         schema=next((progress.schema for progress in found if progress.schema), b""),
         state_columns=next((progress.state_columns for progress in found if progress.state_columns), ()),
+        going_to_ms=_going_to_ms(found),
+        timers_from_ms=_lowest([progress.timers_from_ms for progress in found]),
         floors=tuple(
             Floor(max(floor.first, first_group), min(floor.last, last_group), floor.watermark_ms)
             for floor in floors
             if floor.watermark_ms > lowest and floor.first <= last_group and first_group <= floor.last
         ),
     )
+
+
+def _going_to_ms(found: Sequence[Progress]) -> int | None:
+    """Where event time was told to be in all of them, if any of them was still on its way."""
+    if all(progress.going_to_ms is None for progress in found):
+        return None
+    return min(progress.watermark_ms if progress.going_to_ms is None else progress.going_to_ms for progress in found)
+
+
+def _lowest(known: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Of what all of them know."""
+    return {name: min(each[name] for each in known) for name in known[0] if all(name in each for each in known)}
 
 
 class Floors:

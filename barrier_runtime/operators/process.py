@@ -27,7 +27,7 @@ from barrier_runtime.operators.reclaiming import Reclaiming
 from barrier_runtime.operators.side_outputs import SideOutputs
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, NoKey, States
 from barrier_runtime.operators.state.ttl import Timing
-from barrier_runtime.operators.timers import TABLE, Timers, decode_timer, encode_timer
+from barrier_runtime.operators.timers import TABLE, Slice, Timers
 from barrier_runtime.operators.user_code import close_function, function_name, open_function, user_error
 from barrier_runtime.operators.user_metrics import UserMetrics
 from barrier_runtime.operators.wall_timers import WALL_TABLE, WallTimers
@@ -180,6 +180,7 @@ class ProcessOperator(KeyedOperator):
         self._attributes: dict[str, Any] = {}
         self._warned = False
         self._reclaiming: Reclaiming | None = None  # of states with a TTL
+        self._rest: Batch | None = None  # of a batch within which a slice ended
         self._to_close: Any = None  # the user's object, once its open() has ended
 
     def _made_current(self) -> CurrentKey:
@@ -220,12 +221,12 @@ class ProcessOperator(KeyedOperator):
                 if not isinstance(getattr(type(target), name, None), KeyedState):
                     self._replaceable[name] = handle
         name = function_name(self._call)
-        timers_table, wall_table = (
-            self.backend.table(table, encode_timer, decode_timer, width, immutable=True)
-            for table in (TABLE, WALL_TABLE)
+        timers_table, wall_table = (self.backend.timer_table(table, width) for table in (TABLE, WALL_TABLE))
+        from_ms, wall_from_ms = (self._timers_from_ms.get(table, WATERMARK_MIN) for table in (TABLE, WALL_TABLE))
+        self._timers = timers = Timers(timers_table, self._current, None if self._on_timer else name, from_ms)
+        self._wall_timers = WallTimers(
+            wall_table, self._current, self.context, None if self._on_wall_timer else name, wall_from_ms
         )
-        self._timers = timers = Timers(timers_table, self._current, None if self._on_timer else name)
-        self._wall_timers = WallTimers(wall_table, self._current, self.context, None if self._on_wall_timer else name)
         self._context = ProcessContext(
             self.name,
             self.context.subtask,
@@ -295,6 +296,8 @@ class ProcessOperator(KeyedOperator):
             self._look_at_attributes()
         if self._reclaiming is not None:
             self._reclaiming.snapshot(checkpoint)
+        if self._bound is not None:
+            self._timers_from_ms = {TABLE: self._timers.lowest_ms, WALL_TABLE: self._wall_timers.lowest_ms}
         return super().snapshot(checkpoint)
 
     def on_complete(self, checkpoint: int) -> None:
@@ -320,6 +323,8 @@ class ProcessOperator(KeyedOperator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         self._check(batch.schema)
         self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        while (goal_ms := self.going_to_ms) is not None:  # a subtask has done that before it gives a batch
+            self.toward(goal_ms, emit)
         if self._reclaiming is not None:
             self._reclaiming.begin()
         if self._wall_timers.overdue and self._on_wall_timer is not None:
@@ -379,8 +384,9 @@ class ProcessOperator(KeyedOperator):
                 coming, user_keys, self._timestamps(batch), each_row_of(batch), reached, seen, strict=False
             ):
                 if reached_ms > watermark_ms:
-                    if timers.next_ms <= reached_ms:
-                        self._advance(reached_ms, given)
+                    if timers.next_ms <= reached_ms and not self._advance(reached_ms, given, self.stops):
+                        self._stopped(batch, max(0, len(batch) - length_hint(coming) - 1), reached_ms)
+                        break
                     self._watermark_ms = watermark_ms = reached_ms
                     if by_row:
                         sides.reached_ms = reached_ms
@@ -402,7 +408,7 @@ class ProcessOperator(KeyedOperator):
                 if by_row:
                     given.upto(watermark_ms)
                 if timers.next_ms <= watermark_ms:
-                    self._advance(watermark_ms, given)
+                    self._advance(watermark_ms, given)  # registered for the past by this row
         except UserCodeError:
             raise  # of a timer
         except Exception as error:
@@ -415,20 +421,49 @@ class ProcessOperator(KeyedOperator):
             emit(given.batch(self._writer, batch.schema, batch.emit_ns))
         self._flush_sides(emit, batch.emit_ns)
 
+    def _stopped(self, batch: Batch, at: int, reached_ms: int) -> None:
+        """More timers are due before row `at` than fit into a slice."""
+        self._rest = batch.slice(at)
+        self._going_to_ms = reached_ms
+
+    def take_rest(self) -> Batch | None:
+        rest, self._rest = self._rest, None
+        return rest
+
+    @property
+    def going_to_ms(self) -> int | None:
+        if self._going_to_ms is not None:
+            return self._going_to_ms
+        return self._watermark_ms if self._bound is not None and self._wall_timers.crowded else None
+
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
-        if watermark_ms <= self._watermark_ms:
-            return
+        self._go_on(watermark_ms, emit, in_slices=False)
+
+    def toward(self, watermark_ms: int, emit: Emit) -> bool:
+        if self._bound is not None and self._wall_timers.crowded:
+            if self._on_wall_timer is not None and self._wall_timers.any_due():
+                self._fire_by_wall_clock(self._wall_timers.due_now(), emit)
+            return False
+        return self._go_on(watermark_ms, emit, in_slices=True)
+
+    def _go_on(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
+        if self._going_to_ms is not None:
+            watermark_ms = max(watermark_ms, self._going_to_ms)
+        elif watermark_ms <= self._watermark_ms:
+            return True
         if self._bound is None:  # no row came yet, so there is no timer
-            self._watermark_ms = watermark_ms
-            return
+            self._watermark_ms, self._going_to_ms = watermark_ms, None
+            return True
         if self._reclaiming is not None:
             self._reclaiming.begin()
         given = _Given(self._by_row)
         self._begin(None, self._watermark_ms if self._by_row else None)
-        self._advance(watermark_ms, given)
+        done = self._advance(watermark_ms, given, in_slices)
+        self._going_to_ms = None if done else watermark_ms
         if given.rows:
             emit(given.batch(self._writer, self._seen, self._emit_ns))
         self._flush_sides(emit, self._emit_ns)
+        return done
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
         if self._bound is None or self._on_wall_timer is None or not self._wall_timers.any_due():
@@ -463,12 +498,14 @@ class ProcessOperator(KeyedOperator):
             emit(given.batch(self._writer, self._seen, emit_ns))
         self._flush_sides(emit, emit_ns)
 
-    def _advance(self, watermark_ms: int, given: "_Given") -> None:
-        """Event time goes on to `watermark_ms`, and on its way stops at each timer that is due."""
+    def _advance(self, watermark_ms: int, given: "_Given", in_slices: bool = False) -> bool:
+        """Event time goes on to `watermark_ms`, and on its way stops at each timer that is due. False: a slice is over,
+        and it is at the last timer that fired."""
         current, context, on_timer = self._current, self._context, self._on_timer
         if on_timer is not None and self._timers.next_ms <= watermark_ms:
+            time_slice = Slice(self.context.now_s) if in_slices else None
             try:
-                for current.key, at_ms in self._timers.due(watermark_ms):
+                for current.key, at_ms in self._timers.due(watermark_ms, time_slice):
                     before_ms, self._watermark_ms = self._watermark_ms, max(self._watermark_ms, at_ms)
                     context.timestamp, context.watermark = at_ms, self._watermark_ms
                     context.key = self.codec.user_key(current.key)
@@ -481,7 +518,10 @@ class ProcessOperator(KeyedOperator):
                     given.upto(reached_ms)
             except Exception as error:
                 raise self._failed(error, on_timer, key=context.key) from error
-        self._watermark_ms = context.watermark = watermark_ms
+            if self._timers.next_ms <= watermark_ms:
+                return False
+        self._watermark_ms = context.watermark = max(self._watermark_ms, watermark_ms)
+        return True
 
     def _check_handles(self) -> None:
         for name, handle in self._replaceable.items():

@@ -1,40 +1,66 @@
-"""Timers of a keyed operator: one per key and timestamp, in state and in a heap, fired in timestamp order. Those of
-event time are here; those of the wall clock (`wall_timers`) are the same ones with another clock.
+"""Timers of a keyed operator: set, deleted, and fired in the order of their times and keys. Those of event time are
+here; those of the wall clock (`wall_timers`) are the same ones with another clock.
 
-The state table is the truth (it is what a snapshot holds); the heap is only an index of it. A deleted timer stays in
-the heap and is listed as deleted, until the deleted ones are half of the heap: then it is made anew without them. So
-the heap is at most twice as long as the table, and a deletion takes constant time on average.
+All timers are in state, by time (`state/values/timer_table`). Memory holds the next ones, and those that are not in the
+store yet, in a heap. Where the store may have more, the heap has *marks*: from its time on, and from a position in the
+store, the timers of some key groups are not in memory. A mark comes up when all before it has fired. Then the next
+timers of one of its groups are read, from that position, so that no scan begins with what has fired and been deleted.
+
+What of a timer is where
+    held      in the heap and alive
+    dead      in the heap, but deleted: passed over when it comes up, or dropped with others
+    waiting   set or deleted and not in the store yet; who is set and waits is held
+    stored    in the store; who is held or stands behind the mark of its key group
+    no mark   covers a key group: all of its timers are held
+
+    move        from                    to
+    set         anything but held       held, waiting. Also in front of what the heap has
+    delete      held                    dead, waiting
+    delete      not in the heap         waiting: nobody looks whether it was there; nothing at all without marks
+    read        stored, behind a mark   held, unless it is dead, or deleted and waiting; the mark goes behind it
+    trim        held, not waiting       stored: the heap had grown; no mark stands behind the cut
+    fire        held                    waiting to be deleted
+Twice set is once, whoever finds it: a timer is once in the heap, and once in the store.
 """
 
 import heapq
-from collections.abc import Iterator
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.values.timer_table import TimerTable, position_of
 
 StateKey: TypeAlias = tuple[Any, ...]
-Entry: TypeAlias = tuple[int, StateKey, StateKey]  # timestamp, sortable form of the key, state key
+# A timer: its time, the sortable form of its key, 0, its key. A mark, right behind a timer (or, with (), before all of
+# its time): its time, that timer's sortable key, 1, first and last key group, position.
+Entry: TypeAlias = tuple[Any, ...]
 
 TABLE = "@timers"  # no attribute of a class can have this name
-_FEW_DELETED = 64  # not worth making the heap anew
+_FEW_DEAD = 64  # not worth making the heap anew
+_HELD = 8_192  # timers from the store that memory holds at least; a trim leaves so many
+_HELD_OF_GROUP = 4
+SLICE_S = 0.002
+_SLICE_TIMERS = 1_000  # also where a clock stands still
 
 
-class TimerTable(Protocol):
-    def get(self, key: StateKey) -> Any: ...
-    def put(self, key: StateKey, value: Any) -> None: ...
-    def delete(self, key: StateKey) -> None: ...
-    def scan(self) -> Iterator[tuple[StateKey, Any]]: ...
+class Slice:
+    """The time that timers may take without a pause."""
 
+    __slots__ = ("_left", "_now_s", "_until_s")
 
-def encode_timer(value: Any) -> bytes:
-    """A timer is its key; there is nothing to store."""
-    return b"\x01"
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._until_s = now_s() + SLICE_S
+        self._left = _SLICE_TIMERS
 
-
-def decode_timer(data: bytes) -> Any:
-    return True
+    def is_over(self) -> bool:
+        """Asked before each timer."""
+        self._left -= 1
+        return self._left < 0 or self._now_s() >= self._until_s
 
 
 class Timers:
@@ -43,23 +69,44 @@ class Timers:
     _what = "a timer"
     _handler = "on_timer(self, key, timestamp_ms, ctx)"
 
-    def __init__(self, table: TimerTable, current: CurrentKey, without_handler: str | None = None) -> None:
-        """`without_handler`: the function that has none, so that a timer of it would never be heard."""
+    def __init__(
+        self,
+        table: TimerTable,
+        current: CurrentKey,
+        without_handler: str | None = None,
+        from_ms: int = WATERMARK_MIN,
+        held: int | None = None,
+    ) -> None:
+        """`without_handler`: the function that has none, so that a timer of it would never be heard. `from_ms`: no
+        timer of the table is before. `held`: about how many memory holds."""
         self._deaf = without_handler
         self._table = table
         self._current = current
+        first, last = table.key_groups
+        self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
+        self._read_at_once = max(1, self._fewest // (last - first + 1))
+        # Behind a trim there is room for a read of each key group and a mark: else the same might be dropped for ever.
+        self._room = max(self._fewest, (self._read_at_once + 1) * (last - first + 1))
+        self._most = self._fewest + self._room
+        self.next_ms = WATERMARK_MAX + 1  # no timer is due before
         self._heap: list[Entry] = []
-        self._deleted: set[StateKey] = set()  # keys of the table whose timers are in the heap, but not in the table
-        for entry, _ in table.scan():
-            self._heap.append((entry[-1], _sortable(entry[:-1]), entry[:-1]))
-        heapq.heapify(self._heap)
+        self._held: dict[tuple[int, StateKey], bool] = {}  # what is in the heap; False: dead
+        self._dead = 0
+        self._marks = 0
+        self._fired_ms = WATERMARK_MIN  # the latest of those that fired
+        self._ending = False  # the last timers fire, and none is set any more
+        self._postponed: list[Entry] | None = None  # set meanwhile, and not to fire yet
+        if table.stored:
+            self._mark(from_ms, (), first, last, position_of(from_ms))
+            for timer in table.waiting():
+                self._hold(*timer)
         self._look()
 
     def register(self, timestamp_ms: int) -> None:
         """Call `on_timer(key, timestamp_ms, ctx)` once the watermark has reached `timestamp_ms`, before the next row
         that comes then; right after this row if it has already. Twice is once.
 
-        When all input has ended every timer fires; timers registered by those last calls do not.
+        When all input has ended every timer fires; those last calls can register none.
         """
         self._register(timestamp_ms)
 
@@ -74,81 +121,157 @@ class Timers:
         if not WATERMARK_MIN <= timestamp_ms <= WATERMARK_MAX:
             raise InvalidJob(f"timer at {timestamp_ms} is out of range: use milliseconds since the epoch (64 bits)")
         key = self._current.key
-        entry = (*key, timestamp_ms)
-        if self._table.get(entry) is None:
-            self._table.put(entry, True)
-            if entry in self._deleted:
-                self._deleted.remove(entry)
-            else:
-                heapq.heappush(self._heap, (timestamp_ms, _sortable(key), key))
+        timer = (timestamp_ms, key)
+        held = self._held.get(timer)
+        if held or self._ending:
+            return
+        self._table.put(timer, True)
+        self._held[timer] = True
+        if held is False:
+            self._dead -= 1
+        elif self._postponed is not None:
+            self._postponed.append((timestamp_ms, _sortable(key), 0, key))
+        else:
+            heap = self._heap
+            heapq.heappush(heap, (timestamp_ms, _sortable(key), 0, key))
+            if timestamp_ms < self.next_ms:
                 self._look()
+            if len(heap) > self._most:
+                self._trim()
 
     def delete(self, timestamp_ms: int) -> None:
         """Forget the current key's timer at `timestamp_ms`; it is not an error if there is none."""
-        self._remove((*self._current.key, _whole(timestamp_ms)))
+        timer = (_whole(timestamp_ms), self._current.key)
+        held = self._held.get(timer)
+        if held:
+            self._kill(timer)
+        elif held is None and self._marks and WATERMARK_MIN <= timer[0] <= WATERMARK_MAX:
+            self._table.delete(timer)
 
     def of_key(self) -> list[int]:
-        """When the current key's timers are due, the earliest first. Looks through those of all keys."""
-        key = self._current.key
-        return sorted(entry[0] for entry in self._heap if entry[2] == key and (*key, entry[0]) not in self._deleted)
+        """When the current key's timers are due, the earliest first. Reads those of all keys of its key group."""
+        return self._table.of_key(self._current.key, self.lowest_ms)
+
+    @property
+    def lowest_ms(self) -> int:
+        """No timer is before."""
+        postponed: list[int] = [entry[0] for entry in self._postponed or ()]
+        return min(self.next_ms, WATERMARK_MAX, *postponed)
 
     def __len__(self) -> int:
         """Entries of the heap."""
         return len(self._heap)
 
-    def due(self, watermark_ms: int) -> Iterator[tuple[StateKey, int]]:
-        """Take the timers up to `watermark_ms`, earliest first, with those that are registered meanwhile."""
-        if watermark_ms == WATERMARK_MAX:
-            self._drop_deleted()
-            last, self._heap = sorted(self._heap), []
-            self._look()
-            for timestamp_ms, _, key in last:
-                if self._take(key, timestamp_ms):
-                    yield key, timestamp_ms
-            for timestamp_ms, _, key in self._heap:
-                self._take(key, timestamp_ms)
-            self._heap, self._deleted = [], set()
-            self._look()
-            return
+    def due(self, watermark_ms: int, time_slice: Slice | None = None) -> Iterator[tuple[StateKey, int]]:
+        """Take the timers up to `watermark_ms`, earliest first, with those that are registered meanwhile. With a slice,
+        only until that is over: whoever then finds `next_ms` not above `watermark_ms` calls again."""
+        self._ending = watermark_ms == WATERMARK_MAX
         while self.next_ms <= watermark_ms:
-            timestamp_ms, _, key = self._pop()
-            if self._take(key, timestamp_ms):
-                yield key, timestamp_ms
+            if time_slice is not None and time_slice.is_over():
+                return
+            entry = heapq.heappop(self._heap)
+            if entry[2]:
+                self._read(entry)
+                continue
+            self._look()
+            timer = (entry[0], entry[3])
+            if self._held.pop(timer):
+                self._table.delete(timer)
+                if entry[0] > self._fired_ms:
+                    self._fired_ms = entry[0]
+                yield entry[3], entry[0]
+            else:
+                self._dead -= 1
+        self._ending = False
 
-    def _pop(self) -> Entry:
-        first = heapq.heappop(self._heap)
+    # ---- inside
+
+    def _kill(self, timer: tuple[int, StateKey]) -> None:
+        self._table.delete(timer)
+        self._held[timer] = False
+        self._dead += 1
+        if self._dead > max(_FEW_DEAD, len(self._heap) // 2):
+            self._bury()
+
+    def _hold(self, timestamp_ms: int, key: StateKey) -> None:
+        if (timestamp_ms, key) not in self._held:
+            self._held[timestamp_ms, key] = True
+            heapq.heappush(self._heap, (timestamp_ms, _sortable(key), 0, key))
+
+    def _read(self, mark: Entry) -> None:
+        """The next timers of the first key group of a mark that was taken out of the heap."""
+        mark_ms, after, _, first, last, position = mark
+        found, behind, following = self._table.behind(position, first, last, self._read_at_once)
+        self._marks -= 1
+        for timer in found:
+            if not self._table.is_deleted(timer):
+                self._hold(*timer)
+        if behind:
+            last_ms, last_key = found[-1]
+            self._mark(last_ms, _sortable(last_key), first, first, behind)
+        if following <= last:
+            self._mark(mark_ms, after, following, last, position)
         self._look()
-        return first
+        if len(self._heap) > self._most:
+            self._trim()
 
-    def _remove(self, entry: StateKey) -> bool:
-        """From the table; it stays in the heap. Whether it was there."""
-        if self._table.get(entry) is None:
-            return False
-        self._table.delete(entry)
-        self._deleted.add(entry)
-        if len(self._deleted) > max(_FEW_DELETED, len(self._heap) // 2):
-            self._drop_deleted()
-        return True
+    def _mark(self, from_ms: int, after: StateKey, first: int, last: int, position: bytes) -> None:
+        heapq.heappush(self._heap, (from_ms, after, 1, first, last, position))
+        self._marks += 1
 
-    def _take(self, key: StateKey, timestamp_ms: int) -> bool:
-        entry = (*key, timestamp_ms)
-        if entry in self._deleted:
-            self._deleted.remove(entry)
-            return False
-        if self._table.get(entry) is None:
-            return False
-        self._table.delete(entry)
-        return True
+    def _bury(self) -> None:
+        """Make the heap anew without the dead ones."""
+        held = self._held
+        self._heap = [entry for entry in self._heap if entry[2] or held[entry[0], entry[3]]]
+        heapq.heapify(self._heap)
+        self._held = {timer: True for timer, alive in held.items() if alive}
+        self._dead = 0
+        self._look()
 
-    def _drop_deleted(self) -> None:
-        deleted = self._deleted
-        self._heap = [each for each in self._heap if (*each[2], each[0]) not in deleted]
-        self._deleted = set()
+    def _trim(self) -> None:
+        """Drop what is in the store and far from due. What waits stays: a scan would not find it."""
+        if self._dead:
+            self._bury()
+        times = np.fromiter((entry[0] for entry in self._heap), np.int64, len(self._heap))
+        if len(times) > self._fewest:
+            cut_ms = int(np.partition(times, self._fewest)[self._fewest])
+            if cut_ms > self._fired_ms:
+                self._drop_from(cut_ms)
+            elif cut_ms < WATERMARK_MAX:  # a scan would begin with those of this time that have fired
+                self._drop_from(cut_ms + 1)
+        self._most = len(self._heap) + max(self._room, len(self._heap))
+
+    def _drop_from(self, cut_ms: int) -> None:
+        """All from `cut_ms` on that do not wait."""
+        is_unwritten = self._table.is_unwritten
+        kept, marks, dropped = [], [], []
+        for entry in self._heap:
+            if entry[2]:
+                marks.append(entry)
+            elif entry[0] < cut_ms or is_unwritten((entry[0], entry[3])):
+                kept.append(entry)
+            else:
+                dropped.append((entry[0], entry[3]))
+        if not dropped:
+            return
+        for timer in dropped:
+            del self._held[timer]
+        staying = [mark for mark in marks if mark[0] < cut_ms]
+        first, end = self._table.key_groups
+        position = position_of(cut_ms)
+        for mark in sorted(staying, key=lambda each: each[3]):
+            if first < mark[3]:
+                staying.append((cut_ms, (), 1, first, mark[3] - 1, position))
+            first = mark[4] + 1
+        if first <= end:
+            staying.append((cut_ms, (), 1, first, end, position))
+        self._marks = len(staying)
+        self._heap = kept + staying
         heapq.heapify(self._heap)
         self._look()
 
     def _look(self) -> None:
-        """The heap has changed. `next_ms` is asked for each row: no timer is due before."""
+        """The heap has changed."""
         self.next_ms = self._heap[0][0] if self._heap else WATERMARK_MAX + 1
 
 

@@ -7,21 +7,22 @@ due fire in slices, so that barriers and rows have their turns in between.
 An operator opens off the loop, so no wake-up is set before its first turn.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from barrier_runtime.data.elements import WATERMARK_MAX
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.operators.state.handle import CurrentKey
-from barrier_runtime.operators.timers import StateKey, Timers, TimerTable
+from barrier_runtime.operators.timers import Slice, StateKey, Timers
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.values.timer_table import TimerTable
 
 WALL_TABLE = "@wall_timers"
-_SLICE_S = 0.002
-_SLICE_TIMERS = 1_000  # also where a clock stands still
+_MOST_OVERDUE = 100_000  # that are known by key
 _LOOK_MS = 1_000  # at least so often while a timer waits: the wall clock may have been set
 _CATCHING_UP = 0.5  # ms per ms, while the wall clock is behind what was told already
 _MILLISECOND = timedelta(milliseconds=1)
@@ -61,6 +62,7 @@ class WallTimers(Timers):
         current: CurrentKey,
         context: OperatorContext,
         without_handler: str | None = None,
+        from_ms: int = WATERMARK_MIN,
     ) -> None:
         self._clock = WallClock(context.wall_ms, context.now_s)
         self._steady_s = context.now_s
@@ -68,9 +70,12 @@ class WallTimers(Timers):
         self._wake = context.wake
         self._may_wake = False  # from the first turn on
         self._wakes_ms = WATERMARK_MAX  # the earliest wake-up that is set
-        super().__init__(table, current, without_handler)
+        super().__init__(table, current, without_handler, from_ms)
         self._opened_ms = self._clock.now_ms()
-        self.overdue = self._due_of_keys()  # since before the restore, by key; none has fired yet
+        self.crowded = False  # with more that are overdue: rows wait for all of them
+        self.overdue = (
+            {} if without_handler else self._due_of_keys()
+        )  # since before the restore, by key; none has fired
 
     @property
     def now_ms(self) -> int:
@@ -109,42 +114,57 @@ class WallTimers(Timers):
 
     def due_now(self) -> Iterator[tuple[StateKey, int]]:
         """Take those that are due, earliest first: a slice of them."""
-        until_s = self._steady_s() + _SLICE_S
         self._may_wake = False  # once, at its end
-        for count, each in enumerate(self.due(self._clock.now_ms()), 1):
-            yield each
-            if count == _SLICE_TIMERS or self._steady_s() >= until_s:
-                break
+        yield from self.due(self._clock.now_ms(), Slice(self._steady_s))
         self._may_wake = True
         self._look()
         if self.next_ms > self._opened_ms:
             self.overdue.clear()
+            self.crowded = False
 
     def last_due(self) -> Iterator[tuple[StateKey, int]]:
         """Take all that are due, earliest first, without those that are registered meanwhile."""
-        now_ms, entries = self._clock.now_ms(), []
-        while self.next_ms <= now_ms:
-            entries.append(self._pop())
-        for timestamp_ms, _, key in entries:
-            if self._take(key, timestamp_ms):
-                yield key, timestamp_ms
+        self._postponed = []
+        yield from self.due(self._clock.now_ms())
+        postponed, self._postponed = self._postponed, None
+        for entry in set(postponed):
+            if (entry[0], entry[3]) in self._held:
+                heapq.heappush(self._heap, entry)
+        self._look()
 
     def overdue_of(self, keys: Iterable[StateKey]) -> Iterator[tuple[StateKey, int]]:
         """Take those of these keys that were due before the restore, each key's earliest first."""
         for key in keys:
             for timestamp_ms in self.overdue.pop(key, ()):
-                if self._remove((*key, timestamp_ms)):
+                timer = (timestamp_ms, key)
+                held = self._held.get(timer)
+                if held:
+                    self._kill(timer)
+                    yield key, timestamp_ms
+                elif held is None and self._table.get(timer) is not None:
+                    self._table.delete(timer)
                     yield key, timestamp_ms
 
     # ---- inside
 
     def _due_of_keys(self) -> dict[StateKey, list[int]]:
+        """Reads what is due, and goes on holding it."""
         found: dict[StateKey, list[int]] = {}
-        for timestamp_ms, _, key in self._heap:
-            if timestamp_ms <= self._opened_ms:
-                found.setdefault(key, []).append(timestamp_ms)
-        for times in found.values():
-            times.sort()
+        taken = []
+        while self.next_ms <= self._opened_ms:
+            entry = heapq.heappop(self._heap)
+            if entry[2]:
+                self._read(entry)
+                continue
+            taken.append(entry)
+            if len(taken) > _MOST_OVERDUE:
+                self.crowded, found = True, {}
+                break
+            found.setdefault(entry[3], []).append(entry[0])
+            self._look()
+        for entry in taken:
+            heapq.heappush(self._heap, entry)
+        self._look()
         return found
 
     def _look(self) -> None:

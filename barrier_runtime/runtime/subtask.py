@@ -125,6 +125,9 @@ class Subtask:
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         holders = [at for at, (_, operator) in enumerate(operators) if operator.holds_watermarks]
         self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)  # told behind these
+        self._advancing: tuple[int, int] | None = None  # which operator is on its way to which watermark
+        self._ending = False  # event time is on its way to its end
+        self._first.stops = source is None
 
     # ------------------------------------------------------------ stepping
 
@@ -151,7 +154,9 @@ class Subtask:
             return self._step_source(self.source[1])
         if self._announcements:
             self.take_announcements()
-        worked = self._by_clock and self._may_emit and self._by_wall_clock()
+        worked = self._by_clock and not self._ending and self._may_emit and self._by_wall_clock()
+        if self._is_under_way:
+            return (self._may_emit and self._go_on()) or worked
         if self._all_in:
             return self._end_if_finished() or worked
         if self._ahead and self.writable:
@@ -178,9 +183,35 @@ class Subtask:
             before_ns, now_ns = now_ns, self._host.now_ns()
             if channel is not None:
                 channel.chunk.worked(now_ns - before_ns)
-            if self.ended or now_ns >= until_ns:
+            if self.ended or now_ns >= until_ns or self._is_under_way:
                 return True
         return worked
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Event time is on its way to what it was told: until it is there no row is taken, only barriers are."""
+        return self._advancing is not None or self._first.going_to_ms is not None
+
+    def _go_on(self) -> bool:
+        """A slice on that way, then barriers that come next on their channels. Rows that the operator has given back
+        come before those: then an aligned barrier waits."""
+        self._advance_further()
+        if not self._replay and not self._ending:
+            for channel in self.inputs:
+                while channel.readable and isinstance(channel.next, Barrier | CancelBarrier):
+                    self._take(channel)
+        return True
+
+    def _advance_further(self) -> None:
+        first = self._first
+        if (going_to_ms := first.going_to_ms) is not None:
+            first.toward(going_to_ms, self._emits[1])
+            if first.going_to_ms is not None:
+                return
+        if self._advancing is not None:
+            self._advance(*self._advancing)
+            if self._ending and self._advancing is None:
+                self._finish()
 
     def _may_take_ahead(self) -> bool:
         """There is no room, but rows before a barrier are taken all the same."""
@@ -208,7 +239,7 @@ class Subtask:
                 return channel
         return None
 
-    def _take(self, channel: InputChannel, ahead: bool) -> None:
+    def _take(self, channel: InputChannel, ahead: bool = False) -> None:
         element = channel.pop(ahead)
         self._ahead = self._ahead or ahead
         if isinstance(element, Batch):
@@ -237,6 +268,9 @@ class Subtask:
     def _step_source(self, source: SourceDriver) -> bool:
         if not self.writable:
             return False
+        if self._advancing is not None:
+            self._advance_further()
+            return True
         now_ns = self._host.source_ns()
         batch = source.poll(now_ns)
         if batch is not None:
@@ -283,7 +317,11 @@ class Subtask:
             return
         self.rows_in += count
         if self.operators:
-            self.operators[0][1].process(batch, self._emits[1], port)
+            self._first.process(batch, self._emits[1], port)
+            rest = self._first.take_rest()
+            if rest is not None:
+                self.rows_in -= len(rest)
+                self._replay.appendleft((port, rest))
         else:
             self._output(batch)
         self._inputs_idle = False
@@ -293,7 +331,8 @@ class Subtask:
         """What is due in the first operator. Rows of it do not make an idle subtask one that event time waits for."""
         if not self._first.on_wall_clock(self._emits[1], last):
             return False
-        self._assign()
+        if self._advancing is None:
+            self._assign()
         self._tell_idle()
         return True
 
@@ -334,13 +373,18 @@ class Subtask:
         for position in range(first, len(self.operators)):
             operator = self.operators[position][1]
             if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:
+                self._advancing = None
                 return
-            operator.on_watermark(watermark_ms, self._emits[position + 1])
+            if not operator.toward(watermark_ms, self._emits[position + 1]):
+                self._advancing = position, watermark_ms
+                return
             if operator.output_delay_ms and watermark_ms != WATERMARK_MAX:
                 watermark_ms = max(WATERMARK_MIN, watermark_ms - operator.output_delay_ms)
             if operator.holds_watermarks:
+                self._advancing = None
                 self._tell_own(position)
                 return
+        self._advancing = None
         self.watermark = watermark_ms
         self._control(Watermark(watermark_ms))
 
@@ -453,7 +497,14 @@ class Subtask:
         """The last element is behind us. From now on the subtask only answers triggers."""
         if self._by_clock:
             self._by_wall_clock(last=True)
+        self._ending = True
         self._advance(0, WATERMARK_MAX)
+        if self._advancing is None:
+            self._finish()
+        elif self._wanted is not None:
+            self.on_trigger(self._wanted)
+
+    def _finish(self) -> None:
         for position, (_, operator) in enumerate(self.operators):
             operator.on_end(self._emits[position + 1])
         self._control(EndOfInput())

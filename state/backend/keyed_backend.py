@@ -48,11 +48,13 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
 from barrier_runtime.state.values.table import StateTable
+from barrier_runtime.state.values.timer_table import LAYOUTS, TimerTable, decode_timer, encode_timer
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 log = logging.getLogger("barrier_runtime.state")
 
 _SYNCHRONOUS_SLICE = 4_096
+_TIMERS = StateDescription("timers")
 
 
 class SnapshotDropped(Unavailable):
@@ -149,6 +151,30 @@ class KeyedBackend:
         kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
         table = kind(name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes)
         self._add(name, table)
+        return table
+
+    def timer_table(self, name: str, key_width: int) -> TimerTable:
+        """The timers `name`, in the order in which they fire (`values/timer_table`). Those that an older release has
+        stored by key are moved now."""
+        older: StateTable | None = None
+        if name in self._restored_states:
+            what = self._described.get(name, ONE_VALUE)
+            if what == ONE_VALUE:
+                older = self._by_key(name, key_width)
+            else:
+                self._check_same(name, _TIMERS)
+                if what.layout > LAYOUTS:
+                    raise InvalidJob(
+                        f"timers {name!r} of {self._shard.operator} were written by a newer release (layout "
+                        f"{what.layout}, this one reads up to {LAYOUTS}): run that release, or a later one"
+                    )
+        state_id = self._state_id(name, key_width)
+        self._described[name] = _TIMERS
+        stored = name in self._restored_states
+        table = TimerTable(name, state_id, self._shard, key_width, self._cache_bytes, stored)
+        self._add(name, table)
+        if older is not None:
+            table.convert(older)
         return table
 
     def column_table(
@@ -324,6 +350,15 @@ class KeyedBackend:
         if what != ONE_VALUE:
             self._described[name] = what
         return state_id
+
+    def _by_key(self, name: str, key_width: int) -> StateTable:
+        """The timers of an older release, under the state id that they have; the name gets another one. Snapshots do
+        not name the old id any more: it has no entries then."""
+        state_id = self._states[name]
+        table = StateTable(name, state_id, self._shard, encode_timer, decode_timer, key_width, True, self._cache_bytes)
+        self._states[name] = max(self._states.values()) + 1
+        self._add(f"{name} by key", table)
+        return table
 
     def _check_same(self, name: str, now: StateDescription) -> None:
         before = self.restored(name)

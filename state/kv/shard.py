@@ -40,6 +40,11 @@ class Shard:
     def kv_keys(self, state_id: int, key_width: int, keys: Sequence[tuple[Any, ...]]) -> list[bytes]:
         """`kv_key` of many keys at once."""
         groups = key_groups_of_keys(keys, key_width, self.max_parallelism)
+        prefixes = self.checked_prefixes(state_id, groups, keys)
+        return [prefixes[group] + encode_key(key) for group, key in zip(groups, keys, strict=True)]
+
+    def checked_prefixes(self, state_id: int, groups: Sequence[int], keys: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """By key group, how the entries of a state begin. `groups` are those of `keys`, all of this subtask."""
         if not self.key_group_first <= min(groups) or not max(groups) <= self.key_group_last:
             at = next(at for at, g in enumerate(groups) if not self.key_group_first <= g <= self.key_group_last)
             raise self.foreign(keys[at], groups[at])
@@ -47,7 +52,7 @@ class Shard:
         if prefixes is None:
             prefixes = [_pack_prefix(group, state_id) for group in range(self.max_parallelism)]
             self._prefixes[state_id] = prefixes
-        return [prefixes[group] + encode_key(key) for group, key in zip(groups, keys, strict=True)]
+        return prefixes
 
     def foreign(self, key: tuple[Any, ...], group: int) -> ProtocolViolation:
         return ProtocolViolation(
@@ -72,6 +77,18 @@ class Shard:
         prefix = last[:PREFIX_BYTES]
         yield from self.kv.scan(last + b"\0", prefix + b"\xff")  # no key field begins with FF
         yield from scan_state(self.kv, state_id, _read_prefix(last)[0] + 1, self.key_group_last)
+
+    def state_behind(self, state_id: int, first: int, last: int, behind: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Stored entries from group `first` to `last`: those of the state in `first` whose key comes after `behind`,
+        and whatever comes after those."""
+        end = range_end(last) if last > first else _pack_prefix(first, state_id + 1)
+        return self.kv.scan(_pack_prefix(first, state_id) + behind + b"\0", end)
+
+    @staticmethod
+    def group_and_state(data_key: bytes) -> tuple[int, int]:
+        """Key group and state id of a stored entry."""
+        group, state_id = _read_prefix(data_key)
+        return group, state_id
 
 
 def scan_state(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:

@@ -33,6 +33,7 @@ _KINDS = {
     "aggregating": "an AggregatingState",
     "columns": "a state of columns",
     "broadcast": "a BroadcastState",
+    "timers": "timers",
 }
 
 

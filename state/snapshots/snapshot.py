@@ -35,7 +35,7 @@ class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one state of a snapshot is, so that a program which declares another kind under its name is refused."""
 
-    kind: str = "value"  # "value", "list", "map", "reducing", "aggregating" or "broadcast"
+    kind: str = "value"  # "value", "list", "map", "reducing", "aggregating", "broadcast", "columns" or "timers"
     key: str = ""  # of a map or broadcast state: the type of its keys, such as "str"
     ttl: StoredTtl | None = None
     # Of values that are classes: the names of their fields, and what became of those that entries of earlier versions
@@ -44,6 +44,7 @@ class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     renamed: dict[str, str | None] = {}
     type: ValueType | None = None  # of its values; None: an older release wrote it
     versions: tuple[dict[str, str | None], ...] = ()  # `renamed` of each version of its values before this one
+    layout: int = 1  # of timers: how they are stored (`values/timer_table`)
 
 
 ONE_VALUE = StateDescription()  # per key

@@ -188,9 +188,6 @@ class EntryTable(StateTable):
             self._orders[key] = order
         return order
 
-    def _kv_key(self, whole: Key) -> bytes:
-        return self._shard.kv_key(self._state_id, self.key_width, whole)
-
     def _is_stored(self, whole: Key) -> bool:
         return self._shard.kv.get(self._kv_key(whole)) is not None
 

@@ -141,6 +141,12 @@ class StateTable:
 
     # ---- inside
 
+    def _kv_key(self, key: Key) -> bytes:
+        return self._shard.kv_key(self._state_id, self.key_width, key)
+
+    def _kv_keys(self, keys: Sequence[Key]) -> list[bytes]:
+        return self._shard.kv_keys(self._state_id, self.key_width, keys)
+
     def _written(self, keys: Sequence[Key]) -> None:
         """These frozen entries go into the store now."""
 
@@ -158,7 +164,7 @@ class StateTable:
         else:
             value = self._old.pop(key, _MISSING)
             if value is _MISSING:
-                data = self._shard.kv.get(self._shard.kv_key(self._state_id, self.key_width, key))
+                data = self._shard.kv.get(self._kv_key(key))
                 value = None if data is None else self._decode(data)
         self._remember(key, value)
         return value
@@ -178,7 +184,7 @@ class StateTable:
         count = min(max_entries, len(self._encoded))
         items = [self._encoded.popitem() for _ in range(count)]
         keys = [key for key, _ in items]
-        data_keys = self._shard.kv_keys(self._state_id, self.key_width, keys)
+        data_keys = self._kv_keys(keys)
         self._written(keys)
         return list(zip(data_keys, [data for _, data in items], strict=True))
 
@@ -186,7 +192,7 @@ class StateTable:
         popitem, dirty = self._frozen.popitem, self._dirty
         items = [popitem() for _ in range(count)]
         keys = [key for key, _ in items]
-        data_keys = self._shard.kv_keys(self._state_id, self.key_width, keys)
+        data_keys = self._kv_keys(keys)
         data = self._encode_all(items)
         self._written(keys)
         self._remember_all([item for item in items if item[0] not in dirty] if dirty else items)

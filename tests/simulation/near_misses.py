@@ -16,6 +16,7 @@ from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.wire.messages import Ack
 from barrier_runtime.operators.keyed_progress import Floors
+from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.operators.timers import Timers
 from barrier_runtime.operators.windows.base import WindowOperator
 from barrier_runtime.runtime.in_flight import storage as in_flight
@@ -169,6 +170,23 @@ def _timer_deleted(original: Any, note: Note) -> Any:
     return delete
 
 
+def _trimmed(original: Any, note: Note) -> Any:
+    def drop(self: Any, cut_ms: int) -> None:
+        note("timers left to the store")
+        original(self, cut_ms)
+
+    return drop
+
+
+def _between_slices(original: Any, note: Note) -> Any:
+    def snapshot(self: Any, checkpoint: int) -> Any:
+        if self.going_to_ms is not None:
+            note("a snapshot between two slices of timers")
+        return original(self, checkpoint)
+
+    return snapshot
+
+
 def _judged(original: Any, note: Note) -> Any:
     def judge(self: Any, stamped: Any, now_ms: int) -> Any:
         live, ms = original(self, stamped, now_ms)
@@ -202,6 +220,8 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (in_flight, "_decoded", _read_in_flight),
     (WindowOperator, "_give_late", _late),
     (Timers, "delete", _timer_deleted),
+    (Timers, "_drop_from", _trimmed),
+    (ProcessOperator, "snapshot", _between_slices),
     (Floors, "__init__", _floors),
     (Timed, "_judge", _judged),
     (Timed, "sweep", _swept),

@@ -9,6 +9,7 @@ threads and stores. See `schedule` for what may happen, `checkers` for what may 
 import asyncio
 import contextlib
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -63,7 +64,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.operators import wall_timers as wall_timers_module
+from barrier_runtime.operators import timers as timers_module
 from barrier_runtime.runtime import scheduler as scheduler_module
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
@@ -291,7 +292,7 @@ class World:
         """Everything; afterwards `violations` says what was wrong."""
         BACKENDS["lsm"] = LsmBackend(lambda: self.sim.chance(0.2))
         tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
-        slices = patch.object(wall_timers_module, "_SLICE_TIMERS", self.schedule.elements_per_step)
+        slices = patch.object(timers_module, "_SLICE_TIMERS", self.schedule.elements_per_step)
         rounds = patch.object(scheduler_module, "_MOST_ROUNDS", self.schedule.rounds)
         size = patch.object(slot_module, "_rss_bytes", lambda: 1 << 26)  # the real one's would differ from run to run
         one_by_one = _no_threads_of_their_own()
@@ -300,6 +301,7 @@ class World:
             self.sim,
             tuned,
             slices,
+            self._few_timers(),
             rounds,
             size,
             one_by_one,
@@ -337,6 +339,19 @@ class World:
     @contextlib.contextmanager
     def _servers(self) -> Iterator[None]:
         with self.broker.installed(), self.redis.small_lots(), self.postgres.installed():
+            yield
+
+    @contextlib.contextmanager
+    def _few_timers(self) -> Iterator[None]:
+        """In most runs memory holds as few as can be of the timers that are in the store, and one fires at a time."""
+        if random.Random(f"timers {self.schedule.seed}").random() < 0.3:
+            yield
+            return
+        with (
+            patch.object(timers_module, "_HELD", 0),
+            patch.object(timers_module, "_HELD_OF_GROUP", 0),
+            patch.object(timers_module, "_SLICE_TIMERS", 1),
+        ):
             yield
 
     @contextlib.contextmanager

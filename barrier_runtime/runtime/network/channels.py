@@ -74,6 +74,11 @@ class InputChannel:
         return bool(self._elements) and not self.blocked
 
     @property
+    def next(self) -> Element:
+        """What `pop` takes a piece of, when it is readable."""
+        return self._elements[0][0]
+
+    @property
     def credit(self) -> int:
         """Bytes that may still be sent to this channel."""
         return max(0, self.window.bytes - self.bytes)

@@ -20,10 +20,10 @@ from barrier_runtime import TTL, CollectSink, Dataflow, ListState, RedisUpsertSi
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier, Batch, EndOfInput, Idle, Watermark
 from barrier_runtime.data.rows import Row
+from barrier_runtime.operators import wall_timers
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.operators.state.handle import CurrentKey
-from barrier_runtime.operators.timers import decode_timer, encode_timer
 from barrier_runtime.operators.wall_timers import WALL_TABLE, WallClock, WallTimers
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.testing import KeyedHarness
@@ -135,6 +135,24 @@ def test_what_was_due_during_downtime_fires_before_the_next_row_of_its_key_and_o
     assert turns(restored) == [("a", 500), ("c", 500), ("b", 600), ("b", 900)]
 
 
+def test_where_very_many_were_due_during_downtime_rows_wait_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wall_timers, "_MOST_OVERDUE", 10)
+    world = World()
+    driven = Driven(operator(), world)
+    names = [f"key {number:04}" for number in range(2_500)]
+    driven.feed(due(*((key, 10) for key in names), ("z", 900)), ROWS)
+    snapshot, world.wall_ms = driven.snapshot(1), 100
+    restored = Driven(operator(), world, (snapshot,))
+    assert restored.operator.going_to_ms is not None
+    restored.operator.on_wall_clock(restored.batches.append)
+    first = restored.take()
+    assert 1 <= len(first) <= 1_000
+    restored.feed(due(("key 2499", 50)), ROWS)
+    assert [row["k"] for row in first + restored.take()] == names, "none twice, all before the row"
+    assert restored.operator.going_to_ms is None
+    assert turns(restored) == [("key 2499", 50)]
+
+
 def test_a_timer_that_was_due_and_is_set_again_when_it_fires_fires_again() -> None:
     class Again(Timed):
         def on_wall_timer(self, key: str, due_ms: int, ctx: Any) -> Iterator[Row]:
@@ -213,7 +231,7 @@ class LoopTimers:
         )
         self.current = CurrentKey()
         self.current.key = ("a",)
-        table = context.open_keyed().table(WALL_TABLE, encode_timer, decode_timer, 1, immutable=True)
+        table = context.open_keyed().timer_table(WALL_TABLE, 1)
         self.timers = WallTimers(table, self.current, context)
 
     def _woken(self) -> None:

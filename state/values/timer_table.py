@@ -1,0 +1,142 @@
+"""The timers of one operator subtask in the store, in the order in which they fire.
+
+Layout, behind key group and state id (`kv/shard`), all of it `keys/key_codec`'s bytes
+
+    time (ms, an int) · user key  →  01
+
+So a scan of one key group gives its timers by time and key, and can begin anywhere. The user key alone decides the key
+group, which comes first: a rescaled job takes its ranges as of any other state. There is no second index by key. To
+set, delete or fire a timer takes its time and key, which the caller has; only a list of one key's timers reads those of
+its key group, and no row needs it.
+
+What is not written yet is in the dicts of `StateTable`, by (time, user key). Nothing is read before it is written (a
+timer that is set twice is one entry), and nothing that was written stays cached.
+
+Releases before this layout kept timers under the same name as values by (*user key, time), which no snapshot described.
+`convert` moves them when the state is opened: once, and in bounded memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from barrier_runtime.state.keys.key_codec import decode_key, encode_key
+from barrier_runtime.state.keys.key_groups import key_group, key_groups_of_keys
+from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
+from barrier_runtime.state.values.table import Key, StateTable
+
+LAYOUTS = 1  # of snapshots' descriptions: the newest one that this release reads
+_TIME_BYTES = len(encode_key((0,)))
+
+Timer = tuple[int, Key]  # time in ms, user key
+
+
+class TimerTable(StateTable):
+    """Made by `KeyedBackend.timer_table`; used by one thread. The keys of its entries are `Timer`s."""
+
+    def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int, stored: bool) -> None:
+        """`stored`: the store may hold timers already."""
+        super().__init__(name, state_id, shard, encode_timer, decode_timer, key_width, True, cache_bytes)
+        self.stored = stored
+
+    @property
+    def key_groups(self) -> tuple[int, int]:
+        """First and last (inclusive)."""
+        return self._shard.key_group_first, self._shard.key_group_last
+
+    def is_unwritten(self, timer: Timer) -> bool:
+        """Whether the store has not the last word on it."""
+        return timer in self._dirty or timer in self._frozen
+
+    def is_deleted(self, timer: Timer) -> bool:
+        """Whether it is deleted, and the store does not know that yet."""
+        return self.unwritten(timer) == (True, None)
+
+    def waiting(self) -> Iterator[Timer]:
+        """Timers that are set and not in the store yet."""
+        for timer in [*self._frozen, *self._dirty]:
+            if self.unwritten(timer)[1] is not None:
+                yield timer
+
+    def behind(self, position: bytes, first: int, last: int, most: int) -> tuple[list[Timer], bytes, int]:
+        """Timers in the store, of one key group, behind `position` (see `position_of`), in their order.
+
+        The group is `first`, or, when nothing is there, none. Returns up to `most` timers; the position of the last one
+        when there may be more behind it, else empty; and the next key group up to `last` that may have any, or
+        `last + 1`. One seek passes over all groups between that have no state.
+        """
+        found: list[Timer] = []
+        for data_key, _ in self._shard.state_behind(self._state_id, first, last, position):
+            group, state_id = self._shard.group_and_state(data_key)
+            if (group, state_id) != (first, self._state_id):
+                return found, b"", max(first + 1, group if state_id <= self._state_id else group + 1)
+            found.append(_timer_of(data_key))
+            if len(found) == most:
+                return found, data_key[PREFIX_BYTES:], first + 1
+        return found, b"", last + 1
+
+    def of_key(self, key: Key, from_ms: int) -> list[int]:
+        """Times of the timers of one key. None is before `from_ms`. Reads those of all keys of its key group."""
+        group, encoded = key_group(key, self._shard.max_parallelism), encode_key(key)
+        stored = self._shard.state_behind(self._state_id, group, group, position_of(from_ms))
+        times = {at_ms for at_ms, other in self.waiting() if other == key}
+        for data_key, _ in stored:
+            if self._shard.group_and_state(data_key) != (group, self._state_id):
+                break
+            if data_key[PREFIX_BYTES + _TIME_BYTES :] == encoded:
+                timer = (_timer_of(data_key)[0], key)
+                if not self.is_deleted(timer):
+                    times.add(timer[0])
+        return sorted(times)
+
+    def scan(self) -> Iterator[tuple[Key, Any]]:
+        """All timers, each once, in no order."""
+        waiting = list(self.waiting())
+        for data_key, _ in self._shard.scan_state(self._state_id):
+            timer = _timer_of(data_key)
+            if not self.is_unwritten(timer):
+                yield timer, True
+        for timer in waiting:
+            if not self.is_deleted(timer):
+                yield timer, True
+
+    def convert(self, older: StateTable) -> None:
+        """Take over what a release before this layout has stored."""
+        for key, _ in older.scan():
+            self.put((key[-1], key[:-1]), True)
+            older.delete(key)
+
+    # ---- inside
+
+    def _kv_key(self, key: Key) -> bytes:
+        return self._kv_keys([key])[0]
+
+    def _kv_keys(self, keys: Sequence[Key]) -> list[bytes]:
+        shard = self._shard
+        groups = key_groups_of_keys([key for _, key in keys], self.key_width, shard.max_parallelism)
+        prefixes = shard.checked_prefixes(self._state_id, groups, [key for _, key in keys])
+        return [prefixes[group] + encode_key((at_ms, *key)) for group, (at_ms, key) in zip(groups, keys, strict=True)]
+
+    def _remember(self, key: Key, value: Any) -> None:
+        """A timer is rarely asked for twice."""
+
+    def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
+        """A timer that was written is in the store, or in the memory of who fires it."""
+
+
+def position_of(from_ms: int) -> bytes:
+    """Before all timers of that time."""
+    return encode_key((from_ms,))
+
+
+def encode_timer(value: Any) -> bytes:
+    """A timer is its time and key; there is nothing to store."""
+    return b"\x01"
+
+
+def decode_timer(data: bytes) -> Any:
+    return True
+
+
+def _timer_of(data_key: bytes) -> Timer:
+    fields = decode_key(data_key, PREFIX_BYTES)
+    return fields[0], fields[1:]
