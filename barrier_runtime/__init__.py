@@ -18,6 +18,8 @@ _HOME = {
     "Tumbling": "barrier_runtime.operators.windows.assigners",
     "Session": "barrier_runtime.operators.windows.assigners",
     "Sliding": "barrier_runtime.operators.windows.assigners",
+    "Global": "barrier_runtime.operators.windows.assigners",
+    "Every": "barrier_runtime.operators.windows.triggers",
     "count": "barrier_runtime.operators.aggregation.functions",
     "sum_": "barrier_runtime.operators.aggregation.functions",
     "mean": "barrier_runtime.operators.aggregation.functions",
@@ -149,9 +151,11 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.state.maps import MapState as MapState
     from barrier_runtime.operators.state.ttl import TTL as TTL
     from barrier_runtime.operators.state.value import ValueState as ValueState
+    from barrier_runtime.operators.windows.assigners import Global as Global
     from barrier_runtime.operators.windows.assigners import Session as Session
     from barrier_runtime.operators.windows.assigners import Sliding as Sliding
     from barrier_runtime.operators.windows.assigners import Tumbling as Tumbling
+    from barrier_runtime.operators.windows.triggers import Every as Every
     from barrier_runtime.state.errors import BarrierRuntimeError as BarrierRuntimeError
     from barrier_runtime.state.errors import Corrupt as Corrupt
     from barrier_runtime.state.errors import Fenced as Fenced

@@ -49,9 +49,11 @@ from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermarks import WatermarkOperator
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.assigners import Session, WindowAssigner, lateness_definition
-from barrier_runtime.operators.windows.base import LATE, UPDATE, window_schema
+from barrier_runtime.operators.windows.assigners import Global, Session, WindowAssigner, lateness_definition
+from barrier_runtime.operators.windows.base import LATE, told_of_windows, window_schema
+from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
 from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 
@@ -693,28 +695,50 @@ class KeyedStream(JoiningStream[Stream]):
         name: str,
         window: WindowAssigner | Session,
         *,
-        event_time: str,
+        event_time: str | None = None,
         allowed_lateness: datetime.timedelta = _NO_DELAY,
+        early: Every | None = None,
     ) -> "WindowedStream":
-        """Group rows by event-time window as well: `Tumbling`, `Sliding` or `Session` (see docs/windows.md).
-        `event_time` is a timestamp, date or int64-milliseconds column. `allowed_lateness`: for how long after its end
-        (event time) a window is kept; each row that comes for it then emits it again, with a column `update` that
-        counts from 0. Not for sessions."""
+        """Group rows by window as well: `Tumbling`, `Sliding` or `Session` of event time, or `Global`, all rows of a
+        key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds column; a `Global` has none.
+        `allowed_lateness`: for how long after its end (event time) a window is kept; each row that comes for it then
+        emits it again, with a column `update` that counts from 0. Not for sessions. `early`: results before a window is
+        over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`; columns `update` and `early` tell which one it
+        is. Not for sessions.
+
+        >>> keyed.window("hourly", Tumbling(timedelta(hours=1)), event_time="at", early=Every(timedelta(seconds=5)))
+        """
         where = f"window {name!r}"
         if not isinstance(window, WindowAssigner | Session):
             raise InvalidJob(f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), Sliding or Session")
+        if early is not None and not isinstance(early, Every):
+            raise InvalidJob(f"{where}: early={early!r}: pass Every(timedelta(…)) or Every(rows=…)")
         lateness_ms = milliseconds(allowed_lateness, f"allowed_lateness of {where}")
-        if lateness_ms and isinstance(window, Session):
+        if isinstance(window, Session) and lateness_ms:
             raise InvalidJob(
                 f"{where}: sessions have no allowed_lateness: leave it out, take late=True for a stream of the late "
                 "rows, or a greater max_out_of_orderness at the source"
             )
+        if isinstance(window, Session) and early is not None:
+            raise InvalidJob(
+                f"{where}: sessions have no early results, because a row may join two sessions that were both told: "
+                "leave early= out, or take running aggregates of the key"
+            )
+        if isinstance(window, Global):
+            if event_time is not None or lateness_ms:
+                extra = "event_time" if event_time is not None else "allowed_lateness"
+                raise InvalidJob(f"{where}: a Global window is over when the input ends: leave {extra} out")
+            if early is not None and early.interval is not None and early.clock == "event":
+                self._need_watermarks(where, f"its early results are due {early}")
+            return WindowedStream(self, name, window, None, 0, early)
+        if event_time is None:
+            raise InvalidJob(f"{where}: pass event_time=, the column that has the time of a row")
         schema = self._stream.schema
         require_columns(schema, (event_time,), where)
         if schema is not None:
             check_event_time_type(schema.field(event_time).type, event_time, where)
         self._need_watermarks(where, "a window is over when the watermark has passed its end")
-        return WindowedStream(self, name, window, event_time, lateness_ms)
+        return WindowedStream(self, name, window, event_time, lateness_ms, early)
 
     def aggregate(self, name: str, /, **aggregates: AnyAggregate) -> Stream:
         """Running aggregates: every row goes out with its key's aggregates so far, itself included, as added columns.
@@ -907,13 +931,20 @@ class WindowedStream:
     """A keyed stream whose rows are grouped by window, too."""
 
     def __init__(
-        self, keyed: KeyedStream, name: str, window: WindowAssigner | Session, event_time: str, lateness_ms: int
+        self,
+        keyed: KeyedStream,
+        name: str,
+        window: WindowAssigner | Session,
+        event_time: str | None,
+        lateness_ms: int,
+        early: Every | None,
     ) -> None:
         self._keyed = keyed
         self._name = name
         self._window = window
         self._event_time = event_time
         self._lateness_ms = lateness_ms
+        self._early = early
 
     @overload
     def aggregate(self, **aggregates: AnyAggregate) -> Stream: ...
@@ -923,9 +954,10 @@ class WindowedStream:
 
     def aggregate(self, *, late: Any = False, **aggregates: AnyAggregate) -> Stream | tuple[Stream, Stream]:
         """One row per key and window once the watermark passed its end: the key columns, `window_start` and
-        `window_end` (timestamps in ms, UTC; the end is exclusive), `update` with an allowed lateness, then the
-        aggregates. Rows that come when all of their windows are gone are dropped and counted (`late_rows`). With `late`
-        they are not: it gives the pair (results, late rows), the latter as they came.
+        `window_end` (timestamps in ms, UTC; the end is exclusive; a `Global` has neither), `update` with an allowed
+        lateness or early results, `early` with the latter, then the aggregates. Rows that come when all of their
+        windows are gone are dropped and counted (`late_rows`). With `late` they are not: it gives the pair (results,
+        late rows), the latter as they came.
 
         >>> counts, late = visits.aggregate(late=True, n=count())
         """
@@ -938,16 +970,26 @@ class WindowedStream:
         _check_aggregates(aggregates, where)
         keys = self._keyed._keys
         window, lateness_ms = self._window, self._lateness_ms
-        _check_free(aggregates, [*keys, "window_start", "window_end", *([UPDATE] if lateness_ms else [])], where)
+        early, bounded = self._early, not isinstance(window, Global)
+        if late and not bounded:
+            raise InvalidJob(f"{where}: no row is late for a Global window: leave late= out")
+        beside = told_of_windows(bounded, lateness_ms > 0, early is not None)
+        _check_free(aggregates, [*keys, *(field.name for field in beside)], where)
         schema = self._keyed._stream.schema
-        output = window_schema(schema, keys, aggregates, where, bool(lateness_ms)) if schema is not None else None
+        output = window_schema(schema, keys, aggregates, where, beside) if schema is not None else None
+        operator: Callable[..., Any]
         if isinstance(window, Session):
             require_merge(aggregates, where)
-            operator: Callable[..., Any] = partial(SessionAggregateOperator, window=window)
+            operator = partial(SessionAggregateOperator, window=window)
             definition = window.definition
         else:
             operator = partial(WindowAggregateOperator, window=window, lateness_ms=lateness_ms)
             definition = lateness_definition(window, lateness_ms)
+        by_wall_clock = early is not None and early.clock == "processing"
+        if early is not None and isinstance(window, WindowAssigner):
+            kind = WallClockWindowOperator if by_wall_clock else EarlyWindowOperator
+            operator = partial(kind, window=window, lateness_ms=lateness_ms, early=early)
+            definition += f", {early.definition}"
         make = partial(
             operator,
             keys=keys,
@@ -961,10 +1003,11 @@ class WindowedStream:
             "window",
             make,
             output,
-            f"{definition}: {_shown(aggregates)}",
-            detail="late",
+            definition + (f" {early}" if early is not None else "") + f": {_shown(aggregates)}",
+            detail="every" if early is not None and early.rows is None and not by_wall_clock else "late",
             definition=definition,
             side_outputs={LATE: schema} if late else {},
+            by_wall_clock="early results are due by the wall clock" if by_wall_clock else "",
         )
         return (results, Stream(results._plan, results._node, schema, tag=LATE)) if late else results
 

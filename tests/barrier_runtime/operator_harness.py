@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
@@ -156,3 +157,51 @@ class Driven:
 
     def snapshot(self, checkpoint: int) -> OperatorSnapshot:
         return self.world.finish(self.name, checkpoint, self.operator.snapshot(checkpoint))
+
+
+class Slots:
+    """The subtasks of a keyed operator (key column "k") side by side, with watermarks of their own."""
+
+    def __init__(
+        self,
+        make: Callable[[], Operator],
+        parallelism: int,
+        restored: tuple[OperatorSnapshot, ...] = (),
+        store: Any = None,
+        tags: Sequence[str] = (),
+    ) -> None:
+        self.make, self.parallelism, self._tags = make, parallelism, tags
+        self.driven: list[Driven] = []
+        for subtask in range(parallelism):
+            world = World("memory", subtask, parallelism)
+            world.store = self.driven[0].world.store if self.driven else store or world.store
+            world._numbers = self.driven[0].world._numbers if self.driven else world._numbers
+            self.driven.append(Driven(make(), world, restored, name="op", tags=tags))
+
+    def feed(
+        self,
+        rows: list[dict[str, Any]],
+        schema: pa.Schema | None = None,
+        reached: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        batch = Batch(pa.RecordBatch.from_pylist(rows, schema=schema), 0, reached)
+        for subtask, part in hash_partition(batch, ("k",), self.parallelism, 128):
+            self.driven[subtask].feed(part.rows, reached=part.reached)
+
+    def take(self) -> list[dict[str, Any]]:
+        return [row for driven in self.driven for row in driven.take()]
+
+    def watermarks(self, *watermarks: int) -> None:
+        for driven, watermark in zip(self.driven, watermarks, strict=True):
+            driven.watermark(watermark)
+
+    def late(self) -> float:
+        return sum(driven.world.metrics.counts.get("late_rows", 0.0) for driven in self.driven)
+
+    def rescaled(self, checkpoint: int, parallelism: int) -> "Slots":
+        snapshots = tuple(driven.snapshot(checkpoint) for driven in self.driven)
+        for driven in self.driven:
+            driven.operator.close()
+        slots = Slots(self.make, parallelism, snapshots, self.driven[0].world.store, self._tags)
+        slots.driven[0].world._numbers = self.driven[0].world._numbers
+        return slots

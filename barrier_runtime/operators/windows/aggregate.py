@@ -8,6 +8,7 @@ ordered by window and keys, so a replay gives the same rows in the same order.
 
 import heapq
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,10 @@ from barrier_runtime.operators.aggregation.batch_values import BatchValues, Runn
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import WindowAssigner, lateness_definition
-from barrier_runtime.operators.windows.base import Ints, WindowOperator
+from barrier_runtime.operators.windows.base import Ints, WindowOperator, told_of_windows
 
 _MAX_ASSIGNED = 262_144  # rows of a batch, each as often as it has windows: more are worked on in parts
-_FIRINGS = "firings"  # column of state, with an allowed lateness: how often the window was emitted
+FIRINGS = "firings"  # column of state, of windows that may be emitted more than once: how often they were
 
 
 class _ByStart:
@@ -66,7 +67,7 @@ class WindowAggregateOperator(WindowOperator):
         name: str,
         keys: Sequence[str],
         window: WindowAssigner,
-        event_time: str,
+        event_time: str | None,
         aggregates: Mapping[str, AnyAggregate],
         schema: pa.Schema | None = None,
         late: bool = False,
@@ -76,15 +77,24 @@ class WindowAggregateOperator(WindowOperator):
         self.definition = lateness_definition(window, lateness_ms)
         self._window = window
         self._lateness_ms = lateness_ms
+        self._beside = told_of_windows(window.bounded, lateness_ms > 0)
         self._due = _ByStart()  # not emitted yet
         self._fired = _ByStart()  # and kept for late rows
 
     def bind(self, columns: pa.Schema) -> None:
-        self._bind_table(columns, {_FIRINGS: ("int64", 0)} if self._lateness_ms else {}, bool(self._lateness_ms))
+        self._bind_table(columns, self._more_state(), self._beside)
         row_ids = self._table.load_all()
-        fired = self._table.columns[_FIRINGS][row_ids] > 0 if self._lateness_ms else np.zeros(len(row_ids), np.bool_)
-        self._note(self._due, row_ids[~fired])
-        self._note(self._fired, row_ids[fired])
+        over = self._were_over(row_ids)
+        self._note(self._due, row_ids[~over])
+        self._note(self._fired, row_ids[over])
+
+    def _more_state(self) -> dict[str, tuple[str, Any]]:
+        """Columns of state besides those of the aggregates."""
+        return {FIRINGS: ("int64", 0)} if self._lateness_ms else {}
+
+    def _were_over(self, row_ids: Ints) -> npt.NDArray[np.bool_]:
+        """Of restored entries: those that were emitted when they were over, and kept."""
+        return self._table.columns[FIRINGS][row_ids] > 0 if self._lateness_ms else np.zeros(len(row_ids), np.bool_)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if len(batch) * self._window.per_row > _MAX_ASSIGNED and len(batch) > 1:
@@ -113,22 +123,23 @@ class WindowAggregateOperator(WindowOperator):
         elif self._window.first_start(self._lowest_ms) < self._window.first_open_start(self._watermark_ms):
             first_open = self._window.first_open_start(self._watermark_ms)
         else:
-            self._add(batch.rows if assigned is None else batch.rows.take(pa.array(assigned)), starts)
+            rows = batch.rows if assigned is None else batch.rows.take(pa.array(assigned))
+            self._add(rows, starts, batch, assigned, emit)
             return None
         over = starts < first_open
         if not self._lateness_ms:
-            rows, starts, _ = self._without_late(batch, assigned, starts, over, emit)
-            self._add(rows, starts)
+            rows, starts, kept = self._without_late(batch, assigned, starts, over, emit)
+            self._add(rows, starts, batch, kept if assigned is None else assigned[kept], emit)
             return None
         cut = self._first_due(batch, assigned, starts, over)
         if cut is None:
             first_kept = self._first_kept(self._watermark_ms) if watermarks is None else self._first_kepts(watermarks)
             rows, starts, kept = self._without_late(batch, assigned, starts, starts < first_kept, emit)
             again, of_row = over[kept], kept if assigned is None else assigned[kept]
-            self._add(rows.take(pa.array(np.flatnonzero(~again))), starts[~again])
+            in_time = np.flatnonzero(~again)
+            self._add(rows.take(pa.array(in_time)), starts[in_time], batch, of_row[in_time], emit)
             if again.any():
-                event_times = np.full(len(batch), self._watermark_ms) if batch.reached is None else batch.reached
-                event_times = np.maximum(event_times, self._watermark_ms)[of_row[again]]
+                event_times = self._event_times(batch, of_row[again])
                 self._fire_again(rows.take(pa.array(np.flatnonzero(again))), starts[again], event_times, emit)
         return cut
 
@@ -142,7 +153,7 @@ class WindowAggregateOperator(WindowOperator):
         if self._lateness_ms:
             closed = self._fired.take(self._first_kept(watermark_ms))
             if closed is not None:
-                self._table.remove(closed)
+                self._remove(closed)
 
     def _first_kept(self, watermark_ms: int) -> int:
         """Windows that start before it are gone, and rows of them too late."""
@@ -169,14 +180,27 @@ class WindowAggregateOperator(WindowOperator):
         due = np.flatnonzero(waiting < self._window.first_open_starts(reached))
         return (int(of_row[due[0]]), int(reached[due[0]])) if len(due) else None
 
-    def _add(self, rows: pa.RecordBatch, starts: Ints) -> None:
-        """Rows into windows that are not over."""
-        if rows.num_rows:
-            row_ids = self._row_ids(rows, starts)
-            self._note(self._due, self._table.made)
-            values = BatchValues(rows, self.where)
-            add_to_groups(self._plan, self._table.columns, row_ids, values, self._bounds, self._left)
-            self._table.mark_dirty(row_ids)
+    def _event_times(self, batch: Batch, of_row: Ints | None) -> Ints:
+        """Event time at these rows of a batch (None: at all)."""
+        if batch.reached is None:
+            return np.full(len(batch) if of_row is None else len(of_row), self._watermark_ms)
+        event_times = np.maximum(batch.reached, self._watermark_ms)
+        return event_times if of_row is None else event_times[of_row]
+
+    def _remove(self, row_ids: Ints) -> None:
+        self._table.remove(row_ids)
+
+    def _add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints:
+        """Rows into windows that are not over; gives the entry of each. `of_row`: which rows of `batch` they are; None:
+        all, in order."""
+        if not rows.num_rows:
+            return starts
+        row_ids = self._row_ids(rows, starts)
+        self._note(self._due, self._table.made)
+        values = BatchValues(rows, self.where)
+        add_to_groups(self._plan, self._table.columns, row_ids, values, self._bounds, self._left)
+        self._table.mark_dirty(row_ids)
+        return row_ids
 
     def _row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
         """The entry of each row."""
@@ -214,32 +238,54 @@ class WindowAggregateOperator(WindowOperator):
         row_ids, fields = self._ordered(row_ids)
         starts = np.array(fields[-1], np.int64)
         ends = starts + self._window.size_ms
-        updates = np.zeros(len(row_ids), np.int64) if self._lateness_ms else None
+        firings = self._table.columns.get(FIRINGS)
+        updates = None if firings is None else firings[row_ids]
         results = self._results(row_ids, fields, ends, self._accumulators(row_ids), updates)
         if self._lateness_ms:
-            self._table.columns[_FIRINGS][row_ids] = 1
-            self._table.mark_dirty(row_ids)
+            self._went_out(row_ids)
+            self._keep_over(row_ids)
             self._fired.note(row_ids, starts)
         else:
-            self._table.remove(row_ids)
+            self._remove(row_ids)
         # Before a window's results event time has come to its last millisecond, wherever batches end.
         self._send(results, ends - 2, emit)
 
+    def _went_out(self, row_ids: Ints) -> None:
+        """A result of these entries, which stay."""
+        self._table.columns[FIRINGS][row_ids] += 1
+        self._table.mark_dirty(row_ids)
+
+    def _keep_over(self, row_ids: Ints) -> None:
+        """Entries of windows that are over, and kept for late rows."""
+
+    def _entries_of_over(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
+        row_ids = self._row_ids(rows, starts)
+        if len(self._table.made):
+            self._note(self._fired, self._table.made)
+            self._keep_over(self._table.made)
+        return row_ids
+
+    def _next_updates(self, order: RunningOrder) -> Ints:
+        """Each row is an update of its entry: which, in the order of the rows."""
+        firings = self._table.columns[FIRINGS]
+        before = firings[order.row_ids]
+        updates = np.empty(len(order.order), np.int64)
+        updates[order.order] = np.arange(len(updates)) + np.repeat(before - order.starts, order.lengths)
+        firings[order.row_ids] = before + order.lengths
+        self._table.mark_dirty(order.row_ids)
+        return updates
+
+    def _fields_of(self, row_ids: Ints) -> list[Any]:
+        ints = self._table.int_keys_of(row_ids)
+        return list(ints) if ints is not None else list(zip(*self._table.keys_of(row_ids), strict=True))
+
     def _fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None:
         """Rows of windows that are over: each emits its window as it is with it."""
-        row_ids = self._row_ids(rows, starts)
-        self._note(self._fired, self._table.made)
-        columns = self._table.columns
+        row_ids = self._entries_of_over(rows, starts)
         order = RunningOrder.of(row_ids)
-        firings = columns[_FIRINGS]
-        before = firings[order.row_ids]
-        updates = np.empty_like(starts)
-        updates[order.order] = np.arange(len(starts)) + np.repeat(before - order.starts, order.lengths)
-        firings[order.row_ids] = before + order.lengths
-        accumulators = running(self._plan, columns, order, BatchValues(rows, self.where), self._left)
+        updates = self._next_updates(order)
+        accumulators = running(self._plan, self._table.columns, order, BatchValues(rows, self.where), self._left)
         self._bounds.forget_all()
-        self._table.mark_dirty(order.row_ids)
-        ints = self._table.int_keys_of(row_ids)
-        fields = list(ints) if ints is not None else list(zip(*self._table.keys_of(row_ids), strict=True))
-        results = self._results(row_ids, fields, starts + self._window.size_ms, accumulators, updates)
+        ends = starts + self._window.size_ms
+        results = self._results(row_ids, self._fields_of(row_ids), ends, accumulators, updates)
         self._send(results, event_times, emit)

@@ -31,6 +31,16 @@ class WindowAssigner(ABC):
         """Windows that a row belongs to, at most."""
         return 1
 
+    @property
+    def step_ms(self) -> int:
+        """From the end of a window to that of the next one."""
+        return self.size_ms
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it has a start and an end to tell."""
+        return True
+
     @abstractmethod
     def first_start(self, time_ms: int) -> int:
         """Start of the first window that a time belongs to."""
@@ -151,6 +161,10 @@ class Sliding(WindowAssigner):
     def offset_ms(self) -> int:
         return self.offset // datetime.timedelta(milliseconds=1)
 
+    @property
+    def step_ms(self) -> int:
+        return self.slide_ms
+
     @cached_property
     def _back_ms(self) -> Ints:
         """From the last window that a time belongs to back to each of them, first window first."""
@@ -171,6 +185,35 @@ class Sliding(WindowAssigner):
 
     def __str__(self) -> str:
         return f"sliding {self.size} every {self.slide}" + (f" + {self.offset}" if self.offset else "")
+
+
+@dataclass(frozen=True)
+class Global(WindowAssigner):
+    """One window for all rows of a key, which is over when the input ends. It needs no event time.
+
+    >>> Global().definition
+    'global'
+    """
+
+    @property
+    def size_ms(self) -> int:
+        return WATERMARK_MAX
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+    def first_start(self, time_ms: int) -> int:
+        return 0
+
+    def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
+        return None, np.zeros(len(times_ms), np.int64)
+
+    def holds(self, lowest_ms: int, highest_ms: int) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "global"
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,11 @@ from barrier_runtime.state.errors import InvalidJob
 
 LATE = "late rows"  # tag of the side output
 UPDATE = "update"  # output column of windows that may fire again
+EARLY = "early"  # output column of windows with early results: whether this is one
 _MAX_ROWS = 65_536  # of one emitted batch
 _TIME = pa.timestamp("ms", "UTC")
+
+SPAN = (pa.field("window_start", _TIME), pa.field("window_end", _TIME))
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -39,15 +42,15 @@ class WindowOperator(KeyedOperator):
         name: str,
         keys: Sequence[str],
         window: WindowAssigner | Session,
-        event_time: str,
+        event_time: str | None,
         aggregates: Mapping[str, AnyAggregate],
         schema: pa.Schema | None = None,
         late: bool = False,
     ) -> None:
-        """`late`: rows that are too late for all of their windows go to the side output `LATE`; else they are dropped
-        and counted."""
+        """`event_time`: None of windows that are not of event time. `late`: rows that are too late for all of their
+        windows go to the side output `LATE`; else they are dropped and counted."""
         used = columns_used(aggregates.values())
-        super().__init__(name, keys, [*keys, event_time, *used], schema)
+        super().__init__(name, keys, [*keys, *([] if event_time is None else [event_time]), *used], schema)
         self.definition = window.definition
         self._holds = window.holds
         self._event_time = event_time
@@ -55,11 +58,14 @@ class WindowOperator(KeyedOperator):
         self._late = late
         self._by_row = False  # event time is told row by row, to those who read the results, too
 
-    def _bind_table(self, columns: pa.Schema, more: Mapping[str, tuple[str, Any]], updates: bool = False) -> None:
-        """`more`: columns of state besides those of the aggregates."""
-        check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
+    def _bind_table(
+        self, columns: pa.Schema, more: Mapping[str, tuple[str, Any]], beside: Sequence[pa.Field] = SPAN
+    ) -> None:
+        """`more`: columns of state besides those of the aggregates. `beside`: of results, see `window_schema`."""
+        if self._event_time is not None:
+            check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
         self._plan = plan_aggregates(self._aggregates, columns, self.where)
-        self._output = window_schema(columns, self._key_columns, self._aggregates, self.where, updates)
+        self._output = window_schema(columns, self._key_columns, self._aggregates, self.where, beside)
         self._table = self._column_table("windows", {**more, **self._plan.storage()}, self._plan.added())
         self._bounds = SumBounds()
 
@@ -74,6 +80,9 @@ class WindowOperator(KeyedOperator):
             )
         self._emit_ns = max(self._emit_ns, batch.emit_ns)
         self._by_row = self._by_row or batch.reached is not None
+        if self._event_time is None:
+            self._lowest_ms = 0
+            return np.zeros(rows.num_rows, np.int64) if rows.num_rows else None
         times = rows.column(self._event_time)
         if times.null_count:
             raise InvalidJob(
@@ -119,7 +128,13 @@ class WindowOperator(KeyedOperator):
         return row_ids, list(zip(*self._table.keys_of(row_ids), strict=True))
 
     def _results(
-        self, row_ids: Ints, fields: list[Any], ends: Ints, accumulators: Columns, updates: Ints | None = None
+        self,
+        row_ids: Ints,
+        fields: list[Any],
+        ends: Ints,
+        accumulators: Columns,
+        updates: Ints | None = None,
+        early: bool = False,
     ) -> pa.RecordBatch:
         """Rows of output, one per entry of `row_ids` and of `accumulators`. `fields`: of their keys."""
 
@@ -127,12 +142,17 @@ class WindowOperator(KeyedOperator):
             return self._left(column, int(row_ids[row]), aggregate)
 
         *keys, starts = fields
+        beside = {
+            "window_start": lambda: pa.array(np.array(starts, np.int64)).view(_TIME),
+            "window_end": lambda: pa.array(ends).view(_TIME),
+            UPDATE: lambda: pa.array(updates),
+            EARLY: lambda: pa.array(np.full(len(row_ids), early, np.bool_)),
+        }
+        first = len(keys)
         return pa.RecordBatch.from_arrays(
             [
                 *[self.codec.column(i, values) for i, values in enumerate(keys)],
-                pa.array(np.array(starts, np.int64)).view(_TIME),
-                pa.array(ends).view(_TIME),
-                *([] if updates is None else [pa.array(updates)]),
+                *[beside[name]() for name in self._output.names[first : len(self._output) - len(self._plan.outputs)]],
                 *[output.column(accumulators, left) for output in self._plan.outputs],
             ],
             schema=self._output,
@@ -141,24 +161,35 @@ class WindowOperator(KeyedOperator):
     def _accumulators(self, row_ids: Ints) -> Columns:
         return {name: column[row_ids] for name, column in self._table.columns.items()}
 
-    def _send(self, results: pa.RecordBatch, reached: Ints, emit: Emit) -> None:
+    def _send(self, results: pa.RecordBatch, reached: Ints, emit: Emit, emit_ns: int | None = None) -> None:
         """`reached`: where event time is just before each of the results, wherever batches end."""
-        fired = Batch(results, self._emit_ns, reached if self._by_row else None)
+        fired = Batch(results, self._emit_ns if emit_ns is None else emit_ns, reached if self._by_row else None)
         for first in range(0, results.num_rows, _MAX_ROWS):
             emit(fired.slice(first, _MAX_ROWS))
 
 
 def window_schema(
-    schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, AnyAggregate], where: str, updates: bool = False
+    schema: pa.Schema,
+    keys: Sequence[str],
+    aggregates: Mapping[str, AnyAggregate],
+    where: str,
+    beside: Sequence[pa.Field] = SPAN,
 ) -> pa.Schema:
-    """Keys, `window_start`, `window_end` (exclusive; timestamps in ms, UTC), `update` if windows may fire again, then
-    the aggregates."""
+    """Keys, what results say of their window (`beside`, see `told_of_windows`), then the aggregates."""
     return pa.schema(
         [
             *[pa.field(key, schema.field(key).type) for key in keys],
-            pa.field("window_start", _TIME),
-            pa.field("window_end", _TIME),
-            *([pa.field(UPDATE, pa.int64())] if updates else []),
+            *beside,
             *plan_aggregates(aggregates, schema, where).fields(),
         ]
+    )
+
+
+def told_of_windows(bounded: bool = True, updates: bool = False, early: bool = False) -> tuple[pa.Field, ...]:
+    """Columns between keys and aggregates: `window_start`, `window_end` (exclusive; timestamps in ms, UTC) of windows
+    that have them, `update` if windows may fire again, `early` if they do so before they are over."""
+    return (
+        *(SPAN if bounded else ()),
+        *([pa.field(UPDATE, pa.int64())] if updates or early else []),
+        *([pa.field(EARLY, pa.bool_())] if early else []),
     )

@@ -9,17 +9,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_harness import Driven, World
+from operator_harness import Driven, Slots
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.aggregation.functions import count
-from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.keyed_progress import VALUE
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Tumbling
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.drawn import examples
 
 SIZE = 100
@@ -32,43 +30,6 @@ def window() -> WindowAggregateOperator:
 
 def once() -> DeduplicateOperator:
     return DeduplicateOperator("d", ["k"], 1_000)
-
-
-class Slots:
-    """The subtasks of an operator side by side, with watermarks of their own."""
-
-    def __init__(self, make: Any, parallelism: int, restored: tuple[OperatorSnapshot, ...] = (), store: Any = None):
-        self.make, self.parallelism = make, parallelism
-        self.driven: list[Driven] = []
-        for subtask in range(parallelism):
-            world = World("memory", subtask, parallelism)
-            world.store = self.driven[0].world.store if self.driven else store or world.store
-            world._numbers = self.driven[0].world._numbers if self.driven else world._numbers
-            operator: Operator = make()
-            self.driven.append(Driven(operator, world, restored, name="op"))
-
-    def feed(self, rows: list[dict[str, Any]]) -> None:
-        batch = Batch(pa.RecordBatch.from_pylist(rows), 0)
-        for subtask, part in hash_partition(batch, ("k",), self.parallelism, 128):
-            self.driven[subtask].feed(part.rows)
-
-    def take(self) -> list[dict[str, Any]]:
-        return [row for driven in self.driven for row in driven.take()]
-
-    def watermarks(self, *watermarks: int) -> None:
-        for driven, watermark in zip(self.driven, watermarks, strict=True):
-            driven.watermark(watermark)
-
-    def late(self) -> float:
-        return sum(driven.world.metrics.counts.get("late_rows", 0.0) for driven in self.driven)
-
-    def rescaled(self, checkpoint: int, parallelism: int) -> "Slots":
-        snapshots = tuple(driven.snapshot(checkpoint) for driven in self.driven)
-        for driven in self.driven:
-            driven.operator.close()
-        slots = Slots(self.make, parallelism, snapshots, self.driven[0].world.store)
-        slots.driven[0].world._numbers = self.driven[0].world._numbers
-        return slots
 
 
 def test_a_window_that_fired_before_rescaling_does_not_fire_again_for_a_late_row() -> None:

@@ -1,0 +1,53 @@
+"""When windows that are not over yet tell what they have so far: early results, as users write them."""
+
+import datetime
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.state.errors import InvalidJob
+
+
+@dataclass(frozen=True)
+class Every:
+    """Early results of windows: at each multiple of `interval`, of the windows that got rows since their last result,
+    or of a window whenever it has got `rows` more rows. Pass one of the two.
+
+    `clock`: of `interval`: "event" (event time, at multiples since 1970) or "processing" (the wall clock, so a replay
+    gives other early results). `accumulate`: a result tells all rows of its window; else only those since the result
+    before.
+
+    >>> Every(rows=1000, accumulate=False)
+    Every(interval=None, rows=1000, clock='event', accumulate=False)
+    """
+
+    interval: datetime.timedelta | None = None
+    rows: int | None = None
+    clock: Literal["event", "processing"] = "event"
+    accumulate: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.interval is None) == (self.rows is None):
+            raise InvalidJob(f"{self!r}: pass an interval, as in Every(timedelta(seconds=1)), or rows=, not both")
+        if self.interval is not None and milliseconds(self.interval, "the interval of Every") == 0:
+            raise InvalidJob("the interval of Every is 0: use at least one millisecond")
+        if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
+            raise InvalidJob(f"Every(rows={self.rows!r}): pass a whole number of rows, at least 1")
+        if self.clock not in ("event", "processing"):
+            raise InvalidJob(f"Every(clock={self.clock!r}): pass 'event' or 'processing'")
+        if self.rows is not None and self.clock != "event":
+            raise InvalidJob(f"Every(rows={self.rows}, clock={self.clock!r}): rows need no clock: leave it out")
+
+    @cached_property
+    def interval_ms(self) -> int | None:
+        return None if self.interval is None else self.interval // datetime.timedelta(milliseconds=1)
+
+    @property
+    def definition(self) -> str:
+        """Stored with the state of windows and compared with at a restore. How often is free to change."""
+        return "early results of " + ("all rows" if self.accumulate else "the rows since the last one")
+
+    def __str__(self) -> str:
+        when = f"{self.rows} rows" if self.rows is not None else f"{self.interval} ({self.clock} time)"
+        return f"every {when}" + ("" if self.accumulate else ", only what came since")
