@@ -177,18 +177,25 @@ def test_a_snapshot_of_a_release_that_names_no_fields_is_read() -> None:
     assert kept["a"].total == 1
 
 
+def described(snapshot: HarnessSnapshot) -> list[dict[str, StateDescription]]:
+    """The states of the user's, by subtask."""
+    return [
+        {name: what for name, what in each.keyed.described.items() if not name.startswith("@")}
+        for each in snapshot.operators
+        if each.keyed is not None
+    ]
+
+
 def test_a_snapshot_says_the_types_of_its_values() -> None:
     _, snapshot = after(ValueState(int), rows=(("a", 1),))
-    assert [dict(each.keyed.described) for each in snapshot.operators] == [
-        {"kept": StateDescription(type=ValueType("int"))}
-    ]
+    assert described(snapshot) == [{"kept": StateDescription(type=ValueType("int"))}]
     _, snapshot = after(ValueState(First), rows=(("a", First(1, AT)),))
     fields = (
         FieldType("amount", ValueType("int")),
         FieldType("at", ValueType("datetime")),
         FieldType("note", ValueType("str"), default=True),
     )
-    assert [dict(each.keyed.described) for each in snapshot.operators] == [
+    assert described(snapshot) == [
         {"kept": StateDescription(fields=("amount", "at", "note"), type=ValueType("class", "First", fields=fields))}
     ]
 

@@ -58,7 +58,9 @@ class Slots:
         self._checkpoint += 1
         if entries:
             for it in self.subtasks:
-                it.operator._table._leave_segments()  # type: ignore[attr-defined]
+                table = it.operator._table  # type: ignore[attr-defined]
+                if table._in_segments:  # as the table itself does it
+                    table._leave_segments()
         snapshots = [it.snapshot(self._checkpoint) for it in self.subtasks]
         self.close()
         self._open(parallelism, snapshots)
