@@ -20,7 +20,7 @@ help:
 	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres or rabbitmq_to_delta, on real servers, with kills"
 	@echo "make test                   every test; all steps run also when one fails"
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
-	@echo "make style                  style and types alone; with make test that is what CI runs"
+	@echo "make style                  style and types alone"
 	@echo "make format                 let ruff put the style right"
 	@echo "make tables                 what is generated anew: docs/behaviours, options and metrics, README's connectors"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
