@@ -41,6 +41,7 @@ from barrier_runtime.operators.lookups.cache import Cache
 from barrier_runtime.operators.lookups.operator import MISSES, HowMissing, LookupOperator
 from barrier_runtime.operators.process import ProcessOperator, check_event_time_of_states, declared_states
 from barrier_runtime.operators.process_rows import ProcessRowsOperator
+from barrier_runtime.operators.retried_calls import RetriedCall, check_pauses
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.split import SplitOperator
@@ -91,7 +92,7 @@ class Stream:
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: Literal["fail", "skip"] | Retry = "fail",
     ) -> "Stream": ...
 
     @overload
@@ -110,13 +111,14 @@ class Stream:
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> "Stream | tuple[Stream, Stream]":
         """One row (dict) in, one row out. Without `schema` the first rows returned decide it; what they leave open
         (digits of decimals, columns of nulls) is as in the input's column of that name, if there is one.
 
         `on_error`: what becomes of a row for which the function raises. "fail" ends the job; "skip" leaves the row out
-        and counts it; "side" returns two streams, the results and the rows that failed (docs/side-outputs.md).
+        and counts it; "side" returns two streams, the results and the rows that failed (docs/side-outputs.md). `Retry`
+        calls the function again for the exceptions that it names; what fails at last goes on under `restart=`.
         """
         return self._rowwise("map", MapOperator, function, schema, name, on_error)
 
@@ -127,7 +129,7 @@ class Stream:
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: Literal["fail", "skip"] | Retry = "fail",
     ) -> "Stream": ...
 
     @overload
@@ -146,7 +148,7 @@ class Stream:
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> "Stream | tuple[Stream, Stream]":
         """One row in, any number of rows out. `on_error` as in `map`: of a row at which the function raises, nothing
         that it gave before goes out."""
@@ -158,7 +160,7 @@ class Stream:
         condition: str | pc.Expression | Callable[[Row], Any],
         *,
         name: str | None = None,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: Literal["fail", "skip"] | Retry = "fail",
     ) -> "Stream": ...
 
     @overload
@@ -171,12 +173,11 @@ class Stream:
         condition: str | pc.Expression | Callable[[Row], Any],
         *,
         name: str | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> "Stream | tuple[Stream, Stream]":
         """Keep rows for which the expression, or the function of a row, is true. An expression, SQL as text
         (docs/expressions.md) or one of `pyarrow.compute`, is much faster. `on_error` as in `map`, for functions."""
         where = f"filter {name or ''}".strip()
-        sides = side_schemas(None, on_error, where)
         if isinstance(condition, str | pc.Expression):
             if on_error != "fail":
                 raise InvalidJob(
@@ -191,6 +192,8 @@ class Stream:
                 "filter", name, partial(FilterExpressionOperator, expression=expression), self.schema, str(condition)
             )
         _check_callable(condition, where)
+        condition, on_error = _retried(condition, on_error, False, where)
+        sides = side_schemas(None, on_error, where)
         make = partial(FilterOperator, function=condition, on_error=on_error)
         describe = _with_errors(function_name(condition), on_error)
         streams: Stream | tuple[Stream, Stream]
@@ -226,11 +229,18 @@ class Stream:
         return tuple(streams)
 
     def _rowwise(
-        self, kind: str, operator: Any, function: Any, schema: SchemaLike | None, name: str | None, on_error: OnError
+        self,
+        kind: str,
+        operator: Any,
+        function: Any,
+        schema: SchemaLike | None,
+        name: str | None,
+        on_error: OnError | Retry,
     ) -> "Stream | tuple[Stream, Stream]":
         where = f"{kind} {name or ''}".strip()
         _check_callable(function, where)
         output = as_schema(schema, where) if schema is not None else None
+        function, on_error = _retried(function, on_error, kind == "flat_map", where)
         sides = side_schemas(None, on_error, where)
         make = partial(operator, function=function, schema=output, on_error=on_error)
         describe = _with_errors(function_name(function), on_error)
@@ -1026,6 +1036,16 @@ def _by_wall_clock(function: Any, states: Mapping[str, KeyedState]) -> str:
         if state.ttl is not None and state.ttl.clock != "event":
             return f"state {name!r} has a TTL by the wall clock"
     return ""
+
+
+def _retried(
+    function: Callable[[Row], Any], on_error: OnError | Retry, all_rows: bool, where: str
+) -> tuple[Callable[[Row], Any], OnError]:
+    """The function that the operator calls, and what becomes of what it raises."""
+    if not isinstance(on_error, Retry):
+        return function, on_error
+    check_pauses(on_error, where)
+    return RetriedCall(function, on_error, all_rows), "fail"
 
 
 def _with_errors(function: str, on_error: OnError) -> str:

@@ -6,11 +6,12 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.data.schemas import SchemaLike, as_schema
-from barrier_runtime.operators.failures import ERROR_SCHEMA, ERRORS
+from barrier_runtime.operators.failures import ERROR_SCHEMA, ERRORS, OnError
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.state.errors import InvalidJob
 
 
-def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: str, where: str) -> dict[str, pa.Schema]:
+def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retry, where: str) -> dict[str, pa.Schema]:
     """The side outputs of a step by name, in the order of its streams: the declared ones, then that of its errors."""
     found: dict[str, pa.Schema] = {}
     if side is not None:
@@ -24,6 +25,12 @@ def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: str, where: st
                     f'say its columns, as in side={{{name!r}: {{"at": int}}}}'
                 )
             found[name] = as_schema(schema, f"side output {name!r} of {where}")
+    if isinstance(on_error, Retry):
+        raise InvalidJob(
+            f"{where}: on_error={on_error!r} is for functions of a row alone, in map, flat_map and filter: what this "
+            "step had written to state would be written twice. Raise Unavailable(…) where a repetition may help: then "
+            "the job goes on from its last checkpoint, as restart= says"
+        )
     if on_error not in ("fail", "skip", "side"):
         raise InvalidJob(f'{where}: on_error={on_error!r}: use "fail", "skip" or "side"')
     if on_error == "side":

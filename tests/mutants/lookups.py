@@ -126,7 +126,8 @@ MUTANTS = (
         "held-watermarks-go-on",
         "behind an operator that holds watermarks only its own is told",
         _SUBTASK,
-        "            if operator.holds_watermarks:\n                self._advancing = None\n                self._tell_own(position)\n                return\n",
+        "            if operator.holds_watermarks:\n                self._advancing = None\n"
+        "                self._tell_own(position)\n                return\n",
         "",
         _HOLDING_TESTS,
     ),
