@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import pyarrow as pa
 
 from barrier_runtime.api.handlers import check_handlers
-from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream, _and_sides, _by_wall_clock, _with_errors
+from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream, and_sides, why_by_wall_clock, with_errors
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
@@ -177,14 +177,14 @@ class ConnectedStreams:
             make,
             output,
             stateful=True,
-            describe=_with_errors(f"{function_name(function)[:-2]} of {', '.join(self._streams)}", on_error),
+            describe=with_errors(f"{function_name(function)[:-2]} of {', '.join(self._streams)}", on_error),
             detail="every" if on_timer or expiring else "none",
             side_outputs=sides,
-            by_wall_clock=_by_wall_clock(function, states),
+            by_wall_clock=why_by_wall_clock(function, states),
             keys=self._keys_said(),
             states={state: handle.declared() for state, handle in states.items()},
         )
-        streams: Stream | tuple[Stream, ...] = _and_sides(Stream(plan, plan.add(node), output), sides)
+        streams: Stream | tuple[Stream, ...] = and_sides(Stream(plan, plan.add(node), output), sides)
         return streams
 
     # ------------------------------------------------------------ inside

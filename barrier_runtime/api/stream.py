@@ -195,9 +195,9 @@ class Stream:
         condition, on_error = _retried(condition, on_error, False, where)
         sides = side_schemas(None, on_error, where)
         make = partial(FilterOperator, function=condition, on_error=on_error)
-        describe = _with_errors(function_name(condition), on_error)
+        describe = with_errors(function_name(condition), on_error)
         streams: Stream | tuple[Stream, Stream]
-        streams = _and_sides(self._step("filter", name, make, self.schema, describe, sides), sides)
+        streams = and_sides(self._step("filter", name, make, self.schema, describe, sides), sides)
         return streams
 
     def split(
@@ -225,7 +225,7 @@ class Stream:
             make = partial(SplitOperator, function=by, into=branches)
             describe = function_name(by)
         sides = dict.fromkeys(branches, self.schema)
-        _, *streams = _and_sides(self._step("split", name, make, self.schema, describe, sides), sides)
+        _, *streams = and_sides(self._step("split", name, make, self.schema, describe, sides), sides)
         return tuple(streams)
 
     def _rowwise(
@@ -243,9 +243,9 @@ class Stream:
         function, on_error = _retried(function, on_error, kind == "flat_map", where)
         sides = side_schemas(None, on_error, where)
         make = partial(operator, function=function, schema=output, on_error=on_error)
-        describe = _with_errors(function_name(function), on_error)
+        describe = with_errors(function_name(function), on_error)
         streams: Stream | tuple[Stream, Stream]
-        streams = _and_sides(self._step(kind, name, make, output, describe, sides), sides)
+        streams = and_sides(self._step(kind, name, make, output, describe, sides), sides)
         return streams
 
     # ------------------------------------------------------------ vectorised
@@ -432,14 +432,14 @@ class Stream:
             partial(LookupOperator, function=fetch_many, settings=settings),
             output,
             stateful=True,
-            describe=_with_errors(f"{function_name(fetch_many)} by {', '.join(settings.on)}", on_error),
+            describe=with_errors(f"{function_name(fetch_many)} by {', '.join(settings.on)}", on_error),
             timeless=True,
             begins_chain=True,
             by_wall_clock="rows are looked up in another system, whose answers change",
             side_outputs=sides,
         )
         streams: Stream | tuple[Stream, ...]
-        streams = _and_sides(Stream(self._plan, self._plan.add(node), output), sides)
+        streams = and_sides(Stream(self._plan, self._plan.add(node), output), sides)
         return streams
 
     # ------------------------------------------------------------ shape of the stream
@@ -567,8 +567,8 @@ class Stream:
             side={tag: sides[tag] for tag in side or {}},
             on_error=on_error,
         )
-        describe = _with_errors(function_name(function), on_error)
-        streams: Stream | tuple[Stream, ...] = _and_sides(
+        describe = with_errors(function_name(function), on_error)
+        streams: Stream | tuple[Stream, ...] = and_sides(
             self._step("process", name, make, output, describe, sides), sides
         )
         return streams
@@ -654,7 +654,7 @@ class Stream:
             side_outputs={DEAD_LETTERS: letter_schema},
         )
         number = self._plan.add(node)
-        good_rows, letters = _and_sides(Stream(self._plan, number, good_schema), {DEAD_LETTERS: letter_schema})
+        good_rows, letters = and_sides(Stream(self._plan, number, good_schema), {DEAD_LETTERS: letter_schema})
         return good_rows, letters
 
     def _as_input(self) -> Input:
@@ -871,13 +871,13 @@ class KeyedStream(JoiningStream[Stream]):
             "process",
             make,
             output,
-            _with_errors(function_name(function), on_error),
+            with_errors(function_name(function), on_error),
             detail="every" if in_time else "none",
             side_outputs=sides,
-            by_wall_clock=_by_wall_clock(function, states),
+            by_wall_clock=why_by_wall_clock(function, states),
             states=states,
         )
-        streams = _and_sides(main, sides)
+        streams = and_sides(main, sides)
         return streams
 
     def _keyed_input(self) -> KeyedInput:
@@ -1022,13 +1022,13 @@ class WindowedStream:
         return (results, Stream(results._plan, results._node, schema, tag=LATE)) if late else results
 
 
-def _and_sides(main: Stream, sides: Mapping[str, pa.Schema | None]) -> Any:
+def and_sides(main: Stream, sides: Mapping[str, pa.Schema | None]) -> Any:
     """The streams of a step: its main output alone, or a tuple of that and its side outputs."""
     others = [Stream(main._plan, main._node, schema, tag=tag) for tag, schema in sides.items()]
     return (main, *others) if others else main
 
 
-def _by_wall_clock(function: Any, states: Mapping[str, KeyedState]) -> str:
+def why_by_wall_clock(function: Any, states: Mapping[str, KeyedState]) -> str:
     """Why a replay may make other rows."""
     if callable(getattr(function, "on_wall_timer", None)):
         return f"{function_name(function)[:-2]} has timers by the wall clock"
@@ -1048,7 +1048,7 @@ def _retried(
     return RetriedCall(function, on_error, all_rows), "fail"
 
 
-def _with_errors(function: str, on_error: OnError) -> str:
+def with_errors(function: str, on_error: OnError) -> str:
     return f"{function}, skips rows for which it raises" if on_error == "skip" else function
 
 
