@@ -267,7 +267,7 @@ def _draw_sides(schedule: Schedule) -> Schedule:
 def _draw_rules(schedule: Schedule) -> Schedule:
     """Some have rules that every subtask has a copy of; most of them are started again at another parallelism."""
     rng = random.Random(f"rules {schedule.seed}")
-    if rng.random() > 0.4:
+    if rng.random() > 0.3:
         return schedule
     every = rng.choice((2, 5))
     restarts = [
@@ -281,7 +281,7 @@ def _draw_rules(schedule: Schedule) -> Schedule:
 def _draw_lookups(schedule: Schedule) -> Schedule:
     """Legs are looked up before they are counted. A job that is stopped leaves some in flight, so the source ends."""
     rng = random.Random(f"lookups {schedule.seed}")
-    if schedule.graph in (*SIDE_GRAPHS, RULED) or not schedule.bounded or rng.random() > 0.5:
+    if schedule.graph in (*SIDE_GRAPHS, RULED) or not schedule.bounded or rng.random() > 0.4:
         return schedule
     lookups = rng.random() < 0.5, rng.random() < 0.3, rng.choice((1, 4, 20)), rng.choice((2, 40, 250))
     return replace(schedule, lookups=lookups)
