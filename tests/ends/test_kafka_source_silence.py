@@ -177,8 +177,14 @@ def test_a_thread_that_hangs_in_the_client_is_said_to_and_goes_on_after_it(
     with world.reading() as reader, caplog.at_level(logging.WARNING, "barrier_runtime.kafka"):
         assert values(rows_from(reader, 10)) == numbers(0, 10)
         assert reader._fetcher is not None
-        answered = threading.Event()
-        reader._fetcher._orders.put(lambda consumer: answered.wait())
+        asked, answered = threading.Event(), threading.Event()
+
+        def hang(consumer: object) -> None:
+            asked.set()
+            answered.wait()
+
+        reader._fetcher._orders.put(hang)
+        assert asked.wait(60)  # else the rows come with what is being fetched
         world.topic.write(numbers(10, 20))
 
         def said() -> bool:
