@@ -104,6 +104,8 @@ class Cluster:
         self._client = client
         self._must_exist = must_exist
         self._kafka = load_client(client.where)
+        errors = self._kafka.KafkaError
+        self._unheard_of = (errors._UNKNOWN_PARTITION, errors._UNKNOWN_TOPIC)  # to this client
         self._errors: list[Any] = []
         self._consumer = Asker(lambda: client.consumer(error_cb=self._errors.append))
         self._admin = Asker(client.admin)
@@ -167,7 +169,7 @@ class Cluster:
         def sure(consumer: Any, left: float) -> Any:
             """An error of a partition that waiting may cure is one of the whole answer: it is asked for again."""
             answers = ask(consumer, left)
-            raised([each for each in answers if each.error is not None and is_transient(each.error)])
+            raised([each for each in answers if each.error is not None and self._is_curable(each.error)])
             return answers
 
         found = {}
@@ -187,7 +189,7 @@ class Cluster:
             except self._kafka.KafkaException as error:
                 self._consumer.client.poll(0)
                 for seen in [*self._errors, error.args[0]]:
-                    if not is_transient(seen) or (self._must_exist and is_refusal_of_credentials(seen)):
+                    if not self._is_curable(seen) or (self._must_exist and is_refusal_of_credentials(seen)):
                         raise self._what_to_do(seen, self._client.where) from error
                 if time.monotonic() > deadline:
                     said = f" ({(self._errors or error.args)[-1].str()})"
@@ -197,6 +199,11 @@ class Cluster:
                     ) from error
                 self._errors.clear()
                 time.sleep(_AGAIN_S)
+
+    def _is_curable(self, error: Any) -> bool:
+        """May waiting cure it? At the start a partition is asked for that was listed just before: a client that knows
+        nothing of it has not heard of its topic yet."""
+        return is_transient(error) or (self._must_exist and error.code() in self._unheard_of)
 
     def _what_to_do(self, error: Any, where: str) -> InvalidJob | Unavailable:
         if not self._must_exist and kind_of(error) is Kind.MISSING:
