@@ -17,13 +17,11 @@ of. A program with more functions than the checkpoint knows of begins a version,
 cannot read the entries and is refused. Within a version types may change as `value_types` has it.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
-from barrier_runtime.state.snapshots.value_types import Misfit, misfit
+from barrier_runtime.state.snapshots.value_types import Misfit, fields_said, misfit
 
 _KINDS = {
     "value": "a ValueState",
@@ -96,7 +94,7 @@ def _names_of_fields(now: StateDescription, before: StateDescription, where: str
     added = [name for name in fields if before.fields and name not in before.fields and name not in explained]
     if gone and added:
         raise InvalidJob(
-            f"{where}: its class has lost {_quoted(gone)} since the checkpoint, and {_quoted(added)} "
+            f"{where}: its class has lost {fields_said(gone)} since the checkpoint, and {fields_said(added)} "
             f"{'is' if len(added) == 1 else 'are'} new: say what became of what, with renamed={{{gone[0]!r}: "
             f"{added[0]!r}}}, or renamed={{{gone[0]!r}: None}} if its values may go"
         )
@@ -116,7 +114,3 @@ def _told(wrong: Misfit) -> str:
 def _said(what: StateDescription) -> str:
     kind = _KINDS.get(what.kind, f"a state of kind {what.kind!r}")
     return f"{kind} with keys of type {what.key}" if what.key else kind
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return f"the field{'' if len(names) == 1 else 's'} {', '.join(map(repr, names))}"

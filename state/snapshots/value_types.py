@@ -219,10 +219,15 @@ class _Comparison:
         lost = [name for name in was if name not in known]
         came = [field.name for field in now.fields if field.name not in was]
         if lost and now.strict:
-            return Misfit(path, str(before), str(now), f"it forbids unknown fields, and entries have {_names(lost)}")
+            return Misfit(
+                path, str(before), str(now), f"it forbids unknown fields, and entries have {fields_said(lost)}"
+            )
         if lost and came and not whole:
             return Misfit(
-                path, str(before), str(now), f"it has lost {_names(lost)}, and {_names(came)} came: which is which?"
+                path,
+                str(before),
+                str(now),
+                f"it has lost {fields_said(lost)}, and {fields_said(came)} came: which is which?",
             )
         return None
 
@@ -248,5 +253,6 @@ class _Comparison:
         return None
 
 
-def _names(names: Sequence[str]) -> str:
+def fields_said(names: Sequence[str]) -> str:
+    """For messages."""
     return f"the field{'' if len(names) == 1 else 's'} {', '.join(map(repr, names))}"

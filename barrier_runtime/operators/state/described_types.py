@@ -45,8 +45,6 @@ def _described(info: inspect.Type, outer: tuple[Any, ...]) -> ValueType:
     plain = _PLAIN.get(type(info))
     if plain is not None:
         return ValueType(plain)
-    if isinstance(info, inspect.ListType | inspect.SetType | inspect.FrozenSetType | inspect.VarTupleType):
-        return ValueType("list", of=(_described(info.item_type, outer),))
     if isinstance(info, inspect.CollectionType):
         return ValueType("list", of=(_described(info.item_type, outer),))
     if isinstance(info, inspect.TupleType):
