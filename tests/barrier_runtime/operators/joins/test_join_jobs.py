@@ -192,13 +192,14 @@ def test_a_join_that_failed_goes_on_at_another_parallelism_from_an_unaligned_che
                 raise ValueError("enough")
             return {"id": number, "at": number, "amount": number}
 
+        apart = SECOND * total / 1_000  # however long a slot stands still between two splits: no row is late
         flow, out = Dataflow("again"), CollectSink()
         speed = 2_000 if fails else 1_000_000
-        left = flow.rate("orders", speed, total, splits=2).map(order, schema=ORDERS).with_watermarks("at", SECOND)
+        left = flow.rate("orders", speed, total, splits=2).map(order, schema=ORDERS).with_watermarks("at", apart)
         right = flow.rate("payments", speed, total, splits=2).map(
             lambda row: {"order_id": row["value"], "at": row["value"] + 40, "paid": 1}, schema=PAYMENTS
         )
-        right = right.filter("order_id % 3 <> 0").with_watermarks("at", SECOND)
+        right = right.filter("order_id % 3 <> 0").with_watermarks("at", apart)
         paid = left.key_by("id").join(
             "paid", right.key_by("order_id"), between=(SECOND * 0, SECOND / 25), how="full", event_time="at"
         )
