@@ -8,8 +8,10 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
+from barrier_runtime.api.arguments import why_by_wall_clock, with_errors
 from barrier_runtime.api.handlers import check_handlers
-from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream, and_sides, why_by_wall_clock, with_errors
+from barrier_runtime.api.steps import need_watermarks, one_or_all
+from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
@@ -150,9 +152,8 @@ class ConnectedStreams:
             said = function_name(function)[:-2]
             why = f"{said} has timers" if on_timer else f"state {expiring[0]!r} has a TTL in event time"
             for each, stream in self._streams.items():
-                KeyedStream(stream, ())._need_watermarks(
-                    f"{where}, input {each!r}", f"{why}, which the watermark drives"
-                )
+                told = f"{where}, input {each!r}"
+                need_watermarks(stream._plan, stream._node, told, f"{why}, which the watermark drives")
         output = as_schema(schema, where) if schema is not None else None
         sides = side_schemas(side, on_error, where)
         connected = [
@@ -169,7 +170,6 @@ class ConnectedStreams:
             side={tag: sides[tag] for tag in side or {}},
             on_error=on_error,
         )
-        plan = next(iter(self._streams.values()))._plan
         node = StepNode(
             name,
             "connect",
@@ -184,7 +184,7 @@ class ConnectedStreams:
             keys=self._keys_said(),
             states={state: handle.declared() for state, handle in states.items()},
         )
-        streams: Stream | tuple[Stream, ...] = and_sides(Stream(plan, plan.add(node), output), sides)
+        streams: Stream | tuple[Stream, ...] = one_or_all(next(iter(self._streams.values()))._added(node))
         return streams
 
     # ------------------------------------------------------------ inside

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from barrier_runtime.api.readers import Readers
 from barrier_runtime.api.signatures import takes_options
-from barrier_runtime.api.stream import KeyedStream, Stream, WindowedStream
+from barrier_runtime.api.stream import KeyedStream, Stream
+from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.plain_errors import plain_errors
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from barrier_runtime.api.steps import KeyedInput
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import milliseconds, require_columns
-from barrier_runtime.graph.logical import Input, Plan, StepNode
+from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.operators.joins.as_of import AS_OF_KINDS, AsOfJoinOperator, AsOfKind, as_of_definition
 from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT
 from barrier_runtime.operators.joins.columns import JoinColumns, Side
@@ -27,17 +28,6 @@ from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 
 _FAR = datetime.timedelta(days=36_500)
-
-
-@dataclass(frozen=True)
-class KeyedInput:
-    """A keyed stream, as a join sees it."""
-
-    plan: Plan
-    node: int
-    tag: str
-    keys: tuple[str, ...]
-    schema: pa.Schema | None
 
 
 @dataclass(frozen=True)

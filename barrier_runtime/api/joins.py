@@ -2,37 +2,25 @@
 that they make, is in `join_steps`."""
 
 import datetime
-from abc import ABC, abstractmethod
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 from barrier_runtime.api.join_steps import (
     JoinOptions,
-    JoinStep,
-    KeyedInput,
     as_of_join,
     interval_join,
     window_join,
 )
+from barrier_runtime.api.steps import KeyedInput, KeyedSteps, S
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.joins.as_of import AsOfKind
 from barrier_runtime.operators.joins.interval import JoinKind
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 
-S = TypeVar("S")
-
 
 @plain_errors
-class JoiningStream(ABC, Generic[S]):
+class JoiningStream(KeyedSteps[S]):
     """A keyed stream that can be joined with another one; `S` is what comes out."""
-
-    @abstractmethod
-    def _keyed_input(self) -> KeyedInput:
-        """The stream itself."""
-
-    @abstractmethod
-    def _joined(self, step: JoinStep) -> tuple[S, ...]:
-        """The streams that come out of `step`, which is part of the flow now: joined rows, then late ones, if any."""
 
     @overload
     def join(
@@ -83,7 +71,7 @@ class JoiningStream(ABC, Generic[S]):
         """
         options = JoinOptions(event_time, suffix, late)
         step = interval_join(name, self._keyed_input(), _keyed_input(right, "join", name), between, how, options)
-        return _one_or_three(self._joined(step), late)
+        return _one_or_three(self._added(step.node), late)
 
     @overload
     def window_join(
@@ -130,7 +118,7 @@ class JoiningStream(ABC, Generic[S]):
         """
         options = JoinOptions(event_time, suffix, late)
         step = window_join(name, self._keyed_input(), _keyed_input(right, "window_join", name), window, how, options)
-        return _one_or_three(self._joined(step), late)
+        return _one_or_three(self._added(step.node), late)
 
     @overload
     def asof_join(
@@ -181,9 +169,8 @@ class JoiningStream(ABC, Generic[S]):
         """
         options = JoinOptions(event_time, suffix, late)
         its = _keyed_input(right, "asof_join", name)
-        return _one_or_three(
-            self._joined(as_of_join(name, self._keyed_input(), its, tolerance, exact, how, options)), late
-        )
+        step = as_of_join(name, self._keyed_input(), its, tolerance, exact, how, options)
+        return _one_or_three(self._added(step.node), late)
 
 
 def _keyed_input(right: Any, kind: str, name: str) -> KeyedInput:

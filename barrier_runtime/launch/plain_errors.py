@@ -67,5 +67,8 @@ def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords
             parameters=[each.replace(annotation=inspect.Parameter.empty) for each in takes],
             return_annotation=inspect.Signature.empty,
         )
-        return WrongCall(f"{method.__qualname__}: {error}: {remedy if nameless else f'it takes {shown}'}")
+        owner, _, _ = method.__qualname__.rpartition(".")
+        if arguments and not isinstance(arguments[0], type):  # the method may be one that its class inherits
+            owner = type(arguments[0]).__name__
+        return WrongCall(f"{owner}.{method.__name__}: {error}: {remedy if nameless else f'it takes {shown}'}")
     return None

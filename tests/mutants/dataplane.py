@@ -511,8 +511,8 @@ MUTANTS = (
     Mutant(
         "windows-without-watermarks",
         "a window of rows without watermarks is refused when the flow is written",
-        "barrier_runtime/api/stream.py",
-        '        self._need_watermarks(where, "a window is over when the watermark has passed its end")\n',
+        "barrier_runtime/api/keyed_steps.py",
+        '        rows.need_watermarks(where, "a window is over when the watermark has passed its end")\n',
         "        pass\n",
         ("tests/barrier_runtime/api/test_dataflow.py",),
     ),

@@ -1,0 +1,67 @@
+"""Checks of arguments that several steps have, and their words in a plan."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from barrier_runtime.data.rows import Row
+from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.failures import OnError
+from barrier_runtime.operators.retried_calls import RetriedCall, check_pauses
+from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.state.handle import KeyedState
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.state.errors import InvalidJob
+
+
+def why_by_wall_clock(function: Any, states: Mapping[str, KeyedState]) -> str:
+    """Why a replay may make other rows."""
+    if callable(getattr(function, "on_wall_timer", None)):
+        return f"{function_name(function)[:-2]} has timers by the wall clock"
+    for name, state in states.items():
+        if state.ttl is not None and state.ttl.clock != "event":
+            return f"state {name!r} has a TTL by the wall clock"
+    return ""
+
+
+def retried(
+    function: Callable[[Row], Any], on_error: OnError | Retry, all_rows: bool, where: str
+) -> tuple[Callable[[Row], Any], OnError]:
+    """The function that the operator calls, and what becomes of what it raises."""
+    if not isinstance(on_error, Retry):
+        return function, on_error
+    check_pauses(on_error, where)
+    return RetriedCall(function, on_error, all_rows), "fail"
+
+
+def with_errors(function: str, on_error: OnError) -> str:
+    return f"{function}, skips rows for which it raises" if on_error == "skip" else function
+
+
+def check_callable(function: Any, where: str) -> None:
+    if not callable(function):
+        raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of a row")
+
+
+def check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
+    if not aggregates:
+        raise InvalidJob(f"{where}: no aggregates: give at least one, such as n=count()")
+    for name, aggregate in aggregates.items():
+        if not isinstance(aggregate, AnyAggregate):
+            raise InvalidJob(
+                f"{where}: {name}={aggregate!r} is not an aggregate: use one of barrier_runtime's, as count() or "
+                f'sum_("amount"), or a RowAggregate or ColumnAggregate of your own (docs/aggregates.md has all)'
+            )
+
+
+def check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
+    for name in names:
+        if name in taken:
+            raise InvalidJob(f"{where}: the output column {name!r} exists already: choose another name")
+
+
+def aggregates_said(aggregates: Mapping[str, AnyAggregate]) -> str:
+    return ", ".join(f"{name}={aggregate}" for name, aggregate in aggregates.items())
+
+
+def listed(columns: str | Sequence[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)

@@ -1,0 +1,213 @@
+"""Steps with state, as users write them on a `KeyedStream`."""
+
+import datetime
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal, overload
+
+from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free, why_by_wall_clock, with_errors
+from barrier_runtime.api.steps import KeyedSteps, S
+from barrier_runtime.api.windowed import WindowedStream
+from barrier_runtime.data.event_time import check_event_time_type
+from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds, require_columns
+from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
+from barrier_runtime.operators.declared_outputs import side_schemas
+from barrier_runtime.operators.failures import OnError
+from barrier_runtime.operators.process import ProcessOperator, check_event_time_of_states, declared_states
+from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
+from barrier_runtime.operators.state.handle import KeyedState
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.operators.windows.assigners import Global, Session, WindowAssigner
+from barrier_runtime.operators.windows.triggers import Every
+from barrier_runtime.state.errors import InvalidJob
+
+_NO_DELAY = datetime.timedelta()
+
+
+@plain_errors
+class StatefulSteps(KeyedSteps[S]):
+    """What may keep state per key."""
+
+    def window(
+        self,
+        name: str,
+        window: WindowAssigner | Session,
+        *,
+        event_time: str | None = None,
+        allowed_lateness: datetime.timedelta = _NO_DELAY,
+        early: Every | None = None,
+    ) -> WindowedStream[S]:
+        """Group rows by window as well: `Tumbling`, `Sliding` or `Session` of event time, or `Global`, all rows of a
+        key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds column; a `Global` has none.
+        `allowed_lateness`: for how long after its end (event time) a window is kept; each row that comes for it then
+        emits it again, with a column `update` that counts from 0. Not for sessions. `early`: results before a window is
+        over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`; columns `update` and `early` tell which one it
+        is. Not for sessions.
+
+        >>> keyed.window("hourly", Tumbling(timedelta(hours=1)), event_time="at", early=Every(timedelta(seconds=5)))
+        """
+        where = f"window {name!r}"
+        if not isinstance(window, WindowAssigner | Session):
+            raise InvalidJob(f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), Sliding or Session")
+        if early is not None and not isinstance(early, Every):
+            raise InvalidJob(f"{where}: early={early!r}: pass Every(timedelta(…)) or Every(rows=…)")
+        lateness_ms = milliseconds(allowed_lateness, f"allowed_lateness of {where}")
+        if isinstance(window, Session) and lateness_ms:
+            raise InvalidJob(
+                f"{where}: sessions have no allowed_lateness: leave it out, take late=True for a stream of the late "
+                "rows, or a greater max_out_of_orderness at the source"
+            )
+        if isinstance(window, Session) and early is not None:
+            raise InvalidJob(
+                f"{where}: sessions have no early results, because a row may join two sessions that were both told: "
+                "leave early= out, or take running aggregates of the key"
+            )
+        rows = self._keyed_input()
+        if isinstance(window, Global):
+            if event_time is not None or lateness_ms:
+                extra = "event_time" if event_time is not None else "allowed_lateness"
+                raise InvalidJob(f"{where}: a Global window is over when the input ends: leave {extra} out")
+            if early is not None and early.interval is not None and early.clock == "event":
+                rows.need_watermarks(where, f"its early results are due {early}")
+            return WindowedStream(self, name, window, None, 0, early)
+        if event_time is None:
+            raise InvalidJob(f"{where}: pass event_time=, the column that has the time of a row")
+        schema = rows.schema
+        require_columns(schema, (event_time,), where)
+        if schema is not None:
+            check_event_time_type(schema.field(event_time).type, event_time, where)
+        rows.need_watermarks(where, "a window is over when the watermark has passed its end")
+        return WindowedStream(self, name, window, event_time, lateness_ms, early)
+
+    def aggregate(self, name: str, /, **aggregates: AnyAggregate) -> S:
+        """Running aggregates: every row goes out with its key's aggregates so far, itself included, as added columns.
+
+        >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
+        """
+        where = f"aggregate {name!r}"
+        check_aggregates(aggregates, where)
+        rows = self._keyed_input()
+        schema = rows.schema
+        output = None
+        if schema is not None:
+            check_free(aggregates, schema.names, where)
+            output = running_schema(schema, aggregates, where)
+        make = partial(RunningAggregateOperator, keys=rows.keys, aggregates=aggregates, schema=schema)
+        stream: S = self._stateful(name, "running aggregate", make, output, aggregates_said(aggregates), timeless=True)
+        return stream
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, KeyedState] | None = None,
+        event_time: str | None = None,
+        side: None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> S: ...
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, KeyedState] | None = None,
+        event_time: str | None = None,
+        side: None = None,
+        on_error: Literal["side"],
+    ) -> tuple[S, S]: ...
+
+    @overload
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, KeyedState] | None = None,
+        event_time: str | None = None,
+        side: Mapping[str, SchemaLike],
+        on_error: OnError = "fail",
+    ) -> tuple[S, ...]: ...
+
+    def process(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, KeyedState] | None = None,
+        event_time: str | None = None,
+        side: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
+    ) -> S | tuple[S, ...]:
+        """A row-wise function with state and timers per key.
+
+        `function` is a class with `process(self, key, row, ctx)` and, for timers, `on_timer(self, key, timestamp_ms,
+        ctx)` or `on_wall_timer(self, key, due_ms, ctx)`, which yield rows (dicts), or return a row, a list or None;
+        states are its attributes (see `ValueState`, `ListState`, `MapState`, `ReducingState`, `AggregatingState`).
+        Or a plain function of (key, row, ctx), with its states in `state=`, found as `ctx.state.<name>`. `key` is the
+        column's value, or a tuple of several. See `ProcessContext` for `ctx`.
+
+        A timer fires when the watermark reaches it, which is the least of all splits that are read side by side: rows
+        of a later time may come before. A function must look at the rows' own times, too, not at timers alone. A
+        wall-clock timer fires when its time has come, whether there are rows or not (docs/time.md).
+
+        `side`: schemas of side outputs by name, which `ctx.emit(name, row)` gives rows to. Then a tuple is returned:
+        the main stream, and one for each side output in that order. `on_error` as in `map`, with the errors as the last
+        stream: of a row (or timer) at which the function raises, nothing goes out that it yielded or emitted before;
+        what it had written to state, and its timers, stay as they are (docs/side-outputs.md).
+
+        >>> out, hot = readings.key_by("sensor").process("alarm", Alarm, schema=OUT, side={"hot": HOT})
+        """
+        where = f"process {name!r}"
+        if not callable(getattr(function, "process", function)):
+            raise InvalidJob(f"{where}: {function!r} is not a function and has no process() method: pass one")
+        if isinstance(function, type) and not callable(getattr(function, "process", None)):
+            raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
+        states = declared_states(function, state)
+        refuse_broadcast_state(states, where)
+        rows = self._keyed_input()
+        known = rows.schema
+        if event_time is not None:
+            require_columns(known, (event_time,), where)
+            if known is not None:
+                check_event_time_type(known.field(event_time).type, event_time, where)
+        if callable(getattr(function, "on_timer", None)):
+            rows.need_watermarks(where, f"{function_name(function)[:-2]} has timers, which the watermark makes fire")
+        expiring = check_event_time_of_states(states, event_time, where)
+        if expiring:
+            rows.need_watermarks(where, f"state {expiring[0]!r} has a TTL in event time")
+        output = as_schema(schema, where) if schema is not None else None
+        sides = side_schemas(side, on_error, where)
+        make = partial(
+            ProcessOperator,
+            keys=rows.keys,
+            function=function,
+            states=dict(state or {}),
+            event_time=event_time,
+            output=output,
+            schema=known,
+            side={tag: sides[tag] for tag in side or {}},
+            on_error=on_error,
+        )
+        in_time = callable(getattr(function, "on_timer", None)) or bool(expiring)
+        streams: S | tuple[S, ...] = self._stateful(
+            name,
+            "process",
+            make,
+            output,
+            with_errors(function_name(function), on_error),
+            detail="every" if in_time else "none",
+            side_outputs=sides,
+            by_wall_clock=why_by_wall_clock(function, states),
+            states=states,
+        )
+        return streams

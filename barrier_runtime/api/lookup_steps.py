@@ -1,0 +1,142 @@
+"""`Stream.lookup`: columns from another system, asked while rows are under way."""
+
+import datetime
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, overload
+
+from barrier_runtime.api.arguments import (
+    with_errors,
+)
+from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
+from barrier_runtime.data.schemas import SchemaLike
+from barrier_runtime.graph.logical import StepNode
+from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.operators.declared_outputs import side_schemas
+from barrier_runtime.operators.failures import OnError
+from barrier_runtime.operators.joins.broadcast import enriched_schema
+from barrier_runtime.operators.lookups.arguments import lookup_settings
+from barrier_runtime.operators.lookups.cache import Cache
+from barrier_runtime.operators.lookups.operator import MISSES, HowMissing, LookupOperator
+from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.user_code import function_name
+
+_LOOKUP_TIMEOUT = datetime.timedelta(seconds=10)
+_LINGER = datetime.timedelta(milliseconds=1)
+
+
+@plain_errors
+class LookupSteps(UnkeyedSteps[S]):
+    """Rows that get columns from elsewhere."""
+
+    @overload
+    def lookup(
+        self,
+        name: str,
+        fetch_many: Any,
+        *,
+        key: str | Sequence[str],
+        schema: SchemaLike,
+        capacity: int = 1_000,
+        timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
+        ordered: bool = False,
+        how: Literal["left", "inner"] = "left",
+        retry: Retry | None = None,
+        cache: Cache | None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+        max_batch: int = 100,
+        max_requests: int | None = None,
+        linger: datetime.timedelta = _LINGER,
+    ) -> S: ...
+
+    @overload
+    def lookup(
+        self,
+        name: str,
+        fetch_many: Any,
+        *,
+        key: str | Sequence[str],
+        schema: SchemaLike,
+        capacity: int = 1_000,
+        timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
+        ordered: bool = False,
+        how: HowMissing = "left",
+        retry: Retry | None = None,
+        cache: Cache | None = None,
+        on_error: OnError = "fail",
+        max_batch: int = 100,
+        max_requests: int | None = None,
+        linger: datetime.timedelta = _LINGER,
+    ) -> tuple[S, ...]: ...
+
+    def lookup(
+        self,
+        name: str,
+        fetch_many: Any,
+        *,
+        key: str | Sequence[str],
+        schema: SchemaLike,
+        capacity: int = 1_000,
+        timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
+        ordered: bool = False,
+        how: HowMissing = "left",
+        retry: Retry | None = None,
+        cache: Cache | None = None,
+        on_error: OnError = "fail",
+        max_batch: int = 100,
+        max_requests: int | None = None,
+        linger: datetime.timedelta = _LINGER,
+    ) -> S | tuple[S, ...]:
+        """Add the columns `schema`, which `fetch_many` finds for the value of `key` in another system, while other rows
+        come (docs/lookup.md). Each row has one result, also over failures of the job.
+
+        `fetch_many(keys)` gets a list of distinct values (tuples, if `key` names several columns) and gives a list with
+        a row (dict) or None for each, a dict of key to row, or a `pyarrow.Table` with the key's column; an exception in
+        the place of a row fails that key alone. It is an `async def`, a plain function (which runs on threads), or a
+        class with such a method `fetch_many`, and `open` and `close` for its connections.
+
+        `capacity`: rows under way per subtask; when it is reached the stream waits, but checkpoints do not. `timeout`:
+        of one call, which has up to `max_batch` keys; `max_requests` are made at once (plain functions: 16). A key
+        waits up to `linger` for others. `ordered`: rows go out as they came. `how`: rows without a match have nulls
+        ("left"), are dropped ("inner"), or are a stream of their own ("side"). `retry`: what is tried again. `cache`:
+        replies are kept. `on_error` as in `map`, for what failed for good.
+
+        >>> profiles = orders.lookup("profile", fetch_profiles, key="user", schema={"name": str, "city": str})
+        """
+        where = f"lookup {name!r}"
+        settings = lookup_settings(
+            where,
+            fetch_many,
+            self.schema,
+            key=key,
+            schema=schema,
+            capacity=capacity,
+            timeout=timeout,
+            ordered=ordered,
+            how=how,
+            retry=retry,
+            cache=cache,
+            on_error=on_error,
+            max_batch=max_batch,
+            max_requests=max_requests,
+            linger=linger,
+        )
+        known, output = self.schema, None
+        if known is not None:
+            output = enriched_schema(known, settings.schema, settings.on, where)
+        sides = {**({MISSES: known} if how == "side" else {}), **side_schemas(None, on_error, where)}
+        node = StepNode(
+            name,
+            "lookup",
+            (self._as_input(),),
+            partial(LookupOperator, function=fetch_many, settings=settings),
+            output,
+            stateful=True,
+            describe=with_errors(f"{function_name(fetch_many)} by {', '.join(settings.on)}", on_error),
+            timeless=True,
+            begins_chain=True,
+            by_wall_clock="rows are looked up in another system, whose answers change",
+            side_outputs=sides,
+        )
+        streams: S | tuple[S, ...] = one_or_all(self._added(node))
+        return streams

@@ -1,0 +1,272 @@
+"""Steps without key and state, as users write them on a `Stream`: functions of a row, functions of a batch, columns."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, overload
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.api.arguments import check_callable, listed, retried, with_errors
+from barrier_runtime.api.expressions import names_a_column, ready
+from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
+from barrier_runtime.connectors.files.source.small_table import small_table
+from barrier_runtime.data.rows import Row
+from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
+from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator
+from barrier_runtime.operators.declared_outputs import branch_names, side_schemas
+from barrier_runtime.operators.failures import OnError
+from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
+from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
+from barrier_runtime.operators.split import SplitOperator
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.state.errors import InvalidJob
+
+
+@plain_errors
+class RowSteps(UnkeyedSteps[S]):
+    """What happens to one row, or one batch, at a time."""
+
+    # ------------------------------------------------------------ row-wise
+
+    @overload
+    def map(
+        self,
+        function: Callable[[Row], Row],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: Literal["fail", "skip"] | Retry = "fail",
+    ) -> S: ...
+
+    @overload
+    def map(
+        self,
+        function: Callable[[Row], Row],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: Literal["side"],
+    ) -> tuple[S, S]: ...
+
+    def map(
+        self,
+        function: Callable[[Row], Row],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: OnError | Retry = "fail",
+    ) -> S | tuple[S, S]:
+        """One row (dict) in, one row out. Without `schema` the first rows returned decide it; what they leave open
+        (digits of decimals, columns of nulls) is as in the input's column of that name, if there is one.
+
+        `on_error`: what becomes of a row for which the function raises. "fail" ends the job; "skip" leaves the row out
+        and counts it; "side" returns two streams, the results and the rows that failed (docs/side-outputs.md). `Retry`
+        calls the function again for the exceptions that it names; what fails at last goes on under `restart=`.
+        """
+        return self._rowwise("map", MapOperator, function, schema, name, on_error)
+
+    @overload
+    def flat_map(
+        self,
+        function: Callable[[Row], Iterable[Row]],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: Literal["fail", "skip"] | Retry = "fail",
+    ) -> S: ...
+
+    @overload
+    def flat_map(
+        self,
+        function: Callable[[Row], Iterable[Row]],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: Literal["side"],
+    ) -> tuple[S, S]: ...
+
+    def flat_map(
+        self,
+        function: Callable[[Row], Iterable[Row]],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: OnError | Retry = "fail",
+    ) -> S | tuple[S, S]:
+        """One row in, any number of rows out. `on_error` as in `map`: of a row at which the function raises, nothing
+        that it gave before goes out."""
+        return self._rowwise("flat_map", FlatMapOperator, function, schema, name, on_error)
+
+    @overload
+    def filter(
+        self,
+        condition: str | pc.Expression | Callable[[Row], Any],
+        *,
+        name: str | None = None,
+        on_error: Literal["fail", "skip"] | Retry = "fail",
+    ) -> S: ...
+
+    @overload
+    def filter(
+        self, condition: Callable[[Row], Any], *, name: str | None = None, on_error: Literal["side"]
+    ) -> tuple[S, S]: ...
+
+    def filter(
+        self,
+        condition: str | pc.Expression | Callable[[Row], Any],
+        *,
+        name: str | None = None,
+        on_error: OnError | Retry = "fail",
+    ) -> S | tuple[S, S]:
+        """Keep rows for which the expression, or the function of a row, is true. An expression, SQL as text
+        (docs/expressions.md) or one of `pyarrow.compute`, is much faster. `on_error` as in `map`, for functions."""
+        where = f"filter {name or ''}".strip()
+        if isinstance(condition, str | pc.Expression):
+            if on_error != "fail":
+                raise InvalidJob(
+                    f"{where}: on_error={on_error!r} is for functions, and {condition} is an expression: leave it out"
+                )
+            from barrier_runtime.operators.expressions import FilterExpressionOperator
+
+            expression, kind = ready(condition, self.schema, where)
+            if kind is not None and not pa.types.is_boolean(kind):
+                raise InvalidJob(f"{where}: the expression {condition} gives {kind}: use one that gives true or false")
+            return self._step(
+                "filter", name, partial(FilterExpressionOperator, expression=expression), self.schema, str(condition)
+            )
+        check_callable(condition, where)
+        condition, on_error = retried(condition, on_error, False, where)
+        sides = side_schemas(None, on_error, where)
+        make = partial(FilterOperator, function=condition, on_error=on_error)
+        describe = with_errors(function_name(condition), on_error)
+        streams: S | tuple[S, S]
+        streams = one_or_all(self._step_and_sides("filter", name, make, self.schema, describe, sides))
+        return streams
+
+    def split(self, name: str, by: str | pc.Expression | Callable[[Row], str], *, into: Sequence[str]) -> tuple[S, ...]:
+        """A stream for each branch of `into`, in that order, with the rows for which `by` gives its name. `by` is a
+        function of a row, or an expression that gives text (as in `filter`), which is much faster. Every row goes to
+        one branch.
+
+        >>> big, small = orders.split("size", lambda row: "big" if row["amount"] > 100 else "small",
+        ...                           into=("big", "small"))
+        """
+        where = f"split {name!r}"
+        branches = branch_names(into, where)
+        if isinstance(by, str | pc.Expression):
+            from barrier_runtime.operators.expressions import SplitExpressionOperator
+
+            expression, kind = ready(by, self.schema, where)
+            if kind is not None and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                raise InvalidJob(f"{where}: the expression {by} gives {kind}: use one that gives the name of a branch")
+            make: Callable[..., Any] = partial(SplitExpressionOperator, function=expression, into=branches)
+            describe = str(by)
+        else:
+            check_callable(by, where)
+            make = partial(SplitOperator, function=by, into=branches)
+            describe = function_name(by)
+        sides = dict.fromkeys(branches, self.schema)
+        _, *streams = self._step_and_sides("split", name, make, self.schema, describe, sides)
+        return tuple(streams)
+
+    def _rowwise(
+        self,
+        kind: str,
+        operator: Any,
+        function: Any,
+        schema: SchemaLike | None,
+        name: str | None,
+        on_error: OnError | Retry,
+    ) -> S | tuple[S, S]:
+        where = f"{kind} {name or ''}".strip()
+        check_callable(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        function, on_error = retried(function, on_error, kind == "flat_map", where)
+        sides = side_schemas(None, on_error, where)
+        make = partial(operator, function=function, schema=output, on_error=on_error)
+        describe = with_errors(function_name(function), on_error)
+        streams: S | tuple[S, S]
+        streams = one_or_all(self._step_and_sides(kind, name, make, output, describe, sides))
+        return streams
+
+    # ------------------------------------------------------------ vectorised
+
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+    ) -> S:
+        """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1
+        on."""
+        where = f"map_batches {name or ''}".strip()
+        check_callable(function, where)
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(MapBatchesOperator, function=function, schema=output)
+        return self._step("map_batches", name, make, output, function_name(function))
+
+    def select(self, columns: Mapping[str, str | pc.Expression] | Sequence[str], *, name: str | None = None) -> S:
+        """Columns in the given order: names, or a mapping of new name to column name or expression (as in `filter`).
+
+        >>> orders.select({"id": "id", "eur": "price * 0.908"})
+        """
+        where = f"select {name or ''}".strip()
+        chosen = dict(columns) if isinstance(columns, Mapping) else {column: column for column in listed(columns)}
+        if not chosen:
+            raise InvalidJob(f"{where}: no columns: name at least one")
+        for column, value in chosen.items():
+            if not isinstance(value, str | pc.Expression):
+                raise InvalidJob(f"{where}: {column!r} is {value!r}: give a column name or an expression")
+        columns_only = not isinstance(columns, Mapping)
+        names = {
+            column: str(value)
+            for column, value in chosen.items()
+            if isinstance(value, str) and (columns_only or names_a_column(value, self.schema))
+        }
+        require_columns(self.schema, tuple(names.values()), where)
+        computed = {
+            column: ready(value, self.schema, f"{where}, column {column!r}")
+            for column, value in chosen.items()
+            if column not in names
+        }
+        make: Callable[..., Any] = partial(SelectColumnsOperator, columns=names)
+        if computed:
+            from barrier_runtime.operators.expressions import SelectExpressionsOperator
+
+            given = {column: names[column] if column in names else computed[column][0] for column in chosen}
+            make = partial(SelectExpressionsOperator, columns=given)
+        output = None
+        if self.schema is not None:
+            output = pa.schema(
+                [
+                    (column, self.schema.field(names[column]).type if column in names else computed[column][1])
+                    for column in chosen
+                ]
+            )
+        return self._step("select", name, make, output, ", ".join(chosen))
+
+    def broadcast_join(
+        self,
+        name: str,
+        table: "pa.Table | Sequence[Mapping[str, Any]] | str",
+        *,
+        on: str | Sequence[str],
+        how: How = "left",
+    ) -> S:
+        """Add the columns of a small table (Arrow table, list of dicts, or path to a file), matched by the columns
+        `on`, whose values are unique in it. `how`: "left" keeps rows without a match (nulls), "inner" drops them."""
+        where = f"broadcast_join {name!r}"
+        if how not in ("left", "inner"):
+            raise InvalidJob(f'{where}: how={how!r}: use "left" or "inner"')
+        keys = listed(on)
+        small = small_table(table, where)
+        check_small_table(small, keys, where)
+        output = enriched_schema(self.schema, small.schema, keys, where) if self.schema is not None else None
+        make = partial(EnrichOperator, table=small, on=keys, how=how)
+        return self._step("broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {small.num_rows} rows")
+
+    # ------------------------------------------------------------ from another system

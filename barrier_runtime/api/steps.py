@@ -1,0 +1,137 @@
+"""What all streams have in common as users write steps on them: a step becomes a node of the plan, and the node's
+outputs become streams.
+
+The methods that users call are in classes by what they are about (`row_steps`, `lookup_steps`, `keyed_steps`, `joins`,
+`windowed`), each of them generic in `S`, the stream that comes out: `Stream` and `KeyedStream` (`stream`) are made of
+them. So no file needs the other's class.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from barrier_runtime.data.event_time import Detail
+from barrier_runtime.graph.logical import Input, Plan, StepNode
+from barrier_runtime.operators.keyed_progress import keys_said
+from barrier_runtime.operators.state.handle import KeyedState
+from barrier_runtime.state.errors import InvalidJob
+
+S = TypeVar("S")
+
+
+class Steps(ABC, Generic[S]):
+    """Something that steps can follow."""
+
+    @abstractmethod
+    def _added(self, node: StepNode) -> tuple[S, ...]:
+        """`node` is part of the flow: the streams of its main output and of its side outputs, in their order."""
+
+
+class UnkeyedSteps(Steps[S]):
+    """Rows that go on as they came, or spread evenly."""
+
+    schema: pa.Schema | None
+
+    @abstractmethod
+    def _as_input(self) -> Input:
+        """Of the step to come."""
+
+    def _step(
+        self,
+        kind: str,
+        name: str | None,
+        make: Callable[..., Any],
+        schema: pa.Schema | None,
+        describe: str,
+    ) -> S:
+        """The stream of a step without state that has one output."""
+        return self._step_and_sides(kind, name, make, schema, describe, {})[0]
+
+    def _step_and_sides(
+        self,
+        kind: str,
+        name: str | None,
+        make: Callable[..., Any],
+        schema: pa.Schema | None,
+        describe: str,
+        sides: Mapping[str, pa.Schema | None],
+    ) -> tuple[S, ...]:
+        inputs = (self._as_input(),)
+        return self._added(StepNode(name, kind, inputs, make, schema, describe=describe, side_outputs=sides))
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """A keyed stream, as the step to come sees it."""
+
+    plan: Plan
+    node: int
+    tag: str
+    keys: tuple[str, ...]
+    schema: pa.Schema | None
+
+    def need_watermarks(self, where: str, why: str) -> None:
+        need_watermarks(self.plan, self.node, where, why)
+
+
+class KeyedSteps(Steps[S]):
+    """Rows by key."""
+
+    @abstractmethod
+    def _keyed_input(self) -> KeyedInput:
+        """The stream itself."""
+
+    def _stateful(
+        self,
+        name: str,
+        kind: str,
+        make: Callable[..., Any],
+        schema: pa.Schema | None,
+        describe: str,
+        detail: Detail = "none",
+        definition: str = "",
+        timeless: bool = False,
+        side_outputs: Mapping[str, pa.Schema | None] | None = None,
+        by_wall_clock: str = "",
+        states: Mapping[str, KeyedState] | None = None,
+    ) -> Any:
+        """The stream of a step with state, or a tuple of it and its side outputs."""
+        if not isinstance(name, str):
+            raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
+        rows = self._keyed_input()
+        node = StepNode(
+            name,
+            kind,
+            (Input(rows.node, "hash", rows.keys, rows.tag),),
+            make,
+            schema,
+            stateful=True,
+            describe=describe,
+            definition=definition,
+            detail=detail,
+            timeless=timeless,
+            side_outputs=side_outputs or {},
+            by_wall_clock=by_wall_clock,
+            keys=keys_said(rows.schema, rows.keys),
+            states={state: handle.declared() for state, handle in (states or {}).items()},
+        )
+        return one_or_all(self._added(node))
+
+
+def one_or_all(streams: tuple[S, ...]) -> Any:
+    """A step's main output alone, or a tuple of that and its side outputs."""
+    return streams if len(streams) > 1 else streams[0]
+
+
+def need_watermarks(plan: Plan, node: int, where: str, why: str) -> None:
+    missing = plan.without_watermarks(node)
+    if missing:
+        sources = "source" if len(missing) == 1 else "sources"
+        raise InvalidJob(
+            f"{where}: {why}, but {sources} {', '.join(map(repr, missing))} of its rows "
+            f"{'has' if len(missing) == 1 else 'have'} none: pass event_time= where the source is read, or call "
+            "with_watermarks(column) on the stream before"
+        )
