@@ -113,8 +113,11 @@ JOB = (
           none="a folder that lives as long as the run; required on Spark", also="os.PathLike[str]", shown="url"),
     _count("parallelism", 2, 1, 1024, "", "slots; each holds a Spark core for as long as the job runs"),
     _count("max_parallelism", 128, 1, 32_768, "key groups", "key groups; fixed for the life of the job"),
-    _text("restore", "latest", "latest, none, or the number of a retained checkpoint", also="int", shown="value",
-          remedy="use 'latest', 'none' or the number of a retained checkpoint"),
+    _text("restore", "latest", "latest, none, the number of a retained checkpoint, or the folder or URL of a savepoint",
+          also="int", shown="url",
+          remedy="use 'latest', 'none', the number of a retained checkpoint, or the URL of a savepoint"),
+    _choice("restore_mode", "no_claim", Literal["no_claim", "claim"],
+            "whose a restored savepoint is: no_claim leaves it as it is, claim deletes it when the job has a copy"),
     _flag("allow_replay", "restore something older than the last completed checkpoint: sinks get rows again"),
     _flag("allow_non_restored", "drop state whose operator is gone; what was decided of a sink is committed first"),
 )

@@ -52,7 +52,10 @@ class LocalRunOptions(TypedDict, total=False):
     max_parallelism: int
     """key groups; fixed for the life of the job. 1 to 32,768 key groups. Default: 128 key groups."""
     restore: str | int
-    """latest, none, or the number of a retained checkpoint. Default: latest."""
+    """latest, none, the number of a retained checkpoint, or the folder or URL of a savepoint. Default: latest."""
+    restore_mode: Literal["no_claim", "claim"]
+    """whose a restored savepoint is: no_claim leaves it as it is, claim deletes it when the job has a copy. no_claim or
+    claim. Default: no_claim."""
     allow_replay: bool
     """restore something older than the last completed checkpoint: sinks get rows again. Default: False."""
     allow_non_restored: bool
@@ -152,6 +155,7 @@ class OptionValues:
     parallelism: int = 2
     max_parallelism: int = 128
     restore: str = "latest"
+    restore_mode: Literal["no_claim", "claim"] = "no_claim"
     allow_replay: bool = False
     allow_non_restored: bool = False
     checkpoint_interval: float = 1.0

@@ -177,6 +177,7 @@ def _run(
         if options.checkpoints is not None:
             job.prove(store)
             job.resolve_in_doubt(store)
+            job.begin_with_savepoint(store)
         job.stage(storage_url)
         status = _run_to_its_end(run(job.graph, job.spec, store, options))
         if status.outcome == "finished":

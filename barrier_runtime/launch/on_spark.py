@@ -18,7 +18,7 @@ from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
 from barrier_runtime.coordinator.client.rest_token import read_token_file
-from barrier_runtime.coordinator.client.rest_types import SubmitReply
+from barrier_runtime.coordinator.client.rest_types import SavepointAsked, SubmitReply
 from barrier_runtime.coordinator.status.health import TROUBLED, described
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -27,6 +27,13 @@ from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.result import JobFailed, JobResult, raise_unless_ended_well
+from barrier_runtime.launch.savepoints import (
+    SavepointFailed,
+    SavepointTaken,
+    asked_at,
+    savepoint_of,
+    wait_for_savepoint,
+)
 from barrier_runtime.spark.closure import check_travels
 from barrier_runtime.spark.session import (
     check_session,
@@ -72,6 +79,7 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
     try:
         check_session(spark, options.parallelism)
         job.resolve_in_doubt(store)
+        job.begin_with_savepoint(store)
         job.stage(options.checkpoints)
         coordinator = _Coordinator(job.spec, options)
     except BaseException:
@@ -188,6 +196,7 @@ class JobHandle:
         self._told_s = 0.0  # when one was told of last
         self._trouble: Exception | None = None  # why the job can't be followed to its end
         self._stop_mode: Literal["checkpoint", "now"] | None = None
+        self._stop_asked: SavepointAsked | None = None
         self._stop_told = ""  # the coordinator process that was asked to stop
         self._ended = threading.Event()
         self._closed = False
@@ -239,11 +248,44 @@ class JobHandle:
     def trigger_checkpoint(self) -> None:
         self._coordinator.client.trigger(self._spec.job, self._spec.run_id)
 
-    def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint") -> None:
-        """End the job: after a last committed checkpoint ("checkpoint") or at once ("now")."""
+    def savepoint(self, url: str, timeout: float | None = None) -> SavepointTaken:
+        """Copy the job's state to the folder `url`, which needs nothing else: a job begins with it by `restore=url`.
+        The job runs on meanwhile. Returns when it is there; raises `SavepointFailed`, or `Unavailable` when `timeout`
+        (seconds) is over."""
+        asked = asked_at(url)
+        return wait_for_savepoint(
+            self._coordinator.client, self._spec.job, self._spec.run_id, asked, self._coordinator.status, timeout
+        )
+
+    def stop(
+        self, mode: Literal["checkpoint", "now"] = "checkpoint", *, savepoint: str | None = None
+    ) -> SavepointTaken | None:
+        """End the job: after a last committed checkpoint ("checkpoint") or at once ("now"). `savepoint`: a folder or
+        URL; the job ends with a savepoint there, which is returned when the job has ended and everything is committed.
+        If it cannot be written the job goes on, and `SavepointFailed` is raised."""
+        asked = None if savepoint is None else asked_at(savepoint)
+        if asked is not None and mode == "now":
+            raise InvalidJob('stop("now") takes no last checkpoint, so there can be no savepoint: use "checkpoint"')
         self._stop_told = self._last.leader if self._last is not None else ""
-        self._coordinator.client.stop(self._spec.job, mode, self._spec.run_id)
-        self._stop_mode = mode
+        self._coordinator.client.stop(self._spec.job, mode, self._spec.run_id, asked)
+        self._stop_mode, self._stop_asked = mode, asked
+        return None if asked is None else self._stopped_with(asked)
+
+    def _stopped_with(self, asked: SavepointAsked) -> SavepointTaken:
+        while True:
+            ended = self._ended.wait(_POLL_S)
+            status = self._last
+            if self._trouble is not None:
+                raise Unavailable(f"job {self._spec.job} was given up: {self._trouble}") from self._trouble
+            try:
+                taken = None if status is None else savepoint_of(status, asked.id)
+            except SavepointFailed:
+                self._stop_mode = self._stop_asked = None  # the job goes on
+                raise
+            if ended and taken is None:
+                raise SavepointFailed(f"job {self._spec.job} ended without the savepoint: see its status")
+            if ended and taken is not None:
+                return taken
 
     @property
     def coordinator_pid(self) -> int | None:
@@ -324,7 +366,7 @@ class JobHandle:
         """A coordinator keeps nothing that is not in the log: one that was started again does not know of the wish."""
         if self._stop_mode is not None and status.leader != self._stop_told:
             with contextlib.suppress(Unavailable, InvalidJob):  # away again: the next status tells
-                self._coordinator.client.stop(self._spec.job, self._stop_mode, self._spec.run_id)
+                self._coordinator.client.stop(self._spec.job, self._stop_mode, self._spec.run_id, self._stop_asked)
                 self._stop_told = status.leader
 
     def _spark_view(self) -> str:

@@ -23,6 +23,7 @@ from barrier_runtime.coordinator.options import MAX_CHECKPOINT_DIGITS, MAX_PARAL
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.launch.restart_options import refuse_idle, restart_options
+from barrier_runtime.launch.savepoints import is_savepoint_url
 from barrier_runtime.runtime.resources import SlotOptions
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
@@ -71,11 +72,17 @@ class JobOptions(OptionValues):
                 f"max_parallelism={self.max_parallelism}: give a whole number from parallelism "
                 f"({self.parallelism}) to {MAX_PARALLELISM}; it is fixed for the life of the job"
             )
-        if self.restore not in ("latest", "none") and not (self.restore.isascii() and self.restore.isdigit()):
+        savepoint = is_savepoint_url(self.restore)
+        id_like = self.restore.isascii() and self.restore.isdigit()
+        if self.restore not in ("latest", "none") and not id_like and not savepoint:
             raise InvalidJob(f"restore={self.restore!r}: {OPTIONS['restore'].remedy}")
-        if len(self.restore) > MAX_CHECKPOINT_DIGITS:
+        if savepoint and self.checkpoints is None:
+            raise InvalidJob("restore= names a savepoint, and the job has no folder of its own: give checkpoints=")
+        if not savepoint and len(self.restore) > MAX_CHECKPOINT_DIGITS:
             raise InvalidJob(f"restore has {len(self.restore)} characters: {OPTIONS['restore'].remedy}")
         check_job_id(self.run_id, "run_id")
+        if savepoint:
+            without_credentials(self.restore, "restore")
         for name in ("checkpoints", "coordinator"):
             for url in (getattr(self, name) or "").split(","):
                 without_credentials(url.strip(), name)
@@ -176,7 +183,7 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         max_parallelism=graph.max_parallelism,
         chains=graph.chain_specs(),
         checkpoints=options.checkpoint_options(),
-        restore=options.restore,
+        restore="latest" if is_savepoint_url(options.restore) else options.restore,  # it is imported before
         allow_replay=options.allow_replay,
         allow_non_restored=options.allow_non_restored,
         slot_timeout_ms=round(options.slot_timeout * 1000),

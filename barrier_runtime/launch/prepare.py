@@ -2,7 +2,8 @@
 
     PreparedJob(plan, options)     compile; describe the job to the coordinator
     prove(store)                   refuse a store that cannot hold a decision log
-    settle(store)                  commit what was decided of sinks that the program no longer has
+    resolve_in_doubt(store)        commit what was decided of sinks that the program no longer has
+    begin_with_savepoint(store)    make the savepoint that `restore=` names the job's newest checkpoint
     stage(storage_url)             put the rows of staged sources into storage, and compile again with their splits
     (the job runs)
     unstage(storage_url)           remove those rows, once the job has finished
@@ -10,6 +11,9 @@
 Blocking; for the driver.
 """
 
+import logging
+
+from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
@@ -17,9 +21,12 @@ from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.launch.patient_listing import patient_listing
 from barrier_runtime.launch.removed_sinks import commit_removed_sinks
+from barrier_runtime.launch.savepoints import is_savepoint_url
 from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.probe import probe_conditional_put
+
+log = logging.getLogger("barrier_runtime.launch")
 
 
 class PreparedJob:
@@ -37,6 +44,12 @@ class PreparedJob:
 
     def resolve_in_doubt(self, store: ObjectStore) -> None:
         commit_removed_sinks(self.graph, store, self._options)
+
+    def begin_with_savepoint(self, store: ObjectStore) -> None:
+        """What `restore=` names, if that is a savepoint, becomes the job's newest checkpoint, once."""
+        options = self._options
+        if is_savepoint_url(options.restore):
+            log.info("%s", begin_with_savepoint(store, options.restore, self.spec, options.restore_mode))
 
     def stage(self, storage_url: str) -> None:
         if stage_sources(self.graph, storage_url, fresh=self._options.restore == "none"):

@@ -15,6 +15,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     ErrorReply,
     Health,
     JobSummary,
+    SavepointAsked,
     StopRequest,
     SubmitReply,
     TriggerReply,
@@ -88,8 +89,18 @@ class CoordinatorClient:
     def trigger(self, job: str, run_id: str = "") -> TriggerReply:
         return self._call("POST", _path(job, "/checkpoints", run_id), b"", _TRIGGER)
 
-    def stop(self, job: str, mode: Literal["checkpoint", "now"] = "checkpoint", run_id: str = "") -> TriggerReply:
-        body = msgspec.json.encode(StopRequest(mode))
+    def savepoint(self, job: str, asked: SavepointAsked, run_id: str = "") -> TriggerReply:
+        """Begin one; `status` tells how far it is. The same id again changes nothing."""
+        return self._call("POST", _path(job, "/savepoints", run_id), msgspec.json.encode(asked), _TRIGGER)
+
+    def stop(
+        self,
+        job: str,
+        mode: Literal["checkpoint", "now"] = "checkpoint",
+        run_id: str = "",
+        savepoint: SavepointAsked | None = None,
+    ) -> TriggerReply:
+        body = msgspec.json.encode(StopRequest(mode, savepoint))
         return self._call("POST", _path(job, "/stop", run_id), body, _TRIGGER)
 
     def _call(

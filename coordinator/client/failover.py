@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient, LedByAnother, UnknownJob
-from barrier_runtime.coordinator.client.rest_types import DaemonReply, JobSummary, SubmitReply, TriggerReply
+from barrier_runtime.coordinator.client.rest_types import (
+    DaemonReply,
+    JobSummary,
+    SavepointAsked,
+    SubmitReply,
+    TriggerReply,
+)
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -63,8 +69,17 @@ class FailoverClient:
     def trigger(self, job: str, run_id: str = "") -> TriggerReply:
         return self._ask(lambda client: client.trigger(job, run_id))
 
-    def stop(self, job: str, mode: Literal["checkpoint", "now"] = "checkpoint", run_id: str = "") -> TriggerReply:
-        return self._ask(lambda client: client.stop(job, mode, run_id))
+    def savepoint(self, job: str, asked: SavepointAsked, run_id: str = "") -> TriggerReply:
+        return self._ask(lambda client: client.savepoint(job, asked, run_id))
+
+    def stop(
+        self,
+        job: str,
+        mode: Literal["checkpoint", "now"] = "checkpoint",
+        run_id: str = "",
+        savepoint: SavepointAsked | None = None,
+    ) -> TriggerReply:
+        return self._ask(lambda client: client.stop(job, mode, run_id, savepoint))
 
     def _ask(self, question: Callable[[CoordinatorClient], Answer]) -> Answer:
         waiting = self._order()

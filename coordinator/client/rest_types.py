@@ -19,8 +19,16 @@ class SubmitReply(msgspec.Struct, frozen=True):
         return f"SubmitReply(phase={self.phase!r}, secret=******, control={self.control_host}:{self.control_port})"
 
 
+class SavepointAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`id`: the same for the same wish, however often it is asked for."""
+
+    id: str
+    url: str  # of a folder of its own
+
+
 class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["checkpoint", "now"] = "checkpoint"
+    savepoint: SavepointAsked | None = None  # to stop with
 
 
 class TriggerReply(msgspec.Struct, frozen=True):

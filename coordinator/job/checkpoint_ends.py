@@ -33,6 +33,7 @@ def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
     job.restarts.checkpoint_completed()
     job.decided, generation.written = generation.written, None
     if job.decided is not None:
+        job.savepoints.completed(job.decided.manifest)
         job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators, job.decided.ref)
     job.record.commits_seen(job.commits, now_ms)
     if pending is not None and job.decided is not None:
@@ -42,7 +43,7 @@ def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
             del job.unsorted[: -max(_UNSORTED_BOUND, job.spec.checkpoints.retained)]
         else:
             open_ids = [other.id for other in pending.open]
-            job.delete(job.retention.completed(kept, open_ids, pending.next_id - 1, job.commits.held).keys)
+            job.delete(job.retention.completed(kept, open_ids, pending.next_id - 1, job.held).keys)
     abandon(job, aborted)
 
 

@@ -51,10 +51,11 @@ class BeginGeneration:
 @dataclass(frozen=True)
 class Restart:
     """The generation can't go on: the next one, after the restart policy's delay. `unavailable`: a server does not
-    answer."""
+    answer. Not `counted`: nothing failed, so the policy is not asked."""
 
     reason: str
     unavailable: bool = False
+    counted: bool = True
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Answers: `ReadLog` → `LogRead` · `Append` → `AppendResult` · `ReadRecord` → `RecordRead` · `ReadManifest` →
 `ManifestRead` · `WriteManifest` → `ManifestWritten`/`ManifestFailed` · `ListForSweep` → `Listed` · `Delete` →
-`Deleted` · `DeleteAll` → `DeletedAll`. Any of them may be answered with `StoreRefused` instead.
+`Deleted` · `DeleteAll` → `DeletedAll` · `CopySavepoint` → `SavepointCopied`/`SavepointNotCopied`. Any of them may be
+answered with `StoreRefused` instead.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.job.events import Link
 from barrier_runtime.coordinator.log.decision_log import Permit
+from barrier_runtime.coordinator.log.savepoint import SavepointCopy
 from barrier_runtime.coordinator.wire.messages import ToSlot
 
 Outcome: TypeAlias = Literal["finished", "failed", "cancelled", "fenced", "replaced"]
@@ -69,6 +71,14 @@ class DeleteAll:
 
 
 @dataclass(frozen=True)
+class CopySavepoint:
+    """Copy these objects of the job's store to the folder `url`, then write the savepoint there."""
+
+    url: str
+    copy: SavepointCopy
+
+
+@dataclass(frozen=True)
 class SendTo:
     link: Link
     message: ToSlot
@@ -103,6 +113,7 @@ Effect: TypeAlias = (
     | ListForSweep
     | Delete
     | DeleteAll
+    | CopySavepoint
     | SendTo
     | CloseLink
     | KillSlotTask

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.log.decision_log import LogView
 from barrier_runtime.coordinator.wire.messages import Register, ToCoordinator
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
@@ -129,6 +130,24 @@ class DeletedAll:
 
 
 @dataclass(frozen=True)
+class SavepointCopied:
+    """Answer to `CopySavepoint`. `checkpoint`: which one was copied."""
+
+    id: str
+    checkpoint: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SavepointNotCopied:
+    """There is no savepoint; what was copied of it may be left in its folder."""
+
+    id: str
+    checkpoint: int
+    error: str
+
+
+@dataclass(frozen=True)
 class HistoryTrouble:
     """The history could not be written. For status only: figures may be lost."""
 
@@ -141,8 +160,16 @@ class UserTrigger:
 
 
 @dataclass(frozen=True)
+class UserSavepoint:
+    """Copy a checkpoint to a folder of its own."""
+
+    request: SavepointRequest
+
+
+@dataclass(frozen=True)
 class UserStop:
     mode: Literal["checkpoint", "now"]
+    savepoint: SavepointRequest | None = None  # to stop with; if it cannot be had, the job goes on
 
 
 Event: TypeAlias = (
@@ -163,7 +190,10 @@ Event: TypeAlias = (
     | Listed
     | Deleted
     | DeletedAll
+    | SavepointCopied
+    | SavepointNotCopied
     | HistoryTrouble
     | UserTrigger
+    | UserSavepoint
     | UserStop
 )

@@ -12,6 +12,7 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, RestartPolicy
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints
 from barrier_runtime.coordinator.job.effects import Append, ReadManifest, ReadRecord
 from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.outbox import Outbox
@@ -90,6 +91,8 @@ class Job:
         self.unsorted: list[Kept] = []  # decided while `retention` was not known yet
         self.stop: StopMode | None = None
         self.stop_from: int | None = None  # the first checkpoint id that counts for the stop
+        self.savepoints = Savepoints(frozenset(sink for chain in spec.chains for sink in chain.sinks))
+        self.stop_savepoint: SavepointRequest | None = None  # that the job stops with
         self.reported_failure: SubtaskFailed | None = None  # heard before we led; a slot says it once per connection
         self._deletable: tuple[str, ...] = ()
         self._append_attempts = 0
@@ -120,6 +123,11 @@ class Job:
         self.lead(appended)
         self.decided = restored
         self.generation = Generation(FailureCounter(self.spec.checkpoints.tolerable_failures), restored)
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Completed checkpoints whose files somebody has still to read."""
+        return self.commits.held | self.savepoints.held
 
     def delete(self, keys: tuple[str, ...]) -> None:
         """Only the leader may delete, and only while nothing is undecided (I9): until then it is put off."""

@@ -9,6 +9,7 @@ brings events to the present phase, and keeps out what must not reach it: messag
 that lost its place, of an old link.
 """
 
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
 from barrier_runtime.coordinator.job.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
 from barrier_runtime.coordinator.job.events import (
@@ -24,6 +25,8 @@ from barrier_runtime.coordinator.job.events import (
     ManifestRead,
     ManifestWritten,
     RecordRead,
+    SavepointCopied,
+    SavepointNotCopied,
     SlotLost,
     SlotMessage,
     SlotRegistered,
@@ -31,6 +34,7 @@ from barrier_runtime.coordinator.job.events import (
     StoreRefused,
     StoreRetried,
     Tick,
+    UserSavepoint,
     UserStop,
     UserTrigger,
 )
@@ -113,6 +117,12 @@ class JobProtocol:
     @property
     def has_led(self) -> bool:
         return self._job.has_led
+
+    def refuses(self, request: SavepointRequest) -> str:
+        """Why this savepoint cannot be had; "" if it can, or is under way already."""
+        if self.outcome is not None:
+            return f"job {self.spec.job} has ended ({self.outcome}): restore from its last checkpoint instead"
+        return self._job.savepoints.refusal(request)
 
     @property
     def undecided(self) -> bool:
@@ -202,7 +212,14 @@ class JobProtocol:
             return None
         if isinstance(event, UserStop):
             job.stop = event.mode
+            if event.savepoint is not None:
+                job.stop_savepoint = event.savepoint
+                job.savepoints.ask(event.savepoint, job.highest_checkpoint() + 1, now_ms)
             return phase.on_stop(job, now_ms)
+        if isinstance(event, UserSavepoint):
+            if job.savepoints.ask(event.request, job.stop_from or job.highest_checkpoint() + 1, now_ms):
+                return phase.on_savepoint(job, now_ms)
+            return None
         return self._on_answer(event, now_ms)
 
     def _on_tick(self, now_ms: int) -> Decision | None:
@@ -241,6 +258,12 @@ class JobProtocol:
             return phase.on_listed(job, event, now_ms)
         if isinstance(event, DeletedAll):
             return phase.on_deleted_all(job, event.error, now_ms)
+        if isinstance(event, SavepointCopied):
+            job.savepoints.copied(event.id, event.checkpoint, event.bytes, now_ms)
+            return phase.on_savepoint(job, now_ms)
+        if isinstance(event, SavepointNotCopied):
+            job.savepoints.not_copied(event.id, event.checkpoint, event.error, now_ms)
+            return phase.on_savepoint(job, now_ms)
         if isinstance(event, Deleted):
             if event.error:  # a leak, which the next sweep finds
                 job.record.ignored["deletes that failed; the next sweep makes up for them"] += 1

@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.status.status import (
     CommitTrouble,
     JobStatus,
     KillRequest,
+    SavepointStatus,
     SlotStatus,
 )
 
@@ -75,6 +76,20 @@ def job_status(
         kill=tuple(KillRequest(kill.slot, kill.task_attempt, kill.uuid) for kill in job.slots.kills if job.leads),
         options=effective(job.spec),
         restored_checkpoint=0 if restored is None else restored.manifest.checkpoint,
+        savepoints=tuple(
+            SavepointStatus(
+                id=entry.request.id,
+                url=entry.request.url,
+                state=entry.state.value,
+                checkpoint=entry.covered_by,
+                asked_ms=entry.asked_ms,
+                ended_ms=entry.ended_ms,
+                bytes=entry.bytes,
+                stops=entry.request.stops,
+                error=entry.error,
+            )
+            for entry in job.savepoints.entries
+        ),
         storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.record.store_retries.values()),
     )
 

@@ -108,7 +108,7 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
 
 
 def _restarted(job: Job, wanted: Restart, now_ms: int) -> Phase:
-    delay_ms = job.restarts.delay_ms(now_ms, wanted.unavailable)
+    delay_ms = job.restarts.delay_ms(now_ms, wanted.unavailable) if wanted.counted else 0
     if delay_ms is None:
         return Failing(f"{wanted.reason}\njob {job.spec.job}: {job.restarts.exhausted()}")
     return Fencing(BeginGeneration(None, wanted.reason, now_ms, delay_ms))

@@ -88,9 +88,15 @@ def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple
             f"{manifest.token}, the log says {spec.job}, {record.checkpoint}, {record.token}: restore a backup"
         )
     check_files(record.manifest, manifest, Paths(spec.job))
+    return check_fits(spec, manifest, f"checkpoint {manifest.checkpoint} of job {spec.job}")
+
+
+def check_fits(spec: JobSpec, manifest: Manifest, what: str) -> tuple[OperatorSnapshot, ...]:
+    """The snapshots that a job restores of `manifest`, which messages call `what`. Raises `InvalidJob` where the job
+    cannot go on with it."""
     if manifest.max_parallelism != spec.max_parallelism:
         raise InvalidJob(
-            f"checkpoint {manifest.checkpoint} of job {spec.job} was taken with max_parallelism "
+            f"{what} was taken with max_parallelism "
             f"{manifest.max_parallelism}, the job now has {spec.max_parallelism}: set {manifest.max_parallelism}; it "
             "is fixed for a job's life"
         )
@@ -100,18 +106,18 @@ def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple
     missing = stored - present
     if missing and not spec.allow_non_restored:
         raise InvalidJob(
-            f"checkpoint {manifest.checkpoint} of job {spec.job} has state of operators that the job no longer has. "
+            f"{what} has state of operators that the job no longer has. "
             f"matched: {_names(stored & present)}; missing: {_names(missing)}; new: {_names(stateful - stored)}. "
             "Give the operators their old names, or set allow_non_restored to drop the missing ones' state (what was "
             "decided of a sink is committed first)"
         )
     restored = tuple(snapshot for snapshot in manifest.operators if snapshot.operator in present)
-    _check_definitions(spec, manifest.checkpoint, restored)
-    _check_states(spec, manifest.checkpoint, restored)
+    _check_definitions(spec, what, restored)
+    _check_states(spec, what, restored)
     return restored
 
 
-def _check_definitions(spec: JobSpec, checkpoint: int, restored: tuple[OperatorSnapshot, ...]) -> None:
+def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
     """Snapshots of older releases say nothing of what their state is a state of; they are taken as they are."""
     definitions = {name: text for chain in spec.chains for name, text in chain.definitions.items()}
     for snapshot in restored:
@@ -120,19 +126,19 @@ def _check_definitions(spec: JobSpec, checkpoint: int, restored: tuple[OperatorS
         if stored is not None and stored != now.encode():
             before = stored.decode(errors="replace")
             raise InvalidJob(
-                f"checkpoint {checkpoint} of job {spec.job} has state of operator {snapshot.operator!r} as {before}, "
+                f"{what} has state of operator {snapshot.operator!r} as {before}, "
                 f"but the job now has it as {now}, which would make wrong results of that state: define it as {before} "
                 "again, or give the operator a new name to start without state, and set allow_non_restored to drop "
                 "what the old name had"
             )
 
 
-def _check_states(spec: JobSpec, checkpoint: int, restored: tuple[OperatorSnapshot, ...]) -> None:
+def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
     """Keys and declared states are what they were, or can be read as what they are now."""
     keys = {name: text for chain in spec.chains for name, text in chain.keys.items()}
     states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
     for snapshot in restored:
-        where = f"checkpoint {checkpoint} of job {spec.job}, operator {snapshot.operator!r}"
+        where = f"{what}, operator {snapshot.operator!r}"
         before, now = snapshot.values.get(KEYS, b"").decode(errors="replace"), keys.get(snapshot.operator, "")
         if before and now and before != now:
             raise InvalidJob(

@@ -14,16 +14,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from barrier_runtime.coordinator.backoff import backoff_s
-from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, ReadBack, Repeat
+from barrier_runtime.coordinator.appending import append_record
+from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Fence, Record
 from barrier_runtime.coordinator.log.restore_choice import continue_run
-from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
-from barrier_runtime.state.store.paths import Paths
-
-_ATTEMPTS = 12  # to put one record while the store does not answer: some six seconds
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.object_store import ObjectStore
 
 
 class InDoubtResolution:
@@ -74,27 +71,7 @@ class InDoubtResolution:
         self._append(self._records.finish(self._log, outcome, _now_ms(), reason=reason))
 
     def _append(self, record: Record) -> Appended | Foreign:
-        log = self._log
-        step = log.propose(record)
-        key = Paths(self._name).log_record(step.position)
-        for attempt in range(1, _ATTEMPTS + 1):
-            answer: Appended | Foreign | Repeat | ReadBack | None
-            answer = log.on_put(step.position, self._put(key, step.data))
-            if isinstance(answer, ReadBack):
-                answer = log.on_read_back(step.position, key, get_or_none(self._store, key))
-            if isinstance(answer, Appended | Foreign):
-                return answer
-            self._sleep(backoff_s(attempt))
-        raise Unavailable(
-            f"job {self._name}: nobody knows whether {type(record).__name__.upper()} was appended at log position "
-            f"{step.position} of {self._store.url}, which does not answer: do the same again when it does"
-        )
-
-    def _put(self, key: str, data: bytes) -> PutOutcome:
-        try:
-            return self._store.put_if_absent(key, data)
-        except (Unavailable, OSError):
-            return PutOutcome.UNKNOWN
+        return append_record(self._store, self._name, self._log, record, self._sleep)
 
 
 def _now_ms() -> int:

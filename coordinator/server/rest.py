@@ -5,11 +5,13 @@ the header `X-Barrier-Runtime: 1` (a browser's form can't send it), are idempote
 with the token's name. No CORS header is ever sent.
 """
 
+import asyncio
 import hmac
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import unquote
 
 import msgspec
@@ -20,12 +22,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.client.rest_token import Token
 from barrier_runtime.coordinator.client.rest_types import (
     STORAGE_HEADER,
     DaemonReply,
     ErrorReply,
     JobSummary,
+    SavepointAsked,
     StopRequest,
     SubmitReply,
     TriggerReply,
@@ -37,6 +41,8 @@ from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.urls import shown
 
 audit = logging.getLogger("coordinator.audit")
 
@@ -45,6 +51,7 @@ GUARD_HEADER = "x-barrier-runtime"
 OPEN_PATHS = frozenset({"/healthz"})
 _REMEMBERED_REQUESTS = 1_000
 _SPEC = msgspec.json.Decoder(JobSpec)
+_SAVEPOINT = msgspec.json.Decoder(SavepointAsked)
 _STOP = msgspec.json.Decoder(StopRequest)
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -71,6 +78,8 @@ class Api:
             Route("/jobs/{job}", self.submit, methods=["PUT"]),
             Route("/jobs/{job}/checkpoints", self.checkpoints, methods=["GET"]),
             Route("/jobs/{job}/checkpoints", self.trigger, methods=["POST"]),
+            Route("/jobs/{job}/savepoints", self.savepoints, methods=["GET"]),
+            Route("/jobs/{job}/savepoints", self.savepoint, methods=["POST"]),
             Route("/jobs/{job}/stop", self.stop, methods=["POST"]),
         ]
 
@@ -100,6 +109,22 @@ class Api:
 
     async def checkpoints(self, request: Request) -> Response:
         return _json((await self._status(request)).checkpoints)
+
+    async def savepoints(self, request: Request) -> Response:
+        return _json((await self._status(request)).savepoints)
+
+    async def savepoint(self, request: Request) -> Response:
+        """Begins one; `GET` tells how far it is."""
+        runner = await self._runner(request)
+        try:
+            asked = _SAVEPOINT.decode(await _body(request))
+        except UNREADABLE as error:
+            raise InvalidJob(
+                f'the body is not understood ({error}): send {{"id": "<a uuid>", "url": "<folder>"}}'
+            ) from error
+        wanted = await _checked(asked, stops=False)
+        runner.savepoint(wanted)
+        return _json(TriggerReply("accepted", ""), 202)
 
     async def submit(self, request: Request) -> Response:
         job = check_job_id(request.path_params["job"])
@@ -133,7 +158,10 @@ class Api:
             wanted = _STOP.decode(body or b"{}")
         except UNREADABLE as error:
             raise InvalidJob(f'the body is not understood ({error}): send {{"mode": "checkpoint"}} or "now"') from error
-        return await self._once(request, lambda: self._stop(runner, wanted))
+        savepoint = None if wanted.savepoint is None else await _checked(wanted.savepoint, stops=True)
+        if savepoint is not None and wanted.mode == "now":
+            raise InvalidJob("a job that is stopped at once takes no savepoint: stop it with mode checkpoint")
+        return await self._once(request, lambda: self._stop(runner, wanted.mode, savepoint))
 
     def _trigger(self, runner: JobRunner) -> Response:
         if runner.phase != "running":
@@ -141,8 +169,10 @@ class Api:
         runner.trigger()
         return _json(TriggerReply("accepted", ""), 202)
 
-    def _stop(self, runner: JobRunner, wanted: StopRequest) -> Response:
-        runner.stop(wanted.mode)
+    def _stop(
+        self, runner: JobRunner, mode: Literal["checkpoint", "now"], savepoint: SavepointRequest | None
+    ) -> Response:
+        runner.stop(mode, savepoint)
         return _json(TriggerReply("accepted", ""), 202)
 
     async def _once(self, request: Request, act: Callable[[], Response]) -> Response:
@@ -246,6 +276,15 @@ def _unknown(job: str) -> HTTPException:
     return HTTPException(
         404, f"job {job} is not known to this coordinator: `barrier-runtime status` or GET /jobs lists those that are"
     )
+
+
+async def _checked(asked: SavepointAsked, *, stops: bool) -> SavepointRequest:
+    """Raises `InvalidJob` for a folder that cannot be written, before a checkpoint is taken for it."""
+    try:
+        await asyncio.to_thread(open_store, asked.url)
+    except OSError as error:
+        raise Unavailable(f"the folder {shown(asked.url)} does not answer: {error}: try again") from error
+    return SavepointRequest(check_job_id(asked.id, "savepoint id"), asked.url, stops)
 
 
 async def _body(request: Request) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.effects import (
     CloseLink,
     Effect,
@@ -31,6 +32,7 @@ from barrier_runtime.coordinator.job.events import (
     SlotMessage,
     SlotRegistered,
     Tick,
+    UserSavepoint,
     UserStop,
     UserTrigger,
 )
@@ -43,6 +45,7 @@ from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreE
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 
 log = logging.getLogger("coordinator.job")
@@ -171,8 +174,22 @@ class JobRunner:
         """Take a checkpoint as soon as there is room."""
         self._post(UserTrigger())
 
-    def stop(self, mode: Literal["checkpoint", "now"]) -> None:
-        self._post(UserStop(mode))
+    def stop(self, mode: Literal["checkpoint", "now"], savepoint: SavepointRequest | None = None) -> None:
+        """`savepoint`: to stop with. Raises `InvalidJob` if it cannot be had."""
+        if savepoint is not None:
+            self._check_savepoint(savepoint)
+        self._post(UserStop(mode, savepoint))
+
+    def savepoint(self, request: SavepointRequest) -> None:
+        """Take one; the status tells how far it is. The same request again changes nothing. Raises `InvalidJob` if it
+        cannot be had."""
+        self._check_savepoint(request)
+        self._post(UserSavepoint(request))
+
+    def _check_savepoint(self, request: SavepointRequest) -> None:
+        refusal = self._broken or self._protocol.refuses(request)
+        if refusal:
+            raise InvalidJob(refusal)
 
     # ------------------------------------------------------------ slots
 

@@ -16,6 +16,7 @@ from barrier_runtime.coordinator.checkpoints.retention import discarded
 from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
 from barrier_runtime.coordinator.job.effects import (
     Append,
+    CopySavepoint,
     Delete,
     DeleteAll,
     ListForSweep,
@@ -35,22 +36,27 @@ from barrier_runtime.coordinator.job.events import (
     ManifestRead,
     ManifestWritten,
     RecordRead,
+    SavepointCopied,
+    SavepointNotCopied,
     StoreAnswered,
     StoreRefused,
     StoreRetried,
 )
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.reader import LogReader
+from barrier_runtime.coordinator.savepoints.files import write_savepoint
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.store.urls import shown
 
 log = logging.getLogger("coordinator.job")
 
 StoreEffect: TypeAlias = (
-    ReadLog | Append | ReadRecord | ReadManifest | WriteManifest | ListForSweep | Delete | DeleteAll
+    ReadLog | Append | ReadRecord | ReadManifest | WriteManifest | ListForSweep | Delete | DeleteAll | CopySavepoint
 )
 _STORE_THREADS = 4
+_COPY_ATTEMPTS = 5
 _SWEEP = "list for the sweep"
 _LOG_EVERY_MS = 10_000
 
@@ -62,17 +68,24 @@ class StoreThreads:
 
     def __init__(self, job: str) -> None:
         self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{job}")
+        self._copies = ThreadPoolExecutor(1, thread_name_prefix=f"savepoints-{job}")  # a thread is made when needed
 
     async def run(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
+    async def copy(self, call: Callable[[], Result]) -> Result:
+        """For what may take minutes. One after the other."""
+        return await asyncio.get_running_loop().run_in_executor(self._copies, call)
+
     def close(self) -> None:
         """Nothing new begins."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._copies):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def quiet(self) -> None:
         """Until no call is under way any more; after `close`."""
-        await asyncio.to_thread(self._pool.shutdown, wait=True)
+        for pool in (self._pool, self._copies):
+            await asyncio.to_thread(pool.shutdown, wait=True)
 
 
 class StoreEffects:
@@ -108,7 +121,9 @@ class StoreEffects:
         try:
             event = await self._answer(effect)
         except (BarrierRuntimeError, OSError) as error:
-            if isinstance(effect, WriteManifest):
+            if isinstance(effect, CopySavepoint):
+                event = SavepointNotCopied(*_taken_of(effect), f"{shown(effect.url)}: {error}")
+            elif isinstance(effect, WriteManifest):
                 event = ManifestFailed(effect.key, str(error))
             elif isinstance(effect, Delete):
                 event = Deleted(str(error))
@@ -141,6 +156,8 @@ class StoreEffects:
             return ManifestWritten(effect.key)
         if isinstance(effect, ListForSweep):
             return await self._retried(_SWEEP, lambda: self._list(effect))
+        if isinstance(effect, CopySavepoint):
+            return SavepointCopied(*_taken_of(effect), await self._threads.copy(lambda: self._copy(effect)))
         if isinstance(effect, Delete):
             return Deleted(await self._threads.run(lambda: self._delete(effect.permit, effect.keys)))
         return DeletedAll(await self._threads.run(lambda: self._delete_all(effect.permit)))
@@ -199,6 +216,18 @@ class StoreEffects:
         objects = tuple(found for prefix in self._swept_prefixes for found in self._store.list(prefix))
         return Listed(objects, tuple((key, get_or_none(self._store, key)) for key in effect.manifests))
 
+    def _copy(self, effect: CopySavepoint) -> int:
+        """Trouble that may pass is waited for a while; then there is no savepoint, and the user is told."""
+        attempt = 0
+        while True:
+            try:
+                return write_savepoint(self._store, effect.url, effect.copy)
+            except (Unavailable, OSError):
+                attempt += 1
+                if attempt >= _COPY_ATTEMPTS:
+                    raise
+                self._sleep(backoff_s(attempt))
+
     def _put_record(self, key: str, data: bytes) -> PutOutcome:
         self._undecided.add(key)
         outcome = self._store.put_if_absent(key, data)
@@ -220,3 +249,8 @@ class StoreEffects:
         prefixes = (*self._swept_prefixes, self._paths.write_ahead_prefix)
         objects = (found for prefix in prefixes for found in self._store.list(prefix))
         return self._delete(permit, discarded(self._paths, objects, permit.token).keys)
+
+
+def _taken_of(effect: CopySavepoint) -> tuple[str, int]:
+    savepoint = effect.copy.savepoint
+    return savepoint.id, savepoint.taken.checkpoint

@@ -77,6 +77,18 @@ class LatencyStatus(msgspec.Struct, frozen=True):
     count: int
 
 
+class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    url: str
+    state: str  # a value of `checkpoints.savepoints.SavepointState`
+    checkpoint: int | None  # that it is a copy of, when known
+    asked_ms: int
+    ended_ms: int | None = None
+    bytes: int = 0  # copied
+    stops: bool = False  # the job stops with it
+    error: str = ""
+
+
 class CommitTrouble(msgspec.Struct, frozen=True):
     sink: str  # "<operator>/<subtask>"
     checkpoint: int
@@ -119,4 +131,5 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     kill: tuple[KillRequest, ...]
     options: dict[str, str | int | bool | None]
     restored_checkpoint: int
+    savepoints: tuple[SavepointStatus, ...] = ()  # asked of this coordinator, oldest first
     storage_trouble: str = ""  # what the object store is retried for

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
-from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
 from barrier_runtime.state.store.paths import check_key, check_prefix
 
 TEMPORARY = ".barrier-tmp"  # folder of half-written files, directly below the root; never listed
@@ -117,6 +117,15 @@ class LocalStore:
         with self._named_trouble("get", key), _open_object(target) as source, path.open("xb") as copy:
             while chunk := source.read(_CHUNK):
                 copy.write(chunk)
+
+    def copy_from(self, source: ObjectStore, key: str, to: str) -> bool:
+        """From another folder, without a copy in between."""
+        if not isinstance(source, LocalStore):
+            return False
+        with source._named_trouble("get", key), _open_object(source._target(key)):
+            pass  # it is there: from here on trouble is about our end
+        self.put_file(to, source._target(key))
+        return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)

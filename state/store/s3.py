@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.multipart import MultipartUploads
-from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
 from barrier_runtime.state.store.paths import check_key, check_prefix
 from barrier_runtime.state.store.urls import without_credentials
 
@@ -57,6 +57,7 @@ class S3Store:
         self._prefix = check_key(prefix.strip("/")) + "/" if prefix.strip("/") else ""
         self._budget = budget or RetryBudget()
         self._client = _make_client(endpoint, self._budget)
+        self._endpoint: str = self._client.meta.endpoint_url
 
     @property
     def url(self) -> str:
@@ -120,6 +121,16 @@ class S3Store:
         if path.exists():
             raise FileExistsError(f"{path} is there already: download to a fresh file")
         self._retrying("get", key, lambda: self._client.download_file(self._bucket, name, str(path)))
+
+    def copy_from(self, source: ObjectStore, key: str, to: str) -> bool:
+        """By the service, in parts where the object is large. Only from a bucket of the same service."""
+        if not isinstance(source, S3Store) or source._endpoint != self._endpoint:
+            return False
+        what = {"Bucket": source._bucket, "Key": source._name(key)}
+        extra = {"ChecksumAlgorithm": "SHA256"}
+        name = self._name(to)
+        self._retrying("copy", key, lambda: self._client.copy(what, self._bucket, name, ExtraArgs=extra))
+        return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         for page in self._pages(prefix):

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.retention import discarded
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
 from barrier_runtime.coordinator.job.effects import (
     Append,
     CloseLink,
+    CopySavepoint,
     Delete,
     DeleteAll,
     Effect,
@@ -38,11 +40,14 @@ from barrier_runtime.coordinator.job.events import (
     ManifestRead,
     ManifestWritten,
     RecordRead,
+    SavepointCopied,
+    SavepointNotCopied,
     SlotLost,
     SlotMessage,
     SlotRegistered,
     StoreRefused,
     Tick,
+    UserSavepoint,
     UserStop,
     UserTrigger,
 )
@@ -53,6 +58,7 @@ from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, Record, decode_record
+from barrier_runtime.coordinator.savepoints.files import write_savepoint
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
     Ack,
@@ -283,8 +289,11 @@ class Coordinator:
     def trigger(self) -> None:
         self.post(UserTrigger())
 
-    def stop(self, mode: str) -> None:
-        self.post(UserStop(mode))
+    def stop(self, mode: str, savepoint: SavepointRequest | None = None) -> None:
+        self.post(UserStop(mode, savepoint))
+
+    def savepoint(self, request: SavepointRequest) -> None:
+        self.post(UserSavepoint(request))
 
     def new_link(self, slot: FakeSlot) -> int:
         self._next_link += 1
@@ -336,6 +345,9 @@ class Coordinator:
                 return Deleted(str(error))
             if isinstance(effect, DeleteAll):
                 return DeletedAll(str(error))
+            if isinstance(effect, CopySavepoint):
+                taken = effect.copy.savepoint
+                return SavepointNotCopied(taken.id, taken.taken.checkpoint, str(error))
             return StoreRefused(str(error))
 
     def _answer(self, effect: Effect) -> Event:
@@ -366,6 +378,9 @@ class Coordinator:
             return Listed(tuple(found), tuple((key, self.get(key)) for key in effect.manifests))
         if isinstance(effect, Delete):
             return Deleted(self.delete(effect.permit, effect.keys))
+        if isinstance(effect, CopySavepoint):
+            taken = effect.copy.savepoint
+            return SavepointCopied(taken.id, taken.taken.checkpoint, write_savepoint(store, effect.url, effect.copy))
         assert isinstance(effect, DeleteAll), effect
         found = [*store.list(self.paths.checkpoints_prefix), *store.list(self.paths.data_prefix)]
         self.delete(effect.permit, discarded(self.paths, found, effect.permit.token).keys)

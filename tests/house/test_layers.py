@@ -32,11 +32,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "coordinator": (
         ("server",),
-        ("client", "maintenance"),
+        ("client", "maintenance", "savepoints"),
         ("job",),
         ("status",),
         ("checkpoints",),
-        ("deleting",),
+        ("deleting", "appending"),
         ("log",),
         ("options",),
         ("wire",),

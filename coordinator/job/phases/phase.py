@@ -69,6 +69,10 @@ class Phase:
     def on_deleted_all(self, job: Job, error: str, now_ms: int) -> Decision | None:
         return None
 
+    def on_savepoint(self, job: Job, now_ms: int) -> Decision | None:
+        """One was asked for, or its copy is made or failed."""
+        return None
+
     def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
         return None
 

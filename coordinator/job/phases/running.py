@@ -7,9 +7,10 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkp
 from barrier_runtime.coordinator.checkpoints.failures import Cause, FailureVerdict
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, kept_after_restore
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointState
 from barrier_runtime.coordinator.job.checkpoint_ends import abandon, checkpoint_appended, under_way
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, Restart
-from barrier_runtime.coordinator.job.effects import CloseLink, ListForSweep, ReadRecord, WriteManifest
+from barrier_runtime.coordinator.job.effects import CloseLink, CopySavepoint, ListForSweep, ReadRecord, WriteManifest
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
@@ -56,6 +57,7 @@ class Running(Phase):
             job.spec.checkpoints, job.subtasks, job.led.token, job.highest_checkpoint() + 1, now_ms
         )
         self._told = job.highest_checkpoint()
+        job.savepoints.generation_ended(job.generation.pending.next_id)
         job.restarts.running(now_ms)
         job.record.recovered(now_ms)
         if job.retention is None:
@@ -128,12 +130,13 @@ class Running(Phase):
         if isinstance(message, Ack):
             return self._on_ack(job, slot, message, now_ms)
         if isinstance(message, Committed):
-            held = job.commits.held
+            held = job.held
             job.mark_committed(slot, message)
-            if job.commits.held != held:
+            if job.held != held:
                 self._let_go(job)
             job.commit_globally()
             job.record.commits_seen(job.commits, now_ms)
+            self._copy_savepoints(job)
             return self._end_if_done(job)
         if isinstance(message, CommitFailing):
             job.commits.failing(message)
@@ -220,6 +223,7 @@ class Running(Phase):
         job.outbox.complete(appended.permit)
         checkpoint_appended(job, record, now_ms)
         job.commit_globally()
+        self._copy_savepoints(job)
         self._sweep_if_due(job, now_ms)
         return self._end_if_done(job) or self._pump(job, now_ms)
 
@@ -230,6 +234,10 @@ class Running(Phase):
             plan = job.retention.sweep(job.paths, listed.objects, job.led.token, now_ms, under_way(job.generation))
             job.delete(plan.keys)
         return None
+
+    def on_savepoint(self, job: Job, now_ms: int) -> Decision | None:
+        self._let_go(job)
+        return self._end_if_done(job) or self._pump(job, now_ms)
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
         if job.stop == "now":
@@ -254,7 +262,7 @@ class Running(Phase):
             pending.triggering = Triggering.ON_REQUEST
             if not any(checkpoint.final for checkpoint in pending.open):
                 pending.request()
-        if self._stop_needs_another(job):
+        if self._stop_needs_another(job) or job.savepoints.wants_checkpoint([each.id for each in pending.open]):
             pending.request()
         if pending.due(now_ms) and (pending.requested or not job.commits.too_far_behind):
             self._trigger(job, now_ms)
@@ -267,7 +275,8 @@ class Running(Phase):
         checkpoint = self._pending(job).trigger(now_ms)
         checkpoint.final = job.all_ended
         options = job.spec.checkpoints
-        if options.unaligned and job.stop is None:  # what a job stops with can be restored by any successor
+        if options.unaligned and job.stop is None and not job.savepoints.waiting:
+            # What a job stops with, and a savepoint, can be restored by any successor.
             checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
         job.record.triggered += 1
         self._tell(job, job.slots.connected, checkpoint)
@@ -318,7 +327,7 @@ class Running(Phase):
         """Of what waits to be deleted, that which nobody can need any more."""
         if job.retention is not None:
             open_ids = [checkpoint.id for checkpoint in self._pending(job).open]
-            job.delete(job.retention.resolved(open_ids, job.commits.held).keys)
+            job.delete(job.retention.resolved(open_ids, job.held).keys)
 
     def _failed_or_go_on(self, job: Job, exceeded: str, now_ms: int, unavailable: bool = False) -> Decision | None:
         return Restart(exceeded, unavailable) if exceeded else self._pump(job, now_ms)
@@ -335,14 +344,27 @@ class Running(Phase):
         return not any(checkpoint.id >= job.stop_from for checkpoint in self._pending(job).open)
 
     def _end_if_done(self, job: Job) -> Decision | None:
-        final = job.generation.final
-        if final is not None and job.commits.all_through(final):
-            return FinishJob()
-        if job.stop == "checkpoint" and job.stop_from is not None:
-            reached = job.last_completed
-            if reached >= job.stop_from and job.commits.all_through(reached):
-                return Cancel()
-        return None
+        final, reached = job.generation.final, job.last_completed
+        finished = final is not None and job.commits.all_through(final)
+        stopping = job.stop == "checkpoint" and job.stop_from is not None and reached >= job.stop_from
+        stopped = stopping and job.commits.all_through(reached)
+        if not finished and not stopped:
+            return None
+        wanted = job.stop_savepoint
+        if stopped and wanted is not None and job.savepoints.state(wanted.id) is SavepointState.FAILED:
+            return self._go_on(job, job.savepoints.error(wanted.id))
+        if job.savepoints.open:
+            return None
+        return FinishJob() if finished else Cancel()
+
+    def _go_on(self, job: Job, error: str) -> Decision:
+        """The job cannot have the savepoint that it was to stop with: its sources, which have stopped, begin again."""
+        job.stop, job.stop_from, job.stop_savepoint = None, None, None
+        return Restart(f"the savepoint to stop with could not be written, so the job goes on: {error}", counted=False)
+
+    def _copy_savepoints(self, job: Job) -> None:
+        for due in job.savepoints.due(job.commits.all_through):
+            job.outbox.put(CopySavepoint(due.request.url, due.copy))
 
     def _tell_visible(self, job: Job, slot: RegisteredSlot) -> None:
         """It may have been said while this slot did not hear."""
@@ -422,7 +444,7 @@ def _retention_from(job: Job, listed: Listed) -> Retention | None:
     assert generation.pending is not None
     open_ids, triggered = [checkpoint.id for checkpoint in generation.pending.open], generation.pending.next_id - 1
     for decided in job.unsorted[len(earlier) :]:
-        job.delete(retention.completed(decided, open_ids, triggered, job.commits.held).keys)
+        job.delete(retention.completed(decided, open_ids, triggered, job.held).keys)
     job.unsorted.clear()
     return retention
 

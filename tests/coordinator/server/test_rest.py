@@ -186,7 +186,7 @@ async def test_a_repeated_request_id_acts_once():
         await http.put("/jobs/flights", content=body(), headers=GOOD)
         runner = directory.job("flights")
         stops = []
-        runner.stop = stops.append
+        runner.stop = lambda mode, savepoint: stops.append(mode)
         headers = {**GOOD, "X-Request-Id": "1"}
         for _ in range(3):
             answer = await http.post("/jobs/flights/stop", content=b'{"mode":"now"}', headers=headers)

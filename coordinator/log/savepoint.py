@@ -1,0 +1,139 @@
+"""A savepoint: a completed checkpoint of a job, copied to a folder of its own that needs nothing else. Pure.
+
+    <savepoint>/data/<checkpoint>-<token>-<id>/<number>     snapshot files, as the checkpoint had them
+    <savepoint>/savepoint.json                              written last: without it there is no savepoint
+
+Files are named relative to that folder, so whoever copies it has copied the savepoint. Nothing in it is shared with the
+job, so neither can harm the other. It is no restore point of the job's own recovery, and it commits nothing.
+
+It is taken of a checkpoint whose rows are all visible, so it has no transactions: there is nothing in it that the job,
+a successor or a fork would have to agree about. (Flink's savepoints may have transactions that are prepared and not
+committed, and whoever restores one must know whether their job has committed them.)
+
+A job that starts from a savepoint gets it as a checkpoint of its own, copied into its own folder (`imported`), before
+its first generation: from then on it is a job with a checkpoint, and its recovery, retention and rescaling know of
+nothing else. The savepoint may be deleted.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION, Manifest
+from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
+from barrier_runtime.state.versioned import Format, VersionedDecoder
+
+SAVEPOINT_VERSION = 1
+SAVEPOINT_FILE = "savepoint.json"
+DATA_PREFIX = "data/"
+_OBJECT = re.compile(r"data/[0-9]+-[0-9]+-[A-Za-z0-9][A-Za-z0-9_.-]{0,127}/[0-9]+")
+_COMMITTABLES = "pending"  # of a sink's snapshot: what is not visible yet; of a savepoint all is
+
+
+class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`taken`: the checkpoint, with its files named relative to the savepoint's folder."""
+
+    version: int = SAVEPOINT_VERSION
+    id: str  # of the request that it answers; never used twice
+    taken: Manifest
+    final: bool = False  # the job stopped with it: nothing was read behind it
+    drained: bool = False  # all windows and timers were made to fire before: event time is at its end
+
+
+@dataclass(frozen=True)
+class SavepointCopy:
+    """What makes a savepoint of a checkpoint: objects to copy, from a key of the job's store to one of the savepoint's
+    folder, and the savepoint that is true when all of them are there."""
+
+    objects: Mapping[str, str]
+    savepoint: Savepoint
+
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_JSON: msgspec.json.Decoder[Savepoint] = msgspec.json.Decoder(Savepoint)
+_FORMAT = Format("savepoint {}", SAVEPOINT_VERSION, damaged="copy it again from where it is intact, or take another")
+_DECODER = VersionedDecoder(_FORMAT, _JSON)
+
+
+def encode_savepoint(savepoint: Savepoint) -> bytes:
+    return _ENCODER.encode(savepoint)
+
+
+def decode_savepoint(where: str, data: bytes) -> Savepoint:
+    """Raises `InvalidJob` for one that a newer release wrote, `Corrupt` for anything else that is none."""
+    savepoint = _DECODER.decode(data, where)
+    if savepoint.taken.version > MANIFEST_VERSION:
+        _FORMAT.check(savepoint.taken.version, where)
+    for snapshot in savepoint.taken.operators:
+        for ref in snapshot.files:
+            inside = ref.key is None or _OBJECT.fullmatch(ref.key) is not None
+            if not inside or (ref.key is None) == (ref.inline is None):
+                raise Corrupt(
+                    f"savepoint {where} names the object {(ref.key or '(none)')[:200]!r} for operator "
+                    f"{snapshot.operator}, which is none of its own: it was written or changed by something else; copy "
+                    "it again from where it is intact, or take another"
+                )
+    return savepoint
+
+
+def savepoint_copy(
+    manifest: Manifest, sinks: Collection[str], id: str, *, final: bool = False, drained: bool = False
+) -> SavepointCopy:
+    """`manifest`: of a completed checkpoint whose rows are all visible. `sinks`: the operators that commit."""
+    settled = tuple(_settled(snapshot) if snapshot.operator in sinks else snapshot for snapshot in manifest.operators)
+    keys = sorted({ref.key for snapshot in settled for ref in snapshot.files if ref.key is not None})
+    folder = f"{DATA_PREFIX}{manifest.checkpoint}-{manifest.token}-{id}/"  # another attempt has other names
+    objects = {key: f"{folder}{number}" for number, key in enumerate(keys, 1)}
+    taken = msgspec.structs.replace(manifest, operators=tuple(with_keys(each, objects) for each in settled))
+    return SavepointCopy(objects, Savepoint(id=id, taken=taken, final=final, drained=drained))
+
+
+def imported(
+    savepoint: Savepoint, objects: Mapping[str, str], job: str, checkpoint: int, token: int, lineage: str, wall_ms: int
+) -> Manifest:
+    """The savepoint as checkpoint `checkpoint` of `job`, written by its generation `token`. `objects`: where the
+    savepoint's files are now, as keys of the job's store."""
+    return msgspec.structs.replace(
+        savepoint.taken,
+        job=job,
+        lineage=lineage,
+        checkpoint=checkpoint,
+        token=token,
+        created_wall_ms=wall_ms,
+        operators=tuple(with_keys(snapshot, objects) for snapshot in savepoint.taken.operators),
+    )
+
+
+def with_keys(snapshot: OperatorSnapshot, objects: Mapping[str, str]) -> OperatorSnapshot:
+    """The same with its files at other keys."""
+
+    def moved(ref: FileRef) -> FileRef:
+        return ref if ref.key is None else msgspec.structs.replace(ref, key=objects[ref.key])
+
+    keyed = snapshot.keyed
+    if keyed is not None:
+        keyed = msgspec.structs.replace(keyed, files=tuple(map(moved, keyed.files)))
+    in_flight = tuple(msgspec.structs.replace(each, file=moved(each.file)) for each in snapshot.in_flight)
+    named = {name: moved(ref) for name, ref in snapshot.objects.items()}
+    return msgspec.structs.replace(snapshot, keyed=keyed, in_flight=in_flight, objects=named)
+
+
+def object_sizes(manifest: Manifest) -> dict[str, int]:
+    """At least so many bytes each object of the manifest has."""
+    sizes: dict[str, int] = {}
+    for snapshot in manifest.operators:
+        for ref in snapshot.files:
+            if ref.key is not None:
+                sizes[ref.key] = max(sizes.get(ref.key, 0), ref.offset + ref.size)
+    return sizes
+
+
+def _settled(snapshot: OperatorSnapshot) -> OperatorSnapshot:
+    return msgspec.structs.replace(
+        snapshot,
+        values={name: value for name, value in snapshot.values.items() if name != _COMMITTABLES},
+        objects={name: ref for name, ref in snapshot.objects.items() if name != _COMMITTABLES},
+    )

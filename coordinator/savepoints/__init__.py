@@ -1,0 +1,1 @@
+"""Savepoints in object stores: written and read, brought into a job, listed, deleted."""

@@ -1,0 +1,142 @@
+"""Savepoints in object stores: written, read, listed, copied into a job's own folder, deleted. Blocking; on threads.
+
+Files go first, then savepoint.json, by one put that must create it. Who dies in between leaves files that nobody needs;
+another attempt has other names. Objects are copied by the store itself where both ends are of one kind.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from barrier_runtime.coordinator.log.savepoint import (
+    DATA_PREFIX,
+    SAVEPOINT_FILE,
+    Savepoint,
+    SavepointCopy,
+    decode_savepoint,
+    encode_savepoint,
+    object_sizes,
+)
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.copying import copy_object
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
+from barrier_runtime.state.store.open import open_existing_store, open_store
+from barrier_runtime.state.store.urls import shown
+
+_CLAIM = "claimed-by"
+_AT_ONCE = 8
+_CREATE_ATTEMPTS = 5
+
+
+def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
+    """Copy `copy.objects` of `store` to the folder `url`, and make them a savepoint. Returns the bytes copied. The same
+    savepoint again is no error; raises `InvalidJob` where another one is, `ObjectNotFound` when a file is gone."""
+    target, wanted = open_store(url), copy.savepoint
+    known = _found(target, url)
+    if known is not None and known != wanted:
+        if known.id != wanted.id:
+            raise InvalidJob(_occupied(url, known))
+        delete_savepoint(url)  # an earlier attempt to stop with it; the job went on
+        known = None
+    if known is None:
+        copy_objects(store, target, copy.objects)
+        _create(target, url, wanted)
+    return sum(object_sizes(wanted.taken).values())
+
+
+def find_savepoint(url: str) -> Savepoint | None:
+    return _found(open_existing_store(url), url)
+
+
+def read_savepoint(url: str) -> Savepoint:
+    """Raises `InvalidJob` where there is none."""
+    savepoint = find_savepoint(url)
+    if savepoint is None:
+        raise no_savepoint(url)
+    return savepoint
+
+
+def no_savepoint(url: str) -> InvalidJob:
+    return InvalidJob(
+        f"there is no savepoint in {shown(url)}: {SAVEPOINT_FILE} is missing; give the folder that was named when it "
+        "was taken, or, for a checkpoint of the job itself, its number"
+    )
+
+
+def claim(url: str, job: str) -> None:
+    """From now on the savepoint is `job`'s, which deletes it when it has what it needs. Raises `InvalidJob` if another
+    job was faster."""
+    store = open_existing_store(url)
+    for _ in range(_CREATE_ATTEMPTS):
+        if store.put_if_absent(_CLAIM, job.encode()) is PutOutcome.CREATED:
+            return
+        owner = claimed_by(url)
+        if owner == job:
+            return
+        if owner is not None:
+            raise InvalidJob(
+                f"the savepoint {shown(url)} was claimed by job {owner[:100]!r}: restore it with "
+                "restore_mode='no_claim' while it is there, or take another"
+            )
+    raise Unavailable(f"whether {shown(url)}/{_CLAIM} was written is not known: start again")
+
+
+def claimed_by(url: str) -> str | None:
+    data = get_or_none(open_existing_store(url), _CLAIM)
+    return None if data is None else data.decode(errors="replace")
+
+
+def missing_objects(url: str, savepoint: Savepoint) -> tuple[str, ...]:
+    """Files of the savepoint that are not there, or are shorter than they were."""
+    found = {info.key: info.size for info in open_existing_store(url).list(DATA_PREFIX)}
+    return tuple(key for key, size in sorted(object_sizes(savepoint.taken).items()) if found.get(key, -1) < size)
+
+
+def delete_savepoint(url: str, *, keep_claim: bool = False) -> int:
+    """First savepoint.json, so that what is left of an interrupted deletion is no savepoint. Returns the number of
+    files deleted. Nothing else in the folder is touched. `keep_claim`: it goes on telling whose the savepoint was."""
+    store = open_existing_store(url)
+    store.delete([SAVEPOINT_FILE])
+    keys = [info.key for info in store.list(DATA_PREFIX)]
+    store.delete(keys)
+    if not keep_claim:
+        store.delete([_CLAIM])
+    return len(keys)
+
+
+def copy_objects(source: ObjectStore, target: ObjectStore, objects: Mapping[str, str]) -> None:
+    """`objects`: key of `source` -> key of `target`."""
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="savepoint-copy") as pool:
+        copies = [pool.submit(partial(copy_object, source, key, target, to)) for key, to in objects.items()]
+        try:
+            for each in copies:
+                each.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _found(store: ObjectStore, url: str) -> Savepoint | None:
+    data = get_or_none(store, SAVEPOINT_FILE)
+    return None if data is None else decode_savepoint(f"{shown(url)}/{SAVEPOINT_FILE}", data)
+
+
+def _create(target: ObjectStore, url: str, savepoint: Savepoint) -> None:
+    data = encode_savepoint(savepoint)
+    for _ in range(_CREATE_ATTEMPTS):
+        if target.put_if_absent(SAVEPOINT_FILE, data) is PutOutcome.CREATED:
+            return
+        known = _found(target, url)
+        if known == savepoint:
+            return
+        if known is not None:
+            raise InvalidJob(_occupied(url, known))
+    raise Unavailable(f"whether {shown(url)}/{SAVEPOINT_FILE} was written is not known: take the savepoint again")
+
+
+def _occupied(url: str, known: Savepoint) -> str:
+    taken = known.taken
+    return (
+        f"{shown(url)} has another savepoint already, of checkpoint {taken.checkpoint} of job {taken.job}: choose a "
+        "folder of its own, or delete that one with `barrier-runtime savepoints delete`"
+    )

@@ -1,0 +1,149 @@
+"""Brings a savepoint into a job's own log and folder, before the job's first generation. Blocking.
+
+It is a run of its own, which has no slots and writes three records:
+
+    FENCE ─► files are copied to the job's folder, the manifest is written ─► COMPLETE ─► FINISH
+
+| it dies, or stalls   | what is there                             | what the next start does                         |
+|----------------------|-------------------------------------------|--------------------------------------------------|
+| before FENCE         | nothing                                   | begins anew                                      |
+| before COMPLETE      | a run that decided nothing, and files     | begins anew, with a FENCE and files of its own;  |
+|                      | that a sweep will find                    | who stalled loses its COMPLETE to that FENCE     |
+| before FINISH        | the checkpoint                            | goes on from it                                  |
+| before the deletion  | the checkpoint, the savepoint, the claim  | goes on, and deletes                             |
+| after the deletion   | the checkpoint, the claim                 | goes on                                          |
+
+The job goes on from that checkpoint as from any of its own.
+"""
+
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from barrier_runtime.coordinator.appending import append_record
+from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.manifest import encode_manifest
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
+from barrier_runtime.coordinator.log.records import Record
+from barrier_runtime.coordinator.log.restore_choice import Lineage, RestoreFrom, check_fits
+from barrier_runtime.coordinator.log.savepoint import Savepoint, imported, object_sizes
+from barrier_runtime.coordinator.log.savepoint_choice import GoOn, Import, import_run_id, savepoint_choice
+from barrier_runtime.coordinator.savepoints.files import (
+    claim,
+    claimed_by,
+    copy_objects,
+    delete_savepoint,
+    find_savepoint,
+    no_savepoint,
+)
+from barrier_runtime.coordinator.wire.messages import JobSpec, ManifestRef
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_existing_store
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.store.urls import shown
+
+RestoreMode = Literal["no_claim", "claim"]
+_LOST_RACES = 20
+
+
+def begin_with_savepoint(
+    store: ObjectStore,
+    url: str,
+    spec: JobSpec,
+    mode: RestoreMode,
+    *,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Make the savepoint in `url` what job `spec` goes on from when it restores its newest checkpoint. Returns what was
+    done, for people. Raises `InvalidJob` when the job does not fit it (before anything is written) or has rows of its
+    own that would be written again."""
+    savepoint = find_savepoint(url)
+    if savepoint is None:
+        if mode == "claim" and claimed_by(url) == spec.job and _has_checkpoints(store, spec):
+            return f"job {spec.job} claimed the savepoint {shown(url)} before, and goes on from what it has reached"
+        raise no_savepoint(url)
+    what = f"the savepoint {shown(url)} (checkpoint {savepoint.taken.checkpoint} of job {savepoint.taken.job})"
+    check_fits(spec, savepoint.taken, what)
+    if mode == "claim":
+        claim(url, spec.job)
+    importing = _Importing(store, url, spec, savepoint, now_ms, sleep)
+    for _ in range(_LOST_RACES):
+        done = importing.attempt()
+        if done:
+            if mode == "claim":
+                delete_savepoint(url, keep_claim=True)
+            return f"{what}: {done}"
+    raise InvalidJob(
+        f"job {spec.job}: others took the log's head {_LOST_RACES} times in a row: stop the other runs of this job, "
+        "then start again"
+    )
+
+
+def _has_checkpoints(store: ObjectStore, spec: JobSpec) -> bool:
+    view = read_log(store, Paths(spec.job).log_record, completes=1, restore=None, run_id=spec.run_id)
+    return bool(view.completes)
+
+
+class _Importing:
+    def __init__(
+        self,
+        store: ObjectStore,
+        url: str,
+        spec: JobSpec,
+        savepoint: Savepoint,
+        now_ms: Callable[[], int],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._store = store
+        self._url = url
+        self._job = spec
+        self._savepoint = savepoint
+        self._now_ms = now_ms
+        self._sleep = sleep
+        self._paths = Paths(spec.job)
+        self._spec = msgspec.structs.replace(spec, run_id=import_run_id(savepoint))
+        self._leader = uuid.uuid4().hex
+
+    def attempt(self) -> str:
+        """What was done; "" when somebody else was faster."""
+        view = read_log(
+            self._store, self._paths.log_record, completes=1, restore=None, run_id=import_run_id(self._savepoint)
+        )
+        choice = savepoint_choice(self._job, self._savepoint, view)
+        if isinstance(choice, GoOn):
+            return choice.why
+        log = DecisionLog(self._spec.job, view)
+        records = RecordBuilder(self._spec, Identity(self._leader, socket.gethostname()))
+        reason = f"begins with the savepoint of checkpoint {self._savepoint.taken.checkpoint}"
+        start = RestoreFrom(None, Lineage.NEW)
+        fence = self._append(log, records.fence(log, start, reason, choice.checkpoint - 1, self._now_ms()))
+        if isinstance(fence, Foreign):
+            return ""
+        lineage, token = fence.entry.record.put_id, fence.permit.token
+        manifest = self._copied(choice, token, lineage)
+        if isinstance(
+            self._append(log, records.complete(log, choice.checkpoint, lineage, manifest, self._now_ms())), Foreign
+        ):
+            return ""
+        self._append(log, records.finish(log, "finished", self._now_ms()))  # lost: its job has begun
+        return f"it is checkpoint {choice.checkpoint} of job {self._spec.job} now"
+
+    def _copied(self, choice: Import, token: int, lineage: str) -> ManifestRef:
+        keys = sorted(object_sizes(self._savepoint.taken))
+        objects = {key: self._paths.data_file(token, "savepoint", str(n)) for n, key in enumerate(keys, 1)}
+        copy_objects(open_existing_store(self._url), self._store, objects)
+        manifest = imported(self._savepoint, objects, self._spec.job, choice.checkpoint, token, lineage, self._now_ms())
+        data, key = encode_manifest(manifest), self._paths.manifest(choice.checkpoint, token)
+        self._store.put(key, data)
+        return ManifestRef(key, sha256_hex(data))
+
+    def _append(self, log: DecisionLog, record: Record) -> Appended | Foreign:
+        return append_record(self._store, self._spec.job, log, record, self._sleep)

@@ -1,0 +1,26 @@
+"""Copying an object from one store to another: by the store itself where both are of one kind, else through a file."""
+
+import tempfile
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from barrier_runtime.state.store.object_store import ObjectStore
+
+
+@runtime_checkable
+class CopiesItself(Protocol):
+    """A store that can fetch from another one without this process reading the bytes."""
+
+    def copy_from(self, source: ObjectStore, key: str, to: str) -> bool:
+        """False: not from that one."""
+        ...
+
+
+def copy_object(source: ObjectStore, key: str, target: ObjectStore, to: str) -> None:
+    """`source`'s object `key` becomes `target`'s object `to`. Raises `ObjectNotFound` if there is none."""
+    if isinstance(target, CopiesItself) and target.copy_from(source, key, to):
+        return
+    with tempfile.TemporaryDirectory(prefix="barrier-copy-") as folder:
+        path = Path(folder) / "object"
+        source.get_file(key, path)
+        target.put_file(to, path)
