@@ -102,3 +102,14 @@ def explain_flow(
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
     settings = effective(chosen, {**dict.fromkeys(flow.options, "Dataflow(…)"), **sources}, local=local)
     return explain_graph(graph, settings, unaligned=chosen.unaligned)
+
+
+def preview_of_restore(flow: Dataflow, options: Mapping[str, object], *, local: bool = False) -> tuple[str, bool]:
+    """What becomes of each operator's state in a start with `options`, and whether it would start. Writes nothing."""
+    from barrier_runtime.graph.compiler import compile_plan
+    from barrier_runtime.launch.options import JobOptions, job_spec
+    from barrier_runtime.launch.restore_preview import restore_preview
+
+    chosen = (JobOptions.for_local_run if local else JobOptions.from_keywords)(options, flow.options)
+    graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
+    return restore_preview(job_spec(graph, chosen), chosen)

@@ -6,7 +6,9 @@ interrupted with 130, and a local one that got SIGTERM with 143, after a last ch
 
 import importlib.util
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from barrier_runtime.api.dataflow import Dataflow
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+savepoints = typer.Typer(no_args_is_help=True, help="Look at savepoints, delete them.")
+app.add_typer(savepoints, name="savepoints")
 
 Target = Annotated[str, typer.Argument(help="the file and the name of the flow in it: app.py:flow")]
 Coordinator = Annotated[str, typer.Option(help="REST address of the daemon, http://host:port; of several with commas")]
@@ -113,12 +118,22 @@ def explain(
     *,
     given: Given,
 ) -> None:
-    """Print chains, edges, the delivery guarantee of each sink, and all options with where each value comes from."""
+    """Print chains, edges, the delivery guarantee of each sink, and all options with where each value comes from.
+
+    With --restore also what becomes of each operator's state; exits with 2 where `run` would refuse. Writes nothing.
+    """
     options = given.for_run(local=local)
     flow = load_flow(target)
     from barrier_runtime.api.dataflow import explain_flow
 
     print(explain_flow(flow, options, {name: given.sources[name] for name in options}, local=local))
+    if "restore" in options:
+        from barrier_runtime.api.dataflow import preview_of_restore
+
+        page, starts = preview_of_restore(flow, options, local=local)
+        print(page, end="")
+        if not starts:
+            raise typer.Exit(2)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
@@ -161,9 +176,68 @@ def stop(
     token_file: TokenFile,
     job: str,
     now: Annotated[bool, typer.Option("--now", help="without a last checkpoint")] = False,
+    savepoint: Annotated[
+        str | None, typer.Option(help="folder or URL: the job ends with a savepoint there, which is waited for")
+    ] = None,
 ) -> None:
-    """Take a last checkpoint, commit it and stop the job."""
-    _print_json(_client(coordinator, token_file).stop(job, "now" if now else "checkpoint"))
+    """Take a last checkpoint, commit it and stop the job. Exits with 1 when the savepoint failed: the job goes on."""
+    client = _client(coordinator, token_file)
+    if savepoint is None:
+        _print_json(client.stop(job, "now" if now else "checkpoint"))
+        return
+    if now:
+        raise InvalidJob("--now takes no last checkpoint, so there can be no savepoint: leave one of them out")
+    from barrier_runtime.tools.savepoints import stop_with
+
+    _print_savepoint(lambda: stop_with(client, job, savepoint, time.sleep))
+
+
+@app.command("savepoint")
+def take_savepoint(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    to: Annotated[str, typer.Option(help="folder or URL of its own, seen by the coordinator")],
+    timeout: Annotated[float | None, typer.Option(help="seconds to wait for it; default: as long as it takes")] = None,
+) -> None:
+    """Copy a running job's state to a folder that needs nothing else; start a job with it by --restore."""
+    from barrier_runtime.tools.savepoints import take
+
+    client = _client(coordinator, token_file)
+    _print_savepoint(lambda: take(client, job, to, timeout))
+
+
+def _print_savepoint(take: Callable[[], Any]) -> None:
+    from barrier_runtime.launch.savepoints import SavepointFailed
+
+    try:
+        taken = take()
+    except SavepointFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"savepoint {taken.url}: checkpoint {taken.checkpoint}, {taken.bytes:,} bytes")
+
+
+@savepoints.command("describe")
+def describe_savepoint(url: Annotated[str, typer.Argument(help="its folder or URL")]) -> None:
+    """Say what a savepoint is of, and whether it is whole. Exits with 1 when files are missing."""
+    from barrier_runtime.tools.savepoints import describe
+
+    page, whole = describe(url)
+    print(page)
+    if not whole:
+        raise typer.Exit(1)
+
+
+@savepoints.command("delete")
+def delete_savepoint(
+    url: Annotated[str, typer.Argument(help="its folder or URL")],
+    yes: Annotated[bool, typer.Option("--yes", help="really")] = False,
+) -> None:
+    """Delete a savepoint. Jobs that began with it have a copy of their own."""
+    from barrier_runtime.tools.savepoints import delete
+
+    print(delete(url, yes))
 
 
 @app.command()

@@ -29,7 +29,7 @@ _CREATE_ATTEMPTS = 5
 
 
 def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
-    """Copy `copy.objects` of `store` to the folder `url`, and make them a savepoint. Returns the bytes copied. The same
+    """Copy `copy.objects` of `store` to the folder `url`, and make them a savepoint. Returns the bytes that it has. The same
     savepoint again is no error; raises `InvalidJob` where another one is, `ObjectNotFound` when a file is gone."""
     target, wanted = open_store(url), copy.savepoint
     known = _found(target, url)
@@ -41,7 +41,7 @@ def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
     if known is None:
         copy_objects(store, target, copy.objects)
         _create(target, url, wanted)
-    return sum(object_sizes(wanted.taken).values())
+    return sum(object_sizes(wanted.taken).values()) + len(encode_savepoint(wanted))
 
 
 def find_savepoint(url: str) -> Savepoint | None:

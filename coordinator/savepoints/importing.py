@@ -40,6 +40,7 @@ from barrier_runtime.coordinator.savepoints.files import (
     copy_objects,
     delete_savepoint,
     find_savepoint,
+    missing_objects,
     no_savepoint,
 )
 from barrier_runtime.coordinator.wire.messages import JobSpec, ManifestRef
@@ -72,6 +73,12 @@ def begin_with_savepoint(
         raise no_savepoint(url)
     what = f"the savepoint {shown(url)} (checkpoint {savepoint.taken.checkpoint} of job {savepoint.taken.job})"
     check_fits(spec, savepoint.taken, what)
+    missing, files = missing_objects(url, savepoint), len(object_sizes(savepoint.taken))
+    if missing:
+        raise InvalidJob(
+            f"{what} lacks {len(missing)} of its {files} files, e.g. {missing[0]}: copy the whole folder again from "
+            "where it is intact"
+        )
     if mode == "claim":
         claim(url, spec.job)
     importing = _Importing(store, url, spec, savepoint, now_ms, sleep)

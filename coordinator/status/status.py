@@ -84,7 +84,7 @@ class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: int | None  # that it is a copy of, when known
     asked_ms: int
     ended_ms: int | None = None
-    bytes: int = 0  # copied
+    bytes: int = 0  # of its files
     stops: bool = False  # the job stops with it
     error: str = ""
 

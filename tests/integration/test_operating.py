@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from harness import counting_flow, kill, until, verdict, visible_files
 
 from barrier_runtime import Dataflow, InvalidJob, JsonlSink
 from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.launch.savepoints import SavepointFailed
 from barrier_runtime.state.errors import Unavailable
 
 pytestmark = pytest.mark.spark
@@ -84,6 +86,8 @@ class Daemon:
             [COMMAND, name, *arguments, *address], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == code, done.stderr
+        if name == "savepoint":
+            return done.stdout
         return json.loads(done.stdout) if done.stdout else done.stderr
 
     def options(self):
@@ -132,6 +136,41 @@ def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark,
         counting_flow("daemon-two", tmp_path / "two", rows, 60_000).run(**options)
     for out in ("one", "two"):
         assert verdict(tmp_path / out, rows).right, (out, verdict(tmp_path / out, rows))
+
+
+def test_a_job_ends_with_a_savepoint_and_another_goes_on_with_it(spark, tmp_path):
+    """By handle and by command; the daemon is killed in between, and the first job's folder is gone before the second
+    one begins. Together they write each row once."""
+    rows = 120_000
+    savepoints = tmp_path / "savepoints"
+    options = {"spark": spark, "parallelism": 2, "checkpoint_interval": 0.3}
+    with running_daemon(tmp_path) as daemon:
+        options |= daemon.options()
+        with counting_flow("first", tmp_path / "out", rows, 4_000).start(**options) as first:
+            until(lambda: completed(first, 2), "checkpoints completed")
+            shown = daemon.command("savepoint", "first", "--to", str(savepoints / "one"))
+            assert "one: checkpoint" in shown
+            daemon.kill()
+            daemon.start()
+            taken = first.savepoint(str(savepoints / "two"))
+            assert taken.checkpoint > 2
+            assert taken.bytes > 0
+            with pytest.raises(SavepointFailed, match="another savepoint already"):
+                first.savepoint(str(savepoints / "two"))
+            assert first.status().phase == "running"
+            last = first.stop(savepoint=str(savepoints / "last"))
+            assert last.checkpoint > taken.checkpoint
+            assert first.wait(60).status.outcome == "cancelled"
+        shutil.rmtree(tmp_path / "checkpoints" / "first")
+        page = subprocess.run([COMMAND, "savepoints", "describe", last.url], capture_output=True, text=True, check=True)
+        assert f"of checkpoint {last.checkpoint} of job first" in page.stdout
+        assert "the job stopped with it" in page.stdout
+        second = counting_flow("second", tmp_path / "out", rows, 60_000).run(**options, restore=last.url)
+        assert second.status.outcome == "finished"
+        again = counting_flow("second", tmp_path / "out", rows, 60_000).run(**options, restore=last.url)
+        reached = second.status.checkpoints.last_completed.checkpoint
+        assert again.status.restored_checkpoint == reached, "the same command again goes on from what it has reached"
+    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
 
 
 def test_a_program_and_a_daemon_with_different_storage_are_told_apart(spark, tmp_path):

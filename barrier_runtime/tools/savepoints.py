@@ -1,0 +1,86 @@
+"""The commands about savepoints: `savepoint`, `stop --savepoint`, `savepoints describe` and `savepoints delete`."""
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+from barrier_runtime.coordinator.log.savepoint import object_sizes
+from barrier_runtime.coordinator.savepoints.files import claimed_by, delete_savepoint, missing_objects, read_savepoint
+from barrier_runtime.launch.savepoints import (
+    SavepointFailed,
+    SavepointTaken,
+    asked_at,
+    savepoint_of,
+    wait_for_savepoint,
+)
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.urls import shown
+
+T = TypeVar("T")
+
+
+def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTaken:
+    """Ask for one and wait until it is there."""
+    run_id = client.status(job).run_id
+    return wait_for_savepoint(
+        client, job, run_id, asked_at(url), lambda: _patiently(lambda: client.status(job, run_id)), timeout
+    )
+
+
+def stop_with(client: Any, job: str, url: str, sleep: Callable[[float], None]) -> SavepointTaken:
+    """Stop the job with a savepoint, and wait until both are done. Raises `SavepointFailed` when the job goes on."""
+    asked, leader = asked_at(url), ""
+    run_id = client.status(job).run_id
+    while True:
+        status = _patiently(lambda: client.status(job, run_id))
+        if status is not None:
+            taken = savepoint_of(status, asked.id)
+            if taken is not None and status.outcome is not None:
+                return taken
+            if status.outcome is not None:
+                raise SavepointFailed(f"job {job} ended ({status.outcome}) before the savepoint was taken")
+            if (
+                status.leader != leader
+                and _patiently(lambda: client.stop(job, "checkpoint", run_id, asked)) is not None
+            ):
+                leader = status.leader
+        sleep(0.05)
+
+
+def _patiently(ask: Callable[[], T]) -> T | None:
+    """None while nobody answers."""
+    try:
+        return ask()
+    except Unavailable:
+        return None
+
+
+def describe(url: str) -> tuple[str, bool]:
+    """A page about the savepoint in the folder `url`, and whether all of its files are there."""
+    savepoint = read_savepoint(url)
+    taken, sizes = savepoint.taken, object_sizes(savepoint.taken)
+    missing = missing_objects(url, savepoint)
+    when = datetime.fromtimestamp(taken.created_wall_ms / 1000, timezone.utc).isoformat(timespec="seconds")
+    operators = sorted({snapshot.operator for snapshot in taken.operators if not snapshot.is_empty})
+    lines = [
+        f"savepoint {shown(url)}",
+        f"  of checkpoint {taken.checkpoint} of job {taken.job}, generation {taken.token}, {when}",
+        f"  parallelism {taken.parallelism}, max_parallelism {taken.max_parallelism}",
+        f"  {len(sizes):,} files, {sum(sizes.values()):,} bytes",
+        f"  operators with state: {', '.join(operators) or 'none'}",
+        f"  the job {'stopped with it' if savepoint.final else 'ran on'}",
+    ]
+    owner = claimed_by(url)
+    lines += [f"  claimed by job {owner}"] if owner else []
+    lines += [f"  damaged: {len(missing)} files are missing or too short, e.g. {missing[0]}"] if missing else []
+    return "\n".join(lines), not missing
+
+
+def delete(url: str, sure: bool) -> str:
+    savepoint = read_savepoint(url)
+    if not sure:
+        raise InvalidJob(
+            f"this deletes the savepoint of checkpoint {savepoint.taken.checkpoint} of job {savepoint.taken.job} in "
+            f"{shown(url)} for good: add --yes"
+        )
+    return f"deleted {shown(url)}: {delete_savepoint(url)} files"

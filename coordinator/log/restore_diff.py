@@ -1,0 +1,68 @@
+"""What a restore would do with a job's state, by the names of operators and states, for people who decide. Pure."""
+
+from collections.abc import Iterable
+
+from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.log.restore_choice import check_fits
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, StateDescription
+
+
+class RestoreDiff:
+    """`lines`: one per operator and state. `refused`: why `run` would not start; empty if it would."""
+
+    def __init__(self, spec: JobSpec, manifest: Manifest, what: str) -> None:
+        self.lines = tuple(_lines(spec, manifest))
+        self.refused = ""
+        try:
+            check_fits(spec, manifest, what)
+        except InvalidJob as error:
+            self.refused = str(error)
+
+    def __str__(self) -> str:
+        told = "\n".join(f"  {line}" for line in self.lines) or "  no operator has state"
+        return f"{told}\n" + (f"refused: {self.refused}\n" if self.refused else "")
+
+
+def _lines(spec: JobSpec, manifest: Manifest) -> Iterable[str]:
+    before: dict[str, list[OperatorSnapshot]] = {}
+    for snapshot in manifest.operators:
+        if not snapshot.is_empty:
+            before.setdefault(snapshot.operator, []).append(snapshot)
+    present = {name for chain in spec.chains for name in chain.operators}
+    stateful = [name for chain in spec.chains for name in (*chain.stateful, *chain.sinks)]
+    declared = {name: states for chain in spec.chains for name, states in chain.states.items()}
+    if manifest.parallelism != spec.parallelism:
+        yield f"parallelism {manifest.parallelism} -> {spec.parallelism}: key groups and splits move"
+    for name in dict.fromkeys((*stateful, *sorted(before))):
+        stored = before.get(name)
+        if stored is None:
+            yield f"{name}: new, begins without state"
+        elif name not in present:
+            yield f"{name}: gone; its state is dropped if allow_non_restored is set, refused otherwise"
+        else:
+            size = sum(ref.size for snapshot in stored for ref in snapshot.files)
+            yield f"{name}: matched{f', {size:,} bytes of files' if size else ''}"
+            yield from _states(declared.get(name, {}), stored)
+
+
+def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot]) -> Iterable[str]:
+    described: dict[str, StateDescription] = {}
+    names: set[str] = set()
+    for snapshot in stored:
+        if snapshot.keyed is not None:
+            described |= snapshot.keyed.described
+            names |= {*snapshot.keyed.states, *snapshot.keyed.described}
+    for name, now in declared.items():
+        if name not in names:
+            yield f"  state {name}: new, begins empty"
+            continue
+        before = described.get(name)
+        what = [f"{before.kind} -> {now.kind}"] if before is not None and before.kind != now.kind else []
+        if before is not None and before.type != now.type:
+            what.append("type changed")
+        what += [f"{old} renamed to {new}" if new else f"{old} dropped" for old, new in now.renamed.items()]
+        yield f"  state {name}: matched{', ' if what else ''}{', '.join(what)}"
+    for name in sorted(described.keys() - declared.keys()) if declared else ():
+        yield f"  state {name}: no longer declared; its values stay where they are and are not read"

@@ -1,0 +1,286 @@
+"""A job begins with a savepoint: what its log says decides, and whoever dies at any call of the store leaves the choice
+to the next start."""
+
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from coordinator_world import FILE, Coordinator, checkpoint, kinds, log_of, spec, started
+
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
+from barrier_runtime.coordinator.log.manifest import decode_manifest
+from barrier_runtime.coordinator.log.records import Complete, Fence
+from barrier_runtime.coordinator.savepoints.files import delete_savepoint, missing_objects, read_savepoint
+from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
+from barrier_runtime.coordinator.wire.messages import Deploy, JobSpec
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
+from barrier_runtime.state.store.open import open_store
+
+OTHER = "departures"
+
+
+def taken(stops: bool = False) -> tuple[str, Coordinator, MemoryStore]:
+    """A savepoint of job flights, whose coordinator and store these are."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    committed = checkpoint(coordinator, a, b, files="f g")
+    url = f"memory://savepoint-{uuid.uuid4().hex}"
+    request = SavepointRequest(uuid.uuid4().hex, url, stops)
+    if stops:
+        coordinator.stop("checkpoint", request)
+    else:
+        coordinator.savepoint(request)
+    committed += 1
+    for slot in (a, b):
+        slot.ack(committed, files="f g")
+    coordinator.settle()
+    for slot in (a, b):
+        slot.commit(committed)
+    coordinator.settle()
+    assert read_savepoint(url).taken.checkpoint == committed
+    return url, coordinator, store
+
+
+def other(**changes: object) -> JobSpec:
+    return spec(**{"job": OTHER, "run_id": "run-other", **changes})
+
+
+def begun(store: MemoryStore, job: JobSpec | None = None) -> Deploy:
+    """The job runs: what its slot 0 is told to restore."""
+    coordinator, a, _ = started(store, job or other(), leader=uuid.uuid4().hex)
+    deploy: Deploy = a.last(Deploy)
+    coordinator.stop("now")
+    coordinator.settle()
+    return deploy
+
+
+def begin(store: MemoryStore, url: str, job: JobSpec | None = None, mode: str = "no_claim") -> str:
+    return begin_with_savepoint(
+        store,
+        url,
+        job or other(),
+        mode,
+        now_ms=lambda: 5_000_000,
+        sleep=lambda seconds: None,  # type: ignore[arg-type]
+    )
+
+
+def test_another_job_begins_with_it_as_with_a_checkpoint_of_its_own():
+    url, _, _ = taken()
+    store = MemoryStore()
+    assert "it is checkpoint 2 of job departures now" in begin(store, url)
+    assert [type(record).__name__ for record in log_of(store, OTHER)] == ["Fence", "Complete", "Finish"]
+    delete_savepoint(url)
+    deploy = begun(store)
+    assert deploy.checkpoint == 2
+    files = [ref for snapshot in deploy.operators for ref in snapshot.files]
+    assert files
+    assert all(store.get(ref.key) == FILE for ref in files)
+    assert {snapshot.values.get("position") for snapshot in deploy.operators} >= {b"2"}
+
+
+def test_it_goes_on_with_higher_numbers_and_in_a_lineage_of_its_own():
+    url, origin, _ = taken()
+    store = MemoryStore()
+    begin(store, url)
+    coordinator, a, b = started(store, other())
+    assert checkpoint_of_other(coordinator, a, b) == 3
+    complete = next(record for record in log_of(store, OTHER) if isinstance(record, Complete))
+    assert complete.lineage != origin.protocol._job.led.lineage
+
+
+def checkpoint_of_other(coordinator: Coordinator, *slots) -> int:
+    coordinator.trigger()
+    number = coordinator.status.checkpoints.in_progress[-1]
+    for slot in slots:
+        slot.ack(number)
+    coordinator.settle()
+    return number
+
+
+def test_the_same_command_again_goes_on_from_what_the_job_has_reached():
+    url, _, _ = taken()
+    store = MemoryStore()
+    begin(store, url)
+    coordinator, a, b = started(store, other())
+    reached = checkpoint_of_other(coordinator, a, b)
+    coordinator.stop("now")
+    coordinator.settle()
+    records = len(log_of(store, OTHER))
+    assert "has reached checkpoint 3" in begin(store, url)
+    assert len(log_of(store, OTHER)) == records, "nothing is written"
+    assert begun(store, other(run_id="run-again")).checkpoint == reached
+
+
+def test_the_job_that_stopped_with_it_just_goes_on():
+    url, _, store = taken(stops=True)
+    records = len(log_of(store))
+    assert "is a copy of checkpoint 2" in begin(store, url, spec(run_id="run-2"))
+    assert len(log_of(store)) == records
+    assert begun(store, spec(run_id="run-2")).checkpoint == 2
+
+
+def test_a_job_that_went_on_would_write_rows_again():
+    url, coordinator, store = taken()
+    slots = list(coordinator.links.values())[-2:]
+    checkpoint(coordinator, *slots, files="f")
+    with pytest.raises(InvalidJob, match=r"completed checkpoint 3; to begin with the savepoint.*checkpoint 2.*again"):
+        begin(store, url, spec(run_id="run-2"))
+    assert kinds(store).count("FENCE") == 1
+    assert "it is checkpoint 4 of job flights now" in begin(store, url, spec(run_id="run-2", allow_replay=True))
+    deploy = begun(store, spec(run_id="run-2"))
+    assert deploy.checkpoint == 4
+    assert {snapshot.values.get("position") for snapshot in deploy.operators} >= {b"2"}
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written():
+    url, _, _ = taken()
+    store = MemoryStore()
+    chains = other().chains
+    without = msgspec.structs.replace(chains[1], operators=("out",), stateful=())
+    with pytest.raises(InvalidJob, match=r"the savepoint memory://.*state of operators.*missing: count"):
+        begin(store, url, other(chains=(chains[0], without)))
+    with pytest.raises(InvalidJob, match=r"max_parallelism 128, the job now has 64: set 128"):
+        begin(store, url, other(max_parallelism=64))
+    assert store.keys() == ()
+
+
+def test_no_savepoint_and_a_damaged_one():
+    store = MemoryStore()
+    with pytest.raises(InvalidJob, match=r"there is no savepoint in memory://nothing: savepoint\.json is missing"):
+        begin(store, "memory://nothing")
+    url, _, _ = taken()
+    target = open_store(url)
+    target.put("savepoint.json", target.get("savepoint.json").replace(b'"data/', b'"../data/'))
+    with pytest.raises(Corrupt, match="which is none of its own"):
+        begin(store, url)
+    assert store.keys() == ()
+
+
+def test_a_file_that_is_missing_is_found_before_the_job_has_a_checkpoint():
+    url, _, _ = taken()
+    target, store = open_store(url), MemoryStore()
+    lost = next(info.key for info in target.list("data/"))
+    target.delete([lost])
+    assert missing_objects(url, read_savepoint(url)) == (lost,)
+    with pytest.raises(InvalidJob, match=r"lacks 1 of its \d files, e\.g\. data/"):
+        begin(store, url)
+    assert store.keys() == ()
+
+
+# ---------------------------------------------------------------- whose it is
+
+
+def test_claimed_it_is_the_jobs_and_goes_when_it_has_a_copy():
+    url, _, _ = taken()
+    store = MemoryStore()
+    begin(store, url, mode="claim")
+    assert [info.key for info in open_store(url).list("")] == ["claimed-by"]
+    assert begun(store).checkpoint == 2
+    assert "claimed the savepoint" in begin(store, url, mode="claim"), "the same command again"
+    with pytest.raises(InvalidJob, match="there is no savepoint"):
+        begin(MemoryStore(), url, mode="claim")
+
+
+def test_a_second_claimer_is_refused():
+    url, _, _ = taken()
+    open_store(url).put_if_absent("claimed-by", b"somebody")
+    store = MemoryStore()
+    with pytest.raises(InvalidJob, match="was claimed by job 'somebody'"):
+        begin(store, url, mode="claim")
+    assert store.keys() == ()
+    begin(store, url)
+
+
+# ---------------------------------------------------------------- dying at any call
+
+
+class Dies(Exception):
+    """The process is gone."""
+
+
+class Mortal:
+    """A store whose process dies at a call, before it or when it is done."""
+
+    def __init__(self, store: MemoryStore, calls: int, after: bool) -> None:
+        self._store = store
+        self._left = calls
+        self._after = after
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def put(self, key: str, data: bytes) -> None:
+        self._call(lambda: self._store.put(key, data))
+
+    def put_file(self, key: str, path: object) -> None:
+        self._call(lambda: self._store.put_file(key, path))  # type: ignore[arg-type]
+
+    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
+        outcome: PutOutcome = self._call(lambda: self._store.put_if_absent(key, data))
+        return outcome
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        return self._store.get(key, offset, size)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._store.list(prefix)
+
+    def _call(self, call):
+        self._left -= 1
+        if self._left < 0:
+            raise Dies
+        if self._left == 0 and not self._after:
+            self._left = -1
+            raise Dies
+        answer = call()
+        if self._left == 0:
+            self._left = -1
+            raise Dies
+        return answer
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("calls", range(1, 10))
+def test_a_start_that_dies_at_any_write_leaves_the_choice_to_the_next(calls: int, after: bool):
+    """FENCE, four files, the manifest, COMPLETE, FINISH: 8 writes; at the ninth it is through."""
+    url, _, _ = taken()
+    store = MemoryStore()
+    died = False
+    try:
+        begin(Mortal(store, calls, after), url)  # type: ignore[arg-type]
+    except Dies:
+        died = True
+    assert died is (calls < 9)
+    decided = [record for record in log_of(store, OTHER) if isinstance(record, Complete)]
+    begin(store, url)
+    completes = [record for record in log_of(store, OTHER) if isinstance(record, Complete)]
+    assert len(completes) == 1
+    if decided:
+        assert completes == decided
+    manifest = decode_manifest("m", store.get(completes[0].manifest))
+    assert all(store.get(ref.key) == FILE for each in manifest.operators for ref in each.files if ref.key)
+    assert begun(store).checkpoint == 2
+
+
+def test_who_stalled_over_the_copy_loses_to_who_came_after():
+    """Its FENCE is behind another's: its COMPLETE finds the place taken."""
+    url, _, _ = taken()
+    store = MemoryStore()
+
+    class Stalls(Mortal):
+        def put(self, key: str, data: bytes) -> None:
+            if "manifest" in key and len(log_of(store, OTHER)) == 1:
+                begin(store, url)
+            self._store.put(key, data)
+
+    done = begin(Stalls(store, 1_000, False), url)  # type: ignore[arg-type]
+    assert "has reached checkpoint 2" in done
+    records = log_of(store, OTHER)
+    assert [type(record).__name__ for record in records] == ["Fence", "Fence", "Complete", "Finish"]
+    assert isinstance(records[1], Fence)
+    assert records[2].token == records[1].token
