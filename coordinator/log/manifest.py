@@ -52,8 +52,8 @@ class DecidedManifest:
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _JSON: msgspec.json.Decoder[Manifest] = msgspec.json.Decoder(Manifest)
-_FORMAT = Format("manifest {}", MANIFEST_VERSION, damaged="restore it from a backup of the store")
-_DECODER = VersionedDecoder(_FORMAT, _JSON)
+MANIFEST_FORMAT = Format("manifest {}", MANIFEST_VERSION, damaged="restore it from a backup of the store")
+_DECODER = VersionedDecoder(MANIFEST_FORMAT, _JSON)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION, Manifest
+from barrier_runtime.coordinator.log.manifest import MANIFEST_FORMAT, Manifest
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.state.versioned import Format, VersionedDecoder
@@ -65,8 +65,7 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
 def decode_savepoint(where: str, data: bytes) -> Savepoint:
     """Raises `InvalidJob` for one that a newer release wrote, `Corrupt` for anything else that is none."""
     savepoint = _DECODER.decode(data, where)
-    if savepoint.taken.version > MANIFEST_VERSION:
-        _FORMAT.check(savepoint.taken.version, where)
+    MANIFEST_FORMAT.check(savepoint.taken.version, where)
     for snapshot in savepoint.taken.operators:
         for ref in snapshot.files:
             inside = ref.key is None or _OBJECT.fullmatch(ref.key) is not None

@@ -24,13 +24,13 @@ from barrier_runtime.state.store.open import open_existing_store, open_store
 from barrier_runtime.state.store.urls import shown
 
 _CLAIM = "claimed-by"
-_AT_ONCE = 8
+COPIES_AT_ONCE = 8
 _CREATE_ATTEMPTS = 5
 
 
 def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
-    """Copy `copy.objects` of `store` to the folder `url`, and make them a savepoint. Returns the bytes that it has. The same
-    savepoint again is no error; raises `InvalidJob` where another one is, `ObjectNotFound` when a file is gone."""
+    """Copy `copy.objects` of `store` to the folder `url`, and make them a savepoint. Returns the bytes that it has. The
+    same savepoint again is no error; raises `InvalidJob` where another one is, `ObjectNotFound` when a file is gone."""
     target, wanted = open_store(url), copy.savepoint
     known = _found(target, url)
     if known is not None and known != wanted:
@@ -106,7 +106,11 @@ def delete_savepoint(url: str, *, keep_claim: bool = False) -> int:
 
 def copy_objects(source: ObjectStore, target: ObjectStore, objects: Mapping[str, str]) -> None:
     """`objects`: key of `source` -> key of `target`."""
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="savepoint-copy") as pool:
+    if COPIES_AT_ONCE == 1:
+        for key, to in objects.items():
+            copy_object(source, key, target, to)
+        return
+    with ThreadPoolExecutor(COPIES_AT_ONCE, thread_name_prefix="savepoint-copy") as pool:
         copies = [pool.submit(partial(copy_object, source, key, target, to)) for key, to in objects.items()]
         try:
             for each in copies:

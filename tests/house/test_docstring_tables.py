@@ -22,6 +22,9 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/postgres/columns.py": "types, by rules: tests/ends/test_postgres_types.py",
     "barrier_runtime/connectors/sink_bases/file_committable.py": "cases: tests of the sweep",
     "barrier_runtime/connectors/sink_bases/write_ahead.py": "crash points: certify goes through them",
+    "coordinator/checkpoints/savepoints.py": "interleavings: tests/coordinator/job/test_job_savepoints.py",
+    "coordinator/log/savepoint_choice.py": "cases: tests/coordinator/savepoints",
+    "coordinator/savepoints/importing.py": "crash points: tests/coordinator/savepoints",
     "coordinator/server/last_word.py": "cases: tests/coordinator/server",
 }
 

@@ -13,9 +13,12 @@ import msgspec
 from facts import Decision, Facts
 from workload import NOT_KNOWN, Row, Workload, transfer
 
+from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import own_files
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Lead, Record
+from barrier_runtime.coordinator.log.savepoint import Savepoint
 from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE
 from barrier_runtime.state.store.object_store import PutOutcome
 
 Report = Callable[[str, str], None]  # (checker, what is wrong)
@@ -58,6 +61,9 @@ class Checker:
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
         """Readers of `sink` see these rows, in this order, from now on. `checkpoint`: 0 where the sink does not say."""
+
+    def on_savepoint(self, savepoint: Savepoint, read: Callable[[str], bytes]) -> None:
+        """It was written just now. `read` gives what is in its folder."""
 
     def at_end(self, expected_all: bool) -> None:
         """Nothing more will happen. `expected_all`: the job has read all of its input and says that it is finished."""
@@ -216,6 +222,39 @@ class NothingLost(Checker):
                 lost = [(seq, leg) for seq in range(count) for leg in (0, 1) if (source, split, seq, leg) not in seen]
                 if lost:
                     self.wrong(f"sink {sink} lacks {len(lost)} rows of {source}-{split}, e.g. {lost[:3]}")
+
+
+class SavepointsAreVisible(Checker):
+    """A savepoint is a complete checkpoint all of whose rows are visible; it has no transactions, and all its files."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._shown: dict[str, set[tuple[str, int, int, int]]] = defaultdict(set)
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        self._shown[sink].update((row.source, row.split, row.seq, row.leg) for row in rows)
+
+    def on_savepoint(self, savepoint: Savepoint, read: Callable[[str], bytes]) -> None:
+        taken = savepoint.taken
+        what = f"the savepoint of checkpoint {taken.checkpoint}"
+        decisions = [each for each in self.facts.decisions if each.record.checkpoint == taken.checkpoint]
+        if not decisions or decisions[-1].record.token != taken.token:
+            self.wrong(f"{what}, generation {taken.token}, is of none that is complete")
+            return
+        decision = decisions[-1]
+        came = {(*split, seq, leg) for split, n in decision.positions.items() for seq in range(n) for leg in (0, 1)}
+        for sink in self.workload.sinks:
+            lacking = came - decision.in_flight - self._shown[sink]
+            if lacking:
+                self.wrong(f"{what} was written, but sink {sink} shows {len(lacking)} of its rows not yet")
+        for snapshot in taken.operators:
+            if snapshot.operator in self.workload.sinks and PENDING_VALUE in {*snapshot.values, *snapshot.objects}:
+                self.wrong(f"{what} has transactions of sink {snapshot.operator}")
+            for ref in snapshot.files:
+                if ref.key is not None:
+                    data = read(ref.key)[ref.offset : ref.offset + ref.size]
+                    if sha256_hex(data) != ref.sha256:
+                        self.wrong(f"{what} has other bytes in {ref.key} than the checkpoint had")
 
 
 class NothingReordered(Checker):
@@ -605,6 +644,7 @@ PROTOCOL_CHECKERS: tuple[type[Checker], ...] = (  # of every workload
 BANK_CHECKERS: tuple[type[Checker], ...] = (
     NothingDoubled,
     NothingLost,
+    SavepointsAreVisible,
     NothingReordered,
     WholeState,
     OneCut,

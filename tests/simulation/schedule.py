@@ -108,6 +108,7 @@ class Schedule:
     events: EventTimes | None = None  # the job is one in event time; else it is the bank
     lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
+    savepoints: tuple[int, ...] = ()  # ms, when one is asked for
     sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
     actions: tuple[Action, ...] = field(default=())
 
@@ -134,7 +135,16 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
-    return _bounded(_timely(_draw_corners(_draw_kind(seed))))
+    return _draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed)))))
+
+
+def _draw_savepoints(schedule: Schedule) -> Schedule:
+    """Of every third job of the bank."""
+    rng = random.Random(f"savepoints {schedule.seed}")
+    if schedule.events is not None or schedule.queue or schedule.conditions_ignored or rng.random() > 0.35:
+        return schedule
+    moments = tuple(sorted(rng.randrange(schedule.chaos_ms) for _ in range(rng.randint(1, 4))))
+    return replace(schedule, savepoints=moments)
 
 
 def _timely(schedule: Schedule) -> Schedule:

@@ -193,6 +193,22 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "        self._deciding.run(",
     ),
     (
+        "savepoint-before-its-rows-are-visible",
+        "a checkpoint is copied as soon as it is complete, while sinks have still to commit what it lists",
+        "bank",
+        "coordinator/checkpoints/savepoints.py",
+        "            if all_through(entry.manifest.checkpoint):\n",
+        "            if entry.manifest.checkpoint:\n",
+    ),
+    (
+        "savepoint-with-transactions",
+        "what sinks list as pending is copied into the savepoint",
+        "bank",
+        "coordinator/log/savepoint.py",
+        "_settled(snapshot) if snapshot.operator in sinks else snapshot for",
+        "snapshot for",
+    ),
+    (
         "list-append-lost-in-a-delta",
         "the third element of a list of state is seen until the barrier, and not written with what it froze",
         "bank",

@@ -45,8 +45,12 @@ from barrier_runtime.connectors.files.sink import commit_log, commit_log_summary
 from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.coordinator.checkpoints.retention import Retention
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
+from barrier_runtime.coordinator.log.savepoint import SavepointCopy
+from barrier_runtime.coordinator.savepoints import files as savepoint_files
+from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.lease import Holder
@@ -78,6 +82,7 @@ from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.plan import Thresholds
+from barrier_runtime.state.store import open as open_module
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.state.store.paths import Paths
@@ -236,6 +241,7 @@ class World:
             bank = (*bank, RulesAgree)
         kinds = bank if schedule.events is None else (*PROTOCOL_CHECKERS, *EVENT_CHECKERS)
         self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in kinds]
+        self._wishes: list[SavepointRequest] = []  # for savepoints
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
         if beside is not None:
             self.target, self.target_faults = beside.target, beside.target_faults
@@ -309,11 +315,14 @@ class World:
             sweeps,
             counted(self.near_misses),
             self._servers(),
+            self._savepoints(),
         ):
             for world in self._both:
                 world._start_program(self.schedule.parallelism)
             for action in self.schedule.actions:
                 self.sim.at(action.at_ms * 1000, self._both[action.variant % len(self._both)]._act, action)
+            for at_ms in self.schedule.savepoints:
+                self.sim.at(at_ms * 1000, self._ask_for_savepoint)
             for world in self._both:
                 self.sim.after(_POLL_US, world._kill_what_is_asked)
             self._watch_to(self.schedule.chaos_ms * 1000)
@@ -326,6 +335,7 @@ class World:
                 self._until(lambda: self.hanging is None or not self.hanging.anybody, _LONGEST_HANG_S)
             for world in self._both:
                 world._expect_progress()
+            self._expect_savepoints()
             self._expect_event_time()
             self._expect_wall_timers()
             self._expect_messages()
@@ -921,6 +931,48 @@ class World:
         if runner is not None:
             self._on(self._current(), runner, runner.trigger)
 
+    # ------------------------------------------------------------ savepoints
+
+    @contextlib.contextmanager
+    def _savepoints(self) -> Iterator[None]:
+        """They go to stores of their own, which have no troubles; the checkers hear of each that is there."""
+
+        def watched(store: Any, url: str, copy: SavepointCopy) -> int:
+            size = savepoint_files.write_savepoint(store, url, copy)
+            self.near_misses["savepoints"] += 1
+            for on_savepoint in self._hooks["on_savepoint"]:
+                on_savepoint(savepoint_files.read_savepoint(url), savepoint_files.open_store(url).get)
+            return size
+
+        with (
+            patch.dict(open_module._memory_stores, clear=True),
+            patch.object(store_effects, "write_savepoint", watched),
+        ):
+            yield
+
+    def _ask_for_savepoint(self, _: Any = None) -> None:
+        runner = self._runner(self._current())
+        if runner is None:
+            return
+        number = len(self._wishes)
+        self._wishes.append(SavepointRequest(f"wish-{number}", f"memory://savepoint-{number}"))
+        self._on(self._current(), runner, partial(_ask, runner, self._wishes[-1]))
+
+    def _expect_savepoints(self) -> None:
+        """Of a job that is well, and goes on, each that it was asked for comes to an end."""
+        runner = self._runner(self._current())
+        if runner is None or not self._wishes:
+            return
+        for wish in self._wishes:
+            self._on(self._current(), runner, partial(_ask, runner, wish))
+
+        def all_over() -> bool:
+            known = self._runner(self._current())
+            return known is None or all(each.ended_ms is not None for each in known.status().savepoints)
+
+        if not self._until(all_over, HEALED_WITHIN_S):
+            self._wrong("Liveness", f"savepoints do not come to an end: {runner.status().savepoints}")
+
     # ------------------------------------------------------------ … at a certain moment
 
     def _leader(self, program: Program) -> Coordinator | None:
@@ -1139,7 +1191,11 @@ class World:
 @contextlib.contextmanager
 def _no_threads_of_their_own() -> Iterator[None]:
     """Jobs are greenlets of one thread: what production asks for at a time on several is asked one after the other."""
-    with patch.object(commit_log, "READS_AT_ONCE", 1), patch.object(commit_log_summary, "READS_AT_ONCE", 1):
+    with (
+        patch.object(commit_log, "READS_AT_ONCE", 1),
+        patch.object(commit_log_summary, "READS_AT_ONCE", 1),
+        patch.object(savepoint_files, "COPIES_AT_ONCE", 1),
+    ):
         yield
 
 
@@ -1195,6 +1251,12 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
     "committer outlives its program": World._committer_outlives,
     "rescale behind": World._rescale_behind,
 }
+
+
+def _ask(runner: JobRunner, wish: SavepointRequest) -> None:
+    with contextlib.suppress(InvalidJob):  # it ends just now, or has too many
+        runner.savepoint(wish)
+
 
 logging.getLogger("coordinator").setLevel(logging.CRITICAL)
 logging.getLogger("barrier_runtime").setLevel(logging.CRITICAL)
