@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.copying import copy_object
+from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome, folders_in
 
 
@@ -136,3 +139,16 @@ def test_the_url_of_a_store_opens_the_same_objects_and_carries_no_secret(any_sto
     assert "test" not in any_store.url.split("/")[0]
     assert any_store.url.startswith(("memory://", "file:///", "s3://"))
     assert "?" not in any_store.url
+
+
+def test_an_object_is_copied_from_another_store_whole(any_store: ObjectStore, tmp_path: Path) -> None:
+    """By the store itself where it can: from one of its own kind; otherwise through a file."""
+    others = (MemoryStore(), LocalStore(tmp_path / "other"), any_store)
+    content = bytes(range(256)) * 40_000
+    for number, other in enumerate(others):
+        other.put(f"from/{number}", content)
+        copy_object(other, f"from/{number}", any_store, f"to/{number}")
+        assert any_store.get(f"to/{number}") == content
+        with pytest.raises(ObjectNotFound):
+            copy_object(other, "from/nothing", any_store, "to/nothing")
+    assert sorted(info.key for info in any_store.list("to/")) == ["to/0", "to/1", "to/2"]
