@@ -25,6 +25,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 savepoints = typer.Typer(no_args_is_help=True, help="Look at savepoints, delete them.")
 app.add_typer(savepoints, name="savepoints")
 
+state = typer.Typer(no_args_is_help=True, help="Read the state in checkpoints and savepoints, without the program.")
+app.add_typer(state, name="state")
+
 Target = Annotated[str, typer.Argument(help="the file and the name of the flow in it: app.py:flow")]
 Coordinator = Annotated[str, typer.Option(help="REST address of the daemon, http://host:port; of several with commas")]
 TokenFile = Annotated[Path, typer.Option(help="file with the daemon's bearer token")]
@@ -238,6 +241,49 @@ def delete_savepoint(
     from barrier_runtime.tools.savepoints import delete
 
     print(delete(url, yes))
+
+
+Stored = Annotated[str, typer.Argument(help="a savepoint, or with --job the folder or URL of checkpoints")]
+OfJob = Annotated[str, typer.Option(help="the job whose checkpoints are in the folder")]
+Number = Annotated[int | None, typer.Option(help="of a retained checkpoint; default: the newest")]
+StateName = Annotated[str, typer.Argument(help="operator.state, as `state tables` lists it")]
+
+
+@state.command("tables")
+def state_tables(url: Stored, job: OfJob = "", checkpoint: Number = None) -> None:
+    """List the states of every operator."""
+    from barrier_runtime.tools.state import tables
+
+    print(tables(url, job, checkpoint))
+
+
+@state.command("show")
+def state_show(
+    url: Stored,
+    name: StateName,
+    job: OfJob = "",
+    checkpoint: Number = None,
+    key: Annotated[list[str] | None, typer.Option(help="column=value of the key; may be repeated")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="entries")] = 20,
+) -> None:
+    """Print entries of a state, a line of JSON each. With the whole key given only its part is read."""
+    from barrier_runtime.tools.state import show
+
+    print(show(url, job, checkpoint, name, key or (), limit))
+
+
+@state.command("export")
+def state_export(
+    url: Stored,
+    name: StateName,
+    to: Annotated[Path, typer.Option(help="a new Parquet file")],
+    job: OfJob = "",
+    checkpoint: Number = None,
+) -> None:
+    """Write a state to a Parquet file."""
+    from barrier_runtime.tools.state import export
+
+    print(export(url, job, checkpoint, name, to))
 
 
 @app.command()

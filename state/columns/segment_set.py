@@ -240,6 +240,13 @@ def link_segments(source: Path, names: Iterable[str], target: Path) -> None:
             link_or_copy(source / name, target / name)
 
 
+def segments_in(directory: Path, names: Iterable[str], state: str, max_parallelism: int) -> Iterator[Segment]:
+    """`state` among the segments of a snapshot, whose files `names` are in `directory`: one base, or nothing."""
+    files = _by_state(_files(directory, names)).get(state)
+    if files:
+        yield merged(list(map(_read, files)), max_parallelism, base=True)
+
+
 @dataclass(frozen=True)
 class SegmentsOf:
     """Those among the files `names` of `directory`, of which the key groups `first` to `last` are wanted."""

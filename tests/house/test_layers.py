@@ -23,7 +23,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("api",),
         ("launch",),
         ("spark", "testing"),
-        ("inspect",),
+        ("inspect", "state_tables"),
         ("runtime",),
         ("graph",),
         ("connectors",),

@@ -1,0 +1,136 @@
+"""Values of state as columns: from the bytes that are stored and the type that a snapshot tells, to Arrow. Pure.
+
+| type in the program                                  | column                                           |
+|------------------------------------------------------|--------------------------------------------------|
+| bool, int, float, str, bytes                         | bool, int64, double, string, binary              |
+| datetime, date, time, timedelta, UUID, Decimal       | string, as they are stored                       |
+| list, set, tuple of one type                         | list                                             |
+| dict of str or int                                   | map                                              |
+| dataclass, msgspec.Struct, named tuple               | struct; a field that an entry lacks is null      |
+| enum, literals                                       | string or int64                                  |
+| X or None                                            | that of X                                        |
+| pickled values                                       | binary                                           |
+| everything else, and what older releases wrote       | string, JSON                                     |
+
+Values of an earlier version (`migrate=`) are shown as they are stored: its fields that are still there, others null.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.state.errors import UNREADABLE, Corrupt
+from barrier_runtime.state.snapshots.value_types import ValueType
+
+_PLAIN: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "str": pa.string(),
+    "bytes": pa.binary(),
+}
+_TEXT = {"datetime", "time", "date", "timedelta", "uuid", "decimal"}
+_TIMED = (b"\xc1E", b"\xc1P")  # a write time is before the value: see `state.values.expiry`
+_TIMED_BYTES = 10
+_VERSIONED = b"\xc1V"  # a version is: see `operators.state.migration`
+_VERSIONED_BYTES = 3
+_decode = msgspec.msgpack.Decoder().decode
+_json = msgspec.json.Encoder(order="deterministic")
+
+
+@dataclass(frozen=True)
+class ValueColumn:
+    """`of(value)`: what Arrow takes for a decoded value."""
+
+    type: pa.DataType
+    of: Callable[[Any], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _as_json(value: Any) -> str:
+    return _json.encode(value).decode()
+
+
+_JSON_COLUMN = ValueColumn(pa.string(), _as_json)
+_PICKLED = ValueColumn(pa.binary(), _same)
+
+
+def column_of(kind: ValueType | None) -> ValueColumn:
+    """None: the snapshot does not tell."""
+    if kind is None:
+        return _JSON_COLUMN
+    if kind.kind in _PLAIN:
+        return ValueColumn(_PLAIN[kind.kind], float if kind.kind == "float" else _same)
+    if kind.kind in _TEXT:
+        return ValueColumn(pa.string(), _text)
+    if kind.kind == "pickle":
+        return _PICKLED
+    if kind.kind == "union":
+        return _of_union(kind)
+    if kind.kind == "choice" and kind.values:
+        types = {type(value) for value in kind.values if value is not None}
+        return ValueColumn(pa.int64(), _same) if types == {int} else ValueColumn(pa.string(), _text)
+    if kind.kind in ("list", "tuple") and kind.of and all(each == kind.of[0] for each in kind.of):
+        item = column_of(kind.of[0])
+        return ValueColumn(pa.list_(item.type), lambda value: [None if one is None else item.of(one) for one in value])
+    if kind.kind == "dict" and len(kind.of) == 2 and kind.of[0].kind in ("str", "int"):
+        key, inner = column_of(kind.of[0]), column_of(kind.of[1])
+        number = kind.of[0].kind == "int"
+        return ValueColumn(
+            pa.map_(key.type, inner.type),
+            lambda value: [(int(k) if number else k, None if v is None else inner.of(v)) for k, v in value.items()],
+        )
+    if kind.kind in ("class", "array") and kind.fields:
+        return _of_class(kind)
+    return _JSON_COLUMN
+
+
+def _of_union(kind: ValueType) -> ValueColumn:
+    some = [each for each in kind.of if each.kind != "none"]
+    if len(some) != 1:
+        return _JSON_COLUMN
+    inner = column_of(some[0])
+    return ValueColumn(inner.type, lambda value: None if value is None else inner.of(value))
+
+
+def _of_class(kind: ValueType) -> ValueColumn:
+    fields = [(field.name, column_of(field.type)) for field in kind.fields]
+    names = [name for name, _ in fields]
+
+    def made(value: Any) -> dict[str, Any]:
+        given = dict(zip(names, value, strict=False)) if isinstance(value, list) else value
+        return {name: None if given.get(name) is None else column.of(given[name]) for name, column in fields}
+
+    return ValueColumn(pa.struct([pa.field(name, column.type) for name, column in fields]), made)
+
+
+def without_marks(data: bytes) -> tuple[int | None, bytes]:
+    """Write time (ms; None: it has none) and the value's own bytes."""
+    written_ms = None
+    if data[:2] in _TIMED:
+        written_ms, data = int.from_bytes(data[2:_TIMED_BYTES], "big", signed=True), data[_TIMED_BYTES:]
+    if data[:2] == _VERSIONED:
+        data = data[_VERSIONED_BYTES:]
+    return written_ms, data
+
+
+def decoded(data: bytes, pickled: bool, where: str) -> Any:
+    """A stored value as plain Python; a pickled one as its bytes, which nobody opens here."""
+    if pickled:
+        return data
+    try:
+        return _decode(data)
+    except UNREADABLE as error:
+        raise Corrupt(
+            f"{where}: a value is not readable ({error}): it is of a codec that this release does not know"
+        ) from error

@@ -1,0 +1,354 @@
+"""Opens a checkpoint or savepoint and gives each state in it as an Arrow table. Reads only, from storage alone.
+
+Columns of a table: the key's columns by their names, then
+
+    value, reducing, aggregating     value
+    list                             position, value
+    map, broadcast                   entry, value
+    timers                           at (timestamp[ms, UTC])
+    columns                          its columns; parts of a key behind the user's, such as a window, are namespace_1, …
+
+and `written_at` (timestamp[ms, UTC]) where the state has a time to live. Entries whose time is over and that were not
+swept yet are there, too.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.coordinator.log.decision_log import complete_of
+from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.savepoints.files import find_savepoint
+from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress
+from barrier_runtime.state.backend.stored_part import StoredPart
+from barrier_runtime.state.columns.segment import Segment, as_binary
+from barrier_runtime.state.columns.wide_columns import is_wide
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.file_links import segment_number
+from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.keys.key_codec import decode_key
+from barrier_runtime.state.keys.key_groups import key_group
+from barrier_runtime.state.kv.shard import PREFIX_BYTES
+from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
+from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_existing_store
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state_tables.columns_of_values import ValueColumn, column_of, decoded, without_marks
+
+_BATCH_ROWS = 16_384
+_GROUP_BYTES = 2
+_READS_AT_ONCE = 8
+_COLUMNS = StateDescription("columns")
+_TIME = pa.timestamp("ms", tz="UTC")
+_PROGRESS = msgspec.json.Decoder(SourceProgress)
+
+
+@dataclass(frozen=True)
+class StateTableInfo:
+    """One state of one operator. `bytes`: of the operator's files in all, which its states share."""
+
+    operator: str
+    state: str
+    kind: str  # value, list, map, reducing, aggregating, timers, columns
+    key: str  # columns of the key, with their types; empty where the checkpoint does not tell
+    type: str  # of its values; empty where the checkpoint does not tell
+    bytes: int
+
+
+def open_checkpoint(url: str, job: str = "", checkpoint: int | None = None) -> "StoredState":
+    """A savepoint's folder, or with `job` the checkpoints that it keeps in `url`, the newest or number `checkpoint`.
+
+    >>> with open_checkpoint("s3://jobs", "orders") as stored:
+    ...     stored.table("alarms", "last").read_pandas()
+
+    Raises `InvalidJob` when there is none, `Corrupt` when it is damaged. A running job drops old checkpoints: what is
+    read slowly should be a savepoint."""
+    store = open_existing_store(url)
+    if not job:
+        savepoint = find_savepoint(url)
+        if savepoint is None:
+            raise InvalidJob(f"{shown(url)} is no savepoint: for a checkpoint give the job's name as well")
+        return StoredState(store, savepoint.taken, f"savepoint {shown(url)}")
+    paths = Paths(check_job_id(job))
+    view = read_log(store, paths.log_record, completes=1, restore=checkpoint, run_id="")
+    found = [complete_of(entry) for entry in view.completes]
+    record = next((each for each in found if checkpoint in (None, each.checkpoint)), None)
+    if record is None:
+        newest = f"; its newest is {found[0].checkpoint}" if found else ""
+        wanted = "" if checkpoint is None else f" {checkpoint}"
+        raise InvalidJob(f"job {job} has no completed checkpoint{wanted} in {shown(url)}{newest}")
+    manifest = verified_manifest(record.manifest, store.get(record.manifest), record.sha256)
+    return StoredState(store, manifest, f"checkpoint {record.checkpoint} of job {job}")
+
+
+class StoredState:
+    """Made by `open_checkpoint`. Use as a context manager, or call `close`: files are fetched to a temporary folder."""
+
+    def __init__(self, store: ObjectStore, manifest: Manifest, what: str) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._what = what
+        self._folder = tempfile.TemporaryDirectory(prefix="barrier-state-")
+        self._opened = 0
+
+    def __enter__(self) -> "StoredState":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def __repr__(self) -> str:
+        return f"<StoredState: {self._what}>"
+
+    @property
+    def job(self) -> str:
+        return self._manifest.job
+
+    @property
+    def checkpoint(self) -> int:
+        return self._manifest.checkpoint
+
+    def tables(self) -> list[StateTableInfo]:
+        """Every keyed state, by operator and name."""
+        found: dict[tuple[str, str], StateTableInfo] = {}
+        sizes: dict[str, int] = {}
+        for snapshot in self._manifest.operators:
+            sizes[snapshot.operator] = sizes.get(snapshot.operator, 0) + sum(ref.size for ref in snapshot.files)
+        for snapshot in self._manifest.operators:
+            for name, what in _states_of(snapshot).items():
+                found[snapshot.operator, name] = StateTableInfo(
+                    snapshot.operator,
+                    name,
+                    what.kind,
+                    snapshot.values.get(KEYS, b"").decode(),
+                    "" if what.type is None else str(what.type),
+                    sizes[snapshot.operator],
+                )
+        return [found[place] for place in sorted(found)]
+
+    def table(self, operator: str, state: str, where: Mapping[str, Any] | None = None) -> pa.RecordBatchReader:
+        """The state as batches, in no order. `where`: only keys with these values; with all columns of the key only the
+        files of the subtask that has it are read."""
+        parts = [each for each in self._manifest.operators if each.operator == operator and state in _states_of(each)]
+        if not parts:
+            known = ", ".join(f"{each.operator}.{each.state}" for each in self.tables()) or "none"
+            raise InvalidJob(f"{self._what} has no state {state!r} of operator {operator!r}; it has: {known}")
+        keys = _Keys(parts[0].values.get(KEYS, b"").decode(), where or {}, f"{operator}.{state}")
+        groups = keys.groups(self._manifest.max_parallelism)
+        if groups is not None:
+            parts = [each for each in parts if each.keyed is not None and _has(each, groups)]
+        what = next((_states_of(each)[state] for each in parts), ONE_VALUE)
+        batches = self._batches(parts, state, what, keys, groups)
+        first = next(batches, None)
+        if first is None:
+            schema = keys.schema_of_nothing(what)
+            return pa.RecordBatchReader.from_batches(schema, [])
+        return pa.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
+
+    def positions(self) -> pa.Table:
+        """How far each split of each source was read: source, split, rows, finished, position (JSON of its reader)."""
+        rows = []
+        for snapshot in self._manifest.operators:
+            if SPLITS_VALUE in snapshot.values or SPLITS_VALUE in snapshot.objects:
+                (whole,) = with_values(self._store, [snapshot], _READS_AT_ONCE)
+                for split, at in _PROGRESS.decode(whole.values[SPLITS_VALUE]).splits.items():
+                    position = bytes(at.position).decode()
+                    rows.append((snapshot.operator, split, at.rows, at.finished, position))
+        names = ("source", "split", "rows", "finished", "position")
+        types = (pa.string(), pa.string(), pa.int64(), pa.bool_(), pa.string())
+        columns = list(zip(*rows, strict=True)) or [()] * len(names)
+        return pa.table({n: pa.array(c, t) for n, c, t in zip(names, columns, types, strict=True)})
+
+    # ------------------------------------------------------------ inside
+
+    def _batches(
+        self,
+        parts: list[OperatorSnapshot],
+        state: str,
+        what: StateDescription,
+        keys: "_Keys",
+        groups: tuple[int, int] | None,
+    ) -> Iterator[pa.RecordBatch]:
+        schema: pa.Schema | None = None
+        for part in parts:
+            assert part.keyed is not None
+            self._opened += 1
+            with StoredPart(part.keyed, self._store, Path(self._folder.name) / str(self._opened)) as opened:
+                for segment in opened.segments(state):
+                    yield from _of_segment(segment, keys, self._manifest.max_parallelism)
+                entries = opened.entries(state) if groups is None else opened.entries(state, *groups)
+                for rows in _rows(entries, what, keys, f"{self._what}, {keys.where}"):
+                    batch = rows.batch(schema)
+                    schema = schema or batch.schema
+                    yield batch
+
+
+def _states_of(snapshot: OperatorSnapshot) -> dict[str, StateDescription]:
+    keyed = snapshot.keyed
+    if keyed is None:
+        return {}
+    segments = any(segment_number(ref.name) is not None for ref in keyed.files)
+    own = _COLUMNS if segments else ONE_VALUE  # the runtime's own states are not described
+    return {name: keyed.described.get(name, own) for name in keyed.states}
+
+
+def _has(snapshot: OperatorSnapshot, groups: tuple[int, int]) -> bool:
+    assert snapshot.keyed is not None
+    return snapshot.keyed.key_group_first <= groups[0] <= snapshot.keyed.key_group_last
+
+
+def _chain(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from others
+
+
+class _Keys:
+    """The key's columns, and which keys are wanted."""
+
+    def __init__(self, told: str, wanted: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        self.fields = [_field(each) for each in told.split(", ")] if told else []
+        self.names = [name for name, _ in self.fields]
+        for name in wanted:
+            if self.names and name not in self.names:
+                raise InvalidJob(f"{where}: its key has no column {name!r}, it has {', '.join(self.names)}")
+        self._wanted = dict(wanted)
+
+    def groups(self, max_parallelism: int) -> tuple[int, int] | None:
+        """The key groups to be read; None: all."""
+        if not self.names or set(self._wanted) != set(self.names):
+            return None
+        group = key_group(tuple(self._wanted[name] for name in self.names), max_parallelism)
+        return group, group
+
+    def wants(self, key: tuple[Any, ...]) -> bool:
+        return all(key[self.place(name)] == value for name, value in self._wanted.items())
+
+    @property
+    def wants_all(self) -> bool:
+        return not self._wanted
+
+    def place(self, name: str) -> int:
+        return self.names.index(name) if self.names else int(name.removeprefix("key_")) - 1
+
+    def named(self, fields: int) -> list[str]:
+        """Names for so many fields of a key."""
+        if not self.names:
+            return [f"key_{number}" for number in range(1, fields + 1)]
+        beside = range(1, fields - len(self.names) + 1)
+        return [*self.names, *[f"namespace_{number}" for number in beside]]
+
+    def array(self, place: int, values: list[Any]) -> pa.Array:
+        known = self.fields[place][1] if place < len(self.fields) else None
+        return pa.array(values, known) if known is not None else pa.array(values)
+
+    def schema_of_nothing(self, what: StateDescription) -> pa.Schema:
+        columns = [(name, kind or pa.string()) for name, kind in self.fields]
+        if what.kind == "timers":
+            return pa.schema([*columns, ("at", _TIME)])
+        between = {"list": [("position", pa.int64())], "map": [("entry", pa.string())]}.get(what.kind, [])
+        value = [] if what.kind == "columns" else [("value", column_of(what.type).type)]
+        return pa.schema([*columns, *between, *value])
+
+
+def _field(told: str) -> tuple[str, pa.DataType | None]:
+    name, _, kind = told.rpartition(": ")
+    try:
+        return name, pa.type_for_alias(kind)
+    except ValueError:  # timestamps and others: what its values are is asked then
+        return name, None
+
+
+@dataclass
+class _Rows:
+    """A lot of entries on their way into a batch."""
+
+    keys: "_Keys"
+    what: StateDescription
+    column: ValueColumn
+    found: list[tuple[tuple[Any, ...], Any, Any, int | None]]  # key, position or entry or time, value, write time
+
+    def batch(self, schema: pa.Schema | None) -> pa.RecordBatch:
+        keys = [key for key, _, _, _ in self.found]
+        arrays = [self.keys.array(place, list(field)) for place, field in enumerate(zip(*keys, strict=True))]
+        names = self.keys.named(len(arrays))
+        kind = self.what.kind
+        if kind in ("list", "map"):
+            names.append("position" if kind == "list" else "entry")
+            arrays.append(pa.array([beside for _, beside, _, _ in self.found]))
+        if kind == "timers":
+            names.append("at")
+            arrays.append(pa.array([beside for _, beside, _, _ in self.found], _TIME))
+        else:
+            names.append("value")
+            arrays.append(pa.array([self.column.of(value) for _, _, value, _ in self.found], self.column.type))
+        if self.what.ttl is not None:
+            names.append("written_at")
+            arrays.append(pa.array([written for _, _, _, written in self.found], _TIME))
+        batch = pa.RecordBatch.from_arrays(arrays, names)
+        return batch if schema is None or batch.schema.equals(schema) else batch.cast(schema)
+
+
+def _rows(entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: _Keys, where: str) -> Iterator[_Rows]:
+    if what.kind == "columns":
+        if next(entries, None) is not None:
+            raise InvalidJob(
+                f"{where}: its entries were moved to disk, and the checkpoint does not tell their columns: read one "
+                "that was taken while they fitted in memory"
+            )
+        return
+    pickled = what.type is not None and what.type.kind == "pickle"
+    column = column_of(what.type)
+    rows = _Rows(keys, what, column, [])
+    for whole, data in entries:
+        fields = decode_key(whole, PREFIX_BYTES)
+        key, beside = fields, None
+        if what.kind == "timers" and what != ONE_VALUE:
+            key, beside = fields[1:], fields[0]
+        elif what.kind in ("list", "map"):
+            if fields[-1] is True and data[:2] == b"\xc1\x00":
+                continue  # the number of entries
+            key, beside = fields[:-2], fields[-1]
+        if not keys.wants_all and not keys.wants(key):
+            continue
+        written_ms, own = without_marks(data)
+        value = None if what.kind == "timers" else decoded(own, pickled, where)
+        rows.found.append((key, beside, value, written_ms))
+        if len(rows.found) >= _BATCH_ROWS:
+            yield rows
+            rows = _Rows(keys, what, column, [])
+    if rows.found:
+        yield rows
+
+
+def _of_segment(segment: Segment, keys: _Keys, max_parallelism: int) -> Iterator[pa.RecordBatch]:
+    if isinstance(segment.keys, np.ndarray):
+        arrays = [pa.array(field) for field in segment.keys]
+    else:
+        whole = as_binary(segment.keys, segment.key_width, max_parallelism)
+        tuples = [decode_key(each.as_py(), _GROUP_BYTES) for each in whole]
+        arrays = [keys.array(place, list(field)) for place, field in enumerate(zip(*tuples, strict=True))]
+    names = keys.named(len(arrays))
+    for name, column in segment.columns.items():
+        names.append(name)
+        arrays.append(pa.array(column, pa.large_binary()) if is_wide(column.dtype) else pa.array(column))
+    table = pa.table(dict(zip(names, arrays, strict=True)))
+    if not keys.wants_all:
+        chosen = [keys.wants(key) for key in zip(*[each.to_pylist() for each in arrays], strict=True)]
+        table = table.filter(pa.array(chosen))
+    yield from table.to_batches(max_chunksize=_BATCH_ROWS)

@@ -1,0 +1,61 @@
+"""`barrier-runtime state`: what it prints of a checkpoint and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, ValueState
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.tools.state import export, show, tables
+
+
+class Last:
+    last = ValueState(int)
+
+    def process(self, key: tuple[str, int], row: dict[str, Any], ctx: Any) -> list[dict[str, Any]]:
+        self.last.value = row["n"]
+        return []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("state") / "ck")
+    flow = Dataflow("kept")
+    rows = [{"user": str(n % 3), "room": n % 2, "n": n} for n in range(60)]
+    schema = {"user": str, "room": int, "n": int}
+    keyed = flow.from_iterator("in", lambda index, of: iter(rows), schema=schema, splits=1).key_by("user", "room")
+    keyed.process("last", Last, schema={"user": str}).sink("out", CollectSink())
+    flow.run_local(checkpoints=folder, parallelism=2)
+    return folder
+
+
+def test_states_are_listed(folder: str) -> None:
+    head, *lines = tables(folder, "kept", None).splitlines()
+    assert head.split() == ["operator", "state", "kind", "key", "values"]
+    assert any(line.split()[:3] == ["last", "last", "value"] and "user: string, room: int64" in line for line in lines)
+
+
+def test_entries_are_shown_by_key_and_up_to_a_limit(folder: str) -> None:
+    assert len(show(folder, "kept", None, "last.last", (), 4).splitlines()) == 4
+    shown = show(folder, "kept", None, "last.last", ("user=2", "room=1"), 20)
+    assert [json.loads(line) for line in shown.splitlines()] == [{"user": "2", "room": 1, "value": 59}]
+    assert show(folder, "kept", None, "last.last", ("user=7", "room=1"), 20) == ""
+    assert len(show(folder, "kept", None, "last.last", ("room=1",), 20).splitlines()) == 3
+
+
+def test_a_state_is_exported_whole(folder: str, tmp_path: Path) -> None:
+    assert export(folder, "kept", None, "last.last", tmp_path / "last.parquet").endswith(": 6 rows")
+    rows = pq.read_table(tmp_path / "last.parquet").to_pylist()
+    assert {(row["user"], row["room"]): row["value"] for row in rows} == {(str(n % 3), n % 2): n for n in range(54, 60)}
+    with pytest.raises(InvalidJob, match="exists already"):
+        export(folder, "kept", None, "last.last", tmp_path / "last.parquet")
+
+
+def test_wrong_names_and_conditions(folder: str) -> None:
+    with pytest.raises(InvalidJob, match=r"write it as operator\.state"):
+        show(folder, "kept", None, "last", (), 20)
+    with pytest.raises(InvalidJob, match="write it as column=value"):
+        show(folder, "kept", None, "last.last", ("user",), 20)
