@@ -39,9 +39,16 @@ class ListingThread:
         self._new: list[Split] = []
         self._ended: list[tuple[str, int | None, int]] = []  # since the last listing began
         self._trouble: Exception | None = None
+        self._wake: Callable[[], None] | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"discovery-{name}", daemon=True)
         self._thread.start()
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """See `Waking`. The first listing may be there already."""
+        with self._lock:
+            self._wake = wake
+        wake()
 
     def found(self) -> Sequence[Split]:
         if not self._new and self._trouble is None:
@@ -75,6 +82,7 @@ class ListingThread:
             except Exception as error:
                 with self._lock:
                     self._trouble = error
+                self._tell()
                 if not isinstance(error, Unavailable):
                     return
                 rest_s = min(rest_s, _AGAIN_S)
@@ -85,4 +93,13 @@ class ListingThread:
                 self._seen.absorb()
                 with self._lock:
                     self._new += new
+                if new:
+                    self._tell()
             self._closed.wait(max(rest_s, _RESTS * (time.monotonic() - began_s)))
+
+    def _tell(self) -> None:
+        """What was found can be taken by now."""
+        with self._lock:
+            wake = self._wake
+        if wake is not None:
+            wake()

@@ -6,7 +6,7 @@ far: restoring it yields the very next row.
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -94,6 +94,20 @@ class Preparable(Protocol):
 
     def prepare(self) -> None:
         """Off the loop; at most once, and after `seek`. Not called for every split: `poll` must do without."""
+        ...
+
+
+@runtime_checkable
+class Waking(Protocol):
+    """A reader whose rows, or a discovery whose splits, come by a thread: it wakes its subtask when there is something
+    to take, and need not be asked again and again meanwhile. Its `next_due_ns` may then be far away.
+
+    The order that loses nothing: what came can be taken first, then `wake` is called.
+    """
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Called once, before the first `poll` or `found`. `wake` may be called on any thread and as often as one
+        likes: it never blocks, and asks the subtask to look."""
         ...
 
 

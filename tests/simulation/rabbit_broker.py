@@ -19,6 +19,7 @@ from barrier_runtime.connectors.source import Split
 PREFETCH = 12
 _TRAVEL_US = (300, 3_000)
 _GONE_US = 500_000  # until the broker knows that a consumer is gone, or takes a silent one for gone
+_LOOK_NS = 2_000_000
 _COLUMNS = columns_of("json", TRANSFERS, ("message_id",), "message_id", True, "the simulated queue")
 
 
@@ -125,6 +126,11 @@ class _Reader(RabbitReader):
     def prepare(self) -> None:
         if self._consumer is None:
             self._consumer = SimConsumer(self._rabbit, _process(self._rabbit.simulation))  # type: ignore[assignment]
+
+    def next_due_ns(self) -> int | None:
+        """No thread waits for messages here, and none wakes the slot: the queue is looked at every two milliseconds."""
+        due_ns = super().next_due_ns()
+        return None if due_ns is None else self._polled_ns + _LOOK_NS
 
 
 class SimRabbitSource(RabbitMQQueue):

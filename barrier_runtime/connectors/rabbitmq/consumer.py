@@ -43,9 +43,12 @@ class ReceivedMessage:
 
 
 class Consumer:
-    """Connects at once; `close` ends it. `where` is for messages."""
+    """Connects at once; `close` ends it. `where` is for messages. `wake` is called when there are messages where none
+    were, and when it gives up."""
 
-    def __init__(self, broker: Broker, queue: str, prefetch: int, where: str) -> None:
+    def __init__(
+        self, broker: Broker, queue: str, prefetch: int, where: str, wake: Callable[[], None] = lambda: None
+    ) -> None:
         self.failed: InvalidJob | None = None  # why it gave up
         self.connection = 0  # how many there have been
         self.connected = False
@@ -53,6 +56,7 @@ class Consumer:
         self._queue = queue
         self._prefetch = prefetch
         self._where = where
+        self._tell = wake
         self._messages: deque[ReceivedMessage] = deque()
         self._orders: deque[tuple[Delivery, Callable[[Any, int], None]]] = deque()
         self._pika: Any = None  # the open connection
@@ -120,6 +124,7 @@ class Consumer:
                 trouble = explained(error, self._broker, self._queue, self._where)
                 if isinstance(trouble, InvalidJob):
                     self.failed = trouble
+                    self._tell()
                     return
                 if not self._closing.is_set():
                     log.warning("%s; connecting again", trouble)
@@ -137,6 +142,8 @@ class Consumer:
         def received(channel: Any, method: Any, properties: Any, body: bytes) -> None:
             delivery = Delivery(number, method.delivery_tag)
             self._messages.append(ReceivedMessage(delivery, body, properties, method.routing_key, method.redelivered))
+            if len(self._messages) == 1:  # of more the loop knows, or has been told and will look
+                self._tell()
 
         try:
             channel = pika_connection.channel()

@@ -12,7 +12,7 @@ order of a queue is kept with one consumer only (and not for messages that were 
 import datetime
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -24,7 +24,7 @@ from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, 
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
-_POLL_NS = 2_000_000  # how often an empty buffer is looked at
+_POLL_NS = 100_000_000  # how often an empty buffer is looked at; messages wake the slot
 _BATCH_BYTES = 16 << 20
 _MAX_PREFETCH = 65_535  # AMQP's field for it
 _PAYLOAD = b"consumer"  # a consumer of an earlier, larger parallelism is made again by it: one more does no harm
@@ -173,6 +173,7 @@ class RabbitReader:
         self._handed = Delivery(0, 0)  # the last message that was returned
         self._acknowledged = Delivery(0, 0)
         self._covered: deque[tuple[int, Delivery]] = deque()  # by checkpoint: the last message before it
+        self._wake: Callable[[], None] = lambda: None
         self._polled_ns = 0
         self._active_ns: int | None = None  # when there last was a reason not to be idle
         self._connection = 0
@@ -182,9 +183,12 @@ class RabbitReader:
     def finished(self) -> bool:
         return self._finished
 
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
     def prepare(self) -> None:
         if self._consumer is None:
-            self._consumer = Consumer(self._broker, self._queue, self._prefetch, self._where)
+            self._consumer = Consumer(self._broker, self._queue, self._prefetch, self._where, self._wake)
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         self.prepare()

@@ -33,6 +33,7 @@ from barrier_runtime.connectors.source import (
     Split,
     SplitReader,
     StagedSource,
+    Waking,
 )
 from barrier_runtime.coordinator.metric_table import DISCOVERY_FAILURES, FAR_EVENT_TIMES, SPLITS_DISCOVERED
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
@@ -63,6 +64,7 @@ _DAY_MS = 86_400_000
 _FAR_MS = _DAY_MS  # ahead of the clock: an event time that is told of
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; the rest when their turn comes
 _POLL_NS = 10_000_000  # for discovered splits, when nothing is due before
+_POLL_WAKING_NS = 500_000_000  # the same of a discovery that wakes
 _REOPEN_S = 1.0  # a discovered split that cannot be opened now is tried again then
 _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # its `order`, a number that no other place has, and the split
 
@@ -88,6 +90,7 @@ class SourceDriver:
         self._open: set[str] = set()  # ids of unfinished splits, also of those that are just being opened
         self._made: dict[str, SplitReader] = {}  # readers of found splits on their way from the worker to the loop
         self._looked_ns = 0
+        self._look_again_ns = _POLL_NS
         self._told_ns = -_DAY_MS * 1_000_000  # when operators heard of a watermark last
         self._turn = 0
         self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the batch returned last
@@ -124,6 +127,9 @@ class SourceDriver:
             isinstance(spec.source, FindsAgain) and spec.source.finds_again
         )
         self._discovery = assignment.discovery
+        if isinstance(self._discovery, Waking):
+            self._discovery.wake_by(context.wake_from_thread)
+            self._look_again_ns = _POLL_WAKING_NS
         self._finished = FinishedSplits(assignment.finished, context.executor)
         self._done_rows, self._done_ms = assignment.done_rows, assignment.done_ms
         self._at_end = assignment.at_end
@@ -133,7 +139,7 @@ class SourceDriver:
         prepared = 0
         for split in assignment.splits:
             progress = restored.splits.get(split.id)
-            reader = spec.source.reader(split)
+            reader = self._reader(split)
             self._open.add(split.id)
             self._take_on(OpenSplit(split, reader, progress))
             if progress is not None and progress.position != NO_POSITION:
@@ -228,7 +234,7 @@ class SourceDriver:
     def next_due_ns(self) -> int | None:
         """When the next row is due, if every unfinished split knows that, or when to look for splits again; None =
         poll as soon as possible."""
-        earliest = None if self._discovery is None else self._looked_ns + _POLL_NS
+        earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
         for *_, split in self._queue:
             assert split.reader is not None
             due_ns = split.reader.next_due_ns()
@@ -299,6 +305,12 @@ class SourceDriver:
         self._made = {}
 
     # ------------------------------------------------------------ inside
+
+    def _reader(self, split: Split) -> SplitReader:
+        reader = self._spec.source.reader(split)
+        if isinstance(reader, Waking):
+            reader.wake_by(self._context.wake_from_thread)
+        return reader
 
     def _take_on(self, split: OpenSplit) -> None:
         heapq.heappush(self._queue, self._place(split))
@@ -434,7 +446,7 @@ class SourceDriver:
         reached = self._at_end.get(split.id)
 
         def make() -> None:
-            reader = self._spec.source.reader(split)
+            reader = self._reader(split)
             self._made[split.id] = reader
             if reached is not None:
                 self._seek(reader, split, bytes(reached.position))

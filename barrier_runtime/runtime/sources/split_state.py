@@ -2,7 +2,7 @@
 
 import msgspec
 
-from barrier_runtime.connectors.source import CheckpointListener, Split, SplitReader
+from barrier_runtime.connectors.source import CheckpointListener, Split, SplitReader, Waking
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.runtime.sources.progress import NO_POSITION, SplitProgress
 
@@ -25,6 +25,7 @@ class OpenSplit:
         "rows",
         "silent_ns",
         "size",
+        "wakes",
     )
 
     def __init__(self, split: Split, reader: SplitReader, progress: SplitProgress | None) -> None:
@@ -33,6 +34,7 @@ class OpenSplit:
         self.size = split.size
         self.reader: SplitReader | None = reader
         self.listener = reader if isinstance(reader, CheckpointListener) else None
+        self.wakes = isinstance(reader, Waking)  # its thread gathers rows: they do not rest here once more
         self.asked = progress is not None  # for rows: its position may differ from that of the beginning
         self.rows = progress.rows if progress else 0
         self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
@@ -48,7 +50,7 @@ class OpenSplit:
         self.silent_ns = None
         self.asked_ns = now_ns
         self.rows += rows
-        due_ns = None if self.reader is None else self.reader.next_due_ns()
+        due_ns = None if self.reader is None or self.wakes else self.reader.next_due_ns()
         self.rests_ns = 0 if due_ns is None or due_ns <= now_ns else now_ns + _TICK_NS
 
     def rests(self, now_ns: int) -> bool:

@@ -5,7 +5,7 @@ No lock: each side writes its own counter, and a deque hands over. Trouble is me
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,6 +13,10 @@ import pyarrow as pa
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 
 _TOGETHER_BYTES = 256 * 1024  # up to which small chunks are taken as one
+
+
+def no_wake() -> None:
+    """Nobody sleeps until there are rows."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,15 @@ class Fetched:
 
 
 class PartitionQueue:
-    """`partition` is read from `position` on."""
+    """`partition` is read from `position` on. `wake` is called when there is something to take where nothing was."""
 
-    def __init__(self, topic: str, partition: int, position: KafkaPosition, where: str) -> None:
+    def __init__(
+        self, topic: str, partition: int, position: KafkaPosition, where: str, wake: Callable[[], None] = no_wake
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.where = where
+        self._wake = wake
         self.start = position
         self.end = position.end
         self.next_offset = position.offset  # to be fetched; the fetching thread's
@@ -57,9 +64,12 @@ class PartitionQueue:
         self._put_bytes += _size(fetched)
         self.next_offset = fetched.next_offset
         self._items.append(fetched)
+        if len(self._items) == 1:  # of more the loop knows, or has been told and will look
+            self._wake()
 
     def fail(self, trouble: Exception) -> None:
         self.trouble = self.trouble or trouble
+        self._wake()
 
     # ------------------------------------------------------------ the loop
 

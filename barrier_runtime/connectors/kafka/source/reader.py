@@ -5,11 +5,12 @@ from there (but see `start="group"`).
 """
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
+from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue, no_wake
 from barrier_runtime.connectors.kafka.source.position import (
     POSITION,
     KafkaPosition,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
     from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 
-_POLL_NS = 1_000_000  # at an empty queue
+_POLL_NS = 100_000_000  # at an empty queue, to see that the fetching thread is alive; it wakes us when rows come
 
 
 class KafkaReader:
@@ -37,6 +38,7 @@ class KafkaReader:
         self._position = begin(split)
         self._fetcher: Fetcher | None = None
         self._queue: PartitionQueue | None = None
+        self._wake: Callable[[], None] = no_wake
         self._polled_ns = 0
         self._at_checkpoint: dict[int, int] = {}  # offset by checkpoint
 
@@ -49,11 +51,14 @@ class KafkaReader:
         """Fetched and not yet taken."""
         return self._queue.held_bytes if self._queue is not None else 0
 
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
     def prepare(self) -> None:
         """Begin to fetch."""
         if self._queue is None and not self.finished:
             split = self._split
-            queue = PartitionQueue(split.topic, split.partition, self._position, self._where)
+            queue = PartitionQueue(split.topic, split.partition, self._position, self._where, self._wake)
             self._fetcher = self._pool.join(queue)
             self._queue = queue
 
