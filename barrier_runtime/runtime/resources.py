@@ -1,12 +1,12 @@
 """What a slot process has for as long as it lives: stores, threads, memory, clock. Each generation of it uses them."""
 
 import asyncio
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
+from barrier_runtime.runtime.host.heap import PROCESS_HEAP
 from barrier_runtime.runtime.host.workers import WorkerPool
 from barrier_runtime.runtime.network.channels import LocalOutput
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
@@ -32,15 +32,6 @@ class SlotOptions:
     latency_target_s: float = 0.001  # most that rows of a source wait for others
 
 
-def trim_memory(dropped: bool) -> None:
-    """What start-up allocated is not walked again by every collection. `dropped`: a generation was, and it was frozen
-    with the rest: circles of objects, caches and all."""
-    if dropped:
-        gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-
-
 @dataclass
 class SlotResources:
     """What outlives a generation inside one slot process."""
@@ -58,6 +49,6 @@ class SlotResources:
     settings: SlotOptions
     new_uuid: Callable[[], str]
     clock: Clock = SYSTEM_CLOCK
-    trim_memory: Callable[[bool], None] = trim_memory  # called once per deployment; True: another one was dropped
+    trim_memory: Callable[[bool], None] = PROCESS_HEAP.trim  # True: a generation was dropped since it was called last
     window_bytes: int = MAX_WINDOW_BYTES  # most that is in flight on one channel
     local_output: type[LocalOutput] = LocalOutput  # of channels that stay inside the slot

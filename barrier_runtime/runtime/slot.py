@@ -97,6 +97,7 @@ class Slot:
         self._execution: Execution | None = None
         self._deploying: asyncio.Task[None] | None = None
         self._closing: list[asyncio.Future[None]] = []  # of dropped generations
+        self._untrimmed = False  # a generation was dropped, and its memory is not collected yet
         self._highest_checkpoint = 0
         self._last_completed = 0
         self._committed: dict[str, int] = {}
@@ -204,7 +205,7 @@ class Slot:
             return
         if execution is not self._execution or execution.cancelled:
             return
-        self._res.trim_memory(bool(self._closing))
+        self._trim_memory()
         self._restored = Restored(self.token, (now_s() - began) * 1000)
         self._send(self._restored)
 
@@ -268,6 +269,8 @@ class Slot:
             self._highest_seen()
             self._execution.cancel()
             self._closing = [closed for closed in self._closing if not closed.done()] + [self._execution.closed]
+            self._untrimmed = True
+            self._execution.closed.add_done_callback(self._trim_while_idle)
         self._execution = None
         self.token = token
         self._phase = "idle"
@@ -276,6 +279,15 @@ class Slot:
         self._stops = False
         self._failure = None
         self._restored = None
+
+    def _trim_while_idle(self, closed: "asyncio.Future[None]") -> None:
+        """A collection is better now, while another slot is awaited, than between restore and start."""
+        if self._phase == "idle" and self._untrimmed and not self.left.done() and all(c.done() for c in self._closing):
+            self._trim_memory()
+
+    def _trim_memory(self) -> None:
+        dropped, self._untrimmed = self._untrimmed, False
+        self._res.trim_memory(dropped)
 
     # ------------------------------------------------------------ ExecutionEvents
 

@@ -29,6 +29,7 @@ import msgspec
 
 from barrier_runtime.coordinator.wire.messages import Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.runtime.host.heap import PROCESS_HEAP
 from barrier_runtime.runtime.host.time_slice import ask_for_short_slices
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.runtime.host.workers import Workers
@@ -43,6 +44,8 @@ from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+
+log = logging.getLogger("barrier_runtime.slot")
 
 _SWITCH_INTERVAL_S = 0.0005  # how long a worker thread may keep the loop waiting for the interpreter (default: 5 ms)
 _LIFE = "life.lock"
@@ -77,7 +80,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     ask_for_short_slices()
     slot_uuid = uuid.uuid4().hex
     directory = local_root(settings.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
-    remove_what_the_dead_left(directory.parent)
+    PROCESS_HEAP.begin()
     directory.mkdir(mode=0o700, parents=True)
     with lent_environment(settings.environment), living_in(directory):
         try:
@@ -193,6 +196,7 @@ async def _run(
     )
     watchdog.start()
     linking = loop.create_task(link.run())
+    workers.submit(partial(remove_what_the_dead_left, directory.parent), _removed)  # a replacement does not wait for it
     try:
         linking.add_done_callback(partial(_link_broke, this.left))
         shutdown = await this.left
@@ -206,6 +210,11 @@ async def _run(
         plane.close()
         workers.close()
         copies.drop_all()
+
+
+def _removed(result: None, error: BaseException | None) -> None:
+    if error is not None:
+        log.warning("what dead slots of this run left on this host stays until the run ends: %s", error)
 
 
 def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]") -> None:

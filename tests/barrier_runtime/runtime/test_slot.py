@@ -28,7 +28,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.launch.local import LocalDataPlane
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.runtime.resources import trim_memory
+from barrier_runtime.runtime.host.heap import Heap
 from barrier_runtime.state.errors import ProtocolViolation
 
 
@@ -267,7 +267,7 @@ async def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
         seen.append(weakref.ref(operator))
         return operator
 
-    bench = Bench(tmp_path, make_operator=make, trim_memory=trim_memory)
+    bench = Bench(tmp_path, make_operator=make, trim_memory=Heap().trim)
     bench.operators = NoMemory()
     for token in (5, 6, 7):
         await bench.running(token)
@@ -277,6 +277,30 @@ async def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
     assert len(seen) == 3
     assert seen[0]() is None
     await bench.close()
+
+
+async def test_a_dropped_generation_is_collected_while_another_slot_is_awaited(tmp_path):
+    """| a generation is dropped … | collected, with all that is frozen    |
+    |---|---|
+    | and closed before Deploy  | then: nothing is left for the restore  |
+    | by Deploy itself          | when the next one has restored         |
+    | with the job              | never: the process leaves              |
+    """
+    trimmed = []
+    bench = Bench(tmp_path, trim_memory=trimmed.append)
+    await bench.running(5)
+    assert trimmed == [False]
+    bench.tell(CancelGeneration(6, 0))
+    await bench.until(lambda: len(trimmed) == 2)
+    assert all(closed.done() for closed in bench.slots[0]._closing)
+    await bench.running(6)
+    assert trimmed == [False, True, False]
+    await bench.running(7)
+    assert trimmed == [False, True, False, True]
+    bench.tell(Shutdown("finished", ""))
+    await bench.until(lambda: all(closed.done() for closed in bench.slots[0]._closing))
+    await bench.close()
+    assert trimmed == [False, True, False, True]
 
 
 class NoMemory:

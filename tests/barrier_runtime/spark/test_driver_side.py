@@ -133,6 +133,34 @@ print(sorted(set(sys.modules) - loaded))
     assert done.stdout.strip() == "[]"
 
 
+def test_a_forked_worker_reads_no_archive_anew_and_walks_nothing_that_was_imported_before(tmp_path):
+    """Every worker of pyspark, which comes in an archive, begins with `importlib.invalidate_caches`."""
+    script = """
+import gc, importlib, os, sys, zipfile, zipimport
+path = sys.argv[1]
+with zipfile.ZipFile(path, "w") as archive:
+    for name in ("first", "second"):
+        archive.writestr(f"packed/{name}.py", f"name = {name!r}")
+    archive.writestr("packed/__init__.py", "")
+sys.path.insert(0, path)
+import packed.first
+from barrier_runtime.spark import worker_daemon
+read = []
+really = zipimport._read_directory
+zipimport._read_directory = lambda archive: read.append(archive) or really(archive)
+importlib.invalidate_caches()
+seen = len(read)
+worker_daemon.forget_archives()
+worker_daemon.keep_from_collector()
+importlib.invalidate_caches()
+import packed.second
+print(seen, len(read) - seen, packed.second.name, len(gc.get_objects()) < 1_000 < gc.get_freeze_count())
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "archive.zip")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "2 0 second True"
+
+
 def test_what_a_job_says_of_its_endpoint_is_gone_before_the_next_job_in_the_same_worker(monkeypatch):
     monkeypatch.setenv("AWS_REGION", "of-the-worker")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)

@@ -1,0 +1,67 @@
+"""What the collector of a slot's process walks; each test in a process of its own, whose heap it may freeze.
+
+| the heap …                  | a generation has restored | it was dropped                      |
+|---|---|---|
+| imports, few objects beside | collected                 | collected: circles of it are gone   |
+| very many objects beside    | collected, then frozen    | unfrozen once, collected            |
+"""
+
+import subprocess
+import sys
+
+_BEFORE = """
+import gc, weakref
+from barrier_runtime.runtime.host import heap
+class Circle:
+    def __init__(self, beside=0):
+        self.itself, self.beside = self, [[] for _ in range(beside)]
+process = heap.Heap()
+process.begin()
+imports = gc.get_freeze_count()
+gc.disable()
+"""
+
+
+def said_by(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", _BEFORE + script], capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout.strip()
+
+
+def test_imports_are_frozen_and_a_dropped_generation_is_collected_without_them() -> None:
+    said = said_by("""
+generation = Circle()
+seen = weakref.ref(generation)
+process.trim(False)
+frozen = gc.get_freeze_count()
+del generation
+process.trim(True)
+print(imports > 1_000, frozen == imports == gc.get_freeze_count(), seen() is None)
+""")
+    assert said == "True True True"
+
+
+def test_a_generation_with_very_many_objects_is_frozen_and_still_collected_when_it_is_dropped() -> None:
+    said = said_by("""
+generation = Circle(beside=2 * heap._MANY)
+seen = weakref.ref(generation)
+process.trim(False)
+frozen = gc.get_freeze_count()
+del generation
+process.trim(True)
+print(frozen > imports + heap._MANY, seen() is None)
+""")
+    assert said == "True True"
+
+
+def test_what_an_earlier_slot_of_the_process_left_frozen_is_collected_before_the_next_one_begins() -> None:
+    said = said_by("""
+generation = Circle(beside=2 * heap._MANY)
+seen = weakref.ref(generation)
+process.trim(False)
+del generation
+process.begin()
+print(seen() is None, len(gc.get_objects()) < 1_000)
+""")
+    assert said == "True True"
