@@ -52,7 +52,8 @@ from barrier_runtime.state.store.urls import shown
 
 log = logging.getLogger("barrier_runtime.job")
 
-_POLL_S = 0.25
+_POLL_S = 0.25  # between two questions, however often there are news, or when nobody answers
+_NEWS_WITHIN_S = 1.0  # how long an answer may take without news: as often the JVM is looked at
 _TELL_AGAIN_S = 60.0  # of a trouble that lasts
 _LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end them
 
@@ -153,8 +154,12 @@ class _Coordinator:
 
     def status(self) -> JobStatus | None:
         """None while it is being restarted. Raises when it never will be there again, or refuses this run."""
+        return self.next_status(None, 0.0)
+
+    def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:
+        """The same, as soon as there are news since `last`, at the latest after `wait_s`."""
         try:
-            return self.client.status(self._spec.job, self._spec.run_id)
+            return self.client.next_status(self._spec.job, self._spec.run_id, last, wait_s)
         except Unavailable:
             if self._embedded is not None:
                 self._embedded.ensure_alive()
@@ -334,11 +339,13 @@ class JobHandle:
     def _follow(self) -> None:
         """Until the job ended: do what its coordinator asks of Spark. Raises when that cannot be done any more."""
         killed: set[int] = set()
+        status: JobStatus | None = None
         while not self._ended.is_set():
             trouble = jvm_trouble(self._spark)
             if trouble is not None:
                 raise trouble
-            status = self._coordinator.status()
+            asked_s = time.monotonic()
+            status = self._coordinator.next_status(status, _NEWS_WITHIN_S)
             if status is not None:
                 self._last = status
                 self._tell_condition(status)
@@ -351,7 +358,7 @@ class JobHandle:
                 if status.outcome is not None:
                     return
                 self._repeat_stop(status)
-            self._ended.wait(_POLL_S)
+            self._ended.wait(max(0.0, asked_s + _POLL_S - time.monotonic()))
 
     def _tell_condition(self, status: JobStatus) -> None:
         """The coordinator's own log is not what the user of this program reads."""

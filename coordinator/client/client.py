@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from barrier_runtime.coordinator.client.rest_types import (
+    LONGEST_WAIT_S,
     STORAGE_HEADER,
     DaemonReply,
     ErrorReply,
@@ -19,6 +20,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     StopRequest,
     SubmitReply,
     TriggerReply,
+    news_of,
 )
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -82,6 +84,13 @@ class CoordinatorClient:
     def status(self, job: str, run_id: str = "") -> JobStatus:
         """Of the run that was submitted last, or of run `run_id`; so also with `trigger` and `stop`."""
         return self._call("GET", _path(job, "", run_id), b"", _STATUS)
+
+    def next_status(self, job: str, run_id: str, last: JobStatus | None, wait_s: float) -> JobStatus:
+        """The status as soon as its news (`news_of`) are others than those of `last`, at the latest after `wait_s`."""
+        if last is None:
+            return self.status(job, run_id)
+        path = f"{_path(job, '', run_id)}&unless={news_of(last)}&wait={min(wait_s, LONGEST_WAIT_S):g}"
+        return self._call("GET", path, b"", _STATUS)
 
     def checkpoints(self, job: str) -> CheckpointsStatus:
         return self._call("GET", f"/jobs/{check_job_id(job)}/checkpoints", b"", _CHECKPOINTS)

@@ -1,10 +1,21 @@
 """What the REST interface says and takes, besides `JobSpec` and `JobStatus`. Shared by server and client."""
 
+import hashlib
 from typing import Literal
 
 import msgspec
 
+from barrier_runtime.coordinator.status.status import JobStatus
+
+LONGEST_WAIT_S = 3.0  # for news; less than any client waits for an answer
 STORAGE_HEADER = "X-Storage"  # percent-encoded URL of the store that the submitting program uses
+
+
+def news_of(status: JobStatus) -> str:
+    """Of what a driver acts on: how the job is, whether and how it ended, which tasks to kill, and who says so. As long
+    as it is the same, a driver that asks with `unless=` waits for an answer."""
+    news = (status.leader, status.outcome, status.condition, status.condition_reason, status.kill)
+    return hashlib.sha256(msgspec.json.encode(news)).hexdigest()[:32]
 
 
 class SubmitReply(msgspec.Struct, frozen=True):

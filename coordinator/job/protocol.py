@@ -109,6 +109,12 @@ class JobProtocol:
         return job_status(self._job, self._phase.name, self.outcome, self._phase.reason, self.condition, now_ms)
 
     @property
+    def news(self) -> tuple[object, ...]:
+        """What drivers act on: another value whenever it may be worth their while to look at the status."""
+        condition, job = self._watch.condition, self._job
+        return (condition.state, condition.reason, self.outcome, job.slots.kills if job.leads else ())
+
+    @property
     def lead_position(self) -> int | None:
         """Of the newest log record by which this process leads; None when it does not lead."""
         leadership = self._job.leadership

@@ -170,7 +170,7 @@ async def _serve_rest(
         import uvicorn
 
         from barrier_runtime.coordinator.server.rest import ControlAddress, application
-        from barrier_runtime.coordinator.server.rest_connection import MAX_HEAD_BYTES, BoundedConnection
+        from barrier_runtime.coordinator.server.rest_connection import MAX_HEAD_BYTES, BoundedConnection, RestingServer
 
         host, port = server.address
         app = application(directory, ControlAddress(host, port), token, os.getpid())
@@ -184,9 +184,10 @@ async def _serve_rest(
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             timeout_keep_alive=5,
             server_header=False,
+            date_header=False,
         )
         log.info("REST at http://%s:%d", *web.getsockname()[:2])
-        uvicorn_server = uvicorn.Server(config)
+        uvicorn_server = RestingServer(config)
         uvicorn_server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         await uvicorn_server.serve(sockets=[web])
     finally:

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.client.rest_token import Token
 from barrier_runtime.coordinator.client.rest_types import (
+    LONGEST_WAIT_S,
     STORAGE_HEADER,
     DaemonReply,
     ErrorReply,
@@ -33,6 +34,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     StopRequest,
     SubmitReply,
     TriggerReply,
+    news_of,
 )
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
@@ -105,7 +107,15 @@ class Api:
         )
 
     async def job(self, request: Request) -> Response:
-        return _json(await self._status(request))
+        """With `unless=` and `wait=` (seconds): when its news are others than those, or the time is over."""
+        status = await self._status(request)
+        wait_s = _wait_s(request)
+        if wait_s and request.query_params.get("unless") == news_of(status):
+            runner = await self._find(*_job_and_run(request))
+            if runner is not None:
+                await runner.changed(wait_s)
+                status = await self._status(request)
+        return _json(status)
 
     async def checkpoints(self, request: Request) -> Response:
         return _json((await self._status(request)).checkpoints)
@@ -270,6 +280,17 @@ def _job_and_run(request: Request) -> tuple[str, str | None]:
     """A program asks for its own run, whoever was submitted since; a person for the last one."""
     run = request.query_params.get("run")
     return check_job_id(request.path_params["job"]), None if run is None else check_job_id(run)
+
+
+def _wait_s(request: Request) -> float:
+    given = request.query_params.get("wait", "0")
+    try:
+        wait_s = float(given)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= LONGEST_WAIT_S:
+        raise InvalidJob(f"wait={given!r} is not understood: give seconds, at most {LONGEST_WAIT_S:g}")
+    return wait_s
 
 
 def _unknown(job: str) -> HTTPException:

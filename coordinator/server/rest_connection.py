@@ -6,7 +6,9 @@
 """
 
 import asyncio
+from types import FrameType
 
+from uvicorn import Server
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -14,6 +16,23 @@ from uvicorn.server import ServerState
 MAX_CONNECTIONS = 128
 REQUEST_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 64 * 1024
+
+
+class RestingServer(Server):
+    """uvicorn's looks ten times a second whether it is to end, and an idle coordinator does hardly anything else."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # makes the headers of answers; without a date they stay as they are
+        await self._leaving.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._leaving.set)
 
 
 class BoundedConnection(H11Protocol):

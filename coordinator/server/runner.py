@@ -106,6 +106,7 @@ class JobRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: dict[asyncio.Future[None], tuple[object, ...]] = {}  # with the news when each began
         self._ended: asyncio.Future[JobEnded] | None = None
         self._broken = ""  # why, when the job broke inside
         self._left = False  # `run` was cancelled: whatever slots still say, nobody leads here any more
@@ -191,6 +192,26 @@ class JobRunner:
         if refusal:
             raise InvalidJob(refusal)
 
+    async def changed(self, wait_s: float) -> None:
+        """Until what drivers act on is another than now, at most `wait_s`."""
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listening[told] = self._news
+        try:
+            await asyncio.wait([told], timeout=wait_s)
+        finally:
+            del self._listening[told]
+
+    @property
+    def _news(self) -> tuple[object, ...]:
+        return (*self._protocol.news, self._broken, self.outcome)
+
+    def _tell_listeners(self) -> None:
+        if self._listening:
+            news = self._news
+            for told, before in self._listening.items():
+                if news != before and not told.done():
+                    told.set_result(None)
+
     # ------------------------------------------------------------ slots
 
     def slot_connected(self, link: SlotLink, register: Register) -> None:
@@ -232,6 +253,7 @@ class JobRunner:
             self._handling = False
         self._set_timer()
         self._history.save()
+        self._tell_listeners()
 
     def _handle(self, event: Event) -> None:
         if self._broken:
@@ -257,6 +279,7 @@ class JobRunner:
     def _break(self, reason: str) -> None:
         led_at = self.lead_position
         self._broken = reason
+        self._tell_listeners()
         for number, link in list(self._links.items()):
             link.send(Shutdown("failed", reason))
             self._close(number)
@@ -330,6 +353,7 @@ class JobRunner:
         self.outcome = effect
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(self.outcome)
+        self._tell_listeners()
 
     def _leads(self) -> bool:
         return self.outcome is None and self.lead_position is not None

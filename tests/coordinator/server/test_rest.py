@@ -1,5 +1,6 @@
 """The REST interface: who may ask, what is refused, and that nothing secret is ever said."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 from coordinator_world import options, spec
 
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
-from barrier_runtime.coordinator.client.rest_types import SubmitReply
+from barrier_runtime.coordinator.client.rest_types import SubmitReply, news_of
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import Api, ControlAddress, application
 from barrier_runtime.coordinator.status.status import JobStatus
@@ -104,6 +105,45 @@ async def test_a_job_is_submitted_once_however_often_it_is_sent():
         jobs = (await http.get("/jobs", headers=GOOD)).json()
         assert [job["job"] for job in jobs] == ["flights"]
         assert (await http.get("/jobs/flights/checkpoints", headers=GOOD)).json()["completed"] == 0
+
+
+async def test_a_status_that_is_asked_for_with_its_news_comes_when_there_are_others():
+    """| the driver knows …      | the answer comes                              |
+    |---|---|
+    | nothing, or other news  | at once                                       |
+    | the news there are      | when they change, at the latest after `wait=` |
+    """
+    async with served() as (http, directory):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        runner = directory.job("flights")
+        await until(lambda: runner.phase == "waiting")
+        known = msgspec.json.decode((await http.get("/jobs/flights", headers=GOOD)).content, type=JobStatus)
+        same = f"/jobs/flights?run=run-1&unless={news_of(known)}"
+        for url in (same, f"{same}&wait=0", f"{same}&wait=0.01", "/jobs/flights?run=run-1&unless=other&wait=3"):
+            answer = msgspec.json.decode((await http.get(url, headers=GOOD)).content, type=JobStatus)
+            assert news_of(answer) == news_of(known)
+        waiting = asyncio.create_task(http.get(f"{same}&wait=3", headers=GOOD))
+        await until(lambda: len(runner._listening) == 1)
+        changed = asyncio.create_task(runner.changed(3_600))
+        await until(lambda: len(runner._listening) == 2)
+        runner.stop("now")
+        await asyncio.wait_for(changed, 60)
+        answer = msgspec.json.decode((await waiting).content, type=JobStatus)
+        assert (answer.outcome, news_of(answer) == news_of(known)) == ("cancelled", False)
+        assert not runner._listening
+
+
+@pytest.mark.parametrize("wait", ["soon", "-1", "nan", "3600"])
+async def test_a_wait_that_is_no_time_or_too_long_is_refused(wait):
+    async with served() as (http, _):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        answer = await http.get(f"/jobs/flights?wait={wait}", headers=GOOD)
+        assert (answer.status_code, "give seconds, at most 3" in answer.text) == (400, True)
+
+
+async def until(reached):
+    while not reached():
+        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(
