@@ -50,7 +50,7 @@ from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, Read
 from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
-from barrier_runtime.coordinator.status.history import History, RunOutcome, decode_history
+from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome, decode_history
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import (
     CommitFailing,
@@ -148,6 +148,11 @@ class JobProtocol:
     def history_revision(self) -> int:
         """Rises when something happened that a successor should know of."""
         return self._job.record.revision
+
+    @property
+    def known_slots(self) -> tuple[KnownSlot, ...]:
+        """Of which a successor should know, with their tasks."""
+        return self._job.slots.known()
 
     def history(self, outcome: RunOutcome | None = None) -> History:
         job = self._job

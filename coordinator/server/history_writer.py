@@ -1,7 +1,9 @@
 """A job's figures in its store, beside everything else: no step of the job waits for them, or ends for them.
 
-Written by the leader, one put at a time; what happens while one is under way goes with the next. At the end of a run it
-is written down how that ended, for whoever asks a daemon that did not see it.
+Written by the leader, one put at a time; what happens while one is under way goes with the next. Figures may be half a
+second old: ten checkpoints a second would cost as many puts, which disk and threads of the decisions have to do. Slots
+are told of at once, because a successor has the tasks killed of those that hang. At the end of a run it is written down
+how that ended, for whoever asks a daemon that did not see it.
 """
 
 import asyncio
@@ -14,13 +16,14 @@ from barrier_runtime.coordinator.job.effects import JobEnded
 from barrier_runtime.coordinator.job.events import HistoryTrouble
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.server.store_effects import StoreThreads
-from barrier_runtime.coordinator.status.history import RunOutcome, encode_history
+from barrier_runtime.coordinator.status.history import KnownSlot, RunOutcome, encode_history
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("coordinator.job")
 
+_BETWEEN_S = 0.5  # two puts
 _TRIES = 3  # to read it, and to write it at the end: a job neither starts nor ends later for its figures
 
 
@@ -48,6 +51,8 @@ class HistoryWriter:
         self._clock = clock
         self._saving: asyncio.Task[None] | None = None
         self._saved_revision = 0
+        self._saved_slots: tuple[KnownSlot, ...] = ()
+        self._rest: asyncio.Future[None] | None = None  # until the next put may begin
 
     async def read(self) -> tuple[bytes | None, str]:
         """The stored history, and why it could not be read, if so."""
@@ -63,14 +68,19 @@ class HistoryWriter:
 
     def save(self) -> None:
         """Write what is new, if anything is."""
-        if self._saving is None and self._unsaved():
+        if not self._unsaved():
+            return
+        if self._saving is None:
             self._saving = self._spawn(self._write())
+        elif self._rest is not None and self._protocol.known_slots != self._saved_slots:
+            self._end_rest()
 
     async def close(self, end: JobEnded) -> None:
         """Write how the run ended: no more than a few attempts."""
         if not self._protocol.has_led or end.outcome == "fenced" or end.outcome == "replaced":
             return
         if self._saving is not None:
+            self._end_rest()
             await asyncio.wait([self._saving])
         for attempt in range(1, _TRIES + 1):
             head = self._protocol.next_position - (0 if self._protocol.undecided else 1)
@@ -88,10 +98,11 @@ class HistoryWriter:
         try:
             attempt = 0
             while self._unsaved():
-                revision = self._protocol.history_revision
+                revision, slots = self._protocol.history_revision, self._protocol.known_slots
                 try:
                     await self._put(None)
-                    self._saved_revision, attempt = revision, 0
+                    self._saved_revision, self._saved_slots, attempt = revision, slots, 0
+                    await self._pause()
                 except (Unavailable, OSError) as error:
                     attempt += 1
                     self._in_trouble(error, attempt)
@@ -101,6 +112,19 @@ class HistoryWriter:
                     self._in_trouble(error, 1)
         finally:
             self._saving = None
+
+    async def _pause(self) -> None:
+        if self._protocol.known_slots != self._saved_slots or not self._leads():
+            return
+        self._rest = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait([self._rest], timeout=_BETWEEN_S)
+        finally:
+            self._rest = None
+
+    def _end_rest(self) -> None:
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     def _in_trouble(self, error: Exception, attempt: int) -> None:
         if attempt == 1:

@@ -30,13 +30,13 @@ JOB = spec(checkpoints=options(interval_ms=20), parallelism=1)
 class LocalSlot:
     """A slot in the same process, as local mode has it: answers at once."""
 
-    def __init__(self, runner, checkpoints=3):
+    def __init__(self, runner, checkpoints=3, attempt=0):
         self.runner = runner
         self.left = checkpoints
         self.inbox = []
         self.token = 0
         self.closed = asyncio.Event()
-        runner.slot_connected(self, Register(0, "local", 1, "h", 0, "", 0, 0, "idle"))
+        runner.slot_connected(self, Register(0, f"local{attempt or ''}", 1, "h", attempt, "", 0, 0, "idle"))
 
     def close(self):
         self.closed.set()

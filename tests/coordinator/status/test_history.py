@@ -5,12 +5,13 @@ import asyncio
 import msgspec
 import pytest
 from coordinator_world import Coordinator, kinds, options, spec, started
-from test_job_runner import JOB, lead, until
+from test_job_runner import JOB, LocalSlot, lead, until
 
 from barrier_runtime.coordinator.job.effects import ReadLog
 from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.server import history_writer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.history import History, RunOutcome, decode_history, encode_history
@@ -238,3 +239,38 @@ def successor_of(first, survivor, history):
     survivor.connect()
     second.settle()
     return second
+
+
+def test_checkpoints_in_quick_succession_are_written_together_slots_at_once_and_the_rest_at_the_end(monkeypatch):
+    """| while the last put is less than half a second ago … | the history is written          |
+    |---|---|
+    | a checkpoint ends                                       | when that time is over          |
+    | a slot comes, with another task                         | now: its task may have to be killed |
+    | the run ends                                            | now                             |
+    """
+    monkeypatch.setattr(history_writer, "_BETWEEN_S", 3_600.0)
+    store = CountingStore()
+
+    async def check(runner, slot):
+        await until(lambda: runner.status().checkpoints.completed >= 5, "some checkpoints")
+        before = store.histories
+        slot.close()
+        runner.slot_disconnected(slot)
+        again = LocalSlot(runner, checkpoints=1_000, attempt=7)
+        await until(lambda: [known.task_attempt for known in stored(store).slots] == [7], "the slot's task to be known")
+        assert store.histories <= before + 2
+        await until(lambda: runner.status().checkpoints.completed >= 10, "more checkpoints")
+        again.left = 1
+
+    outcome, _, runner = lead(store, check, checkpoints=1_000)
+    assert outcome.outcome == "finished"
+    assert store.histories < 8 < 11 <= runner.status().checkpoints.completed
+    assert stored(store).completed == runner.status().checkpoints.completed
+
+
+class CountingStore(MemoryStore):
+    histories = 0
+
+    def put(self, key, data):
+        super().put(key, data)
+        self.histories += key == PATHS.history
