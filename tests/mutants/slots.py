@@ -143,4 +143,47 @@ MUTANTS = (
         "            if not self.proven.done():\n",
         ("tests/barrier_runtime/runtime/network/test_data_plane.py",),
     ),
+    Mutant(
+        "slot-is-woken-before-the-rows-are-there",
+        "who wakes a slot has put first what it wakes it for",
+        "barrier_runtime/connectors/kafka/source/partition_queue.py",
+        "        self._items.append(fetched)\n"
+        "        if len(self._items) == 1:  # of more the loop knows, or has been told and will look\n"
+        "            self._wake()\n",
+        "        if not self._items:\n            self._wake()\n        self._items.append(fetched)\n",
+        ("tests/barrier_runtime/runtime/sources/test_waking_sources.py",),
+    ),
+    Mutant(
+        "trouble-of-a-partition-wakes-nobody",
+        "a slot that sleeps hears of a partition's trouble at once",
+        "barrier_runtime/connectors/kafka/source/partition_queue.py",
+        "        self.trouble = self.trouble or trouble\n        self._wake()\n",
+        "        self.trouble = self.trouble or trouble\n",
+        ("tests/barrier_runtime/runtime/sources/test_waking_sources.py",),
+    ),
+    Mutant(
+        "frozen-generation-stays-in-memory",
+        "a dropped generation is collected, also when it was frozen",
+        "barrier_runtime/runtime/host/heap.py",
+        "            gc.unfreeze()\n",
+        "            pass\n",
+        ("tests/barrier_runtime/runtime/host/test_heap.py",),
+    ),
+    Mutant(
+        "new-slot-is-written-down-late",
+        "a slot's task is in the history at once: a successor may have to have it killed",
+        "coordinator/server/history_writer.py",
+        "        elif self._rest is not None and self._protocol.known_slots != self._saved_slots:\n"
+        "            self._end_rest()\n",
+        "",
+        ("tests/coordinator/status/test_history.py",),
+    ),
+    Mutant(
+        "end-of-a-job-is-no-news",
+        "a driver that waits for news hears of the end of its job",
+        "coordinator/server/runner.py",
+        "        return (*self._protocol.news, self._broken, self.outcome)\n",
+        "        return ()\n",
+        ("tests/coordinator/server/test_rest.py",),
+    ),
 )
