@@ -31,6 +31,7 @@ DOORWAYS = {  # library -> the only places that may import it
     },
     "pyspark": ("barrier_runtime/spark/",),
     "hdrh": ("barrier_runtime/data/latency.py", "coordinator/"),
+    "greenlet": ("barrier_runtime/testing/simulation/jobs.py",),
     "starlette": ("coordinator/",),
     "uvicorn": ("coordinator/",),
     "typer": ("barrier_runtime/tools/cli.py", "barrier_runtime/tools/options.py", "coordinator/"),

@@ -550,7 +550,7 @@ def _segments_late() -> Iterator[None]:
 
 @canary("ack-before-upload", "a snapshot is acknowledged while its objects are on their way to the store")
 def _ack_before_upload() -> Iterator[None]:
-    from jobs import Pool
+    from barrier_runtime.testing.simulation.jobs import Pool
 
     class Hasty:
         def __init__(self, store: Any) -> None:

@@ -4,11 +4,11 @@ condition names who hangs, once the job has waited for as long as its user wants
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loop import SimProcess, Simulation
 from sinks import TogetherJsonlSink
 
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
 
 PROGRESS_TIMEOUT_MS = 3_000
 _SLACK_MS = 3_000  # a heartbeat travels, the condition is looked at

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from loop import Simulation
 
 from barrier_runtime import Cache, Retry
+from barrier_runtime.testing.simulation.loop import Simulation
 
 OWNER = {"owner": pa.int64()}
 _RETRY = Retry(1_000, datetime.timedelta(milliseconds=5), (ConnectionError, TimeoutError))

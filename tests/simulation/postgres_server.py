@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from loop import SECOND, SimProcess, Simulation
 from servers import Doorway
 from workload import AUDITED, Row
 
@@ -23,6 +22,7 @@ from barrier_runtime.connectors.postgres.columns import Column
 from barrier_runtime.connectors.postgres.sink import PostgresSink
 from barrier_runtime.connectors.postgres.target import PostgresTarget
 from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.testing.simulation.loop import SECOND, SimProcess, Simulation
 
 _TRAVEL_US = (200, 2_000)
 _LOOK_AGAIN_US = (10_000, 60_000)  # a lock that is held

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import msgspec
 import pyarrow as pa
-from loop import SimLoop, SimProcess, Simulation
 from workload import LEGS, TRANSFERS, legs
 
 from barrier_runtime import Dataflow
@@ -15,6 +14,7 @@ from barrier_runtime.connectors.rabbitmq.consumer import Delivery, ReceivedMessa
 from barrier_runtime.connectors.rabbitmq.rows import columns_of
 from barrier_runtime.connectors.rabbitmq.source import RabbitMQQueue, RabbitReader
 from barrier_runtime.connectors.source import Split
+from barrier_runtime.testing.simulation.loop import SimLoop, SimProcess, Simulation
 
 PREFETCH = 12
 _TRAVEL_US = (300, 3_000)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from events import EVENT_GRAPHS, EXPIRING, WALL_TIMERS, EventTimes
 from hanging import Hang
-from loop import WALL_START_NS
 from workload import GRAPHS, RULED, SIDE_GRAPHS
 
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
+from barrier_runtime.testing.simulation.loop import WALL_START_NS
 
 ACTIONS: dict[str, int] = {  # kind -> weight
     "crash slot": 10,

@@ -4,7 +4,7 @@ without an answer, or land long after who sent them has given up."""
 from collections.abc import Callable
 from typing import Any
 
-from loop import Simulation
+from barrier_runtime.testing.simulation.loop import Simulation
 
 _TRAVEL_US = (200, 3_000)
 _GIVE_UP_US = (100_000, 3_000_000)

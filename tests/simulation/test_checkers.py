@@ -30,7 +30,6 @@ from histories import (
     two_sinks,
 )
 from judged import Case, Table, Told, check, each_case, untold
-from loop import SimProcess, Simulation
 from schedule import draw
 from upsert_checkers import LastValues
 from workload import Row
@@ -42,6 +41,7 @@ from barrier_runtime.coordinator.status.history import encode_history
 from barrier_runtime.coordinator.status.status import CheckpointStatus
 from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
 
 MANIFEST = PATHS.manifest(1, 1)
 PROBE = f"{PATHS.probe_prefix}/x"

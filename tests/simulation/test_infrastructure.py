@@ -13,10 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loop import OutOfSteps, SimProcess, Simulation
-from lsm_kv import install as install_lsm
-from network import WINDOW
-from store import SimStore, StoreFaults
 
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.data.elements import Barrier, EndOfInput
@@ -30,6 +26,10 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound, PutOutcome
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.testing.simulation.loop import OutOfSteps, SimProcess, Simulation
+from barrier_runtime.testing.simulation.lsm_kv import install as install_lsm
+from barrier_runtime.testing.simulation.network import WINDOW
+from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
 
 
 class Two:

@@ -25,10 +25,7 @@ from facts import Facts
 from hanging import PROGRESS_TIMEOUT_MS, HangingJsonlSink, HangingOpens
 from kafka_broker import Broker
 from lookups import Owners
-from loop import WALL_START_NS, SimProcess, Simulation
-from lsm_kv import LsmBackend
 from near_misses import counted
-from network import SimListening
 from postgres_server import PostgresServer
 from rabbit_broker import RabbitQueue, stream_of
 from redis_server import RedisServer
@@ -36,7 +33,6 @@ from rule_checkers import RulesAgree
 from schedule import START_NS, Action, Schedule
 from servers import Doorway
 from sinks import Ledger, LedgerSink, TogetherJsonlSink
-from store import SimStore, StoreFaults
 from token_target import TokenSink, TokenTarget
 from upsert_checkers import UPSERT_CHECKERS, LastValues
 from workload import ROW, RULED, Row, Workload
@@ -87,6 +83,10 @@ from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.probe import probe_conditional_put
+from barrier_runtime.testing.simulation.loop import WALL_START_NS, SimProcess, Simulation
+from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
+from barrier_runtime.testing.simulation.network import SimListening
+from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
 
 JOB = "bank"
 PORT = 7000

@@ -8,16 +8,15 @@ top of it must catch.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from loop import SECOND, SimProcess, Simulation
-
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
+from barrier_runtime.testing.simulation.loop import SECOND, SimProcess, Simulation
 
 _TRAVEL_US = (300, 4_000)  # one way
 _GIVE_UP_US = (1 * SECOND, 10 * SECOND)  # how long a client waits for an answer that does not come
@@ -133,7 +132,7 @@ class SimStore:
         age_us = 0
         if self._strikes("stale_list", self._faults.stale_list):
             age_us = self._simulation.between_us(1, int(self._faults.stale_s * SECOND))
-        infos: list[ObjectInfo] = self._call("list", prefix, lambda: self._listing(prefix, age_us))
+        infos: Sequence[ObjectInfo] = self._call("list", prefix, lambda: self._listing(prefix, age_us))
         return iter(infos)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -211,7 +210,7 @@ class SimStore:
     # ------------------------------------------------------------ effects
 
     def _traced(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        self._memory.actor = self._process.name
+        self._memory.actor = self._process.name  # type: ignore[attr-defined]
         try:
             result = effect()
         except Exception as error:
@@ -235,7 +234,7 @@ class SimStore:
             deleted.extend((now, info) for info in self._memory.list(key) if info.key == key)
         self._memory.delete([key])
 
-    def _listing(self, prefix: str, age_us: int) -> "list[ObjectInfo]":
+    def _listing(self, prefix: str, age_us: int) -> Sequence[ObjectInfo]:
         """As it was `age_us` ago: without what came since, with what was deleted since."""
         infos = [*self._memory.list(prefix)]
         if age_us == 0:

@@ -9,22 +9,20 @@ A job of a dead process never goes on. A job of a stalled one goes on after the 
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from barrier_runtime.runtime.host.workers import Done, WorkerExecutor
-
-if TYPE_CHECKING:
-    from loop import SimProcess, Simulation
+from barrier_runtime.testing.simulation.contracts import AnyProcess, Simulated
 
 _START_US = (20, 300)
 
 
-class Job(greenlet):
+class BlockingJob(greenlet):  # type: ignore[misc]
     """One piece of work under way. The hub, which runs the events, is its parent."""
 
-    def __init__(self, process: "SimProcess", work: Callable[[], Any], ended: Callable[[Any, Any], None]) -> None:
+    def __init__(self, process: AnyProcess, work: Callable[[], Any], ended: Callable[[Any, Any], None]) -> None:
         super().__init__()
         self.process = process
         self._work = work
@@ -42,7 +40,7 @@ class Job(greenlet):
 class _Request:
     __slots__ = ("back_us", "effect", "error", "job", "result")
 
-    def __init__(self, job: Job, effect: Callable[[], Any], back_us: int) -> None:
+    def __init__(self, job: BlockingJob, effect: Callable[[], Any], back_us: int) -> None:
         self.job = job
         self.effect = effect
         self.back_us = back_us
@@ -53,12 +51,12 @@ class _Request:
 class Jobs:
     """All jobs of a simulation. `current` is the one that runs right now."""
 
-    def __init__(self, simulation: "Simulation") -> None:
+    def __init__(self, simulation: Simulated) -> None:
         self._simulation = simulation
         self._hub = getcurrent()
-        self.current: Job | None = None
+        self.current: BlockingJob | None = None
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: BlockingJob) -> None:
         job.process.jobs[job] = None
         self._switch(job)
 
@@ -95,7 +93,7 @@ class Jobs:
             request.error = raised
         self._simulation.after(request.back_us, self._go_on, request.job)
 
-    def running(self, what: str) -> Job:
+    def running(self, what: str) -> BlockingJob:
         """The current job. Blocking anywhere else would stop a loop."""
         if self._simulation.closed:
             raise GreenletExit
@@ -105,14 +103,14 @@ class Jobs:
             self.wait()
         return self.current
 
-    def _go_on(self, job: Job) -> None:
+    def _go_on(self, job: BlockingJob) -> None:
         process = job.process
         if process.running:
             self._switch(job)
         elif process.stalled:
             process.held.append((self._go_on, job))
 
-    def _switch(self, job: Job) -> None:
+    def _switch(self, job: BlockingJob) -> None:
         self.current = job
         try:
             job.switch()
@@ -133,7 +131,7 @@ class Jobs:
 class Pool:
     """A bounded number of simulated threads of one process; first in, first out."""
 
-    def __init__(self, process: "SimProcess", threads: int) -> None:
+    def __init__(self, process: AnyProcess, threads: int) -> None:
         self._process = process
         self._threads = threads
         self._waiting: deque[tuple[Callable[[], Any], Done, Callable[[], bool]]] = deque()
@@ -168,7 +166,7 @@ class Pool:
             self._ended()
             process.loop.call_soon(deliver, result, error)
 
-        process.simulation.jobs.begin(Job(process, work, ended))
+        process.simulation.jobs.begin(BlockingJob(process, work, ended))
 
     def _ended(self) -> None:
         self.running -= 1
@@ -178,7 +176,7 @@ class Pool:
 class SimWorkers:
     """`slot.workers.Workers` on simulated threads, with its executors."""
 
-    def __init__(self, process: "SimProcess", threads: int = 16) -> None:
+    def __init__(self, process: AnyProcess, threads: int = 16) -> None:
         self._process = process
         self._pool = Pool(process, threads)
         self._opening = Pool(process, 64)

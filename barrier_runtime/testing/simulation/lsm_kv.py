@@ -10,14 +10,13 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from loop import Simulation
-
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.kv.memory import MemoryKv
 from barrier_runtime.state.kv.rocksdb import SlotMemory, link_database
 from barrier_runtime.state.kv.store import Entry, KvStore
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
+from barrier_runtime.testing.simulation.loop import Simulation
 
 _lengths = struct.Struct(">Ii")
 _MAGIC = b"sst1"

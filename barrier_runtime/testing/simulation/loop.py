@@ -9,6 +9,9 @@ number, collection is off while a simulation runs, and what a dead process left 
 is closed.
 """
 
+# It stands in for classes of asyncio whose whole interface nobody here asks for.
+# mypy: disable-error-code="override,abstract,assignment,arg-type,type-arg,attr-defined"
+
 import asyncio
 import contextvars
 import gc
@@ -23,10 +26,10 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from jobs import Jobs, Pool, SimWorkers
-from network import SimListening, SimNetwork, SimServer
-
 from barrier_runtime.runtime.host.timer import LoopTimer
+from barrier_runtime.testing.simulation.contracts import Event
+from barrier_runtime.testing.simulation.jobs import Jobs, Pool, SimWorkers
+from barrier_runtime.testing.simulation.network import SimListening, SimNetwork, SimServer
 
 WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
 SECOND = 1_000_000  # the unit of virtual time is a microsecond
@@ -35,8 +38,6 @@ _TRACE_BLOCK = 512
 _AWAKE_US = (5, 60)  # until a thread of a continued process runs
 _NUMBER_STEP = 4096  # more processes than that no simulation has
 _MEMORY_FOLDER = Path("/dev/shm")
-
-Event = Callable[[Any], object]
 
 
 class OutOfSteps(Exception):
@@ -62,7 +63,7 @@ class Simulation:
     def __init__(self, seed: int, *, max_steps: int = 20_000_000) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.bits = self.rng.getrandbits
+        self.bits: Callable[[int], int] = self.rng.getrandbits
         self.now_us = 0
         self.steps = 0
         self.max_steps = max_steps
@@ -72,8 +73,8 @@ class Simulation:
         self._events: list[tuple[int, int, Event, Any]] = []
         self._sequence = 0
         self._hash = hashlib.blake2b(digest_size=16)
-        self._untold: list[tuple[object, ...]] = []  # trace entries that are not hashed yet
-        self._last: deque[tuple[object, ...]] = deque(maxlen=200)
+        self._untold: list[tuple[Any, ...]] = []  # trace entries that are not hashed yet
+        self._last: deque[tuple[Any, ...]] = deque(maxlen=200)
         self._directory: Path | None = None
         self._collector_was_on = False
         self.jobs = Jobs(self)

@@ -11,13 +11,15 @@ dead process's kernel closes its sockets; sometimes the host is gone as well, an
 writes. A stalled process's kernel goes on accepting connects and bytes.
 """
 
+# It stands in for classes of asyncio whose whole interface nobody here asks for.
+# mypy: disable-error-code="override,abstract,assignment,arg-type,type-arg,attr-defined"
+
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from loop import SimLoop, SimProcess, Simulation
+from barrier_runtime.testing.simulation.contracts import AnyProcess, Simulated
 
 WINDOW = 64 * 1024  # bytes
 _READ_BYTES = 256 * 1024
@@ -43,7 +45,7 @@ class SimListening:
 
     family = type = 0
 
-    def __init__(self, address: Address, place: str, owner: "SimProcess | None") -> None:
+    def __init__(self, address: Address, place: str, owner: AnyProcess | None) -> None:
         self.address = address
         self.place = place
         self.owner = owner  # None: it is inherited by whoever serves it, and outlives them
@@ -59,7 +61,7 @@ class SimListening:
 
 
 class SimServer(asyncio.AbstractServer):
-    def __init__(self, listening: SimListening, process: "SimProcess", factory: Factory, network: "SimNetwork") -> None:
+    def __init__(self, listening: SimListening, process: AnyProcess, factory: Factory, network: "SimNetwork") -> None:
         self._listening = listening
         self.process = process
         self._factory = factory
@@ -73,7 +75,7 @@ class SimServer(asyncio.AbstractServer):
     def is_serving(self) -> bool:
         return self._serving
 
-    def get_loop(self) -> "SimLoop":
+    def get_loop(self) -> asyncio.AbstractEventLoop:
         return self.process.loop
 
     def close(self) -> None:
@@ -99,7 +101,7 @@ class SimServer(asyncio.AbstractServer):
 class Connection:
     """Both ends and what lies between them."""
 
-    def __init__(self, network: "SimNetwork", number: int, client: "SimProcess", listening: SimListening) -> None:
+    def __init__(self, network: "SimNetwork", number: int, client: AnyProcess, listening: SimListening) -> None:
         simulation = network.simulation
         self.number = number
         self.address = listening.address
@@ -126,7 +128,7 @@ class Connection:
 
 
 class SimNetwork:
-    def __init__(self, simulation: "Simulation") -> None:
+    def __init__(self, simulation: Simulated) -> None:
         self.simulation = simulation
         self.faults = NetworkFaults()
         self._listening: dict[Address, SimListening] = {}
@@ -138,7 +140,7 @@ class SimNetwork:
 
     # ------------------------------------------------------------ listening and connecting
 
-    def listen(self, host: str, port: int = 0, *, place: str, owner: "SimProcess | None" = None) -> SimListening:
+    def listen(self, host: str, port: int = 0, *, place: str, owner: AnyProcess | None = None) -> SimListening:
         """A listening socket on `place`. Without an owner it outlives every process that serves it."""
         if port == 0:
             self._ports += 1
@@ -156,7 +158,7 @@ class SimNetwork:
                 end.socket_closed()
             listening.backlog.clear()
 
-    def serve(self, listening: SimListening, process: "SimProcess", factory: Factory) -> SimServer:
+    def serve(self, listening: SimListening, process: AnyProcess, factory: Factory) -> SimServer:
         if listening.closed:
             raise OSError(9, f"the listening socket {listening.address} is closed")
         server = SimServer(listening, process, factory, self)
@@ -166,7 +168,7 @@ class SimNetwork:
         return server
 
     async def connect(
-        self, process: "SimProcess", factory: Factory, address: Address
+        self, process: AnyProcess, factory: Factory, address: Address
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         attempt = _Attempt(process, address)
         self.simulation.after(self.delay_us(0), self._syn, attempt)
@@ -241,13 +243,13 @@ class SimNetwork:
         if not self.simulation.chance(self.faults.never_told):
             told.peer.reset_on_write = True
 
-    def clog(self, source: "SimProcess | str", target: "SimProcess | str") -> None:
+    def clog(self, source: AnyProcess | str, target: AnyProcess | str) -> None:
         """Whatever goes from `source` to `target` (places, or processes on them) waits, connects included."""
         pair = _place(source), _place(target)
         self.simulation.trace("clog", *pair)
         self._clogged[pair] = None
 
-    def unclog(self, source: "SimProcess | str", target: "SimProcess | str") -> None:
+    def unclog(self, source: AnyProcess | str, target: AnyProcess | str) -> None:
         pair = _place(source), _place(target)
         if pair not in self._clogged:
             return
@@ -260,7 +262,7 @@ class SimNetwork:
     def clogged(self) -> list[tuple[str, str]]:
         return list(self._clogged)
 
-    def partition(self, some: Iterable["SimProcess | str"], others: Iterable["SimProcess | str"]) -> None:
+    def partition(self, some: Iterable[AnyProcess | str], others: Iterable[AnyProcess | str]) -> None:
         """Clog every pair of them, both ways."""
         others = [_place(other) for other in others]
         for one in some:
@@ -275,7 +277,7 @@ class SimNetwork:
 
     # ------------------------------------------------------------ called by processes and ends
 
-    def process_died(self, process: "SimProcess", *, orderly: bool) -> None:
+    def process_died(self, process: AnyProcess, *, orderly: bool) -> None:
         for listening in list(self._listening.values()):
             listening.servers = [server for server in listening.servers if server.process is not process]
             if listening.owner is process:
@@ -327,7 +329,7 @@ class _Attempt:
 
     __slots__ = ("address", "end", "established", "over", "process")
 
-    def __init__(self, process: "SimProcess", address: Address) -> None:
+    def __init__(self, process: AnyProcess, address: Address) -> None:
         self.process = process
         self.address = address
         self.established: asyncio.Future[SimTransport] = process.loop.create_future()
@@ -359,8 +361,8 @@ class SimTransport(asyncio.Transport):
         self.connection = connection
         self.place = place
         self._peer_place = peer_place
-        self.process: SimProcess | None = None  # none while it waits in a backlog
-        self._loop: SimLoop | None = None
+        self.process: AnyProcess | None = None  # none while it waits in a backlog
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._protocol: asyncio.BaseProtocol | None = None
         # the kernel's receiving half
         self.wire: deque[list[Any]] = deque()  # [arrival_us, sent_us, bytes or _FIN or _RST]
@@ -387,7 +389,7 @@ class SimTransport(asyncio.Transport):
 
     # ------------------------------------------------------------ made by network and server
 
-    def belong_to(self, process: "SimProcess") -> None:
+    def belong_to(self, process: AnyProcess) -> None:
         self.process = process
         self._loop = process.loop
 
@@ -678,5 +680,5 @@ class SimTransport(asyncio.Transport):
             return True
 
 
-def _place(where: "SimProcess | str") -> str:
+def _place(where: AnyProcess | str) -> str:
     return where if isinstance(where, str) else where.place
