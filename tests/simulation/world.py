@@ -6,13 +6,12 @@ Everything between (slots, channels, coordinators, sinks, log) is the production
 threads and stores. See `schedule` for what may happen, `checkers` for what may never be seen.
 """
 
-import asyncio
 import contextlib
 import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -37,7 +36,6 @@ from token_target import TokenSink, TokenTarget
 from upsert_checkers import UPSERT_CHECKERS, LastValues
 from workload import ROW, RULED, Row, Workload
 
-from barrier_runtime.connectors.files.sink import commit_log, commit_log_summary
 from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.coordinator.checkpoints.retention import Retention
@@ -47,18 +45,11 @@ from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
 from barrier_runtime.coordinator.log.savepoint import SavepointCopy
 from barrier_runtime.coordinator.savepoints import files as savepoint_files
 from barrier_runtime.coordinator.server import store_effects
-from barrier_runtime.coordinator.server.control import ControlServer
-from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.server.lease import Holder
-from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.server.runner import JobRunner
-from barrier_runtime.coordinator.wire.handshake import job_secret
 from barrier_runtime.coordinator.wire.messages import (
     CheckpointOptions,
     JobSpec,
     RestartOptions,
-    Shutdown,
-    SlotClaims,
     ToSlot,
     Trigger,
 )
@@ -66,40 +57,37 @@ from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators import timers as timers_module
 from barrier_runtime.runtime import scheduler as scheduler_module
-from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.runtime.network import frames
-from barrier_runtime.runtime.network.control_link import TcpControlLink
-from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.runtime.resources import SlotOptions, SlotResources
-from barrier_runtime.runtime.slot import Slot, SlotIdentity
+from barrier_runtime.runtime.slot import Slot
 from barrier_runtime.state.backend.restore import BACKENDS
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
-from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.snapshots.plan import Thresholds
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store import open as open_module
-from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome
-from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state.store.probe import probe_conditional_put
-from barrier_runtime.testing.simulation.loop import WALL_START_NS, SimProcess, Simulation
+from barrier_runtime.testing.simulation.cluster import (
+    POLL_US,
+    PORT,
+    RESPAWN_US,
+    ClusterOptions,
+    Program,
+    SimCluster,
+    SimCoordinator,
+    SlotTask,
+    WatchedStore,
+    in_one_thread,
+)
+from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
 from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
-from barrier_runtime.testing.simulation.network import SimListening
-from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
+from barrier_runtime.testing.simulation.store import StoreFaults
 
 JOB = "bank"
-PORT = 7000
 _BEHIND_TURN_US = 300_000  # a turn of a slot that falls behind: rows and watermarks come faster
 _BEHIND_US = 4_000_000  # how long it does
 _APART_MS = 250  # event time of a slot that fell behind from that of the others
 _LONGEST_HANG_S = 200.0
 _NAMES_OF_ONE = 5_000  # of its processes, at most
 HOUR_NS = 3_600_000_000_000
-KEY = b"k" * 32
-CACHE_BYTES = 1 << 20
-_POLL_US = 500_000  # the driver asks the coordinator what it wants
-RESPAWN_US = (200_000, 800_000)
 HEALED_WITHIN_S = 90.0  # liveness: after the last trouble a new checkpoint is complete and committed
 FINISHED_WITHIN_S = 120.0  # … and a bounded job has ended
 TROUBLE_OF_THE_STORE = {  # rates of one burst, by variant
@@ -114,104 +102,37 @@ TROUBLE_OF_THE_STORE = {  # rates of one burst, by variant
 }
 
 
-class WatchedStore(MemoryStore):
-    """Tells of every effect, in order, and by whom. `actor` is set by whoever is about to cause it."""
-
-    def __init__(
-        self,
-        name: str,
-        now_ms: Callable[[], int],
-        wrote: Callable[[str, str, bytes], None],
-        dropped: Callable[[str, str], None],
-    ) -> None:
-        super().__init__(name, now_ms)
-        self.actor = ""
-        self._wrote = wrote
-        self._dropped = dropped
-
-    def _set(self, key: str, data: bytes) -> None:
-        super()._set(key, data)
-        self._wrote(self.actor, key, data)
-
-    def _drop(self, key: str) -> None:
-        if key in self._objects:
-            self._dropped(self.actor, key)
-        super()._drop(key)
-
-    def peek(self, key: str) -> bytes | None:
-        found = self._objects.get(key)
-        return None if found is None else found.data
-
-
-@dataclass
-class SlotTask:
-    """One attempt of one slot of a program."""
-
-    index: int
-    attempt: int
-    process: SimProcess
-    slot: Slot | None = None
-    given_up: bool = False  # Spark has started another attempt already
-
-
-@dataclass
-class Program:
-    """One start of the user's program: a run, with a coordinator and its slots."""
-
-    number: int
-    spec: JobSpec
-    graph: JobGraph
-    listening: list[SimListening]
-    tasks: list[SlotTask] = field(default_factory=list)
-    coordinators: list["Coordinator"] = field(default_factory=list)
-    attempts: int = 0
-    outcome: str = ""  # set when it ended; "killed" by the world
-    reason: str = ""
-
-    @property
-    def active(self) -> bool:
-        return not self.outcome
-
-
-@dataclass
-class Coordinator:
-    process: SimProcess
-    listening: SimListening
-    directory: JobDirectory | None = None
-    refused: str = ""
-
-
-class World:
+class World(SimCluster):
     """One job and all around it. `beside`: of two jobs with one target, the world of the other one."""
 
     def __init__(self, schedule: Schedule, beside: "World | None" = None) -> None:
         self.schedule = schedule
-        self.sim = Simulation(schedule.seed, max_steps=3_000_000) if beside is None else beside.sim
+        super().__init__(
+            JOB,
+            Simulation(schedule.seed, max_steps=3_000_000) if beside is None else beside.sim,
+            ClusterOptions(
+                schedule.standby,
+                schedule.turn_ms * 1000,
+                schedule.window_bytes,
+                unreached=0.3,
+                mark="" if beside is None else "twin-",
+                first_name=0 if beside is None else _NAMES_OF_ONE,
+            ),
+        )
         self.violations: list[tuple[str, str]] = [] if beside is None else beside.violations
         self.twin: World | None = None
-        self.programs: list[Program] = []
-        self._last_ended: Program
         self.near_misses: Counter[str] = Counter()
         self.recoveries = 0
         self.actions_done = 0
-        self._mark = "" if beside is None else "twin-"  # of its places
-        self._names = 0 if beside is None else _NAMES_OF_ONE
-        self._processes: set[str] = set()  # names
         self._calm = False
-        self._stopping = False  # the user wants the job to end
         self._busy_until_us = 0  # of troubles that end by themselves
         self._sink_trouble_until_us = 0
         self._when_deleting: Action | None = None  # aimed at the next coordinator that drops a checkpoint
         self._when_apart: tuple[Program, int] | None = None  # starts again so, from a checkpoint of unlike event times
         self._named_files: dict[str, bytes] = {}
         self._staged_by: dict[str, World] = {}  # file of the target -> of two jobs, the one that made it
-        self.paths = Paths(JOB)
         self.facts = Facts(self.paths)
-        now_ms = lambda: self.world_ns() // 1_000_000  # noqa: E731
-        self.store = WatchedStore(f"{self._mark}checkpoints", now_ms, self._wrote, self._dropped)
-        self.target = WatchedStore("target", now_ms, self._target_wrote, self._target_dropped)
-        # FINAL INTERFACE (agreed): SimStore(simulation, process, memory, faults, watcher); keep store.py like that
-        self.store_faults, self.target_faults = StoreFaults(), StoreFaults()
+        self.target = WatchedStore("target", self.now_ms, self._target_wrote, self._target_dropped)
         self.store_faults.ignore_conditions = schedule.conditions_ignored
         troubled = lambda: self.sim.now_us < self._sink_trouble_until_us  # noqa: E731
         self.queue = RabbitQueue(
@@ -253,8 +174,7 @@ class World:
         out = self._make_out
         side = lambda: LedgerSink(self.ledger, self._weather)  # noqa: E731
         if schedule.events is not None:
-            now_ms = lambda: self.world_ns() // 1_000_000  # noqa: E731
-            return EventWorkload(schedule.graph, schedule.events, now_ms, out, side, schedule.unaligned)
+            return EventWorkload(schedule.graph, schedule.events, self.now_ms, out, side, schedule.unaligned)
         return Workload(
             schedule.graph,
             schedule.splits,
@@ -288,10 +208,6 @@ class World:
             return HangingJsonlSink("sim://target", self.hanging.opening)
         return TogetherJsonlSink("sim://target")
 
-    def world_ns(self) -> int:
-        """The time outside of all processes."""
-        return WALL_START_NS + self.sim.now_us * 1000
-
     # ------------------------------------------------------------ the run
 
     def run(self) -> None:
@@ -300,8 +216,6 @@ class World:
         tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
         slices = patch.object(timers_module, "_SLICE_TIMERS", self.schedule.elements_per_step)
         rounds = patch.object(scheduler_module, "_MOST_ROUNDS", self.schedule.rounds)
-        size = patch.object(slot_module, "_rss_bytes", lambda: 1 << 26)  # the real one's would differ from run to run
-        one_by_one = _no_threads_of_their_own()
         chunks, sweeps = self._small_chunks(), self._sweeps()
         with (
             self.sim,
@@ -309,8 +223,7 @@ class World:
             slices,
             self._few_timers(),
             rounds,
-            size,
-            one_by_one,
+            in_one_thread(),
             chunks,
             sweeps,
             counted(self.near_misses),
@@ -324,7 +237,7 @@ class World:
             for at_ms in self.schedule.savepoints:
                 self.sim.at(at_ms * 1000, self._ask_for_savepoint)
             for world in self._both:
-                self.sim.after(_POLL_US, world._kill_what_is_asked)
+                self.sim.after(POLL_US, world._poll)
             self._watch_to(self.schedule.chaos_ms * 1000)
             if self.schedule.conditions_ignored:
                 self._expect_refusal()
@@ -494,12 +407,7 @@ class World:
 
     # ------------------------------------------------------------ programs
 
-    def _current(self) -> Program:
-        """The youngest that lives (one that was started earlier may have come to its FENCE later), or ended last."""
-        return next((program for program in reversed(self.programs) if program.active), self._last_ended)
-
-    def _start_program(self, parallelism: int) -> None:
-        number = len(self.programs) + 1
+    def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
         graph = compile_plan(self.workload.flow(JOB).plan, parallelism, 16)
         s = self.schedule
         spec = JobSpec(
@@ -524,88 +432,24 @@ class World:
             restart=RestartOptions(initial_ms=100, max_ms=2_000),
             progress_timeout_ms=0 if self.hanging is None else PROGRESS_TIMEOUT_MS,
         )
-        places = self._addresses(number)[: 2 if self.schedule.standby else 1]
-        program = Program(number, spec, graph, [self.sim.network.listen(place, PORT, place=place) for place in places])
-        self.programs.append(program)
-        self._last_ended = program
-        for listening in program.listening if self.schedule.standby else program.listening[:1]:
-            self._start_coordinator(program, listening)
-        for index in range(parallelism):
-            self._start_slot(program, index)
+        return graph, spec
 
-    def _addresses(self, number: int) -> tuple[str, str]:
-        """Where coordinators of a program may be."""
-        return f"{self._mark}driver-{number}", f"{self._mark}standby-{number}"
+    def _failed(self, program: Program, reason: str) -> None:
+        if self._damage_was_read and "restore" in reason:
+            # Damage that was read is never worked around: the user looks, and starts the program again.
+            self.sim.after(
+                1_000_000, lambda _: program is self._current() and self._start_again(program.spec.parallelism)
+            )
+        else:
+            self._wrong("JobFailed", reason)
 
-    def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
-        """The whole program is gone at once; now and then a slot is not reached and lives on for a while."""
-        program.outcome = program.outcome or "killed"
-        for coordinator in program.coordinators:
-            coordinator.process.crash()
-        for task in program.tasks:
-            if leave_zombies and task.process.alive and self.sim.chance(0.4):
-                task.process.stall(self.sim.rng.choice((1.0, 5.0, 20.0)))
-            else:
-                task.process.crash()
-        for listening in program.listening:
-            self.sim.network.stop_listening(listening)
+    def _refused(self, program: Program, coordinator: SimCoordinator, error: InvalidJob) -> bool:
+        if self.schedule.conditions_ignored:
+            coordinator.refused = str(error)
+            return True
+        return not self._damage_was_read and super()._refused(program, coordinator, error)
 
-    def _ended(self, program: Program, outcome: str, reason: str) -> None:
-        if program.active:
-            self.sim.trace("ended", program.number, outcome)
-            program.outcome, program.reason = outcome, reason
-            if outcome != "fenced" or self._last_ended is program:
-                self._last_ended = program
-            if outcome == "failed" and self._damage_was_read and "restore" in reason:
-                # Damage that was read is never worked around: the user looks, and starts the program again.
-                self.sim.after(
-                    1_000_000, lambda _: program is self._current() and self._start_again(program.spec.parallelism)
-                )
-            elif outcome == "failed":
-                self._wrong("JobFailed", reason)
-
-    # ------------------------------------------------------------ coordinators
-
-    def _start_coordinator(self, program: Program, listening: SimListening) -> None:
-        process = self._process("coordinator", listening.place)
-        coordinator = Coordinator(process, listening)
-        program.coordinators.append(coordinator)
-        process.spawn(self._coordinate(program, coordinator))
-
-    async def _coordinate(self, program: Program, coordinator: Coordinator) -> None:
-        process, listening = coordinator.process, coordinator.listening
-        store = SimStore(self.sim, process, self.store, self.store_faults, self)
-        address = f"{listening.address[0]}:{listening.address[1]}"
-        directory = JobDirectory(
-            store,
-            daemon_key=KEY,
-            leader=process.name,
-            host=process.place,
-            probe=partial(probe_conditional_put, store, "_probe", writers=1, new_id=self.sim.new_id),
-            leases=Leases(store, Holder(address, address, f"http://{address}", 2_000))
-            if self.schedule.standby
-            else None,
-            clock=process.steady_ms,
-            sleep=process.sleep,
-        )
-        coordinator.directory = directory
-        await ControlServer(directory, listening).start()  # type: ignore[arg-type]
-        if listening is program.listening[0] or not self.schedule.standby:
-            await self._submit(program, coordinator, directory)
-        told: JobRunner | None = None
-        while program.active:
-            runner = directory.run(JOB, program.spec.run_id)
-            if runner is not None and runner is not told and runner.outcome is not None:
-                told = runner
-                self._check_farewell(runner)
-                if runner.outcome.outcome != "replaced":
-                    self._ended(program, runner.outcome.outcome, runner.outcome.reason)
-                elif not self.schedule.standby:
-                    process.loop.call_soon(self._coordinator_leaves, program, coordinator)
-                    return
-            await asyncio.sleep(0.1)
-
-    def _check_farewell(self, runner: JobRunner) -> None:
+    def _told(self, runner: JobRunner) -> None:
         """Who says that somebody else leads must not mean itself."""
         assert runner.outcome is not None
         leads = [record for record in self.facts.records if isinstance(record, Fence | Lead)]
@@ -613,172 +457,24 @@ class World:
         if runner.outcome.outcome in ("replaced", "fenced") and leader == runner.status().leader:
             self._wrong("OneLeader", f"{leader} leads, and stopped because it was {runner.outcome.outcome}")
 
-    async def _submit(self, program: Program, coordinator: Coordinator, directory: JobDirectory) -> None:
-        """The driver does, and again until it is heard."""
-        while program.active:
-            try:
-                await directory.submit(program.spec)
-                return
-            except InvalidJob as error:
-                if self.schedule.conditions_ignored:
-                    coordinator.refused = str(error)
-                    return
-                if not self._damage_was_read:
-                    self._ended(program, "failed", str(error))
-                    return
-            except BarrierRuntimeError:
-                await asyncio.sleep(0.2)
-
-    def _coordinator_leaves(self, program: Program, coordinator: Coordinator) -> None:
-        coordinator.process.leave()
-        self.sim.after(300_000, lambda _: self._restart_coordinator(program))
-
-    def _runner(self, program: Program) -> JobRunner | None:
-        """Of the coordinator that leads; of the youngest that answers while none does."""
-        found: JobRunner | None = None
-        for coordinator in program.coordinators:
-            if coordinator.process.running and coordinator.directory is not None:
-                runner = coordinator.directory.run(JOB, program.spec.run_id)
-                if runner is not None and runner.outcome is None:
-                    position = runner.lead_position or 0
-                    if found is None or position >= (found.lead_position or 0):
-                        found = runner
-        return found
-
-    def _restart_coordinator(self, program: Program) -> None:
-        """Its supervisor does that when the process is gone."""
-        for listening in program.listening if self.schedule.standby else program.listening[:1]:
-            served = any(each.process.alive for each in program.coordinators if each.listening is listening)
-            if program.active and not served:
-                self._start_coordinator(program, listening)
-
-    def _kill_what_is_asked(self, _: object) -> None:
-        """The driver polls: tasks to kill, wishes to repeat."""
-        self.sim.after(_POLL_US, self._kill_what_is_asked)
+    def _look_after(self) -> None:
         if self._calm and self._current().outcome not in ("", "finished", "cancelled"):
             self._start_program(self.schedule.parallelism)  # nobody runs it: its user looks after it
-        for program in self.programs:
-            runner = self._runner(program) if program.active else None
-            if runner is None:
-                continue
-            if self.hanging is not None and program is self._current():
-                self.hanging.look(runner, self.schedule.slot_timeout_ms)
-            for kill in runner.status().kill:
-                for task in program.tasks:
-                    if (task.index, task.attempt) == (kill.slot, kill.task_attempt) and not task.given_up:
-                        self._lose_slot(program, task, kill=not self.sim.chance(0.3))
-            if self._stopping:
-                self._on(program, runner, partial(runner.stop, "checkpoint"))
 
-    def _on(self, program: Program, runner: JobRunner, call: Callable[[], Any]) -> None:
-        """On the loop of the coordinator that runs `runner`."""
-        for coordinator in program.coordinators:
-            if coordinator.directory is not None and coordinator.directory.run(JOB, program.spec.run_id) is runner:
-                coordinator.process.loop.call_soon(call)
-
-    # ------------------------------------------------------------ slots
-
-    def _start_slot(self, program: Program, index: int) -> None:
-        if not program.active:
-            return
-        program.attempts += 1
-        process = self._process(f"slot-{index}", None)
-        process.turn_us = self.schedule.turn_ms * 1000
-        task = SlotTask(index, program.attempts, process)
-        program.tasks.append(task)
-        process.spawn(self._run_slot(program, task))
-
-    async def _run_slot(self, program: Program, task: SlotTask) -> None:
-        process = task.process
-        uuid = self.sim.new_id()
-        directory = self.sim.directory / process.name
-        secret = job_secret(KEY, JOB, program.spec.run_id)
-        plane = TcpDataPlane(secret, JOB, program.spec.run_id, process.place)
-        host, port = await plane.listen()
-        resources = SlotResources(
-            loop=process.loop,
-            workers=process.workers(),
-            store=SimStore(self.sim, process, self.store, self.store_faults, self),
-            make_store=lambda url: SimStore(self.sim, process, self.target, self.target_faults),
-            paths=self.paths,
-            slot=task.index,
-            uuid=uuid,
-            local_dir=directory,
-            copies=LocalCopies(),
-            memory=_NO_MEMORY,
-            settings=SlotOptions(
-                "lsm", 1 << 20, CACHE_BYTES, 1, Thresholds(inline_bytes=300, pack_bytes=250, value_bytes=120)
-            ),
-            new_uuid=self.sim.new_id,
-            clock=process,
-            trim_memory=lambda again: None,
-            window_bytes=self.schedule.window_bytes,
-        )
-        identity = SlotIdentity(task.index, uuid, process.pid, process.place, task.attempt, host, port)
-        slot = Slot(program.graph, program.spec.checkpoints.mode, identity, resources, plane)
-        task.slot = slot
-        link = TcpControlLink(
-            tuple((place, PORT) for place in self._addresses(program.number)),
-            secret,
-            JOB,
-            program.spec.run_id,
-            msgspec.msgpack.encode(SlotClaims(task.index, uuid)),
-            slot.connected,
-            partial(self._hears, process, slot),
-            now_s=process.monotonic_s,
-        )
-        slot.link = link
-        linking = process.loop.create_task(link.run())
-        farewell: Shutdown = await slot.left
-        link.close()
-        linking.cancel()
-        plane.close()
-        self.sim.trace("left", process.name, farewell.outcome)
-        process.loop.call_soon(self._slot_left, program, task, farewell)
+    def _look(self, program: Program, runner: JobRunner) -> None:
+        if self.hanging is not None and program is self._current():
+            self.hanging.look(runner, self.schedule.slot_timeout_ms)
 
     def _hears(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
         if isinstance(message, Trigger):
             for on_trigger in self._hooks["on_trigger"]:
                 on_trigger(process.name, message.token, message.checkpoint, message.triggered_at_ms)
-        slot.handle(message)
+        super()._hears(process, slot, message)
 
-    def _slot_left(self, program: Program, task: SlotTask, farewell: Shutdown) -> None:
-        task.process.leave()
-        if farewell.outcome == "replaced" and not task.given_up:
-            self._respawn(program, task)
-        elif farewell.outcome == "failed":  # the driver hears of it from the task, should the coordinator be gone
-            self.sim.after(2_000_000, lambda _: self._failed_by_task(program, farewell.reason))
-
-    def _failed_by_task(self, program: Program, reason: str) -> None:
-        if program.active:
-            self._ended(program, "failed", reason)
-            self._kill_program(program, leave_zombies=False)
-
-    def _lose_slot(self, program: Program, task: SlotTask, *, kill: bool) -> None:
-        """Spark takes the task for gone and starts it again; the process may live on (`kill=False`)."""
-        if kill:
-            task.process.crash()
-        self._respawn(program, task)
-
-    def _respawn(self, program: Program, task: SlotTask) -> None:
-        if task.given_up:
-            return
-        task.given_up = True
-        self.sim.after(self.sim.between_us(*RESPAWN_US), lambda _: self._start_if_none(program, task.index))
-
-    def _start_if_none(self, program: Program, index: int) -> None:
-        """As Spark does: no new attempt while it knows of a running one."""
-        if not any(task.index == index and task.process.alive and not task.given_up for task in program.tasks):
-            self._start_slot(program, index)
-
-    def _process(self, kind: str, place: str | None) -> SimProcess:
-        self._names += 1
-        process = SimProcess(self.sim, f"{kind}-{self._names}", place)
-        self._processes.add(process.name)
+    def _born(self, process: SimProcess) -> None:
         if self.schedule.clocks_jump:
             process.skew_ns = self.sim.rng.choice((0, 0, -HOUR_NS, HOUR_NS))
             self.sim.after(self.sim.between_us(1, 20_000_000), self._set_clock, process)
-        return process
 
     def _set_clock(self, process: SimProcess) -> None:
         """Somebody sets the wall clock of a host, also when all is calm."""
@@ -861,11 +557,6 @@ class World:
         if action.variant % every == 0:
             parallelism = 1 + (action.variant // every) % 5  # rescaled
         self.sim.after(self.sim.between_us(100_000, 1_000_000), lambda _: self._start_again(parallelism))
-
-    def _start_again(self, parallelism: int) -> None:
-        """The user does, unless the job has come to its end meanwhile."""
-        if self._current().outcome not in ("finished", "cancelled"):
-            self._start_program(parallelism)
 
     def _second_program(self, action: Action) -> None:
         """Somebody starts the program while it runs."""
@@ -975,7 +666,7 @@ class World:
 
     # ------------------------------------------------------------ … at a certain moment
 
-    def _leader(self, program: Program) -> Coordinator | None:
+    def _leader(self, program: Program) -> SimCoordinator | None:
         runner = self._runner(program)
         for coordinator in program.coordinators:
             directory = coordinator.directory
@@ -1180,24 +871,6 @@ class World:
             return 0
         return min(runner.status().commits.through.values(), default=0)
 
-    def _state(self) -> str:
-        program = self._current()
-        runner = self._runner(program)
-        phase = "no coordinator" if runner is None else f"{runner.phase} ({runner.status().reason})"
-        slots = ", ".join(f"{task.process!r}" for task in program.tasks if task.process.alive)
-        return f"program {program.number} {program.outcome or 'active'}, {phase}; {slots}"
-
-
-@contextlib.contextmanager
-def _no_threads_of_their_own() -> Iterator[None]:
-    """Jobs are greenlets of one thread: what production asks for at a time on several is asked one after the other."""
-    with (
-        patch.object(commit_log, "READS_AT_ONCE", 1),
-        patch.object(commit_log_summary, "READS_AT_ONCE", 1),
-        patch.object(savepoint_files, "COPIES_AT_ONCE", 1),
-    ):
-        yield
-
 
 def _hooks(checkers: list[Checker], name: str) -> list[Callable[..., None]]:
     """Of the checkers that listen there."""
@@ -1223,8 +896,6 @@ class _LedgerWeather:
             return "fail before" if sim.chance(0.5) else "fail after"
         return "ok"
 
-
-_NO_MEMORY: Any = None  # state is kept by `lsm_kv`: nothing of RocksDB's is shared
 
 _ACTS: dict[str, Callable[[World, Action], None]] = {
     "crash slot": World._crash_slot,

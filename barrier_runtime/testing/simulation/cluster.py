@@ -1,0 +1,474 @@
+"""One job on a simulated cluster: programs that a user starts, their coordinators and slots, and who starts them again.
+
+It plays what is not ours: Spark (starts a task again when its process is gone, kills one when the driver asks), the
+supervisor of the embedded coordinator, and the driver that submits the job and polls. Everything between (slots,
+channels, coordinators, sinks, log) is the production code, on simulated loops, sockets, threads and stores. What goes
+wrong, and who judges, is the business of subclasses.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from barrier_runtime.connectors.files.sink import commit_log, commit_log_summary
+from barrier_runtime.coordinator.savepoints import files as savepoint_files
+from barrier_runtime.coordinator.server.control import ControlServer
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.lease import Holder
+from barrier_runtime.coordinator.server.leases import Leases
+from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.wire.handshake import job_secret
+from barrier_runtime.coordinator.wire.messages import JobSpec, Shutdown, SlotClaims, ToSlot
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.runtime import slot as slot_module
+from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
+from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
+from barrier_runtime.runtime.network.tcp import TcpDataPlane
+from barrier_runtime.runtime.resources import SlotOptions, SlotResources
+from barrier_runtime.runtime.slot import Slot, SlotIdentity
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.plan import Thresholds
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.store.probe import probe_conditional_put
+from barrier_runtime.testing.simulation.loop import WALL_START_NS, SimProcess, Simulation
+from barrier_runtime.testing.simulation.network import SimListening
+from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
+
+PORT = 7000
+RESPAWN_US = (200_000, 800_000)  # until Spark has started a task again
+POLL_US = 500_000  # the driver asks the coordinator what it wants
+_KEY = b"k" * 32
+_CACHE_BYTES = 1 << 20
+_NO_MEMORY: Any = None  # state is kept by `lsm_kv`: nothing of RocksDB's is shared
+
+
+class WatchedStore(MemoryStore):
+    """Tells of every effect, in order, and by whom. `actor` is set by whoever is about to cause it."""
+
+    def __init__(
+        self,
+        name: str,
+        now_ms: Callable[[], int],
+        wrote: Callable[[str, str, bytes], None],
+        dropped: Callable[[str, str], None],
+    ) -> None:
+        super().__init__(name, now_ms)
+        self.actor = ""
+        self._wrote = wrote
+        self._dropped = dropped
+
+    def _set(self, key: str, data: bytes) -> None:
+        super()._set(key, data)
+        self._wrote(self.actor, key, data)
+
+    def _drop(self, key: str) -> None:
+        if key in self._objects:
+            self._dropped(self.actor, key)
+        super()._drop(key)
+
+    def peek(self, key: str) -> bytes | None:
+        found = self._objects.get(key)
+        return None if found is None else found.data
+
+
+@dataclass
+class SlotTask:
+    """One attempt of one slot of a program."""
+
+    index: int
+    attempt: int
+    process: SimProcess
+    slot: Slot | None = None
+    given_up: bool = False  # Spark has started another attempt already
+
+
+@dataclass
+class Program:
+    """One start of the user's program: a run, with a coordinator and its slots."""
+
+    number: int
+    spec: JobSpec
+    graph: JobGraph
+    listening: list[SimListening]
+    tasks: list[SlotTask] = field(default_factory=list)
+    coordinators: list["SimCoordinator"] = field(default_factory=list)
+    attempts: int = 0
+    outcome: str = ""  # set when it ended; "killed" by whoever plays the user
+    reason: str = ""
+
+    @property
+    def active(self) -> bool:
+        return not self.outcome
+
+
+@dataclass
+class SimCoordinator:
+    process: SimProcess
+    listening: SimListening
+    directory: JobDirectory | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What a cluster is like. `turn_us`: virtual time that each turn of a slot's loop takes on top; `unreached`: how
+    often Spark does not reach a process that it is to kill; `mark`, `first_name`: of two clusters, so that neither has
+    the other's names."""
+
+    standby: bool = False  # two daemons with leases from the start; else one coordinator
+    turn_us: int = 0
+    window_bytes: int = MAX_WINDOW_BYTES
+    unreached: float = 0.0
+    mark: str = ""
+    first_name: int = 0
+
+
+class SimCluster:
+    """Subclasses say what runs (`_job`) and may watch: messages, requests and effects of the store, ends."""
+
+    def __init__(self, job: str, sim: Simulation, options: ClusterOptions) -> None:
+        self.job = job
+        self.sim = sim
+        self.options = options
+        self.programs: list[Program] = []
+        self.paths = Paths(job)
+        self.store_faults, self.target_faults = StoreFaults(), StoreFaults()
+        self.store = WatchedStore(f"{options.mark}checkpoints", self.now_ms, self._wrote, self._dropped)
+        self.target: MemoryStore = MemoryStore("target", self.now_ms)
+        self._last_ended: Program
+        self._names = options.first_name
+        self._processes: set[str] = set()  # names
+        self._stopping = False  # the user wants the job to end
+
+    def world_ns(self) -> int:
+        """The time outside of all processes."""
+        return WALL_START_NS + self.sim.now_us * 1000
+
+    def now_ms(self) -> int:
+        return self.world_ns() // 1_000_000
+
+    # ------------------------------------------------------------ what subclasses say
+
+    def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
+        """What program `number` runs."""
+        raise NotImplementedError
+
+    def _graph(self, program: Program) -> JobGraph:
+        """As one slot has it."""
+        return program.graph
+
+    def _link(self, process: SimProcess, link: TcpControlLink) -> ControlLink:
+        """By which a slot speaks."""
+        return link
+
+    def _hears(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
+        slot.handle(message)
+
+    def _refused(self, program: Program, coordinator: SimCoordinator, error: InvalidJob) -> bool:
+        """The submitted job was; False: the driver tries again."""
+        self._ended(program, "failed", str(error))
+        return True
+
+    def _told(self, runner: JobRunner) -> None:
+        """A coordinator said how the job ended for it."""
+
+    def _failed(self, program: Program, reason: str) -> None:
+        """The job did."""
+
+    def _look_after(self) -> None:
+        """At each poll of the driver."""
+
+    def _look(self, program: Program, runner: JobRunner) -> None:
+        """At each poll, at a program that somebody leads."""
+
+    def _born(self, process: SimProcess) -> None:
+        """A process was started."""
+
+    def requested(self, actor: str, operation: str, key: str) -> None:
+        """`actor` begins a call of the job's store."""
+
+    def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
+        """`actor` has the outcome of its `put_if_absent`."""
+
+    def _wrote(self, actor: str, key: str, data: bytes) -> None:
+        """An object came into the job's store."""
+
+    def _dropped(self, actor: str, key: str) -> None:
+        """An object of the job's store was deleted."""
+
+    def _open_target(self, process: SimProcess, url: str) -> ObjectStore:
+        """What a sink in `process` gets for `url`."""
+        return SimStore(self.sim, process, self.target, self.target_faults)
+
+    # ------------------------------------------------------------ programs
+
+    def _current(self) -> Program:
+        """The youngest that lives (one that was started earlier may have come to its FENCE later), or ended last."""
+        return next((program for program in reversed(self.programs) if program.active), self._last_ended)
+
+    def _start_program(self, parallelism: int) -> None:
+        number = len(self.programs) + 1
+        graph, spec = self._job(number, parallelism)
+        places = self._addresses(number)[: 2 if self.options.standby else 1]
+        program = Program(number, spec, graph, [self.sim.network.listen(place, PORT, place=place) for place in places])
+        self.programs.append(program)
+        self._last_ended = program
+        for listening in program.listening if self.options.standby else program.listening[:1]:
+            self._start_coordinator(program, listening)
+        for index in range(parallelism):
+            self._start_slot(program, index)
+
+    def _start_again(self, parallelism: int) -> None:
+        """The user does, unless the job has come to its end meanwhile."""
+        if self._current().outcome not in ("finished", "cancelled"):
+            self._start_program(parallelism)
+
+    def _addresses(self, number: int) -> tuple[str, str]:
+        """Where coordinators of a program may be."""
+        return f"{self.options.mark}driver-{number}", f"{self.options.mark}standby-{number}"
+
+    def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
+        """The whole program is gone at once; now and then a slot is not reached and lives on for a while."""
+        program.outcome = program.outcome or "killed"
+        for coordinator in program.coordinators:
+            coordinator.process.crash()
+        for task in program.tasks:
+            if leave_zombies and task.process.alive and self.sim.chance(0.4):
+                task.process.stall(self.sim.rng.choice((1.0, 5.0, 20.0)))
+            else:
+                task.process.crash()
+        for listening in program.listening:
+            self.sim.network.stop_listening(listening)
+
+    def _ended(self, program: Program, outcome: str, reason: str) -> None:
+        if program.active:
+            self.sim.trace("ended", program.number, outcome)
+            program.outcome, program.reason = outcome, reason
+            if outcome != "fenced" or self._last_ended is program:
+                self._last_ended = program
+            if outcome == "failed":
+                self._failed(program, reason)
+
+    def _poll(self, _: object = None) -> None:
+        """The driver does: tasks to kill, wishes to repeat."""
+        self.sim.after(POLL_US, self._poll)
+        self._look_after()
+        for program in self.programs:
+            runner = self._runner(program) if program.active else None
+            if runner is None:
+                continue
+            self._look(program, runner)
+            for kill in runner.status().kill:
+                for task in program.tasks:
+                    if (task.index, task.attempt) == (kill.slot, kill.task_attempt) and not task.given_up:
+                        self._lose_slot(program, task, kill=not self.sim.chance(self.options.unreached))
+            if self._stopping:
+                self._on(program, runner, partial(runner.stop, "checkpoint"))
+
+    # ------------------------------------------------------------ coordinators
+
+    def _start_coordinator(self, program: Program, listening: SimListening) -> None:
+        process = self._process("coordinator", listening.place)
+        coordinator = SimCoordinator(process, listening)
+        program.coordinators.append(coordinator)
+        process.spawn(self._coordinate(program, coordinator))
+
+    async def _coordinate(self, program: Program, coordinator: SimCoordinator) -> None:
+        process, listening = coordinator.process, coordinator.listening
+        store = SimStore(self.sim, process, self.store, self.store_faults, self)
+        address = f"{listening.address[0]}:{listening.address[1]}"
+        directory = JobDirectory(
+            store,
+            daemon_key=_KEY,
+            leader=process.name,
+            host=process.place,
+            probe=partial(probe_conditional_put, store, "_probe", writers=1, new_id=self.sim.new_id),
+            leases=Leases(store, Holder(address, address, f"http://{address}", 2_000))
+            if self.options.standby
+            else None,
+            clock=process.steady_ms,
+            sleep=process.sleep,
+        )
+        coordinator.directory = directory
+        await ControlServer(directory, listening).start()  # type: ignore[arg-type]
+        if listening is program.listening[0] or not self.options.standby:
+            await self._submit(program, coordinator, directory)
+        told: JobRunner | None = None
+        while program.active:
+            runner = directory.run(self.job, program.spec.run_id)
+            if runner is not None and runner is not told and runner.outcome is not None:
+                told = runner
+                self._told(runner)
+                if runner.outcome.outcome != "replaced":
+                    self._ended(program, runner.outcome.outcome, runner.outcome.reason)
+                elif not self.options.standby:
+                    process.loop.call_soon(self._coordinator_leaves, program, coordinator)
+                    return
+            await asyncio.sleep(0.1)
+
+    async def _submit(self, program: Program, coordinator: SimCoordinator, directory: JobDirectory) -> None:
+        """The driver does, and again until it is heard."""
+        while program.active:
+            try:
+                await directory.submit(program.spec)
+                return
+            except InvalidJob as error:
+                if self._refused(program, coordinator, error):
+                    return
+            except BarrierRuntimeError:
+                await asyncio.sleep(0.2)
+
+    def _coordinator_leaves(self, program: Program, coordinator: SimCoordinator) -> None:
+        coordinator.process.leave()
+        self.sim.after(300_000, lambda _: self._restart_coordinator(program))
+
+    def _runner(self, program: Program) -> JobRunner | None:
+        """Of the coordinator that leads; of the youngest that answers while none does."""
+        found: JobRunner | None = None
+        for coordinator in program.coordinators:
+            if coordinator.process.running and coordinator.directory is not None:
+                runner = coordinator.directory.run(self.job, program.spec.run_id)
+                if runner is not None and runner.outcome is None:
+                    position = runner.lead_position or 0
+                    if found is None or position >= (found.lead_position or 0):
+                        found = runner
+        return found
+
+    def _restart_coordinator(self, program: Program) -> None:
+        """Its supervisor does that when the process is gone."""
+        for listening in program.listening if self.options.standby else program.listening[:1]:
+            served = any(each.process.alive for each in program.coordinators if each.listening is listening)
+            if program.active and not served:
+                self._start_coordinator(program, listening)
+
+    def _on(self, program: Program, runner: JobRunner, call: Callable[[], Any]) -> None:
+        """On the loop of the coordinator that runs `runner`."""
+        for coordinator in program.coordinators:
+            if coordinator.directory is not None and coordinator.directory.run(self.job, program.spec.run_id) is runner:
+                coordinator.process.loop.call_soon(call)
+
+    def _state(self) -> str:
+        """Of the current program, for people."""
+        program = self._current()
+        runner = self._runner(program)
+        phase = "no coordinator" if runner is None else f"{runner.phase} ({runner.status().reason})"
+        slots = ", ".join(f"{task.process!r}" for task in program.tasks if task.process.alive)
+        return f"program {program.number} {program.outcome or 'active'}, {phase}; {slots}"
+
+    # ------------------------------------------------------------ slots
+
+    def _start_slot(self, program: Program, index: int) -> None:
+        if not program.active:
+            return
+        program.attempts += 1
+        process = self._process(f"slot-{index}", None)
+        process.turn_us = self.options.turn_us
+        task = SlotTask(index, program.attempts, process)
+        program.tasks.append(task)
+        process.spawn(self._run_slot(program, task))
+
+    async def _run_slot(self, program: Program, task: SlotTask) -> None:
+        process = task.process
+        uuid = self.sim.new_id()
+        directory = self.sim.directory / process.name
+        secret = job_secret(_KEY, self.job, program.spec.run_id)
+        plane = TcpDataPlane(secret, self.job, program.spec.run_id, process.place)
+        host, port = await plane.listen()
+        resources = SlotResources(
+            loop=process.loop,
+            workers=process.workers(),
+            store=SimStore(self.sim, process, self.store, self.store_faults, self),
+            make_store=partial(self._open_target, process),
+            paths=self.paths,
+            slot=task.index,
+            uuid=uuid,
+            local_dir=directory,
+            copies=LocalCopies(),
+            memory=_NO_MEMORY,
+            settings=SlotOptions(
+                "lsm", 1 << 20, _CACHE_BYTES, 1, Thresholds(inline_bytes=300, pack_bytes=250, value_bytes=120)
+            ),
+            new_uuid=self.sim.new_id,
+            clock=process,
+            trim_memory=lambda again: None,
+            window_bytes=self.options.window_bytes,
+        )
+        identity = SlotIdentity(task.index, uuid, process.pid, process.place, task.attempt, host, port)
+        slot = Slot(self._graph(program), program.spec.checkpoints.mode, identity, resources, plane)
+        task.slot = slot
+        link = TcpControlLink(
+            tuple((place, PORT) for place in self._addresses(program.number)),
+            secret,
+            self.job,
+            program.spec.run_id,
+            msgspec.msgpack.encode(SlotClaims(task.index, uuid)),
+            slot.connected,
+            partial(self._hears, process, slot),
+            now_s=process.monotonic_s,
+        )
+        slot.link = self._link(process, link)
+        linking = process.loop.create_task(link.run())
+        shutdown: Shutdown = await slot.left
+        link.close()
+        linking.cancel()
+        plane.close()
+        self.sim.trace("left", process.name, shutdown.outcome)
+        process.loop.call_soon(self._slot_left, program, task, shutdown)
+
+    def _slot_left(self, program: Program, task: SlotTask, shutdown: Shutdown) -> None:
+        task.process.leave()
+        if shutdown.outcome == "replaced" and not task.given_up:
+            self._respawn(program, task)
+        elif shutdown.outcome == "failed":  # the driver hears of it from the task, should the coordinator be gone
+            self.sim.after(2_000_000, lambda _: self._failed_by_task(program, shutdown.reason))
+
+    def _failed_by_task(self, program: Program, reason: str) -> None:
+        if program.active:
+            self._ended(program, "failed", reason)
+            self._kill_program(program, leave_zombies=False)
+
+    def _lose_slot(self, program: Program, task: SlotTask, *, kill: bool) -> None:
+        """Spark takes the task for gone and starts it again; the process may live on (`kill=False`)."""
+        if kill:
+            task.process.crash()
+        self._respawn(program, task)
+
+    def _respawn(self, program: Program, task: SlotTask) -> None:
+        if task.given_up:
+            return
+        task.given_up = True
+        self.sim.after(self.sim.between_us(*RESPAWN_US), lambda _: self._start_if_none(program, task.index))
+
+    def _start_if_none(self, program: Program, index: int) -> None:
+        """As Spark does: no new attempt while it knows of a running one."""
+        if not any(task.index == index and task.process.alive and not task.given_up for task in program.tasks):
+            self._start_slot(program, index)
+
+    def _process(self, kind: str, place: str | None) -> SimProcess:
+        self._names += 1
+        process = SimProcess(self.sim, f"{kind}-{self._names}", place)
+        self._processes.add(process.name)
+        self._born(process)
+        return process
+
+
+@contextlib.contextmanager
+def in_one_thread() -> Iterator[None]:
+    """Jobs are greenlets of one thread: what production asks for at a time on several is asked one after the other. And
+    this process's memory, which differs from run to run, is not told."""
+    with (
+        patch.object(commit_log, "READS_AT_ONCE", 1),
+        patch.object(commit_log_summary, "READS_AT_ONCE", 1),
+        patch.object(savepoint_files, "COPIES_AT_ONCE", 1),
+        patch.object(slot_module, "_rss_bytes", lambda: 1 << 26),
+    ):
+        yield
