@@ -47,6 +47,7 @@ def test_no_page_of_what_users_write_is_without_programs() -> None:
         "lookup.md",
         "side-outputs.md",
         "state.md",
+        "testing.md",
         "time.md",
         "windows.md",
     }

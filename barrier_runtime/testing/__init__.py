@@ -1,5 +1,9 @@
 """For tests of users: `certify` for sinks (docs/writing-a-sink.md), `KeyedHarness` for keyed functions
-(docs/state.md), `ConnectedHarness` for those of several inputs (docs/connect.md)."""
+(docs/state.md), `ConnectedHarness` for those of several inputs (docs/connect.md), `check` for whole flows
+(docs/testing.md)."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from barrier_runtime.testing.certification import Certificate as Certificate
 from barrier_runtime.testing.certification import NotCertified as NotCertified
@@ -8,3 +12,22 @@ from barrier_runtime.testing.connected_harness import ConnectedHarness as Connec
 from barrier_runtime.testing.connected_harness import ConnectedHarnessSnapshot as ConnectedHarnessSnapshot
 from barrier_runtime.testing.keyed_harness import HarnessSnapshot as HarnessSnapshot
 from barrier_runtime.testing.keyed_harness import KeyedHarness as KeyedHarness
+
+if TYPE_CHECKING:
+    from barrier_runtime.testing.flows.check import Checked as Checked
+    from barrier_runtime.testing.flows.check import CheckFailed as CheckFailed
+    from barrier_runtime.testing.flows.check import check as check
+    from barrier_runtime.testing.flows.outputs import CheckedSink as CheckedSink
+
+_SIMULATED = {  # imported when they are first used: they need greenlet, the others do not
+    "Checked": "barrier_runtime.testing.flows.check",
+    "CheckFailed": "barrier_runtime.testing.flows.check",
+    "CheckedSink": "barrier_runtime.testing.flows.outputs",
+    "check": "barrier_runtime.testing.flows.check",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SIMULATED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_SIMULATED[name]), name)

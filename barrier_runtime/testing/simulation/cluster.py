@@ -162,7 +162,7 @@ class SimCluster:
         """What program `number` runs."""
         raise NotImplementedError
 
-    def _graph(self, program: Program) -> JobGraph:
+    def _graph(self, program: Program, task: SlotTask) -> JobGraph:
         """As one slot has it."""
         return program.graph
 
@@ -403,7 +403,7 @@ class SimCluster:
             window_bytes=self.options.window_bytes,
         )
         identity = SlotIdentity(task.index, uuid, process.pid, process.place, task.attempt, host, port)
-        slot = Slot(self._graph(program), program.spec.checkpoints.mode, identity, resources, plane)
+        slot = Slot(self._graph(program, task), program.spec.checkpoints.mode, identity, resources, plane)
         task.slot = slot
         link = TcpControlLink(
             tuple((place, PORT) for place in self._addresses(program.number)),

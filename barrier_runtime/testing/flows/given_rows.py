@@ -1,0 +1,95 @@
+"""The source that a checked flow reads in place of its own: given rows in a few splits, paced in virtual time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.state.errors import InvalidJob
+
+# What a user gives for a source: rows, rows by split, or a table (one split).
+GivenInput: TypeAlias = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]] | pa.Table | pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """Row i of a split of n is due at `start_ns` + the split's length · i / n (wall clock of the world outside)."""
+
+    name: str
+    schema: pa.Schema
+    tables: tuple[pa.RecordBatch, ...] = field(repr=False)  # one per split
+    start_ns: int
+    lengths_ns: tuple[int, ...]  # of each split: how long its rows take to come
+    batch_rows: int
+    exactly_once: bool  # as the flow's own source is: one that does not replay is refused, as in production
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return [Split(f"{self.name}-{index}", str(index).encode()) for index in range(len(self.tables))]
+
+    def reader(self, split: Split) -> "GivenReader":
+        number = int(split.payload)
+        return GivenReader(self, self.tables[number], self.lengths_ns[number])
+
+
+class GivenReader:
+    def __init__(self, source: GivenRows, rows: pa.RecordBatch, length_ns: int) -> None:
+        self._source = source
+        self._length_ns = length_ns
+        self._rows = rows
+        self._count: int = rows.num_rows
+        self._next = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._next >= self._count
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        source, rows = self._source, self._count
+        due = min(rows, (now_ns - source.start_ns) * rows // self._length_ns + 1) - self._next
+        if due <= 0:
+            return None
+        count = min(due, max_rows, source.batch_rows)
+        polled = self._rows.slice(self._next, count)
+        self._next += count
+        return Polled(polled, 0)
+
+    def next_due_ns(self) -> int | None:
+        rows = self._count
+        return 0 if self.finished else self._source.start_ns + -(-self._next * self._length_ns // rows)
+
+    def position(self) -> bytes:
+        return b"%d" % self._next
+
+    def seek(self, position: bytes) -> None:
+        self._next = int(position)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def tables_of(source: str, given: GivenInput, schema: pa.Schema) -> tuple[pa.RecordBatch, ...]:
+    """A batch per split. Raises `InvalidJob` for rows that do not fit the schema of the source."""
+    if isinstance(given, pa.RecordBatch):
+        given = pa.Table.from_batches([given])
+    if isinstance(given, pa.Table):
+        given = [given.to_pylist()]
+    splits = [given] if all(isinstance(row, Mapping) for row in given) else list(given)
+    return tuple(_batch(source, split, schema) for split in splits)
+
+
+def _batch(source: str, rows: Any, schema: pa.Schema) -> pa.RecordBatch:
+    unknown = {name for row in rows for name in row} - set(schema.names)
+    if unknown:
+        raise InvalidJob(
+            f"check: rows given for source {source!r} have columns that it lacks: {', '.join(sorted(unknown))}; "
+            f"it has {', '.join(schema.names)}"
+        )
+    try:
+        return pa.RecordBatch.from_pylist(list(rows), schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise InvalidJob(
+            f"check: rows given for source {source!r} do not fit its schema ({error}): give values of the types of "
+            + ", ".join(f"{column.name} {column.type}" for column in schema)
+        ) from error

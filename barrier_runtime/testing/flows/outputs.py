@@ -1,0 +1,145 @@
+"""Where the rows of a checked flow go: a transactional memory in place of a connector's target, or the user's own sink;
+and the crash points around each call of a sink.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.state.errors import ProtocolViolation
+
+
+@dataclass(frozen=True)
+class CheckedSink:
+    """A sink of the user's that takes part in a check. `make`: a fresh, unopened sink, one per subtask and generation;
+    all write to one target. `read`: the rows that a reader of the target sees."""
+
+    make: Callable[[], TwoPhaseCommitSink]
+    read: Callable[[], Iterable[Mapping[str, Any]]]
+
+
+class Calls(Protocol):
+    """Who is told of calls of a sink: the process that it is in. Nothing after it runs when the process died."""
+
+    def __call__(self, phase: str, /) -> None: ...
+
+
+class _Staged(msgspec.Struct, frozen=True):
+    number: int
+    token: int
+    subtask: int
+
+
+@dataclass
+class OutputMemory:
+    """One sink's target, outside of all processes. Rows are seen when their transaction is committed."""
+
+    staged: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    visible: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    number: int = 0
+
+    def stage(self, batches: list[pa.RecordBatch]) -> int:
+        self.number += 1
+        self.staged[self.number] = batches
+        return self.number
+
+    def commit(self, number: int) -> None:
+        if number in self.visible:
+            return
+        if number not in self.staged:
+            raise ProtocolViolation(f"transaction {number} is committed after it was aborted: report this")
+        self.visible[number] = self.staged.pop(number)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batches in self.visible.values() for batch in batches for row in batch.to_pylist()]
+
+
+class OutputSink(TwoPhaseCommitSink):
+    """Writes to an `OutputMemory`. What no generation ever decides stays staged there, and is never seen."""
+
+    def __init__(self, memory: OutputMemory) -> None:
+        self._memory = memory
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+
+    def begin_transaction(self) -> list[pa.RecordBatch]:
+        return []
+
+    def write(self, transaction: list[pa.RecordBatch], rows: pa.RecordBatch) -> None:
+        transaction.append(rows)
+
+    def pre_commit(self, transaction: list[pa.RecordBatch], checkpoint: int) -> bytes | None:
+        if not transaction:
+            return None
+        number = self._memory.stage(transaction)
+        return msgspec.json.encode(_Staged(number, self._context.token, self._context.subtask))
+
+    def commit(self, committable: bytes) -> None:
+        self._memory.commit(msgspec.json.decode(committable, type=_Staged).number)
+
+    def abort(self, committable: bytes) -> None:
+        number = msgspec.json.decode(committable, type=_Staged).number
+        if number in self._memory.visible:
+            raise ProtocolViolation(f"transaction {number} is aborted after it was committed: report this")
+        self._memory.staged.pop(number, None)
+
+
+class CrashingSink(TwoPhaseCommitSink):
+    """Passes every call on to `sink`, and tells `at` of the phase before and after."""
+
+    def __init__(self, sink: TwoPhaseCommitSink, at: Calls) -> None:
+        self.sink = sink
+        self.guarantee = sink.guarantee
+        self.global_committer = sink.global_committer
+        self.commits_together = sink.commits_together
+        self._at = at
+
+    def open(self, context: SinkContext) -> None:
+        self.sink.open(context)
+        self.most_decided = self.sink.most_decided
+
+    def begin_transaction(self) -> Any:
+        return self.sink.begin_transaction()
+
+    def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
+        self.sink.write(transaction, rows)
+
+    def stage_early(self, transaction: Any) -> Callable[[], None] | None:
+        return self.sink.stage_early(transaction)
+
+    def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
+        self._at("pre-commit")
+        committable = self.sink.pre_commit(transaction, checkpoint)
+        self._at("pre-committed")
+        return committable
+
+    def commit(self, committable: bytes) -> None:
+        self._at("commit")
+        self.sink.commit(committable)
+        self._at("committed")
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        self._at("commit")
+        self.sink.commit_together(committables)
+        self._at("committed")
+
+    def abort(self, committable: bytes) -> None:
+        self.sink.abort(committable)
+
+    def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
+        self._at("commit")
+        self.sink.commit_globally(checkpoint, committables)
+        self._at("committed")
+
+    def recover(self, decided: Sequence[bytes]) -> None:
+        self._at("recover")
+        self.sink.recover(decided)
+        self._at("committed")
+
+    def close(self) -> None:
+        self.sink.close()

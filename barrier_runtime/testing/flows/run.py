@@ -1,0 +1,325 @@
+"""One run of a user's flow in the simulated world: its sources and sinks are replaced, and one process, or the whole
+program, dies at one point of the protocol.
+
+| at the crash point | what dies | who goes on |
+|---|---|---|
+| process of a slot | the slot | Spark starts its task again, 0.2 to 0.8 s later |
+| process of the coordinator | the coordinator | its supervisor starts it again, at once |
+| program | coordinator and all slots | the user starts the program again, with the next parallelism |
+"""
+
+import contextlib
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import pyarrow as pa
+
+from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, decode_record
+from barrier_runtime.coordinator.wire.messages import (
+    Ack,
+    CheckpointComplete,
+    CheckpointOptions,
+    CommitGlobally,
+    Committed,
+    Deploy,
+    JobSpec,
+    RestartOptions,
+    Restored,
+    Start,
+    ToCoordinator,
+    ToSlot,
+    Trigger,
+)
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
+from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
+from barrier_runtime.runtime.sinks.operator import SinkOperator
+from barrier_runtime.runtime.slot import Slot
+from barrier_runtime.state.backend.restore import BACKENDS
+from barrier_runtime.testing.flows.given_rows import GivenRows
+from barrier_runtime.testing.flows.outputs import CheckedSink, CrashingSink, OutputMemory, OutputSink
+from barrier_runtime.testing.flows.phases import FlowScenario
+from barrier_runtime.testing.simulation.cluster import ClusterOptions, Program, SimCluster, SlotTask, in_one_thread
+from barrier_runtime.testing.simulation.loop import WALL_START_NS, OutOfSteps, SimProcess, Simulation
+from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
+
+MAX_PARALLELISM = 16  # key groups
+_START_NS = WALL_START_NS + 200_000_000  # when the first row is due
+_LENGTHS_NS = (500_000_000, 1_000_000_000)  # of the input: splits are not equally fast
+_INTERVAL_MS = 120  # of checkpoints: about eight while there is input
+_WITHIN_S = 120.0  # of virtual time, until the job has ended
+_AFTERWARDS_S = 1.0  # what was left of dead programs may still do something
+_MAX_STEPS = 5_000_000
+_CALL_US = (200, 3_000)  # how long a call of a sink is on its way
+_HEARD: dict[type[Any], str] = {
+    Deploy: "restore",
+    Start: "start",
+    Trigger: "barrier",
+    CheckpointComplete: "completed",
+    CommitGlobally: "commit globally",
+}
+_SAID: dict[type[Any], str] = {Restored: "restored", Ack: "ack", Committed: "told"}
+_RECORDS: dict[type[Any], str] = {Fence: "fence", Complete: "decision", Finish: "finish"}
+
+
+class Flow(Protocol):
+    """A `Dataflow`."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class FlowUnderTest:
+    """What is checked. `make` is called for each simulated process, so closures begin anew in each, as they do in
+    production."""
+
+    make: Callable[[], Flow]
+    inputs: Mapping[str, tuple[pa.RecordBatch, ...]]  # by source, a batch per split
+    sinks: Mapping[str, Callable[[], CheckedSink]]
+    parallelisms: Sequence[int]
+
+
+@dataclass
+class FlowOutcome:
+    """What came of one run. `trouble`: why it did not end well; then `rows` says little."""
+
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by sink, as a reader of its target sees them
+    points: Counter[str] = field(default_factory=Counter)  # how often the run came to each phase
+    crashed: bool = False
+    trouble: str = ""
+    virtual_s: float = 0.0
+    trace: str = ""
+
+
+def run_flow(flow: FlowUnderTest, scenario: FlowScenario) -> FlowOutcome:
+    """Deterministic, as far as the user's functions are: the same scenario gives the same run."""
+    run = _FlowRun(flow, scenario)
+    with (
+        run.sim,
+        in_one_thread(),
+        _silent(),
+        patch.dict(BACKENDS, lsm=LsmBackend(lambda: run.sim.bits(2) == 0)),
+    ):
+        return run.played()
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Crashes that are wanted are told by nobody's log."""
+    loggers = [logging.getLogger(name) for name in ("barrier_runtime", "coordinator")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+class _FlowRun(SimCluster):
+    def __init__(self, flow: FlowUnderTest, scenario: FlowScenario) -> None:
+        self._flow = flow
+        self._scenario = scenario
+        self._plan = flow.make().plan
+        super().__init__(self._plan.name, Simulation(scenario.seed, max_steps=_MAX_STEPS), ClusterOptions())
+        self._outcome = FlowOutcome()
+        self._by_name: dict[str, SimProcess] = {}
+        drawn = random.Random(f"{scenario.seed} {scenario.parallelism}")
+        self._batch_rows = drawn.choice((1, 3, 8, 64))
+        self._lengths_ns = {
+            name: tuple(drawn.randint(*_LENGTHS_NS) for _ in splits) for name, splits in flow.inputs.items()
+        }
+        self._memories: dict[str, OutputMemory] = {}
+        self._checked: dict[str, CheckedSink] = {name: make() for name, make in flow.sinks.items()}
+
+    # ------------------------------------------------------------ the run
+
+    def played(self) -> FlowOutcome:
+        outcome = self._outcome
+        self._start_program(self._scenario.parallelism)
+        self._poll()
+        try:
+            ended = self.sim.run_until(self._over, _WITHIN_S, look_every_s=0.02)
+            self.sim.run_for(_AFTERWARDS_S)
+        except OutOfSteps as error:
+            ended, outcome.trouble = True, str(error)
+        if not ended:
+            outcome.trouble = f"the job did not end within {_WITHIN_S:g} s of virtual time: {self._state()}"
+        if not outcome.trouble and self.sim.problems:
+            outcome.trouble = str(self.sim.problems[0])
+        for name, memory in self._memories.items():
+            outcome.rows[name] = memory.rows()
+        for name, sink in self._checked.items():
+            outcome.rows[name] = [dict(row) for row in sink.read()]
+        outcome.virtual_s = self.sim.now_s
+        outcome.trace = self.sim.trace_hash()
+        return outcome
+
+    def _over(self) -> bool:
+        return bool(self._outcome.trouble) or self._current().outcome == "finished"
+
+    def _failed(self, program: Program, reason: str) -> None:
+        self._outcome.trouble = f"the job failed: {reason}"
+
+    # ------------------------------------------------------------ what runs
+
+    def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
+        graph = self._compiled(self._plan, parallelism, None)
+        spec = JobSpec(
+            job=self.job,
+            run_id=f"run-{number}",
+            submitter=f"check pid {number}",
+            parallelism=parallelism,
+            max_parallelism=MAX_PARALLELISM,
+            chains=graph.chain_specs(),
+            checkpoints=CheckpointOptions(interval_ms=_INTERVAL_MS, min_pause_ms=20, timeout_ms=5_000, retained=2),
+            slot_timeout_ms=2_000,
+            resource_wait_timeout_ms=3_600_000,
+            restart=RestartOptions(initial_ms=100, max_ms=1_000),
+        )
+        return graph, spec
+
+    def _graph(self, program: Program, task: SlotTask) -> JobGraph:
+        return self._compiled(self._flow.make().plan, program.spec.parallelism, task.process)
+
+    def _compiled(self, plan: Plan, parallelism: int, process: SimProcess | None) -> JobGraph:
+        ours = Plan(plan.name)
+        for node in plan.nodes:
+            ours.add(self._with_given_rows(node) if isinstance(node, SourceNode) else self._with_sink(node, process))
+        return compile_plan(ours, parallelism, MAX_PARALLELISM)
+
+    def _with_given_rows(self, node: SourceNode) -> SourceNode:
+        given = GivenRows(
+            name=node.name,
+            schema=node.source.schema,
+            tables=self._flow.inputs[node.name],
+            start_ns=_START_NS,
+            lengths_ns=self._lengths_ns[node.name],
+            batch_rows=self._batch_rows,
+            exactly_once=node.source.exactly_once,
+        )
+        return replace(node, source=given)
+
+    def _with_sink(self, node: StepNode, process: SimProcess | None) -> StepNode:
+        if not node.is_sink:
+            return node
+        assert node.name is not None
+        name = node.name
+        checked = self._checked.get(name)
+        if checked is None:
+            memory = self._memories.setdefault(name, OutputMemory())
+            checked = CheckedSink(partial(OutputSink, memory), memory.rows)
+        make, at = checked.make, self._at
+        sample = make()
+
+        def crashing() -> CrashingSink:
+            assert process is not None
+            return CrashingSink(make(), partial(at, process))
+
+        return replace(
+            node,
+            make=partial(SinkOperator, make_sink=crashing),
+            guarantee=sample.guarantee,
+            global_committer=sample.global_committer,
+            describe=repr(sample),
+        )
+
+    # ------------------------------------------------------------ crash points
+
+    def _born(self, process: SimProcess) -> None:
+        self._by_name[process.name] = process
+
+    def _reached(self, phase: str, process: SimProcess) -> None:
+        outcome, crash = self._outcome, self._scenario.crash
+        outcome.points[phase] += 1
+        if crash is None or outcome.crashed or phase != crash.phase or outcome.points[phase] != crash.nth:
+            return
+        outcome.crashed = True
+        self.sim.trace("crash point", phase, crash.nth, crash.victim)
+        if crash.victim == "program":
+            self._strike_program(process)
+        else:
+            self._strike(process)
+
+    def _strike(self, process: SimProcess) -> None:
+        for program in self.programs:
+            for task in program.tasks:
+                if task.process is process:
+                    self._lose_slot(program, task, kill=True)
+            if any(coordinator.process is process for coordinator in program.coordinators):
+                process.crash()
+                self.sim.after(self.sim.between_us(50_000, 300_000), partial(self._supervise, program))
+
+    def _supervise(self, program: Program, _: object) -> None:
+        self._restart_coordinator(program)
+
+    def _strike_program(self, process: SimProcess) -> None:
+        program = self._current()
+        chosen = self._flow.parallelisms
+        later = chosen[(chosen.index(program.spec.parallelism) + 1) % len(chosen)]
+        self._kill_program(program, leave_zombies=False)
+        process.crash()
+        self.sim.after(self.sim.between_us(100_000, 500_000), lambda _: self._start_again(later))
+
+    def _at(self, process: SimProcess, phase: str) -> None:
+        """In a blocking call of a sink: it takes its time, and does not go on in a dead process."""
+        jobs = self.sim.jobs
+        if jobs.current is not None:
+            jobs.block(self.sim.between_us(*_CALL_US))
+        self._reached(phase, process)
+        if jobs.current is not None and not process.alive:
+            jobs.block(0)
+
+    def _hears(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
+        phase = _HEARD.get(type(message))
+        if phase is not None:
+            self._reached(phase, process)
+        if process.alive:
+            slot.handle(message)
+
+    def _link(self, process: SimProcess, link: TcpControlLink) -> ControlLink:
+        return _CrashingLink(link, process, self._reached)
+
+    def requested(self, actor: str, operation: str, key: str) -> None:
+        if operation == "delete" and key.startswith(self.paths.data_prefix):
+            self._reached("delete", self._by_name[actor])
+
+    def _wrote(self, actor: str, key: str, data: bytes) -> None:
+        phase: str | None = None
+        if key.startswith(self.paths.log_prefix):
+            phase = _RECORDS.get(type(decode_record(key, data)))
+        elif self.paths.checkpoint_of(key) is not None:
+            phase = "manifest"
+        elif key.startswith(self.paths.data_prefix):
+            phase = "upload"
+        if phase is not None:
+            self._reached(phase, self._by_name[actor])
+
+
+class _CrashingLink:
+    """The control connection of a slot whose process may die just before it says something."""
+
+    def __init__(self, link: TcpControlLink, process: SimProcess, reached: Callable[[str, SimProcess], None]) -> None:
+        self._link = link
+        self._process = process
+        self._reached = reached
+
+    def send(self, message: ToCoordinator) -> None:
+        phase = _SAID.get(type(message))
+        if phase is not None:
+            self._reached(phase, self._process)
+        if self._process.alive:
+            self._link.send(message)
+
+    @property
+    def last_contact(self) -> float:
+        return self._link.last_contact
