@@ -34,6 +34,9 @@ class _Staged(msgspec.Struct, frozen=True):
     subtask: int
 
 
+_STAGED = msgspec.json.Decoder(_Staged)
+
+
 @dataclass
 class OutputMemory:
     """One sink's target, outside of all processes. Rows are seen when their transaction is committed."""
@@ -80,10 +83,10 @@ class OutputSink(TwoPhaseCommitSink):
         return msgspec.json.encode(_Staged(number, self._context.token, self._context.subtask))
 
     def commit(self, committable: bytes) -> None:
-        self._memory.commit(msgspec.json.decode(committable, type=_Staged).number)
+        self._memory.commit(_STAGED.decode(committable).number)
 
     def abort(self, committable: bytes) -> None:
-        number = msgspec.json.decode(committable, type=_Staged).number
+        number = _STAGED.decode(committable).number
         if number in self._memory.visible:
             raise ProtocolViolation(f"transaction {number} is aborted after it was committed: report this")
         self._memory.staged.pop(number, None)

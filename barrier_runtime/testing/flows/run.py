@@ -1,11 +1,8 @@
 """One run of a user's flow in the simulated world: its sources and sinks are replaced, and one process, or the whole
 program, dies at one point of the protocol.
 
-| at the crash point | what dies | who goes on |
-|---|---|---|
-| process of a slot | the slot | Spark starts its task again, 0.2 to 0.8 s later |
-| process of the coordinator | the coordinator | its supervisor starts it again, at once |
-| program | coordinator and all slots | the user starts the program again, with the next parallelism |
+A slot that died is started again by Spark, 0.2 to 0.8 s later; a coordinator by its supervisor, at once; a program by its
+user, with the next of the parallelisms.
 """
 
 import contextlib
