@@ -1,8 +1,8 @@
 """One run of a user's flow in the simulated world: its sources and sinks are replaced, and one process, or the whole
 program, dies at one point of the protocol.
 
-A slot that died is started again by Spark, 0.2 to 0.8 s later; a coordinator by its supervisor, at once; a program by its
-user, with the next of the parallelisms.
+A slot that died is started again by Spark, 0.2 to 0.8 s later; a coordinator by its supervisor, at once; a program by
+its user, with the next of the parallelisms.
 """
 
 import contextlib
