@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from examples.run_job import RUN, SECONDS, conclude, run_job
+from examples.run_job import RUN, conclude, run_job
 from examples.run_stages import STAGES
 from examples.servers import ServerError
 
@@ -19,17 +19,21 @@ from examples.servers import ServerError
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("example", choices=sorted(STAGES))
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long the servers are fed")
+    parser.add_argument(
+        "--seconds", type=float, help="how long the servers are fed; default: as long as the example wants"
+    )
     chosen = parser.parse_args()
     shutil.rmtree(RUN, ignore_errors=True)
     RUN.mkdir(parents=True)
     checkpoints = str(RUN.resolve() / "checkpoints")
     try:
         with contextlib.ExitStack() as stack:
-            stage = STAGES[chosen.example](stack, Path("build/data").resolve(), chosen.seconds)
+            make = STAGES[chosen.example]
+            seconds = chosen.seconds or make.seconds
+            stage = make(stack, Path("build/data").resolve(), seconds)
             stage.feed.start()
             status, observer = run_job(
-                stage.flow, stage.records, checkpoints, chosen.seconds, stage.servers, stage.complete, stage.known
+                stage.flow, stage.records, checkpoints, seconds, stage.servers, stage.complete, stage.known
             )
             print("checking every row …", flush=True)
             return conclude(status, observer, stage.check(), stage.records, checkpoints)

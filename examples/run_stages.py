@@ -11,56 +11,17 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime import Dataflow
 from examples import kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta
 from examples.flights_data import load_flights, prepare
+from examples.fraud_stage import Fraud
 from examples.run_check import Key, Verdict, batch_answer, compare_windows
-from examples.run_feeds import Feed, KafkaFeed, RabbitFeed, as_json
+from examples.run_feeds import KafkaFeed, RabbitFeed, as_json
+from examples.run_stage import Stage
 from examples.run_topic import TopicReader
-from examples.servers import Server, kafka_server, postgres_server, rabbitmq_server
+from examples.servers import kafka_server, postgres_server, rabbitmq_server
 
 _PARTITIONS = 4
 _RABBIT_ROWS = 27_004  # January
-
-
-class Stage:
-    """`flow` goes on for ever; `complete` says when everything that was fed is visible in the target."""
-
-    servers: list[Server]
-    flow: Dataflow
-    feed: Feed
-    records: int  # that are fed
-    _seen: int | None = None  # rows that were visible at the last look
-
-    def complete(self) -> bool:
-        if self.feed.error is not None:
-            raise self.feed.error
-        if self.feed.is_alive():
-            return False
-        self._seen = self.visible_rows()
-        return self._seen >= self.expected_rows()
-
-    def known(self) -> str:
-        """For who waits in vain for `complete`."""
-        feeding = "goes on" if self.feed.is_alive() else "has ended"
-        visible = "not looked at yet" if self._seen is None else f"{self._seen:,}"
-        return (
-            f"Fed: {self.feed.fed:,} of {self.records:,}, the feed {feeding}. Visible rows: {visible}, expected: "
-            f"{self.expected_rows():,}. {self.committed()}".rstrip()
-        )
-
-    def committed(self) -> str:
-        """What the target says of itself, if there is more than its rows."""
-        return ""
-
-    def visible_rows(self) -> int:
-        raise NotImplementedError
-
-    def expected_rows(self) -> int:
-        raise NotImplementedError
-
-    def check(self) -> Verdict:
-        raise NotImplementedError
 
 
 class KafkaToKafka(Stage):
@@ -206,7 +167,12 @@ class RabbitToDelta(Stage):
         return pa.table(DeltaTable(self._table).to_pyarrow_table())
 
 
-STAGES = {"kafka_to_kafka": KafkaToKafka, "kafka_to_postgres": KafkaToPostgres, "rabbitmq_to_delta": RabbitToDelta}
+STAGES: dict[str, type[Stage]] = {
+    "fraud": Fraud,
+    "kafka_to_kafka": KafkaToKafka,
+    "kafka_to_postgres": KafkaToPostgres,
+    "rabbitmq_to_delta": RabbitToDelta,
+}
 
 
 def _kafka_feed(bootstrap: str, flights: pa.Table, seconds: float) -> KafkaFeed:

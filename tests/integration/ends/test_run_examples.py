@@ -32,10 +32,11 @@ def test_an_example_survives_its_kills_and_gives_the_right_result(example: str, 
     assert summary["matches_batch"]
     assert summary["windows"] > 10_000
     assert summary["slot_kills"] == summary["coordinator_kills"] == 1
-    assert summary["server_kills"] == (2 if example == "kafka_to_postgres" else 1)
+    assert summary["server_kills"] == (2 if example in ("fraud", "kafka_to_postgres") else 1)
     assert summary["visible_latency_ms"]["p50"] > 0
 
 
 @pytest.mark.parametrize("example", sorted(STAGES))
 def test_an_example_is_short(example: str) -> None:
-    assert len((ROOT / "examples" / f"{example}.py").read_text().splitlines()) <= 50
+    most = 150 if example == "fraud" else 50  # fraud: a function with four kinds of state, and a lookup
+    assert len((ROOT / "examples" / f"{example}.py").read_text().splitlines()) <= most

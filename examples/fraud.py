@@ -1,0 +1,145 @@
+"""Card payments judged by rules that change while the job runs; alarms with their holders; bad rows apart.
+
+KAFKA=… POSTGRES=… barrier-runtime run examples/fraud.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
+
+A card's payments are judged in the order of their own times, by the rule that was valid then: a payment waits in state
+until event time has come there, which means that every older payment and rule is there, too. So what is judged depends
+on no clock and no arrival, and plain Python computes the same (`fraud_data.answer`).
+
+An alarm that its holder does not confirm within two seconds of the wall clock is told as unconfirmed. That may depend
+on the clock, on a kill even; so the result must not: if the confirmation comes after all, what was told is withdrawn.
+Unconfirmed less withdrawn are, in the end, exactly the alarms that nobody confirms, and each is told once.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+
+from barrier_runtime import (
+    TTL,
+    BroadcastState,
+    Dataflow,
+    KafkaSink,
+    MapState,
+    ParquetSink,
+    Retry,
+    Stream,
+    ValueState,
+    connect,
+)
+
+PAYMENT = {"id": int, "card": str, "cents": int, "at": int, "confirms": int}  # at: ms; confirms: the id of an alarm
+RULE = {"at": int, "limit": int}  # of cents within a spree, from `at` on; without: nothing but the time
+JUDGED = {"id": int, "card": str, "spent": int, "limit": int, "alarm": bool}
+ALARM = {"id": int, "card": str, "what": str, "spent": int}
+BAD = {"id": int, "card": str, "cents": int}
+SPREE = timedelta(minutes=5)  # a card that is silent for so long begins another one
+CONFIRM_WITHIN = timedelta(seconds=2)
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    id: int
+    cents: int
+    confirms: int | None
+
+
+class Spree(msgspec.Struct, frozen=True):
+    spent: int
+    alarmed: bool
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    spent: int
+    due_ms: int  # wall clock
+
+
+class Guard:
+    limits = BroadcastState(int, int)  # by the time from which on
+    waiting = MapState(int, Waiting)  # by time; a card pays once a millisecond
+    spree = ValueState(Spree, ttl=TTL(SPREE, clock="event"))
+    alarms = MapState(int, Alarm)  # that nobody has confirmed yet, by the payment
+
+    def on_rules(self, row: dict[str, Any], ctx: Any) -> None:
+        if row["limit"] is not None:
+            self.limits[row["at"]] = row["limit"]
+
+    def on_payments(self, card: str, row: dict[str, Any], ctx: Any) -> None:
+        if row["confirms"] is None and row["cents"] <= 0:
+            ctx.emit("bad", {"id": row["id"], "card": card, "cents": row["cents"]})
+            return
+        self.waiting[row["at"]] = Waiting(row["id"], row["cents"], row["confirms"])
+        ctx.timers.register(row["at"])
+
+    def on_timer(self, card: str, at_ms: int, ctx: Any) -> Iterator[dict[str, Any]]:
+        row = self.waiting.pop(at_ms)
+        if row.confirms is not None:
+            self._confirmed(card, row.confirms, ctx)
+            return
+        before = self.spree.value or Spree(0, False)
+        spent = before.spent + row.cents
+        limit = self.limits[max(since for since in self.limits if since <= at_ms)]
+        alarm = spent > limit and not before.alarmed
+        self.spree.value = Spree(spent, before.alarmed or alarm)
+        if alarm:
+            self.alarms[row.id] = Alarm(spent, ctx.wall_timers.after(CONFIRM_WITHIN))
+            ctx.emit("alarms", {"id": row.id, "card": card, "what": "alarm", "spent": spent})
+        yield {"id": row.id, "card": card, "spent": spent, "limit": limit, "alarm": alarm}
+
+    def _confirmed(self, card: str, alarm: int, ctx: Any) -> None:
+        if self.alarms.pop(alarm, None) is None:  # too late: it has been told
+            ctx.emit("alarms", {"id": alarm, "card": card, "what": "withdrawn", "spent": 0})
+
+    def on_wall_timer(self, card: str, due_ms: int, ctx: Any) -> None:
+        for number, alarm in list(self.alarms.items()):
+            if alarm.due_ms <= due_ms:
+                del self.alarms[number]
+                ctx.emit("alarms", {"id": number, "card": card, "what": "unconfirmed", "spent": alarm.spent})
+
+
+class Holders:
+    """Of cards, in PostgreSQL. A connection for each request: the database may have been away since the last one."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+
+    def fetch_many(self, cards: Sequence[str]) -> dict[str, dict[str, Any]]:
+        import psycopg
+
+        with psycopg.connect(self._database, connect_timeout=2) as connection:
+            found = connection.execute("SELECT card, holder FROM holders WHERE card = any(%s)", [list(cards)])
+            return {card: {"holder": holder} for card, holder in found}
+
+
+def guarded(payments: Stream, rules: Stream) -> tuple[Stream, Stream, Stream]:
+    """What was judged, alarms and what became of them, bad rows."""
+    cards = payments.filter(pc.field("card") != "").key_by("card")  # without a card: nothing but the time
+    streams = connect(payments=cards, rules=rules.broadcast())
+    side = {"alarms": ALARM, "bad": BAD}
+    judged, alarms, bad = streams.process("guard", Guard, schema=JUDGED, side=side, event_time="at")
+    return judged, alarms, bad
+
+
+def build(bootstrap: str, database: str, output: str) -> Dataflow:
+    """Topics `payments` and `rules` (JSON) and table `holders` to topic `alarms` and Parquet files; all exist."""
+    flow = Dataflow("fraud")
+    topics: dict[str, Any] = {"group": "fraud", "key": None, "value": "json", "metadata": [], "event_time": "at"}
+    payments = flow.read_kafka("payments", bootstrap, "payments", schema=PAYMENT, **topics)
+    rules = flow.read_kafka("rules", bootstrap, "rules", schema=RULE, **topics)
+    judged, alarms, bad = guarded(payments, rules)
+    judged.sink("judged", ParquetSink(f"{output}/judged"))
+    bad.sink("bad", ParquetSink(f"{output}/bad"))
+    retry = Retry(20, backoff=timedelta(milliseconds=100))
+    told = alarms.lookup("holder", Holders(database), key="card", schema={"holder": str}, retry=retry)
+    told.sink("alarms", KafkaSink(bootstrap, "alarms", key="card"))
+    return flow
+
+
+def __getattr__(name: str) -> Dataflow:
+    """`flow`, made when it is asked for: for the command line."""
+    if name != "flow":
+        raise AttributeError(name)
+    return build(os.environ["KAFKA"], os.environ["POSTGRES"], os.environ.get("OUTPUT", "build/output"))
