@@ -22,7 +22,7 @@ class CheckedSink:
     read: Callable[[], Iterable[Mapping[str, Any]]]
 
 
-class Calls(Protocol):
+class SinkCalls(Protocol):
     """Who is told of calls of a sink: the process that it is in. Nothing after it runs when the process died."""
 
     def __call__(self, phase: str, /) -> None: ...
@@ -95,7 +95,7 @@ class OutputSink(TwoPhaseCommitSink):
 class CrashingSink(TwoPhaseCommitSink):
     """Passes every call on to `sink`, and tells `at` of the phase before and after."""
 
-    def __init__(self, sink: TwoPhaseCommitSink, at: Calls) -> None:
+    def __init__(self, sink: TwoPhaseCommitSink, at: SinkCalls) -> None:
         self.sink = sink
         self.guarantee = sink.guarantee
         self.global_committer = sink.global_committer
