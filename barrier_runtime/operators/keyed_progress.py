@@ -70,21 +70,25 @@ def restored_progress(
         whole = (first_group, last_group) if keyed is None else (keyed.key_group_first, keyed.key_group_last)
         if whole[0] <= last_group and first_group <= whole[1]:
             found.append(progress)
-            floors += [Floor(*whole, progress.watermark_ms), *progress.floors]
+            # What was on its way is as far as it was told: the rest of what is due there comes without it being late.
+            told_ms = max(progress.watermark_ms, progress.going_to_ms or progress.watermark_ms)
+            floors += [Floor(*whole, told_ms), *progress.floors]
     if not found:
         return Progress()
     lowest = min(progress.watermark_ms for progress in found)
+    going_to_ms = _going_to_ms(found)
+    reached_ms = lowest if going_to_ms is None else going_to_ms  # before the first row comes
     return Progress(
         watermark_ms=lowest,
         emit_ns=max(progress.emit_ns for progress in found),
         schema=next((progress.schema for progress in found if progress.schema), b""),
         state_columns=next((progress.state_columns for progress in found if progress.state_columns), ()),
-        going_to_ms=_going_to_ms(found),
+        going_to_ms=going_to_ms,
         timers_from_ms=_lowest([progress.timers_from_ms for progress in found]),
         floors=tuple(
             Floor(max(floor.first, first_group), min(floor.last, last_group), floor.watermark_ms)
             for floor in floors
-            if floor.watermark_ms > lowest and floor.first <= last_group and first_group <= floor.last
+            if floor.watermark_ms > reached_ms and floor.first <= last_group and first_group <= floor.last
         ),
     )
 

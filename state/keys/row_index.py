@@ -27,24 +27,30 @@ class RowNumbers:
     """Which row ids are taken. Freed ones are used again first."""
 
     def __init__(self) -> None:
-        self._free = np.empty(0, np.int64)
+        self._free: list[RowIds] = []  # not one array, which would be copied whenever a few are given back
         self.limit = 0  # all row ids are below it
         self.count = 0
 
     def take(self, count: int) -> RowIds:
-        kept = max(0, len(self._free) - count)
-        reused, self._free = self._free[kept:], self._free[:kept]
-        first = self.limit
-        self.limit += count - len(reused)
         self.count += count
-        return np.concatenate([reused, np.arange(first, self.limit)])
+        reused: list[RowIds] = []
+        while count and self._free:
+            last = self._free.pop()
+            if len(last) > count:
+                self._free.append(last[:-count])
+                last = last[-count:]
+            reused.append(last)
+            count -= len(last)
+        first = self.limit
+        self.limit += count
+        return np.concatenate([*reversed(reused), np.arange(first, self.limit)])
 
     def give_back(self, row_ids: RowIds) -> None:
         self.count -= len(row_ids)
         if not self.count:
-            self._free, self.limit = _NO_ROWS, 0
-        else:
-            self._free = np.concatenate([self._free, row_ids])
+            self._free, self.limit = [], 0
+        elif len(row_ids):
+            self._free.append(row_ids.copy())
 
 
 class IntKeys:

@@ -56,6 +56,8 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators import timers as timers_module
+from barrier_runtime.operators.windows import base as windows_module
+from barrier_runtime.operators.windows import firing as firing_module
 from barrier_runtime.runtime import scheduler as scheduler_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.in_flight import storage as in_flight
@@ -266,7 +268,8 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _few_timers(self) -> Iterator[None]:
-        """In most runs memory holds as few as can be of the timers that are in the store, and one fires at a time."""
+        """In most runs memory holds as few as can be of the timers that are in the store, and one fires at a time; of
+        windows, too."""
         if random.Random(f"timers {self.schedule.seed}").random() < 0.3:
             yield
             return
@@ -274,6 +277,9 @@ class World(SimCluster):
             patch.object(timers_module, "_HELD", 0),
             patch.object(timers_module, "_HELD_OF_GROUP", 0),
             patch.object(timers_module, "_SLICE_TIMERS", 1),
+            patch.object(windows_module, "_SLICE_STEPS", 1),
+            patch.object(firing_module, "FEW", 1),
+            patch.object(firing_module, "PIECE", 1),
         ):
             yield
 

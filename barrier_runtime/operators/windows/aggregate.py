@@ -7,7 +7,7 @@ ordered by window and keys, so a replay gives the same rows in the same order.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import WindowAssigner, lateness_definition
 from barrier_runtime.operators.windows.base import Ints, WindowOperator, told_of_windows
+from barrier_runtime.operators.windows.firing import FEW
 
 _MAX_ASSIGNED = 262_144  # rows of a batch, each as often as it has windows: more are worked on in parts
 FIRINGS = "firings"  # column of state, of windows that may be emitted more than once: how often they were
@@ -100,12 +101,17 @@ class WindowAggregateOperator(WindowOperator):
         if len(batch) * self._window.per_row > _MAX_ASSIGNED and len(batch) > 1:
             half = len(batch) // 2
             self.process(batch.slice(0, half), emit)
-            self.process(batch.slice(half), emit)
+            if self._rest is not None:
+                self._rest = batch.slice(half - len(self._rest))
+            else:
+                self.process(batch.slice(half), emit)
             return
+        self._arrive(emit)
         while (cut := self._process(batch, emit)) is not None:
             row, reached_ms = cut
             self._process(batch.slice(0, row), emit)
-            self.on_watermark(reached_ms, emit)
+            if not self._first_goes(batch, row, reached_ms, emit):
+                return
             batch = batch.slice(row)
 
     def _process(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
@@ -143,17 +149,34 @@ class WindowAggregateOperator(WindowOperator):
                 self._fire_again(rows.take(pa.array(np.flatnonzero(again))), starts[again], event_times, emit)
         return cut
 
-    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
-        if watermark_ms <= self._watermark_ms:
-            return
+    def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         self._watermark_ms = watermark_ms
-        due = self._due.take(self._window.first_open_start(watermark_ms))
-        if due is not None:
-            self._fire(due, emit)
+        yield from self._fire_over(watermark_ms, emit)
         if self._lateness_ms:
             closed = self._fired.take(self._first_kept(watermark_ms))
-            if closed is not None:
-                self._remove(closed)
+            for row_ids in () if closed is None else np.split(closed, range(FEW, len(closed), FEW)):
+                self._remove(row_ids)
+                yield
+
+    def _fire_over(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        due = self._due.take(self._window.first_open_start(watermark_ms))
+        if due is not None:
+            for row_ids in self._pieces(due):
+                if row_ids is not None:
+                    self._fire(row_ids, emit)
+                yield
+
+    def _reach_floors(self, emit: Emit) -> Iterator[None]:
+        due = self._due.take(WATERMARK_MAX)
+        if due is None:
+            return
+        starts = np.array(self._fields_of(due)[-1], np.int64)
+        over = starts < self._window.first_open_starts(self._floors_of(due))
+        self._due.note(due[~over], starts[~over])
+        for row_ids in self._pieces(due[over]):
+            if row_ids is not None:
+                self._fire(row_ids, emit)
+            yield
 
     def _first_kept(self, watermark_ms: int) -> int:
         """Windows that start before it are gone, and rows of them too late."""
@@ -235,7 +258,7 @@ class WindowAggregateOperator(WindowOperator):
             windows.note(row_ids, np.array(starts, np.int64))
 
     def _fire(self, row_ids: Ints, emit: Emit) -> None:
-        row_ids, fields = self._ordered(row_ids)
+        fields = self._fields_of(row_ids)
         starts = np.array(fields[-1], np.int64)
         ends = starts + self._window.size_ms
         firings = self._table.columns.get(FIRINGS)
@@ -274,10 +297,6 @@ class WindowAggregateOperator(WindowOperator):
         firings[order.row_ids] = before + order.lengths
         self._table.mark_dirty(order.row_ids)
         return updates
-
-    def _fields_of(self, row_ids: Ints) -> list[Any]:
-        ints = self._table.int_keys_of(row_ids)
-        return list(ints) if ints is not None else list(zip(*self._table.keys_of(row_ids), strict=True))
 
     def _fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None:
         """Rows of windows that are over: each emits its window as it is with it."""

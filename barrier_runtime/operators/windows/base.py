@@ -1,6 +1,6 @@
 """What all window operators share: aggregates in a columnar table per (keys, window), and how their results go out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,8 +16,10 @@ from barrier_runtime.operators.aggregation.accumulators import SumBounds
 from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.aggregation.state_columns import Columns
-from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.timers import SLICE_S
+from barrier_runtime.operators.windows import firing
 from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 
@@ -25,6 +27,7 @@ LATE = "late rows"  # tag of the side output
 UPDATE = "update"  # output column of windows that may fire again
 EARLY = "early"  # output column of windows with early results: whether this is one
 _MAX_ROWS = 65_536  # of one emitted batch
+_SLICE_STEPS = 8  # also where a clock stands still
 _TIME = pa.timestamp("ms", "UTC")
 
 SPAN = (pa.field("window_start", _TIME), pa.field("window_end", _TIME))
@@ -33,9 +36,17 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class WindowOperator(KeyedOperator):
-    """Entries are keyed by the key columns and one int64 more, the start of the window."""
+    """Entries are keyed by the key columns and one int64 more, the start of the window.
+
+    What a watermark brings is done in slices. On the way to it the operator takes no row, so state alone says what is
+    left to do: what is over and still there. A snapshot says where event time is going to, too, and what is restored
+    goes there before its first row.
+    """
 
     kind = "window"
+    _way: Iterator[None] | None = None  # what is left to do on the way to `_going_to_ms`, in steps
+    _rest: Batch | None = None  # rows that `process` gave back
+    _behind_floors = False  # restored on the way, by subtasks that were not equally far
 
     def __init__(
         self,
@@ -68,6 +79,89 @@ class WindowOperator(KeyedOperator):
         self._output = window_schema(columns, self._key_columns, self._aggregates, self.where, beside)
         self._table = self._column_table("windows", {**more, **self._plan.storage()}, self._plan.added())
         self._bounds = SumBounds()
+
+    # ---- event time
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._behind_floors = self._going_to_ms is not None and self._floors is not None
+
+    @property
+    def going_to_ms(self) -> int | None:
+        return self._going_to_ms
+
+    def take_rest(self) -> Batch | None:
+        rest, self._rest = self._rest, None
+        return rest
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        self._go_on(watermark_ms, emit, in_slices=False)
+
+    def toward(self, watermark_ms: int, emit: Emit) -> bool:
+        return self._go_on(watermark_ms, emit, in_slices=True)
+
+    def _go_on(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
+        """False: the slice is over, and event time not there yet."""
+        if self._going_to_ms is None and watermark_ms <= self._watermark_ms:
+            return True
+        if self._bound is None:  # no row came yet, so there is no window
+            self._watermark_ms, self._going_to_ms = max(watermark_ms, self._going_to_ms or watermark_ms), None
+            return True
+        if self._way is None:
+            self._going_to_ms = max(watermark_ms, self._going_to_ms or watermark_ms)
+            self._way = self._steps(self._going_to_ms, emit)
+        until_s = self.context.now_s() + SLICE_S
+        for steps, _ in enumerate(self._way, 1):
+            if in_slices and (steps >= _SLICE_STEPS or self.context.now_s() >= until_s):
+                return False
+        going_to_ms, self._going_to_ms, self._way = self._going_to_ms, None, None
+        return going_to_ms is None or watermark_ms <= going_to_ms or self._go_on(watermark_ms, emit, in_slices)
+
+    def _arrive(self, emit: Emit) -> None:
+        """A subtask has done that before it gives a batch."""
+        while (going_to_ms := self._going_to_ms) is not None:
+            self._go_on(going_to_ms, emit, in_slices=False)
+
+    def _first_goes(self, batch: Batch, row: int, reached_ms: int, emit: Emit) -> bool:
+        """Event time goes on to `reached_ms` before row `row` of a batch. False: that takes more than a slice, and the
+        rows from there on are given back."""
+        if self._go_on(reached_ms, emit, self.stops):
+            return True
+        self._rest = batch.slice(row)
+        return False
+
+    def _steps(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        if self._behind_floors:
+            self._behind_floors = False
+            if self._floors is not None:
+                yield from self._reach_floors(emit)
+        yield from self._reach(watermark_ms, emit)
+
+    def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """All that event time `watermark_ms` brings, with a step after each piece of it."""
+        raise NotImplementedError
+
+    def _reach_floors(self, emit: Emit) -> Iterator[None]:
+        """Emit what is over by the event time of its key group, which the subtask has not reached."""
+        raise NotImplementedError
+
+    def _floors_of(self, row_ids: Ints) -> Ints:
+        """Event time of the key group of each of these entries."""
+        assert self._floors is not None
+        keys = zip(*self._table.keys_of(row_ids), strict=True)
+        columns = [self.codec.column(i, values) for i, values in zip(range(len(self._key_columns)), keys, strict=False)]
+        return self._floors.watermarks(columns, self._watermark_ms)
+
+    def _pieces(self, row_ids: Ints, by: Ints | None = None) -> Iterator[Ints | None]:
+        """`row_ids` by window and keys, piece by piece (see `in_order`). `by`: their order before that, per row id of
+        the table."""
+
+        def order(some: Ints) -> Ints:
+            return self._ordered(some, None if by is None else by[some])
+
+        return firing.in_order(row_ids, order, firing.FEW, firing.PIECE)
+
+    # ---- rows
 
     def _times_of(self, batch: Batch) -> Ints | None:
         """Event time of each row in milliseconds, of which `_lowest_ms` is the lowest; None when there are no rows."""
@@ -114,18 +208,23 @@ class WindowOperator(KeyedOperator):
     def _left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:
         return self._plan.left(self.where, column, self._table.keys_of(np.array([row_id]))[0][:-1], aggregate)
 
-    def _ordered(self, row_ids: Ints, by: Ints | None = None) -> tuple[Ints, list[Any]]:
-        """`row_ids` by window and keys, and one sequence per field of their keys. `by`: their order before that, per
-        row id."""
+    def _fields_of(self, row_ids: Ints) -> list[Any]:
+        """One sequence per field of the keys of these entries."""
         ints = self._table.int_keys_of(row_ids)
+        return list(ints) if ints is not None else list(zip(*self._table.keys_of(row_ids), strict=True))
+
+    def _ordered(self, row_ids: Ints, by: Ints | None = None) -> Ints:
+        """`row_ids` by window and keys. `by`: their order before that, per row id."""
+        if not len(row_ids):
+            return row_ids
+        *keys, starts = self._fields_of(row_ids)
         first = [] if by is None else [by]
-        if ints is not None:
-            order = order_of_ints([*first, ints[-1], *ints[:-1]])
-            return row_ids[order], list(ints[:, order])
-        *keys, starts = zip(*self._table.keys_of(row_ids), strict=True)
+        if isinstance(starts, np.ndarray):
+            ordered: Ints = row_ids[order_of_ints([*first, starts, *keys])]
+            return ordered
         columns = [pa.array(starts), *(self.codec.column(i, values) for i, values in enumerate(keys))]
-        row_ids = row_ids[sort_rows([*map(pa.array, first), *columns])]
-        return row_ids, list(zip(*self._table.keys_of(row_ids), strict=True))
+        by_keys: Ints = row_ids[sort_rows([*map(pa.array, first), *columns])]
+        return by_keys
 
     def _results(
         self,

@@ -8,7 +8,7 @@ with an entry per result. By the wall clock the slot gives turns, and a turn tel
 barriers come in between.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,11 +74,16 @@ class EarlyWindowOperator(WindowAggregateOperator):
         return self._table.columns[_OVER][row_ids] > 0 if self._lateness_ms else np.zeros(len(row_ids), np.bool_)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        self._arrive(emit)
         while (cut := self._cut(batch)) is not None:
             row, reached_ms = cut
             if row:
                 super().process(batch.slice(0, row), emit)
-            self.on_watermark(reached_ms, emit)
+                if self._rest is not None:
+                    self._rest = batch.slice(row - len(self._rest))
+                    return
+            if not self._first_goes(batch, row, reached_ms, emit):
+                return
             batch = batch.slice(row)
         super().process(batch, emit)
 
@@ -105,16 +110,19 @@ class EarlyWindowOperator(WindowAggregateOperator):
         else:
             super()._send(results, reached, emit, emit_ns)
 
-    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+    def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         if self._by_event_time and len(self._changed):
             assert self._interval_ms is not None
             due_ms = (self._watermark_ms // self._interval_ms + 1) * self._interval_ms
             if due_ms <= watermark_ms and self._changed.any():
-                super().on_watermark(due_ms, emit)  # what is over by then is not told early
-                row_ids = np.flatnonzero(self._changed)
-                if len(row_ids):
-                    self._tell(row_ids, due_ms - 1, emit)
-        super().on_watermark(watermark_ms, emit)
+                # Until all is told event time stays where it was, so that a restore in between finds the same `due_ms`.
+                yield from self._fire_over(due_ms, emit)  # what is over by then is not told early
+                for row_ids in self._pieces(np.flatnonzero(self._changed)):
+                    if row_ids is not None:
+                        self._tell(row_ids, due_ms - 1, emit)
+                    yield
+                self._watermark_ms = due_ms
+        yield from super()._reach(watermark_ms, emit)
 
     # ---- when
 
@@ -250,7 +258,7 @@ class EarlyWindowOperator(WindowAggregateOperator):
 
     def _tell(self, row_ids: Ints, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:
         """Early results of these windows."""
-        row_ids, fields = self._ordered(row_ids)
+        fields = self._fields_of(row_ids)
         ends = np.array(fields[-1], np.int64) + self._window.size_ms
         updates = self._table.columns[FIRINGS][row_ids]
         results = self._results(row_ids, fields, ends, self._accumulators(row_ids), updates, early=True)
@@ -288,7 +296,7 @@ class WallClockWindowOperator(EarlyWindowOperator):
     _next = 0  # row id from which on windows are to be told now
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
-        if last or not len(self._changed):
+        if last or not len(self._changed) or self._going_to_ms is not None:
             return False
         if self._due_s is None:
             if self._changed.any():
@@ -301,7 +309,7 @@ class WallClockWindowOperator(EarlyWindowOperator):
             self._due_s, self._next = None, 0
             return self.on_wall_clock(emit)
         self._next = int(row_ids[-1]) + 1
-        self._tell(row_ids, self._watermark_ms, emit, self.context.wall_ms() * 1_000_000)
+        self._tell(self._ordered(row_ids), self._watermark_ms, emit, self.context.wall_ms() * 1_000_000)
         return True
 
     def _add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints:

@@ -7,6 +7,7 @@ gap. A session that went on meanwhile gets a new due time then, and none when a 
 """
 
 import heapq
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 _NONE = -1
 _STEPS = 16  # of due times in a gap
 _NEVER = -(2**63)
+_PART = 16_384  # sessions that are looked at together
 _NO_ROWS: Ints = np.empty(0, np.int64)
 
 
@@ -130,24 +132,34 @@ class OpenSessions:
 
     # ---- sessions that are over
 
-    def over(self, watermark_ms: int, last_ms: Ints) -> Ints:
-        """Row ids of the sessions that end by `watermark_ms`; they are not open any more."""
-        looked_at: list[Ints] = []
+    def over(self, watermark_ms: int, last_ms: Ints) -> Iterator[Ints]:
+        """Row ids of the sessions that end by `watermark_ms`, in parts; what was given is not open any more.
+
+        Of one key the older session comes first: the next one begins more than a gap later, so its due time is later.
+        """
         limit = watermark_ms // self._step_ms
+        going_on: list[Ints] = []
         while self._dues and self._dues[0] <= limit:
             due = heapq.heappop(self._dues)
-            row_ids = np.concatenate(self._by_due.pop(due))
-            row_ids = row_ids[self._due[row_ids] == due]
-            self._due[row_ids] = _NEVER  # a row id that was used again may be there twice
-            looked_at.append(row_ids)
-        if not looked_at:
-            return _NO_ROWS
-        row_ids = _distinct(np.concatenate(looked_at))
-        ends = last_ms[row_ids] <= watermark_ms - self._gap_ms
-        self._look_again(row_ids[~ends], last_ms[row_ids[~ends]])
-        over = row_ids[ends]
-        self._unlink(over)
-        return over
+            for looked_at in self._by_due.pop(due):
+                for first in range(0, len(looked_at), _PART):
+                    row_ids = looked_at[first : first + _PART]
+                    row_ids = _distinct(row_ids[self._due[row_ids] == due])
+                    self._due[row_ids] = _NEVER  # a row id that was used again may be there twice
+                    ends = last_ms[row_ids] <= watermark_ms - self._gap_ms
+                    going_on.append(row_ids[~ends])
+                    over = row_ids[ends]
+                    if len(over):
+                        self._unlink(over)
+                        yield over
+        for row_ids in going_on:  # perhaps in the last step again
+            self._look_again(row_ids, last_ms[row_ids])
+
+    def end(self, row_ids: Ints) -> None:
+        """These are not open any more: the oldest ones of their keys."""
+        if len(row_ids):
+            self._due[row_ids] = _NEVER
+            self._unlink(row_ids)
 
     def _unlink(self, over: Ints) -> None:
         """`over` are the oldest of their keys."""

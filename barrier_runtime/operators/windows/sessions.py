@@ -7,7 +7,7 @@ begins another, as the watermark happens to come.) A row behind the watermark th
 it; else it is late when a session of it alone would be over.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -63,24 +63,39 @@ class SessionAggregateOperator(WindowOperator):
         times_ms = self._times_of(batch)
         if times_ms is None:
             return
+        self._arrive(emit)
         added = self._add(batch, times_ms, emit)
         while added < len(batch):
             # A session that this row would touch is over by then: it goes first, wherever batches end.
             batch, times_ms = batch.slice(added), times_ms[added:]
-            if batch.reached is not None:
-                self.on_watermark(int(batch.reached[0]), emit)
+            if batch.reached is not None and not self._first_goes(batch, 0, int(batch.reached[0]), emit):
+                return
             added = self._add(batch, times_ms, emit)
             if not added:
                 raise ProtocolViolation(f"{self.where}: a session is open, though event time of its key has passed it")
 
-    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
-        if watermark_ms <= self._watermark_ms:
-            return
+    def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         self._watermark_ms = watermark_ms
-        if self._bound is not None:
-            row_ids = self._open.over(watermark_ms, self._table.columns[_LAST])
-            if len(row_ids):
-                self._fire(row_ids, emit)
+        over: list[Ints] = []
+        for row_ids in self._open.over(watermark_ms, self._table.columns[_LAST]):
+            if over:
+                yield
+            over.append(row_ids)
+        if over:
+            yield from self._fire_all(np.concatenate(over), emit)
+
+    def _reach_floors(self, emit: Emit) -> Iterator[None]:
+        """Before a row comes that would touch one of them."""
+        row_ids = self._table.load_all()
+        over = self._table.columns[_LAST][row_ids] + self._gap_ms <= self._floors_of(row_ids)
+        self._open.end(row_ids[over])
+        yield from self._fire_all(row_ids[over], emit)
+
+    def _fire_all(self, row_ids: Ints, emit: Emit) -> Iterator[None]:
+        for piece in self._pieces(row_ids, self._table.columns[_LAST]):
+            if piece is not None:
+                self._fire(piece, emit)
+            yield
 
     def _add(self, batch: Batch, times_ms: Ints, emit: Emit) -> int:
         """Add the first rows, as many as can be before a session has to go; gives their number."""
@@ -175,7 +190,7 @@ class SessionAggregateOperator(WindowOperator):
         self._open.replace(keys, rest, gone, row_ids[stay], left)
 
     def _fire(self, row_ids: Ints, emit: Emit) -> None:
-        row_ids, fields = self._ordered(row_ids, self._table.columns[_LAST][row_ids])
+        fields = self._fields_of(row_ids)
         accumulators = self._accumulators(row_ids)
         ends = accumulators[_LAST] + self._gap_ms
         results = self._results(row_ids, fields, ends, accumulators)

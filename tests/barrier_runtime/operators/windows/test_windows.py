@@ -323,7 +323,8 @@ def test_many_results_come_in_batches_of_bounded_size() -> None:
     driven = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()}))
     driven.feed(pa.RecordBatch.from_pydict({"k": pa.array(range(70_000)), "t": pa.array([0] * 70_000)}))
     driven.watermark(WATERMARK_MAX)
-    assert [batch.rows.num_rows for batch in driven.batches] == [65_536, 70_000 - 65_536]
+    assert max(batch.rows.num_rows for batch in driven.batches) <= 8_192
+    assert [each["k"] for each in driven.rows] == list(range(70_000))
 
 
 @pytest.mark.parametrize(("size", "offset"), [(0, 0), (-1, 0), (10, 10), (10, -1)])
