@@ -16,6 +16,8 @@ _HOME = {
     "BroadcastStream": "barrier_runtime.api.stream",
     "connect": "barrier_runtime.api.connected",
     "Tumbling": "barrier_runtime.operators.windows.assigners",
+    "Count": "barrier_runtime.operators.windows.assigners",
+    "TimeWindow": "barrier_runtime.operators.windows.whole.apply",
     "Session": "barrier_runtime.operators.windows.assigners",
     "Sliding": "barrier_runtime.operators.windows.assigners",
     "Global": "barrier_runtime.operators.windows.assigners",
@@ -151,11 +153,13 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.state.maps import MapState as MapState
     from barrier_runtime.operators.state.ttl import TTL as TTL
     from barrier_runtime.operators.state.value import ValueState as ValueState
+    from barrier_runtime.operators.windows.assigners import Count as Count
     from barrier_runtime.operators.windows.assigners import Global as Global
     from barrier_runtime.operators.windows.assigners import Session as Session
     from barrier_runtime.operators.windows.assigners import Sliding as Sliding
     from barrier_runtime.operators.windows.assigners import Tumbling as Tumbling
     from barrier_runtime.operators.windows.triggers import Every as Every
+    from barrier_runtime.operators.windows.whole.apply import TimeWindow as TimeWindow
     from barrier_runtime.state.errors import BarrierRuntimeError as BarrierRuntimeError
     from barrier_runtime.state.errors import Corrupt as Corrupt
     from barrier_runtime.state.errors import Fenced as Fenced

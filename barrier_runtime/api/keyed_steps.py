@@ -19,7 +19,7 @@ from barrier_runtime.operators.process import ProcessOperator, check_event_time_
 from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
-from barrier_runtime.operators.windows.assigners import Global, Session, WindowAssigner
+from barrier_runtime.operators.windows.assigners import Count, Global, Session, WindowAssigner
 from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.state.errors import InvalidJob
 
@@ -39,12 +39,12 @@ class StatefulSteps(KeyedSteps[S]):
         allowed_lateness: datetime.timedelta = _NO_DELAY,
         early: Every | None = None,
     ) -> WindowedStream[S]:
-        """Group rows by window as well: `Tumbling`, `Sliding` or `Session` of event time, or `Global`, all rows of a
-        key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds column; a `Global` has none.
-        `allowed_lateness`: for how long after its end (event time) a window is kept; each row that comes for it then
-        emits it again, with a column `update` that counts from 0. Not for sessions. `early`: results before a window is
-        over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`; columns `update` and `early` tell which one it
-        is. Not for sessions.
+        """Group rows by window as well: `Tumbling`, `Sliding` or `Session` of event time, `Count`, or `Global`, all
+        rows of a key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds column; `Count` and
+        `Global` have none. `allowed_lateness`: for how long after its end (event time) a window is kept; each row that
+        comes for it then emits it again, with a column `update` that counts from 0. Not for sessions. `early`: results
+        before a window is over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`; columns `update` and `early`
+        tell which one it is. Not for sessions.
 
         >>> keyed.window("hourly", Tumbling(timedelta(hours=1)), event_time="at", early=Every(timedelta(seconds=5)))
         """
@@ -68,7 +68,8 @@ class StatefulSteps(KeyedSteps[S]):
         if isinstance(window, Global):
             if event_time is not None or lateness_ms:
                 extra = "event_time" if event_time is not None else "allowed_lateness"
-                raise InvalidJob(f"{where}: a Global window is over when the input ends: leave {extra} out")
+                over = "it has its rows" if isinstance(window, Count) else "the input ends"
+                raise InvalidJob(f"{where}: a {type(window).__name__} window is over when {over}: leave {extra} out")
             if early is not None and early.interval is not None and early.clock == "event":
                 rows.need_watermarks(where, f"its early results are due {early}")
             return WindowedStream(self, name, window, None, 0, early)

@@ -14,7 +14,8 @@ _CONNECT = (
     "rules=rules.broadcast()).process(…)"
 )
 AFTER_KEY_BY = {
-    **dict.fromkeys(("window", "aggregate"), "it comes after .key_by(…), which says what belongs together"),
+    "window": "it comes after .key_by(…), which says what belongs together; window_all(…) is for all rows",
+    "aggregate": "it comes after .key_by(…), which says what belongs together",
     **dict.fromkeys(
         ("join", "window_join", "asof_join"),
         "it comes after .key_by(…) of both streams; broadcast_join() joins with a small table without one",

@@ -21,6 +21,7 @@ from barrier_runtime.api.lookup_steps import LookupSteps
 from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BEFORE_KEY_BY, no_step
 from barrier_runtime.api.row_steps import RowSteps
 from barrier_runtime.api.steps import KeyedInput, one_or_all
+from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.keys import check_key_type
@@ -36,6 +37,9 @@ from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.process_rows import ProcessRowsOperator
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermarks import WatermarkOperator
+from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
+from barrier_runtime.operators.windows.triggers import Every
+from barrier_runtime.operators.windows.whole.one_key import ONE_KEY, OneKeyOperator
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 
@@ -120,6 +124,31 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
             for column in columns:
                 check_key_type(self.schema.field(column).type, column, where)
         return KeyedStream(self, columns)
+
+    def window_all(
+        self,
+        name: str,
+        window: WindowAssigner | Session,
+        *,
+        event_time: str | None = None,
+        allowed_lateness: datetime.timedelta = _NO_DELAY,
+        early: Every | None = None,
+    ) -> WindowedStream["Stream"]:
+        """Windows over all rows, without a key: as `key_by(…).window(…)`, whose arguments it has, and results have no
+        key columns; a function of `apply` gets None for the key. All rows go to one subtask, so the rate is that of
+        one; where many keys can be aggregated first, let windows by key come before.
+
+        >>> orders.window_all("per minute", Tumbling(timedelta(minutes=1)), event_time="at").aggregate(n=count())
+        """
+        if self.schema is None:
+            raise InvalidJob(
+                f"window {name!r}: window_all() has to know the columns of its rows: pass schema= to the step before it"
+            )
+        output = self.schema.append(pa.field(ONE_KEY, pa.int64()))
+        keyed = self._step("one key", None, OneKeyOperator, output, "all rows").key_by(ONE_KEY)
+        windows = keyed.window(name, window, event_time=event_time, allowed_lateness=allowed_lateness, early=early)
+        windows._all_rows = True
+        return windows
 
     def broadcast(self) -> "BroadcastStream":
         """Every subtask of the step to come gets all rows, in the same order: an input of `connect`, for rules and

@@ -4,16 +4,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, Literal, overload
 
+import pyarrow as pa
+
 from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free
 from barrier_runtime.api.steps import KeyedSteps, S
+from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
+from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.assigners import Global, Session, WindowAssigner, lateness_definition
+from barrier_runtime.operators.windows.assigners import Count, Global, Session, WindowAssigner, lateness_definition
 from barrier_runtime.operators.windows.base import LATE, told_of_windows, window_schema
+from barrier_runtime.operators.windows.count import CountWindowOperator
 from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
 from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
 from barrier_runtime.operators.windows.triggers import Every
+from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates
+from barrier_runtime.operators.windows.whole.apply import ApplyOperator, TimeWindow, applied_definition
+from barrier_runtime.operators.windows.whole.one_key import ONE_KEY, OfAllRows
+from barrier_runtime.operators.windows.whole.top import TopOperator, top_definition, top_schema
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -36,6 +45,7 @@ class WindowedStream(Generic[S]):
         self._event_time = event_time
         self._lateness_ms = lateness_ms
         self._early = early
+        self._all_rows = False  # the key is one that users do not see
 
     @overload
     def aggregate(self, **aggregates: AnyAggregate) -> S: ...
@@ -63,6 +73,8 @@ class WindowedStream(Generic[S]):
         keys = rows.keys
         window, lateness_ms = self._window, self._lateness_ms
         early, bounded = self._early, not isinstance(window, Global)
+        if isinstance(window, Count) and early is not None:
+            raise InvalidJob(f"{where}: a Count window is told when it is full: leave early= out")
         if late and not bounded:
             raise InvalidJob(f"{where}: no row is late for a Global window: leave late= out")
         beside = told_of_windows(bounded, lateness_ms > 0, early is not None)
@@ -73,6 +85,9 @@ class WindowedStream(Generic[S]):
         if isinstance(window, Session):
             require_merge(aggregates, where)
             operator = partial(SessionAggregateOperator, window=window)
+            definition = window.definition
+        elif isinstance(window, Count):
+            operator = partial(CountWindowOperator, window=window)
             definition = window.definition
         else:
             operator = partial(WindowAggregateOperator, window=window, lateness_ms=lateness_ms)
@@ -101,4 +116,174 @@ class WindowedStream(Generic[S]):
             side_outputs={LATE: schema} if late else {},
             by_wall_clock="early results are due by the wall clock" if by_wall_clock else "",
         )
-        return streams
+        return self._shown(streams)
+
+    @overload
+    def apply(
+        self,
+        function: Callable[[Any, TimeWindow, Any], Any],
+        *,
+        schema: SchemaLike,
+        batches: bool = False,
+        late: Literal[False] = False,
+        **aggregates: AnyAggregate,
+    ) -> S: ...
+
+    @overload
+    def apply(
+        self,
+        function: Callable[[Any, TimeWindow, Any], Any],
+        *,
+        schema: SchemaLike,
+        batches: bool = False,
+        late: Literal[True],
+        **aggregates: AnyAggregate,
+    ) -> tuple[S, S]: ...
+
+    def apply(
+        self,
+        function: Callable[[Any, TimeWindow, Any], Any],
+        *,
+        schema: SchemaLike,
+        batches: bool = False,
+        late: Any = False,
+        **aggregates: AnyAggregate,
+    ) -> S | tuple[S, S]:
+        """A function of each whole window once it is over: `function(key, window, table)`, with the key (a tuple of
+        several columns), the window (`start` and `end`) and its rows, all columns, as a `pyarrow.Table` ordered by
+        event time. It returns a table, a record batch, a row (dict), any number of these, or None; `schema` has their
+        columns. With `batches` it gets an iterator of record batches in place of the table, so that a window may be
+        larger than memory. Rows wait in the job's state, not in memory. `late`: as in `aggregate`. For `Tumbling`,
+        `Sliding` and `Global`, without early results and allowed lateness.
+
+        With aggregates, as in `apply(function, schema=…, n=count())`, no rows are held: the function gets a dict of
+        them in place of the table, for each result that `aggregate` would give, of every kind of window.
+
+        >>> hours.apply(lambda key, window, table: {"key": key, "rows": len(table)}, schema={"key": str, "rows": int})
+        """
+        where = f"window {self._name!r}"
+        if not callable(function):
+            raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of (key, window, table)")
+        if aggregates:
+            return self._apply_to_aggregates(function, as_schema(schema, where), batches, late, aggregates)
+        window, rows = self._whole_windows("apply", late)
+        if self._all_rows:
+            function = OfAllRows(function, batches)
+        make = partial(
+            ApplyOperator,
+            keys=self._keyed._keyed_input().keys,
+            window=window,
+            event_time=self._event_time,
+            function=function,
+            schema=rows,
+            output=as_schema(schema, where),
+            late=late,
+            batches=batches,
+        )
+        definition = applied_definition(window)
+        streams: S | tuple[S, S] = self._keyed._stateful(
+            self._name,
+            "window",
+            make,
+            as_schema(schema, where),
+            f"{window.definition}: {function_name(function)}",
+            detail="late",
+            definition=definition,
+            side_outputs={LATE: rows} if late else {},
+        )
+        return self._shown(streams, results=False)
+
+    @overload
+    def top(self, n: int, *, by: str, largest: bool = True, late: Literal[False] = False) -> S: ...
+
+    @overload
+    def top(self, n: int, *, by: str, largest: bool = True, late: Literal[True]) -> tuple[S, S]: ...
+
+    def top(self, n: int, *, by: str, largest: bool = True, late: bool = False) -> S | tuple[S, S]:
+        """The `n` rows of each window that have the largest (or smallest) values in column `by`, once it is over: all
+        columns, then `window_start` and `window_end`, then `rank` from 1 on. Of equal rows the one that came first is
+        first; nulls are last. Only those rows are held. `late`: as in `aggregate`. For the windows that `apply` takes.
+
+        >>> minutes.top(3, by="price")
+        """
+        where = f"window {self._name!r}"
+        window, rows = self._whole_windows("top", late)
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise InvalidJob(f"{where}: top({n!r}): pass a whole number of rows, at least 1")
+        require_columns(rows, (by,), where)
+        kind = rows.field(by).type
+        if pa.types.is_nested(kind):
+            raise InvalidJob(f"{where}: column {by!r} is {kind}, which has no order: pass another one as by=")
+        output = top_schema(rows, window.bounded)
+        check_free(output.names[len(rows) :], rows.names, where)
+        make = partial(
+            TopOperator,
+            keys=self._keyed._keyed_input().keys,
+            window=window,
+            event_time=self._event_time,
+            n=n,
+            by=by,
+            largest=largest,
+            schema=rows,
+            late=late,
+        )
+        definition = top_definition(window, n, by, largest)
+        streams: S | tuple[S, S] = self._keyed._stateful(
+            self._name,
+            "window",
+            make,
+            output,
+            definition,
+            detail="late",
+            definition=definition,
+            side_outputs={LATE: rows} if late else {},
+        )
+        return self._shown(streams)
+
+    def _apply_to_aggregates(
+        self, function: Any, schema: pa.Schema, batches: bool, late: bool, aggregates: dict[str, AnyAggregate]
+    ) -> S | tuple[S, S]:
+        if batches:
+            raise InvalidJob(f"window {self._name!r}: the function gets aggregates and no rows: leave batches= out")
+        give: Any = self.aggregate
+        streams = give(late=late, **aggregates)
+        results, *others = streams if late else (streams,)
+        keys = () if self._all_rows else self._keyed._keyed_input().keys
+        applied = results.flat_map(OfAggregates(function, keys), schema=schema)
+        return (applied, *others) if others else applied
+
+    def _shown(self, streams: S | tuple[S, S], results: bool = True) -> S | tuple[S, S]:
+        """`streams` as users see them. `results`: whether those of the main output have the key columns."""
+        if not self._all_rows:
+            return streams
+        if not isinstance(streams, tuple):
+            only: S = without_one_key(streams) if results else streams
+            return only
+        main, late = streams
+        return without_one_key(main) if results else main, without_one_key(late)
+
+    def _whole_windows(self, method: str, late: bool) -> tuple[WindowAssigner, pa.Schema]:
+        """The window and the columns of its rows, for a step that holds rows."""
+        where, window = f"window {self._name!r}", self._window
+        if not isinstance(window, WindowAssigner):
+            raise InvalidJob(
+                f"{where}: {method}() is not for sessions: take aggregate(), as with collect_list(), or another window"
+            )
+        if isinstance(window, Count):
+            raise InvalidJob(f"{where}: {method}() is not for Count windows: take aggregate(), or another window")
+        if self._lateness_ms or self._early is not None:
+            extra = "allowed_lateness" if self._lateness_ms else "early"
+            raise InvalidJob(f"{where}: {method}() gives each window once: leave {extra}= out, or take aggregate()")
+        if late and not window.bounded:
+            raise InvalidJob(f"{where}: no row is late for a Global window: leave late= out")
+        schema = self._keyed._keyed_input().schema
+        if schema is None:
+            raise InvalidJob(
+                f"{where}: {method}() has to know the columns of its rows: pass schema= to the step before it"
+            )
+        return window, schema
+
+
+def without_one_key(stream: Any) -> Any:
+    """A stream of windows over all rows, as users see it."""
+    return stream.select([name for name in stream.schema.names if name != ONE_KEY])

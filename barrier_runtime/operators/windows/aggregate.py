@@ -161,10 +161,13 @@ class WindowAggregateOperator(WindowOperator):
     def _fire_over(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         due = self._due.take(self._window.first_open_start(watermark_ms))
         if due is not None:
-            for row_ids in self._pieces(due):
-                if row_ids is not None:
-                    self._fire(row_ids, emit)
-                yield
+            yield from self._fire_parts(due, emit)
+
+    def _fire_parts(self, row_ids: Ints, emit: Emit) -> Iterator[None]:
+        for part in self._parts(row_ids):
+            if part is not None:
+                self._fire(part, emit)
+            yield
 
     def _reach_floors(self, emit: Emit) -> Iterator[None]:
         due = self._due.take(WATERMARK_MAX)
@@ -173,10 +176,7 @@ class WindowAggregateOperator(WindowOperator):
         starts = np.array(self._fields_of(due)[-1], np.int64)
         over = starts < self._window.first_open_starts(self._floors_of(due))
         self._due.note(due[~over], starts[~over])
-        for row_ids in self._pieces(due[over]):
-            if row_ids is not None:
-                self._fire(row_ids, emit)
-            yield
+        yield from self._fire_parts(due[over], emit)
 
     def _first_kept(self, watermark_ms: int) -> int:
         """Windows that start before it are gone, and rows of them too late."""

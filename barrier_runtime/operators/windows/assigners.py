@@ -217,6 +217,25 @@ class Global(WindowAssigner):
 
 
 @dataclass(frozen=True)
+class Count(Global):
+    """Each `rows` rows of a key, in the order in which they come: a window is over with its last row, and the next row
+    begins another. It needs no event time. What is not full when the input ends is dropped, as in Flink.
+
+    >>> Count(100).definition
+    'count 100'
+    """
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
+            raise InvalidJob(f"Count({self.rows!r}): pass a whole number of rows, at least 1")
+
+    def __str__(self) -> str:
+        return f"count {self.rows}"
+
+
+@dataclass(frozen=True)
 class Session:
     """Rows of a key of which each follows the one before within `gap`, by event time: a session goes from its first
     row to `gap` after its last one. As in Flink two of them are one when they touch: a row exactly `gap` after the last

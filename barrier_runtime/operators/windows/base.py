@@ -138,7 +138,7 @@ class WindowOperator(KeyedOperator):
         yield from self._reach(watermark_ms, emit)
 
     def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """All that event time `watermark_ms` brings, with a step after each piece of it."""
+        """All that event time `watermark_ms` brings, with a step after each part of it."""
         raise NotImplementedError
 
     def _reach_floors(self, emit: Emit) -> Iterator[None]:
@@ -152,14 +152,14 @@ class WindowOperator(KeyedOperator):
         columns = [self.codec.column(i, values) for i, values in zip(range(len(self._key_columns)), keys, strict=False)]
         return self._floors.watermarks(columns, self._watermark_ms)
 
-    def _pieces(self, row_ids: Ints, by: Ints | None = None) -> Iterator[Ints | None]:
-        """`row_ids` by window and keys, piece by piece (see `in_order`). `by`: their order before that, per row id of
+    def _parts(self, row_ids: Ints, by: Ints | None = None) -> Iterator[Ints | None]:
+        """`row_ids` by window and keys, part by part (see `in_order`). `by`: their order before that, per row id of
         the table."""
 
         def order(some: Ints) -> Ints:
             return self._ordered(some, None if by is None else by[some])
 
-        return firing.in_order(row_ids, order, firing.FEW, firing.PIECE)
+        return firing.in_order(row_ids, order, firing.FEW, firing.PART)
 
     # ---- rows
 

@@ -117,7 +117,7 @@ class EarlyWindowOperator(WindowAggregateOperator):
             if due_ms <= watermark_ms and self._changed.any():
                 # Until all is told event time stays where it was, so that a restore in between finds the same `due_ms`.
                 yield from self._fire_over(due_ms, emit)  # what is over by then is not told early
-                for row_ids in self._pieces(np.flatnonzero(self._changed)):
+                for row_ids in self._parts(np.flatnonzero(self._changed)):
                     if row_ids is not None:
                         self._tell(row_ids, due_ms - 1, emit)
                     yield

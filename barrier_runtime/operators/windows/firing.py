@@ -1,13 +1,13 @@
-"""Work that a watermark brings, in slices: what is due is ordered piece by piece, so that barriers come in between.
+"""Work that a watermark brings, in slices: what is due is ordered part by part, so that barriers come in between.
 
 A million windows may be over at one watermark. To order them all takes a second before the first one is out. Here some
-of them are ordered first, as a sample; those *splitters* part all others into *pieces*, a chunk at a time, and a piece
-is ordered when its turn comes. One after the other the pieces are what one sort of everything gives.
+of them are ordered first, as a sample; those *splitters* divide all others into *parts*, a chunk at a time, and a part
+is ordered when its turn comes. One after the other the parts are what one sort of everything gives.
 
     phase       a step                                    then
     few         all in order                              over
-    parting     a chunk goes to its pieces                parting; with the last chunk: pieces
-    pieces      the next piece, in order                  pieces; with the last one: over
+    parting     a chunk goes to its parts                 parting; with the last chunk: parts
+    parts       the next part, in order                   parts; with the last one: over
 Nothing of this is in a snapshot: what is left is what is still in state, and is ordered anew after a restore.
 """
 
@@ -20,38 +20,38 @@ import numpy.typing as npt
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 FEW = 8_192  # row ids that are ordered and worked off at once
-PIECE = 2_048  # row ids of a piece, about
-_SAMPLED = 8  # of a piece
+PART = 2_048  # row ids of a part, about
+_SAMPLED = 8  # of a part
 _CHUNK = 4_096
 
 
-def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, piece: int) -> Iterator[Ints | None]:
+def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) -> Iterator[Ints | None]:
     """Parts of `row_ids` (each once) which, one behind the other, are in order; None after a step that gave none.
-    `order` puts some of them in order; of two it always says the same. So many as
-    `few` are ordered at once; else parts have about `piece` of them."""
+    `order` puts some of them in order; of two it always says the same. So many as `few` are one part; else parts have
+    about `part` of them."""
     if len(row_ids) <= few:
         if len(row_ids):
             yield order(row_ids)
         return
-    count = -(-len(row_ids) // piece)
+    count = -(-len(row_ids) // part)
     sample = order(row_ids[:: max(1, len(row_ids) // (count * _SAMPLED))])
     splitters = sample[min(_SAMPLED // 2, len(sample) - 1) :: _SAMPLED]
     is_splitter = np.zeros(int(row_ids.max()) + 1, np.bool_)
     is_splitter[splitters] = True
     yield None
-    pieces = [[splitter] for splitter in np.split(splitters, len(splitters))]  # each is the last one of its piece,
-    pieces.append([])  # and behind them
-    chunk = max(_CHUNK, 2 * len(splitters))
-    for first in range(0, len(row_ids), chunk):
-        part = row_ids[first : first + chunk]
-        ordered = order(np.concatenate([splitters, part[~is_splitter[part]]]))
+    parts = [[splitter] for splitter in np.split(splitters, len(splitters))]  # each is the last one of its part,
+    parts.append([])  # and behind them
+    at_once = max(_CHUNK, 2 * len(splitters))
+    for first in range(0, len(row_ids), at_once):
+        chunk = row_ids[first : first + at_once]
+        ordered = order(np.concatenate([splitters, chunk[~is_splitter[chunk]]]))
         at = np.flatnonzero(is_splitter[ordered])
         for number, its in enumerate(np.split(ordered, at)):
             its = its[1:] if number else its
             if len(its):
-                pieces[number].append(its)
+                parts[number].append(its)
         yield None
-    for number, parts in enumerate(pieces):
-        pieces[number] = []
-        if parts:
-            yield order(np.concatenate(parts))
+    for number, its_chunks in enumerate(parts):
+        parts[number] = []
+        if its_chunks:
+            yield order(np.concatenate(its_chunks))

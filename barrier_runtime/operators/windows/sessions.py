@@ -92,9 +92,9 @@ class SessionAggregateOperator(WindowOperator):
         yield from self._fire_all(row_ids[over], emit)
 
     def _fire_all(self, row_ids: Ints, emit: Emit) -> Iterator[None]:
-        for piece in self._pieces(row_ids, self._table.columns[_LAST]):
-            if piece is not None:
-                self._fire(piece, emit)
+        for part in self._parts(row_ids, self._table.columns[_LAST]):
+            if part is not None:
+                self._fire(part, emit)
             yield
 
     def _add(self, batch: Batch, times_ms: Ints, emit: Emit) -> int:

@@ -29,7 +29,7 @@ KINDS = ["tumbling", "sliding", "lateness", "early", "early by lateness", "sessi
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few thousand windows are as many slices as a million are."""
-    for name, value in {"FEW": 100, "PIECE": 20, "_CHUNK": 200}.items():
+    for name, value in {"FEW": 100, "PART": 20, "_CHUNK": 200}.items():
         monkeypatch.setattr(firing, name, value)
 
 
@@ -75,10 +75,10 @@ def plain(results: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 @given(st.lists(st.integers(0, 10**6), unique=True), st.integers(1, 40), st.integers(1, 40))
 @examples(200)
-def test_pieces_one_behind_the_other_are_what_one_sort_gives(numbers: list[int], few: int, piece: int) -> None:
+def test_parts_one_behind_the_other_are_what_one_sort_gives(numbers: list[int], few: int, part: int) -> None:
     values = np.array(numbers, np.int64)  # by row id
-    pieces = firing.in_order(np.arange(len(values)), lambda some: some[np.argsort(values[some])], few, piece)
-    given = [part for part in pieces if part is not None]
+    parts = firing.in_order(np.arange(len(values)), lambda some: some[np.argsort(values[some])], few, part)
+    given = [part for part in parts if part is not None]
     assert [values[row_id] for part in given for row_id in part] == sorted(numbers)
     assert all(len(part) for part in given)
 

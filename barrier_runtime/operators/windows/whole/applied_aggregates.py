@@ -1,0 +1,27 @@
+"""A user's function of the aggregates of each window, for which no rows are held."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from barrier_runtime.data.rows import Row
+from barrier_runtime.operators.windows.whole.apply import TimeWindow, milliseconds_of
+
+
+class OfAggregates:
+    """What `flat_map` calls with a result of a window: `function(key, window, values)`."""
+
+    def __init__(self, function: Callable[[Any, TimeWindow, dict[str, Any]], Any], keys: tuple[str, ...]) -> None:
+        """`keys`: names of the key columns; () where all rows are one key."""
+        self.__name__ = self.__qualname__ = getattr(function, "__name__", type(function).__name__)
+        self._function = function
+        self._keys = keys
+
+    def __call__(self, row: Row) -> Iterable[Row]:
+        values = dict(row)
+        keys = tuple(values.pop(key) for key in self._keys)
+        span = [milliseconds_of(values.pop(name, None)) for name in ("window_start", "window_end")]
+        result = self._function(keys if len(keys) > 1 else keys[0] if keys else None, TimeWindow(*span), values)
+        if result is None:
+            return ()
+        rows: Iterable[Row] = (dict(result),) if isinstance(result, Mapping) else result
+        return rows

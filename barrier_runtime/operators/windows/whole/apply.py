@@ -1,0 +1,219 @@
+"""A user's function of whole windows: rows are held (see `window_rows`) until a window is over, and then given to it.
+
+Which windows are over, and what is late, is as with aggregates. Windows are given to the function by window and key, a
+few at a time, so that barriers come in between; a window that was given is removed before the next one is.
+"""
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.rows import RowWriter
+from barrier_runtime.data.schemas import described, fit
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.operators.windows.base import Ints
+from barrier_runtime.operators.windows.whole.window_rows import CHUNKS, WindowRows
+from barrier_runtime.state.columns.wide_columns import EMPTY, WIDE
+from barrier_runtime.state.errors import InvalidJob
+
+_AT_ONCE = 16  # windows between two looks at the clock
+_MAX_ROWS = 65_536  # of an emitted batch
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+@dataclass(frozen=True)
+class TimeWindow:
+    """The window that a function is called for: [start, end), milliseconds since 1970 and as datetimes in UTC; all None
+    of a `Global`.
+
+    >>> TimeWindow(0, 60_000).end.minute
+    1
+    """
+
+    start_ms: int | None
+    end_ms: int | None
+
+    @property
+    def start(self) -> datetime.datetime | None:
+        return _datetime(self.start_ms)
+
+    @property
+    def end(self) -> datetime.datetime | None:
+        return _datetime(self.end_ms)
+
+
+def _datetime(time_ms: int | None) -> datetime.datetime | None:
+    return None if time_ms is None else _EPOCH + datetime.timedelta(milliseconds=time_ms)
+
+
+def milliseconds_of(time: datetime.datetime | None) -> int | None:
+    return None if time is None else (time - _EPOCH) // datetime.timedelta(milliseconds=1)
+
+
+class HeldWindowOperator(WindowAggregateOperator):
+    """Windows whose rows are held. A subclass says what becomes of them."""
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        window: WindowAssigner,
+        event_time: str | None,
+        schema: pa.Schema,
+        late: bool,
+    ) -> None:
+        """`schema`: of the input, all of which is held."""
+        super().__init__(name, keys, window, event_time, {}, schema, late)
+        self._columns = tuple(schema.names)
+
+    def bind(self, columns: pa.Schema) -> None:
+        super().bind(columns)
+        self._held_rows = self._holder(columns)
+
+    def _holder(self, columns: pa.Schema) -> WindowRows:
+        return WindowRows(self.backend, self._table, columns, self._event_time, self.where)
+
+    def _more_state(self) -> dict[str, tuple[str, Any]]:
+        return {CHUNKS: (WIDE, EMPTY)}
+
+    def _add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints:
+        row_ids = super()._add(rows, starts, batch, of_row, emit)
+        if rows.num_rows:
+            self._held_rows.add(rows.select(self._columns), row_ids)
+        return row_ids
+
+    def _fire_parts(self, row_ids: Ints, emit: Emit) -> Iterator[None]:
+        for part in self._parts(row_ids):
+            if part is not None:
+                for few in np.split(part, range(_AT_ONCE, len(part), _AT_ONCE)):
+                    self._fire(few, emit)
+                    yield
+            else:
+                yield
+
+    def _fire(self, row_ids: Ints, emit: Emit) -> None:
+        results = _Results(self, emit)
+        for row_id, state_key in zip(row_ids.tolist(), self._table.keys_of(row_ids), strict=True):
+            end_ms = state_key[-1] + self._window.size_ms
+            for rows in self._results_of(row_id, state_key):
+                results.add(rows, end_ms - 2)
+        results.flush()
+        self._remove(row_ids)
+
+    def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
+        """What goes out for a window. `state_key`: the keys, and its start."""
+        raise NotImplementedError
+
+    def _remove(self, row_ids: Ints) -> None:
+        self._held_rows.remove(row_ids)
+        super()._remove(row_ids)
+
+
+class ApplyOperator(HeldWindowOperator):
+    """A user's function of the rows of each window."""
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        window: WindowAssigner,
+        event_time: str | None,
+        function: Callable[[Any, TimeWindow, Any], Any],
+        schema: pa.Schema,
+        output: pa.Schema,
+        late: bool = False,
+        batches: bool = False,
+    ) -> None:
+        """`output`: of what the function gives. `batches`: it is called with an iterator of record batches in place of
+        a table."""
+        super().__init__(name, keys, window, event_time, schema, late)
+        self.definition = applied_definition(window)
+        self._function = function
+        self._given = output
+        self._batches = batches
+        self._said = f"{function_name(function)} of operator {name!r}"
+        self._writer = RowWriter(self._said, output)
+
+    def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
+        key = self.codec.user_key(state_key[:-1]) if state_key[:-1] else None
+        start_ms = state_key[-1]
+        span = (start_ms, start_ms + self._window.size_ms) if self._window.bounded else (None, None)
+        rows = self._held_rows.batches_of(row_id) if self._batches else self._held_rows.all_of(row_id)
+        try:
+            yield from self._as_batches(self._function(key, TimeWindow(*span), rows))
+        except Exception as error:
+            raise user_error(
+                error,
+                function=function_name(self._function),
+                operator=self.name,
+                subtask=self.context.subtask,
+                key=key,
+            ) from error
+
+    def _as_batches(self, result: Any) -> Iterator[pa.RecordBatch]:
+        """What the function gave: a table, a record batch, a row, or any number of them."""
+        if result is None:
+            return
+        if isinstance(result, pa.Table | pa.RecordBatch | Mapping):
+            result = (result,)
+        rows: list[Any] = []
+        for one in result:
+            if not isinstance(one, pa.Table | pa.RecordBatch):
+                rows.append(one)
+                if len(rows) < _MAX_ROWS:
+                    continue
+            if rows:
+                yield self._writer.batch(rows)
+                rows = []
+            if isinstance(one, pa.Table):
+                yield from map(self._fitted, one.to_batches())
+            elif isinstance(one, pa.RecordBatch):
+                yield self._fitted(one)
+        if rows:
+            yield self._writer.batch(rows)
+
+    def _fitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if rows.schema is not self._given and set(rows.schema.names) != set(self._given.names):
+            raise InvalidJob(
+                f"{self._said} returned ({described(rows.schema)}), but "
+                f"its schema is ({described(self._given)}): return these columns, or correct schema="
+            )
+        return fit(rows, self._given, self._said)
+
+
+def applied_definition(window: WindowAssigner) -> str:
+    """Stored with the state and compared with at a restore."""
+    return f"{window.definition}, all rows"
+
+
+class _Results:
+    """Results of some windows, as few batches."""
+
+    def __init__(self, operator: HeldWindowOperator, emit: Emit) -> None:
+        self._operator = operator
+        self._emit = emit
+        self._rows: list[pa.RecordBatch] = []
+        self._reached: list[npt.NDArray[np.int64]] = []
+        self._count = 0
+
+    def add(self, rows: pa.RecordBatch, reached_ms: int) -> None:
+        """`reached_ms`: event time just before them."""
+        self._rows.append(rows)
+        self._reached.append(np.full(len(rows), reached_ms))
+        self._count += len(rows)
+        if self._count >= _MAX_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._count:
+            self._operator._send(pa.concat_batches(self._rows), np.concatenate(self._reached), self._emit)
+        self._rows, self._reached, self._count = [], [], 0

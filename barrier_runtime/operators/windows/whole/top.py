@@ -1,0 +1,91 @@
+"""The n rows of each window that are greatest, or least, by a column. While a window is open only those are held."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.data.grouping import stable_order
+from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.operators.windows.base import SPAN, Ints
+from barrier_runtime.operators.windows.whole.apply import HeldWindowOperator
+from barrier_runtime.operators.windows.whole.window_rows import WindowRows
+
+RANK = "rank"  # column of the output: 1, 2, …
+
+
+class TopOperator(HeldWindowOperator):
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        window: WindowAssigner,
+        event_time: str | None,
+        n: int,
+        by: str,
+        largest: bool,
+        schema: pa.Schema,
+        late: bool = False,
+    ) -> None:
+        super().__init__(name, keys, window, event_time, schema, late)
+        self.definition = top_definition(window, n, by, largest)
+        self._n, self._by, self._largest = n, by, largest
+
+    def _holder(self, columns: pa.Schema) -> WindowRows:
+        self._top_output = top_schema(columns, self._window.bounded)
+        return _TopRows(self._n, self._by, self._largest, self.backend, self._table, columns, None, self.where)
+
+    def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
+        start_ms = state_key[-1]
+        for rows in self._held_rows.batches_of(row_id):
+            count = len(rows)
+            span = [
+                pa.array(np.full(count, time_ms)).view(field.type)
+                for field, time_ms in zip(SPAN, (start_ms, start_ms + self._window.size_ms), strict=True)
+            ]
+            ranks = pa.array(np.arange(1, count + 1))
+            beside = [*span, ranks] if self._window.bounded else [ranks]
+            yield pa.RecordBatch.from_arrays([*rows.columns, *beside], schema=self._top_output)
+
+
+class _TopRows(WindowRows):
+    """One chunk per window, by rank."""
+
+    def __init__(self, n: int, by: str, largest: bool, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._n = n
+        self._by = by
+        self._sort: Any = "descending" if largest else "ascending"
+
+    def _ranked(self, rows: pa.RecordBatch) -> npt.NDArray[np.intp]:
+        """The order of rows; of equal ones the older is first, nulls are last."""
+        order: npt.NDArray[np.intp] = pc.sort_indices(rows, [(self._by, self._sort)]).to_numpy().astype(np.intp)
+        return order
+
+    def _order(self, rows: pa.RecordBatch, row_ids: Ints) -> npt.NDArray[np.intp]:
+        order = self._ranked(rows)
+        order = order[stable_order(row_ids[order])]
+        ordered = row_ids[order]
+        firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        ranks = np.arange(len(ordered)) - np.repeat(firsts, np.diff(firsts, append=len(ordered)))
+        return order[ranks < self._n]
+
+    def _takes_in(self, before: int, rows: pa.RecordBatch) -> bool:
+        return True
+
+    def _merged(self, chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        rows = pa.concat_batches(chunks)
+        return rows.take(pa.array(self._ranked(rows)[: self._n]))
+
+
+def top_schema(schema: pa.Schema, bounded: bool) -> pa.Schema:
+    """The input's columns, `window_start` and `window_end` of windows that have them, `rank`."""
+    return pa.schema([*schema, *(SPAN if bounded else ()), pa.field(RANK, pa.int64())])
+
+
+def top_definition(window: WindowAssigner, n: int, by: str, largest: bool) -> str:
+    """Stored with the state and compared with at a restore."""
+    return f"{window.definition}, the {n} {'largest' if largest else 'smallest'} by {by}"
