@@ -46,6 +46,7 @@ from barrier_runtime.state.snapshots.snapshot import (
 from barrier_runtime.state.snapshots.transfer import local_files, upload
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.values.bytes_table import BytesTable
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
 from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.timer_table import LAYOUTS, TimerTable, decode_timer, encode_timer
@@ -150,6 +151,13 @@ class KeyedBackend:
         state_id = self._value_state_id(name, key_width, what)
         kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
         table = kind(name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes)
+        self._add(name, table)
+        return table
+
+    def bytes_table(self, name: str, key_width: int) -> BytesTable:
+        """The state `name`: bytes of any size, by key (`values/bytes_table`); otherwise as `table`."""
+        state_id = self._value_state_id(name, key_width, ONE_VALUE)
+        table = BytesTable(name, state_id, self._shard, key_width, self._cache_bytes)
         self._add(name, table)
         return table
 

@@ -279,6 +279,7 @@ class World(SimCluster):
             patch.object(timers_module, "_SLICE_TIMERS", 1),
             patch.object(windows_module, "_SLICE_STEPS", 1),
             patch.object(firing_module, "FEW", 1),
+            patch.object(firing_module, "FEW_TUPLES", 1),
             patch.object(firing_module, "PART", 1),
         ):
             yield

@@ -159,7 +159,8 @@ class WindowOperator(KeyedOperator):
         def order(some: Ints) -> Ints:
             return self._ordered(some, None if by is None else by[some])
 
-        return firing.in_order(row_ids, order, firing.FEW, firing.PART)
+        ints = not len(row_ids) or self._table.int_keys_of(row_ids[:1]) is not None
+        return firing.in_order(row_ids, order, firing.FEW if ints else firing.FEW_TUPLES, firing.PART)
 
     # ---- rows
 

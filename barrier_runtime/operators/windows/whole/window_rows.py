@@ -21,7 +21,7 @@ from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import Corrupt
 
 CHUNKS = "chunks"  # column of state, of the window's entry
-CHUNK_BYTES = 1 << 20  # about, of what chunks become
+CHUNK_BYTES = 1 << 18  # about, of what chunks become
 _FIELDS = 3  # first time, last time, rows
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -37,7 +37,7 @@ class WindowRows:
         come."""
         self.schema = schema
         self._windows = table
-        self._chunks = backend.table("rows", bytes, bytes, table.key_width, immutable=True)
+        self._chunks = backend.bytes_table("rows", table.key_width)
         self._event_time = event_time
         self._where = where
 

@@ -29,7 +29,7 @@ KINDS = ["tumbling", "sliding", "lateness", "early", "early by lateness", "sessi
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few thousand windows are as many slices as a million are."""
-    for name, value in {"FEW": 100, "PART": 20, "_CHUNK": 200}.items():
+    for name, value in {"FEW": 100, "FEW_TUPLES": 100, "PART": 20, "_CHUNK": 200}.items():
         monkeypatch.setattr(firing, name, value)
 
 

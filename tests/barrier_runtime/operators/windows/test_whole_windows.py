@@ -21,6 +21,7 @@ from barrier_runtime.operators.windows.whole import window_rows
 from barrier_runtime.operators.windows.whole.apply import ApplyOperator, TimeWindow
 from barrier_runtime.operators.windows.whole.top import TopOperator, top_schema
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
+from barrier_runtime.state.values import bytes_table
 from tests.drawn import examples
 
 MS = datetime.timedelta(milliseconds=1)
@@ -184,6 +185,30 @@ def test_a_window_larger_than_a_chunk_is_read_in_parts_that_are_in_order_and_not
     it.watermark(WATERMARK_MAX)
     assert it.rows == [{"k": "a", "start": 0, "seen": "9000"}]
     assert max(sizes) <= 600
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+def test_rows_that_wait_to_be_written_are_bounded_in_bytes_whatever_their_size(
+    backend: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bytes_table, "_MOST_BYTES", 20_000)
+    monkeypatch.setattr(window_rows, "CHUNK_BYTES", 4_000)
+    world, window = World(backend), Tumbling(1_000 * MS)
+    it, model = Driven(operator(window, "batches"), world, tags=[LATE]), Model(window, "batches")
+    most = 0
+    for number in range(60):
+        size = 2_000 if number % 3 else 3
+        rows = [{"k": "ab"[at % 2], "t": number * 10 + at, "v": number, "s": "x" * size} for at in range(4)]
+        it.feed(rows, SCHEMA)
+        model.feed(rows)
+        most = max(most, it.operator._held_rows._chunks.memory_bytes())  # type: ignore[attr-defined]
+        if number == 40:
+            snapshot = it.snapshot(1)
+            it.operator.close()
+            it = Driven(operator(window, "batches"), world, (snapshot,), tags=[LATE])
+    assert 10_000 < most <= 40_000  # of 320,000
+    it.watermark(WATERMARK_MAX)
+    assert plain(it.rows) == plain(model.results())
 
 
 @pytest.mark.parametrize(

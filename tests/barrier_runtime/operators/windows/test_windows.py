@@ -323,7 +323,7 @@ def test_many_results_come_in_batches_of_bounded_size() -> None:
     driven = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()}))
     driven.feed(pa.RecordBatch.from_pydict({"k": pa.array(range(70_000)), "t": pa.array([0] * 70_000)}))
     driven.watermark(WATERMARK_MAX)
-    assert max(batch.rows.num_rows for batch in driven.batches) <= 8_192
+    assert max(batch.rows.num_rows for batch in driven.batches) <= 16_384
     assert [each["k"] for each in driven.rows] == list(range(70_000))
 
 
