@@ -19,7 +19,6 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "merged-cells-lose-one-side": "events",
     "sessions-are-looked-at-once": "events",
     "windows-go-as-they-fire": "events",
-    "windows-on-their-way-are-forgotten": "events",
     "in-flight-tail-is-lost": "bank",
     "ended-subtasks-are-remembered": "bank",
     "permit-ignores-lead": "bank",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, Slots, World
 
-from barrier_runtime import Every, Session, Sliding, Tumbling, count, sum_
+from barrier_runtime import CollectSink, Dataflow, Every, Session, Sliding, Tumbling, count, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.windows import firing
@@ -194,3 +194,28 @@ def test_rows_behind_an_early_result_of_many_windows_are_given_back_and_come_aft
     it.feed(rest.rows, reached=rest.reached)
     assert it.operator.take_rest() is None
     assert it.take() == at_once.take()
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_job_has_every_window_once_though_they_go_out_in_slices(parallelism: int) -> None:
+    keys = 700
+    given = [{"k": number % keys, "t": number // keys * 20, "v": 1} for number in range(2 * keys)]
+    flow, out, again = Dataflow("slices"), CollectSink(), CollectSink()
+    read = flow.from_iterator(
+        "rows",
+        lambda part, of: given[part::of],
+        schema={"k": int, "t": int, "v": int},
+        splits=2,
+        event_time="t",
+        max_out_of_orderness=1_000 * MS,
+    )
+    counts = read.key_by("k").window("w", Tumbling(20 * MS), event_time="t").aggregate(n=count())
+    counts.sink("out", out)
+    counts.key_by("n").window("n", Tumbling(20 * MS), event_time="window_start").aggregate(keys=count()).sink(
+        "n-out", again
+    )
+    flow.run_local(parallelism=parallelism)
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    found = sorted((row["k"], (row["window_start"] - epoch) // MS, row["n"]) for row in out.rows())
+    assert found == sorted((each["k"], each["t"], 1) for each in given)
+    assert [row["keys"] for row in again.rows()] == [keys, keys]
