@@ -6,20 +6,27 @@ that bounds nothing, so here each byte counts, and what is in the store is not c
 
 from typing import Any
 
+import msgspec
+
 from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.values.table import Key, StateTable
 
+WHAT = StateDescription(type=ValueType("bytes"))  # so in MessagePack, as all values are
 _MOST_BYTES = 8 << 20  # waiting; a quarter of the cache, if that is less
 _AT_ONCE = 64
 _ENTRY_BYTES = 300
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(bytes).decode
 
 
 class BytesTable(StateTable):
-    """Made by `KeyedBackend.bytes_table`; used by one thread."""
+    """Made by `KeyedBackend.table_of_bytes`; used by one thread."""
 
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int) -> None:
         self._waiting_bytes = 0
-        super().__init__(name, state_id, shard, bytes, bytes, key_width, True, cache_bytes)
+        super().__init__(name, state_id, shard, _encode, _decode, key_width, True, cache_bytes)
 
     def put(self, key: Key, value: Any) -> None:
         super().put(key, value)

@@ -37,7 +37,7 @@ class WindowRows:
         come."""
         self.schema = schema
         self._windows = table
-        self._chunks = backend.bytes_table("rows", table.key_width)
+        self._chunks = backend.table_of_bytes("rows", table.key_width)
         self._event_time = event_time
         self._where = where
 
