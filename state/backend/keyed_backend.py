@@ -44,9 +44,10 @@ from barrier_runtime.state.snapshots.snapshot import (
     StateDescription,
 )
 from barrier_runtime.state.snapshots.transfer import local_files, upload
+from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state.values import bytes_table
+from barrier_runtime.state.values.bytes_table import BytesTable
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
 from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.timer_table import LAYOUTS, TimerTable, decode_timer, encode_timer
@@ -55,6 +56,7 @@ from barrier_runtime.state.values.watched_table import WatchedTable
 log = logging.getLogger("barrier_runtime.state")
 
 _SYNCHRONOUS_SLICE = 4_096
+_BYTES = StateDescription(type=ValueType("bytes"))
 _TIMERS = StateDescription("timers")
 
 
@@ -154,10 +156,10 @@ class KeyedBackend:
         self._add(name, table)
         return table
 
-    def table_of_bytes(self, name: str, key_width: int) -> bytes_table.BytesTable:
+    def table_of_bytes(self, name: str, key_width: int) -> BytesTable:
         """The state `name`: bytes of any size, by key (`values/bytes_table`); otherwise as `table`."""
-        state_id = self._value_state_id(name, key_width, bytes_table.WHAT)
-        table = bytes_table.BytesTable(name, state_id, self._shard, key_width, self._cache_bytes)
+        state_id = self._value_state_id(name, key_width, _BYTES)
+        table = BytesTable(name, state_id, self._shard, key_width, self._cache_bytes)
         self._add(name, table)
         return table
 

@@ -9,11 +9,8 @@ from typing import Any
 import msgspec
 
 from barrier_runtime.state.kv.shard import Shard
-from barrier_runtime.state.snapshots.snapshot import StateDescription
-from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.values.table import Key, StateTable
 
-WHAT = StateDescription(type=ValueType("bytes"))  # so in MessagePack, as all values are
 _MOST_BYTES = 8 << 20  # waiting; a quarter of the cache, if that is less
 _AT_ONCE = 64
 _ENTRY_BYTES = 300
