@@ -135,7 +135,7 @@ class EventTimes:
         return self.due_ms(split, seq) - (self.due_ms(split, seq - 1) if seq else 0)
 
     def bit(self, split: int, seq: int) -> int:
-        return 1 << (split * BITS + seq % BITS)
+        return 1 << (split % 3 * BITS + seq % BITS)  # joins, which do not sum them, have more splits than fit
 
     def _paced(self, seq: int) -> int:
         return min(seq, self.count) * self.period_ms + max(0, seq - self.count) * SLOW_MS
@@ -151,11 +151,15 @@ class EventTimes:
 class EventSource:
     times: EventTimes
     now_ms: Callable[[], int] = field(repr=False)  # of the world outside, whatever a process's clock says
+    name: str = SOURCE
+    first: int = 0  # split; it has every `step`th from there on
+    step: int = 1
     schema = EVENTS
     exactly_once = True
 
     def splits(self, parallelism: int) -> Sequence[Split]:
-        return [Split(f"{SOURCE}-{index}", str(index).encode()) for index in range(self.times.splits)]
+        its = range(self.first, self.times.splits, self.step)
+        return [Split(f"{self.name}-{index}", str(index).encode()) for index in its]
 
     def reader(self, split: Split) -> SplitReader:
         return _EventReader(self, int(split.payload))
@@ -163,6 +167,7 @@ class EventSource:
 
 class _EventReader:
     def __init__(self, source: EventSource, split: int) -> None:
+        self._name = source.name
         self._times = source.times
         self._now_ms = source.now_ms
         self._split = split
@@ -190,7 +195,7 @@ class _EventReader:
         times, split = self._times, self._split
         key = times.key(split, seq)
         at, bit, id = times.at_ms(split, seq), times.bit(split, seq), times.id(split, seq)
-        return (SOURCE, split, seq, 0, f"key {key}", key, at, bit, id)
+        return (self._name, split, seq, 0, f"key {key}", key, at, bit, id)
 
     def next_due_ns(self) -> int | None:
         if self._skew_ns is None:
@@ -251,9 +256,9 @@ class Expiring:
     seen: MapState[int, int]
 
     def __init__(self, gap_ms: int) -> None:
-        self.n = ValueState(int, default=0, ttl=TTL(_ms(gap_ms)))
-        self.recent = ListState(int, ttl=TTL(_ms(gap_ms)))
-        self.seen = MapState(int, int, ttl=TTL(_ms(gap_ms), refresh="on_read"))
+        self.n = ValueState(int, default=0, ttl=TTL(in_ms(gap_ms)))
+        self.recent = ListState(int, ttl=TTL(in_ms(gap_ms)))
+        self.seen = MapState(int, int, ttl=TTL(in_ms(gap_ms), refresh="on_read"))
 
     def process(self, key: Any, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
         self.n.value = self.n.value + 1
@@ -357,6 +362,11 @@ class EventWorkload:
     # ------------------------------------------------------------ the job
 
     @property
+    def shows_event_time(self) -> bool:
+        """Rows come out as long as events come."""
+        return self.graph != "unique"
+
+    @property
     def sinks(self) -> dict[str, str]:
         """What each sink shows."""
         if self.graph == "windows-and-sessions":
@@ -370,8 +380,8 @@ class EventWorkload:
             SOURCE,
             EventSource(times, self._now_ms),
             event_time="at",
-            max_out_of_orderness=_ms(times.bound_ms),
-            idle_timeout=None if times.idle_ms is None else _ms(times.idle_ms),
+            max_out_of_orderness=in_ms(times.bound_ms),
+            idle_timeout=None if times.idle_ms is None else in_ms(times.idle_ms),
         )
         for sink, shows in self.sinks.items():
             make = {
@@ -387,16 +397,16 @@ class EventWorkload:
 
     def _windows(self, events: Any) -> Any:
         keys = ("key", "number") if self.times.text_keys else ("number",)
-        size, slide_ms = _ms(self.times.window_ms), self.times.slide_ms
-        window = Tumbling(size) if slide_ms is None else Sliding(size, _ms(slide_ms))
+        size, slide_ms = in_ms(self.times.window_ms), self.times.slide_ms
+        window = Tumbling(size) if slide_ms is None else Sliding(size, in_ms(slide_ms))
         windows = events.key_by(*keys).window(
-            "windows", window, event_time="at", allowed_lateness=_ms(self.times.lateness_ms)
+            "windows", window, event_time="at", allowed_lateness=in_ms(self.times.lateness_ms)
         )
         return windows.aggregate(n=count(), mask=sum_("bit")).map_batches(_plain_windows, schema=WINDOWS)
 
     def _gaps(self, events: Any) -> Any:
         keys = ("key", "number") if self.times.text_keys else ("number",)
-        window = Session(_ms(self.times.window_gap_ms))
+        window = Session(in_ms(self.times.window_gap_ms))
         sessions = events.key_by(*keys).window("gaps", window, event_time="at")
         if self.times.text_keys:  # the same as a list and a sketch, which are cells of bytes in the state
             mask, last = collect_list("seq", limit=100_000), quantile("at", 1.0)
@@ -419,7 +429,7 @@ class EventWorkload:
         return events.key_by("split", "number").process("wall-timed", timed, schema=WALL_TIMED)
 
     def _unique(self, events: Any) -> Any:
-        within = None if self.times.within_ms is None else _ms(self.times.within_ms)
+        within = None if self.times.within_ms is None else in_ms(self.times.within_ms)
         return events.deduplicate("unique", "id", within=within).map_batches(_plain_ids, schema=IDS)
 
     @staticmethod
@@ -487,7 +497,7 @@ class EventWorkload:
         return reached >= last_ms or self.was_idle(split, seq)
 
 
-def _ms(milliseconds: int) -> datetime.timedelta:
+def in_ms(milliseconds: int) -> datetime.timedelta:
     return datetime.timedelta(milliseconds=milliseconds)
 
 

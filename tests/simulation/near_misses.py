@@ -15,6 +15,7 @@ from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.wire.messages import Ack
+from barrier_runtime.operators.joins.base import JoinOperator
 from barrier_runtime.operators.keyed_progress import Floors
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.operators.timers import Timers
@@ -154,6 +155,14 @@ def _late(original: Any, note: Note) -> Any:
     return give_late
 
 
+def _late_of_join(original: Any, note: Note) -> Any:
+    def give_late(self: Any, batch: Any, late: Any, port: int, emit: Any) -> None:
+        note(f"a late row of a join's {('left', 'right')[port]} side")
+        original(self, batch, late, port, emit)
+
+    return give_late
+
+
 def _floors(original: Any, note: Note) -> Any:
     def floors(self: Any, *arguments: Any) -> None:
         note("rescaled with key groups ahead of the others")
@@ -219,6 +228,7 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (CommitLog, "append", _append),
     (in_flight, "_decoded", _read_in_flight),
     (WindowOperator, "_give_late", _late),
+    (JoinOperator, "_give_late", _late_of_join),
     (Timers, "delete", _timer_deleted),
     (Timers, "_drop_from", _trimmed),
     (ProcessOperator, "snapshot", _between_slices),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from events import EVENT_GRAPHS, EXPIRING, WALL_TIMERS, EventTimes
 from hanging import Hang
+from joins import JOIN_KINDS, JOINED, Joined
 from workload import GRAPHS, RULED, SIDE_GRAPHS
 
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
@@ -45,6 +46,7 @@ AIMED: dict[str, int] = {  # the same for strikes that wait for their moment, so
 }
 
 
+_HOW = ("inner", "left", "left", "right", "full", "full", "semi", "anti")  # of joins within bounds
 _TRANSFERS = 80  # of one source: what a run costs is mostly rows
 _EVENTS = 100
 _TURNS_OF_A_CHECKPOINT = 200  # of a slot's loop, before it may expire
@@ -106,6 +108,7 @@ class Schedule:
     twins: bool = False  # two jobs of one name, each with checkpoints of its own, write into one target
     hang: Hang | None = None  # of a source or sink
     events: EventTimes | None = None  # the job is one in event time; else it is the bank
+    joined: Joined | None = None  # which joins two streams of events
     lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     savepoints: tuple[int, ...] = ()  # ms, when one is asked for
@@ -115,7 +118,7 @@ class Schedule:
     @property
     def story(self) -> str:
         if self.events is not None:
-            return "events"
+            return "events" if self.joined is None else "joins"
         if self.queue:
             return "queue"
         if self.twins or self.hang is not None:
@@ -174,7 +177,7 @@ def _draw_kind(seed: int) -> Schedule:
     schedule = replace(schedule, chunk_rows=pieces.choice((1, 2, 3)) if pieces.random() < 0.4 else 0)
     kind = random.Random(f"kind {seed}").random()
     if kind < 0.3:
-        return _draw_events(schedule)
+        return _draw_joins(_draw_events(schedule))
     if kind > 0.93:
         graph = random.Random(f"queue {seed}").choice(("one-shuffle", "two-shuffles"))
         queued = replace(schedule, queue=True, bounded=False, graph=graph, splits=1)
@@ -399,6 +402,45 @@ def _draw_events(schedule: Schedule) -> Schedule:
     )
 
 
+def _draw_joins(schedule: Schedule) -> Schedule:
+    """Some join two streams of events, so half of the splits are one side's; they are rescaled more often."""
+    assert schedule.events is not None
+    rng = random.Random(f"joins {schedule.seed}")
+    if rng.random() > 0.35:
+        return schedule
+    period_ms, splits = schedule.period_ms, rng.choice((2, 2, 4))
+    count = max(8, min(_EVENTS // splits, schedule.count))
+    pause_at = schedule.events.pause_at
+    if pause_at is not None:
+        pause_at %= count
+    kind = rng.choice(JOIN_KINDS)
+    lower_ms = period_ms * rng.choice((-4, -2, 0, 0, 1))
+    joined = Joined(
+        kind,
+        rng.choice(("left", "left", "inner") if kind == "as-of" else _HOW),
+        lower_ms,
+        lower_ms + period_ms * rng.choice((0, 2, 5)),
+        rng.choice((None, 0, period_ms * 2, period_ms * 6)),
+        rng.random() < 0.6,
+    )
+    events = replace(schedule.events, splits=splits, count=count, pause_at=pause_at)
+    restarts = [
+        Action(rng.randrange(500, schedule.chaos_ms), "restart program", 0, 50, 2 * rng.randrange(10))
+        for _ in range(rng.randint(0, 2))
+    ]
+    actions = tuple(sorted([*schedule.actions, *restarts], key=lambda action: action.at_ms))
+    return replace(
+        schedule,
+        graph=JOINED,
+        splits=splits,
+        count=count,
+        events=events,
+        joined=joined,
+        rescaled_every=2,
+        actions=actions,
+    )
+
+
 def _draw_corners(schedule: Schedule) -> Schedule:
     """Strikes that are aimed, on top of the others, and options under which they matter."""
     rng = random.Random(f"corners {schedule.seed}")
@@ -448,9 +490,10 @@ def _rescaled_behind(schedule: Schedule) -> Schedule:
         batch_rows=1,
         burst_ms=1,
     )
+    graph = rng.choice(("windows", "windows", "windows-and-sessions", "unique"))
     return replace(
         schedule,
-        graph=rng.choice(("windows", "windows", "windows-and-sessions", "unique")),
+        graph=graph if schedule.joined is None else JOINED,
         parallelism=max(4, schedule.parallelism),
         splits=2,
         count=count,

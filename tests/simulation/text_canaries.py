@@ -33,6 +33,9 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "rows-under-way-are-lost": "lookups",
     "rows-that-went-out-are-restored": "lookups",
     "rows-under-way-go-to-all": "lookups",
+    "matched-is-forgotten-at-a-restore": "joins",
+    "newest-version-is-superseded": "joins",
+    "version-dropped-too-early": "joins",
 }
 
 _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broken rule, story, file, old, new
@@ -251,6 +254,31 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "barrier_runtime/operators/state/broadcast_copy.py",
         "            copy.load(_entries(content, key, name))\n",
         "            copy.load(dict(list(_entries(content, key, name).items())[:-1]))\n",
+    ),
+    (
+        "outer-row-before-the-other-sides-watermark",
+        "a row goes out without a partner when the times of its own side have passed the last time of one",
+        "joins",
+        "barrier_runtime/operators/joins/interval.py",
+        "            removed = buffer.remove_passed(before)\n",
+        "            newest = max((run.last for run in buffer.runs), default=before)\n"
+        "            removed = buffer.remove_passed(max(before, newest))\n",
+    ),
+    (
+        "as-of-version-dropped-with-its-time",
+        "a version goes when the watermark has passed it, whatever is held on the other side",
+        "joins",
+        "barrier_runtime/operators/joins/as_of.py",
+        "        _remove_superseded(versions, before)\n",
+        "        versions.drop_passed(before)\n",
+    ),
+    (
+        "join-is-late-by-one",
+        "the first millisecond after the watermark is late, too",
+        "joins",
+        "barrier_runtime/operators/joins/base.py",
+        "        late = times_ms <= self._watermarks(batch, rows, port)\n",
+        "        late = times_ms <= self._watermarks(batch, rows, port) + 1\n",
     ),
     (
         "decided-rows-swept-from-the-table",

@@ -22,6 +22,8 @@ from event_checkers import EVENT_CHECKERS, WallTimersFireOnce, WatermarksMove
 from events import EventWorkload
 from facts import Facts
 from hanging import PROGRESS_TIMEOUT_MS, HangingJsonlSink, HangingOpens
+from join_checkers import JOIN_CHECKERS
+from joins import JoinWorkload
 from kafka_broker import Broker
 from lookups import Owners
 from near_misses import counted
@@ -162,7 +164,9 @@ class World(SimCluster):
             bank = UPSERT_CHECKERS
         if schedule.graph == RULED:
             bank = (*bank, RulesAgree)
-        kinds = bank if schedule.events is None else (*PROTOCOL_CHECKERS, *EVENT_CHECKERS)
+        kinds = bank
+        if schedule.events is not None:
+            kinds = (*PROTOCOL_CHECKERS, *(EVENT_CHECKERS if schedule.joined is None else JOIN_CHECKERS))
         self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in kinds]
         self._wishes: list[SavepointRequest] = []  # for savepoints
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
@@ -176,6 +180,8 @@ class World(SimCluster):
         out = self._make_out
         side = lambda: LedgerSink(self.ledger, self._weather)  # noqa: E731
         if schedule.events is not None:
+            if schedule.joined is not None:
+                return JoinWorkload(schedule.joined, schedule.events, self.now_ms, out, side, schedule.unaligned)
             return EventWorkload(schedule.graph, schedule.events, self.now_ms, out, side, schedule.unaligned)
         return Workload(
             schedule.graph,
@@ -361,7 +367,7 @@ class World(SimCluster):
     def _expect_event_time(self) -> None:
         """Liveness: what happens from now on is seen before long, whatever splits are silent (or the job ends)."""
         judge = next((each for each in self.checkers if isinstance(each, WatermarksMove)), None)
-        if self.violations or judge is None or self.schedule.bounded or "unique" in self.workload.sinks.values():
+        if self.violations or judge is None or self.schedule.bounded or not self.workload.shows_event_time:
             return
         now_ms = self.world_ns() // 1_000_000
         progressed = lambda: judge.reached_ms >= now_ms or not self._current().active  # noqa: E731

@@ -1,0 +1,213 @@
+"""The simulated job that joins two streams of numbered events, and what must come out of it.
+
+Even splits are the left stream, odd ones the right: two sources, so each has event time of its own. A row that comes
+out names the events it is made of. Late rows of both sides go to a second sink, so that every event is seen somewhere:
+joined, alone, or late. What may be late is said by `EventWorkload.may_be_late`, as for windows.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from events import EventSource, EventTimes, EventWorkload, in_ms
+
+from barrier_runtime import Dataflow, Sliding, Tumbling
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+
+Event = tuple[int, int]  # split and number
+
+JOINED = "joined"
+JOIN_KINDS = ("interval", "window", "as-of")
+LEFT, RIGHT = "e", "f"  # names of the sources
+OUT = pa.schema([(name, pa.int64()) for name in ("left", "right", "start", "last")])
+_SPLIT = 1_000_000  # the id of an event is its split times this, plus its number; without an event: -1
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`kind`: one of JOIN_KINDS. The other settings matter to some kinds alone; times in ms."""
+
+    kind: str
+    how: str
+    lower_ms: int = 0  # interval: of the right event less the left one
+    upper_ms: int = 0
+    tolerance_ms: int | None = None  # as-of
+    exact: bool = True
+
+    @property
+    def keeps(self) -> tuple[bool, bool]:
+        """Per side: its rows come out without a partner."""
+        return self.how in ("left", "full", "anti"), self.how in ("right", "full")
+
+    @property
+    def one_sided(self) -> bool:
+        """A row names its left event alone."""
+        return self.how in ("semi", "anti")
+
+
+class JoinRow(msgspec.Struct, frozen=True):
+    """One row as the sinks write it: ids of the events, -1 where there is none."""
+
+    left: int = -1
+    right: int = -1
+    start: int = -1  # of the window; else the later event time; -1: a late row
+    last: int = -1
+
+    @property
+    def events(self) -> tuple[Event | None, Event | None]:
+        return event_of(self.left), event_of(self.right)
+
+
+def id_of(event: Event | None) -> int:
+    return -1 if event is None else event[0] * _SPLIT + event[1]
+
+
+def event_of(id: int) -> Event | None:
+    return None if id < 0 else divmod(id, _SPLIT)
+
+
+_JOIN_ROW = msgspec.json.Decoder(JoinRow)
+
+
+class JoinWorkload(EventWorkload):
+    """`joined`: the join that its job is about."""
+
+    def __init__(
+        self,
+        joined: Joined,
+        times: EventTimes,
+        now_ms: Callable[[], int],
+        out: Callable[[], TwoPhaseCommitSink],
+        side: Callable[[], TwoPhaseCommitSink],
+        unaligned: bool,
+    ) -> None:
+        super().__init__(JOINED, times, now_ms, out, side, unaligned)
+        self.joined = joined
+
+    # ------------------------------------------------------------ the job
+
+    @property
+    def sinks(self) -> dict[str, str]:
+        return {"out": JOINED, "side": "late"}
+
+    @property
+    def shows_event_time(self) -> bool:
+        """Rows come out as long as any events come."""
+        return self.joined.how == "full" or (any(self.joined.keeps) and self.times.pause_at is None)
+
+    def flow(self, job: str) -> Dataflow:
+        times, joined = self.times, self.joined
+        flow = Dataflow(job)
+        keys = ("key", "number") if times.text_keys else ("number",)
+        left, right = (
+            flow.source(
+                name,
+                EventSource(times, self._now_ms, name, first, 2),
+                event_time="at",
+                max_out_of_orderness=in_ms(times.bound_ms),
+                idle_timeout=None if times.idle_ms is None else in_ms(times.idle_ms),
+            ).key_by(*keys)
+            for first, name in enumerate((LEFT, RIGHT))
+        )
+        common: dict[str, Any] = {"event_time": "at", "how": joined.how, "late": True}
+        if joined.kind == "interval":
+            bounds = in_ms(joined.lower_ms), in_ms(joined.upper_ms)
+            found, late_left, late_right = left.join(JOINED, right, between=bounds, **common)
+        elif joined.kind == "window":
+            size, slide_ms = in_ms(times.window_ms), times.slide_ms
+            window = Tumbling(size) if slide_ms is None else Sliding(size, in_ms(slide_ms))
+            found, late_left, late_right = left.window_join(JOINED, right, window, **common)
+        else:
+            tolerance = None if joined.tolerance_ms is None else in_ms(joined.tolerance_ms)
+            found, late_left, late_right = left.asof_join(
+                JOINED, right, tolerance=tolerance, exact=joined.exact, **common
+            )
+        found.map_batches(_plain, schema=OUT).sink("out", self._out())
+        late = late_left.union(late_right).map_batches(_plain_late, schema=OUT)
+        late.sink("side", self._side())
+        return flow
+
+    @staticmethod
+    def rows_in(data: bytes) -> list[Any]:
+        return [_JOIN_ROW.decode(line) for line in data.splitlines()]
+
+    @staticmethod
+    def row_of(row: dict[str, Any]) -> Any:
+        return JoinRow(**row)
+
+    # ------------------------------------------------------------ what is true of its rows
+
+    def at_ms(self, event: Event) -> int:
+        return self.times.at_ms(*event)
+
+    def starts(self, event: Event) -> list[int]:
+        """The windows in which it is joined; for joins without windows one place, 0."""
+        return list(self.times.windows(*event)) if self.joined.kind == "window" else [0]
+
+    def place(self, row: JoinRow) -> int:
+        return row.start if self.joined.kind == "window" else 0
+
+    def certain(self, event: Event, start: int = 0) -> bool:
+        """It was in time, whatever happened: for the window from `start` on, if the join has windows."""
+        last_ms = start + self.times.window_ms - 1 if self.joined.kind == "window" else self.at_ms(event)
+        return not self.may_be_late(*event, last_ms)
+
+    def belong(self, left: Event, right: Event, start: int = 0) -> bool:
+        """They may come out as one row (of an as-of join: unless a newer version is there)."""
+        times, joined = self.times, self.joined
+        if left[0] % 2 or not right[0] % 2 or not (times.exists(*left) and times.exists(*right)):
+            return False
+        if times.key(*left) != times.key(*right):
+            return False
+        if joined.kind == "window":
+            return start in self.starts(left) and start in self.starts(right)
+        later_ms = self.at_ms(right) - self.at_ms(left)
+        if joined.kind == "interval":
+            return joined.lower_ms <= later_ms <= joined.upper_ms
+        within = joined.tolerance_ms is None or -later_ms <= joined.tolerance_ms
+        return within and (later_ms <= 0 if joined.exact else later_ms < 0)
+
+    def partners(self, event: Event, start: int = 0) -> Iterator[Event]:
+        """All of them, on the other side."""
+        reach_ms = max(self.joined.upper_ms, -self.joined.lower_ms, self.times.window_ms)
+        is_right = event[0] % 2
+        for split in range(1 - is_right, self.times.splits, 2):
+            seq = 0
+            while self.times.exists(split, seq) and self.times.earliest_ms(seq) <= self.at_ms(event) + reach_ms:
+                other = split, seq
+                if self.belong(other, event, start) if is_right else self.belong(event, other, start):
+                    yield other
+                seq += 1
+
+    def events(self) -> Iterator[Event]:
+        """All, of a job that ends."""
+        for split in range(self.times.splits):
+            for seq in range(self.times.count):
+                yield split, seq
+
+
+def _id(batch: pa.RecordBatch, suffix: str) -> pa.Array:
+    split, seq = batch.column(f"split{suffix}").cast(pa.int64()), batch.column(f"seq{suffix}")
+    return pc.fill_null(pc.add(pc.multiply(split, _SPLIT), seq), -1)
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    left = _id(batch, "")
+    both = "split_right" in batch.schema.names
+    right = _id(batch, "_right") if both else pa.array([-1] * len(batch), pa.int64())
+    if "window_start" in batch.schema.names:
+        start = batch.column("window_start").cast(pa.int64())
+    else:
+        start = pc.max_element_wise(batch.column("at"), batch.column("at_right")) if both else batch.column("at")
+    return pa.RecordBatch.from_arrays([left, right, start, start], schema=OUT)
+
+
+def _plain_late(batch: pa.RecordBatch) -> pa.RecordBatch:
+    none = pa.array([-1] * len(batch), pa.int64())
+    is_left = pc.equal(batch.column("source"), LEFT)
+    ids = _id(batch, "")
+    columns = [pc.if_else(is_left, ids, none), pc.if_else(is_left, none, ids), none, none]
+    return pa.RecordBatch.from_arrays(columns, schema=OUT)
