@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import plan, programme, workloads
+from benchmarks.answers import compare
 from benchmarks.ends import add_arguments, measure_all
 from benchmarks.engines import ENGINES
 from benchmarks.flink_setup import set_up
@@ -115,6 +116,12 @@ def _latency_targets(chosen: argparse.Namespace) -> None:
 
 def _ends(chosen: argparse.Namespace) -> None:
     measure_all(chosen)
+
+
+def _answers(chosen: argparse.Namespace) -> int:
+    return compare(
+        chosen.workload or workloads.names("nexmark"), chosen.folder / "run", chosen.rows, chosen.parallelism
+    )
 
 
 def _flink_setup(chosen: argparse.Namespace) -> None:
@@ -224,6 +231,11 @@ def _parser() -> argparse.ArgumentParser:
 
     targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
     add_arguments(targets)
+
+    same = command("answers", _answers, "whether our answers are those of Spark SQL, as a batch over the same events")
+    same.add_argument("--workload", action="append", help="again for each; all of Nexmark, unless told")
+    same.add_argument("--rows", type=int, default=1_000_000, help="events (%(default)s)")
+    same.add_argument("--parallelism", type=int, default=2)
 
     command("report", _report, "the report again, from results.json")
     command("flink-setup", _flink_setup, "Flink and PyFlink in a side environment (about 1 GB in the user's cache)")

@@ -65,6 +65,8 @@ def can(engine: str, cell: RunSpec) -> bool:
         return cell.workload == "python-count"  # which its keyed count is
     if engine.startswith("spark") and not workload(cell.workload).spark_streams:
         return False
+    if engine.startswith("flink") and not workload(cell.workload).flink:
+        return False
     if engine == "spark-real-time":
         return cell.source == "kafka" and cell.measure != "throughput"
     return True

@@ -34,7 +34,7 @@ class Workload:
     name: str
     question: str
     sql: str
-    flink: str
+    flink: str  # "": not measured beside Flink
     ours: Callable[[Stream], Stream]
     mode: Literal["append", "update"]
     group: tuple[str, ...] = ()
@@ -42,6 +42,7 @@ class Workload:
     input: Literal["events", "nexmark"] = "events"
     spark_streams: bool = True  # Spark's streaming can run the SQL
     answer: tuple[str, ...] = ()  # columns to compare; () = all
+    summed: str = ""  # the column whose values of a `group` are added: of windows that begin anywhere
 
     def flow(self, read: Callable[[Dataflow], Stream]) -> tuple[Dataflow, Stream]:
         """A flow of its own, and the result's stream, still without a sink."""

@@ -1,0 +1,354 @@
+"""Nexmark's queries in our language: joins, windows, aggregates and expressions, none with a function of its own state.
+
+`events` has all three kinds of rows (`benchmarks.nexmark`). Each function gives the result's stream; what the same
+query is in SQL says `benchmarks.nexmark_queries`.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime import (
+    Every,
+    Global,
+    RowAggregate,
+    Session,
+    Sliding,
+    Tumbling,
+    arg_max,
+    count,
+    count_distinct,
+    first,
+    max_,
+    mean,
+    min_,
+    sum_,
+)
+from barrier_runtime.api.dataflow import Stream
+
+SIDE_ROWS = 10_000  # of q13's table
+_EVER = timedelta(days=36_500)
+_ANY_TIME = (-_EVER, _EVER)
+_LONGEST = timedelta(seconds=10)  # more than any auction lasts, at 500 events per second or more
+_WINDOW, _SLIDE, _INSTANT = timedelta(seconds=10), timedelta(seconds=2), timedelta(milliseconds=1)
+_AT = pa.timestamp("ms", "UTC")
+_NS_PER_MS = 1_000_000
+_BID = ("auction", "bidder", "price", "channel", "url", "at", "extra", "emitted")
+
+
+def bids(events: Stream, *columns: str) -> Stream:
+    """`columns`: all, unless told."""
+    return events.filter("kind = 2").select(list(columns or _BID))
+
+
+def _ms(column: str) -> pc.Expression:
+    return pc.field(column).cast(pa.int64())
+
+
+def _end(stream: Stream, columns: dict[str, Any]) -> Stream:
+    """`columns`, and `emitted`: the window's end in ns."""
+    return stream.select({**columns, "emitted": _ms("window_end") * _NS_PER_MS})
+
+
+# ---------------------------------------------------------------- expressions
+
+
+def q0(events: Stream) -> Stream:
+    return bids(events, "auction", "bidder", "price", "at", "extra", "emitted")
+
+
+def q1(events: Stream) -> Stream:
+    plain = {name: name for name in ("auction", "bidder", "at", "extra", "emitted")}
+    return bids(events).select({**plain, "price": "price * 0.908"})
+
+
+def q2(events: Stream) -> Stream:
+    return bids(events, "auction", "price", "emitted").filter("auction % 123 = 0")
+
+
+def q10(events: Stream) -> Stream:
+    """The rows of a log that is written to folders by day and minute."""
+    at = pc.field("at").cast(_AT)
+    parts = {"day": pc.strftime(at, format="%Y-%m-%d"), "minute": pc.strftime(at, format="%H:%M")}
+    plain = {name: name for name in ("auction", "bidder", "price", "at", "extra", "emitted")}
+    return bids(events).select({**plain, **parts})
+
+
+def q14(events: Stream) -> Stream:
+    columns = {name: name for name in ("auction", "bidder", "extra", "emitted")}
+    priced = bids(events).select({**columns, "price": "price * 0.908", "ts": pc.field("at").cast(_AT)})
+    time_of_day = (
+        "CASE WHEN hour(ts) >= 8 AND hour(ts) <= 18 THEN 'dayTime' WHEN hour(ts) <= 6 OR hour(ts) >= 20 THEN "
+        "'nightTime' ELSE 'otherTime' END"
+    )
+    cs = pc.count_substring(pc.field("extra"), pattern="c").cast(pa.int64())
+    return priced.filter("price > 1000000 AND price < 50000000").select(
+        {"auction": "auction", "bidder": "bidder", "price": "price", "time_of_day": time_of_day, "cs": cs,
+         "emitted": "emitted"}
+    )  # fmt: skip
+
+
+def q21(events: Stream) -> Stream:
+    found = pc.struct_field(pc.extract_regex(pc.field("url"), pattern="[&^]channel_id=(?P<id>[^&]*)"), "id")
+    known = {"id_in_url": found, "channel_name": "lower(channel)"}
+    rows = bids(events).select({**{name: name for name in _BID}, **known})
+    channel_id = (
+        "CASE channel_name WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' WHEN 'baidu' THEN '3' "
+        "ELSE id_in_url END"
+    )
+    told = rows.select({"auction": "auction", "bidder": "bidder", "price": "price", "channel": "channel",
+                        "channel_id": channel_id, "emitted": "emitted"})  # fmt: skip
+    return told.filter("channel_id IS NOT NULL")
+
+
+def q22(events: Stream) -> Stream:
+    parts = pc.split_pattern(pc.field("url"), pattern="/")
+    dirs = {f"dir{number}": pc.list_element(parts, 2 + number) for number in (1, 2, 3)}
+    plain = {name: name for name in ("auction", "bidder", "price", "channel", "emitted")}
+    return bids(events).select({**plain, **dirs})
+
+
+def side_table() -> pa.Table:
+    """What q13 looks keys up in."""
+    keys = list(range(SIDE_ROWS))
+    return pa.table({"key": keys, "value": [f"value-{key}" for key in keys]})
+
+
+def q13(events: Stream) -> Stream:
+    key = pc.field("auction") - pc.divide(pc.field("auction"), SIDE_ROWS) * SIDE_ROWS
+    plain = {name: name for name in ("auction", "bidder", "price", "at", "emitted")}
+    keyed = bids(events).select({**plain, "key": key})
+    joined = keyed.broadcast_join("side", side_table(), on="key", how="inner")
+    return joined.select({**plain, "value": "value"})
+
+
+# ---------------------------------------------------------------- joins
+
+
+def q3(events: Stream) -> Stream:
+    people = events.filter("kind = 0 AND state IN ('OR', 'ID', 'CA')").select(["id", "name", "city", "state", "at"])
+    auctions = events.filter("kind = 1 AND category = 10").select(
+        {"seller": "seller", "auction": "id", "at": "at", "emitted": "emitted"}
+    )
+    joined = auctions.key_by("seller").join("q3", people.key_by("id"), between=_ANY_TIME, event_time="at")
+    return joined.select({"name": "name", "city": "city", "state": "state", "id": "auction", "emitted": "emitted"})
+
+
+_AUCTION = (
+    "id", "item_name", "description", "initial_bid", "reserve", "at", "expires", "seller", "category", "extra",
+)  # fmt: skip
+
+
+def q20(events: Stream) -> Stream:
+    auctions = events.filter("kind = 1 AND category = 10").select(list(_AUCTION))
+    return bids(events).key_by("auction").join("q20", auctions.key_by("id"), between=_ANY_TIME, event_time="at")
+
+
+def q8(events: Stream) -> Stream:
+    people = events.filter("kind = 0").select(["id", "name", "at"])
+    auctions = events.filter("kind = 1").select(["seller", "at"])
+    new = people.key_by("id").window_join(
+        "q8", auctions.key_by("seller"), Tumbling(_WINDOW), event_time="at", how="semi"
+    )
+    return _end(new, {"id": "id", "name": "name", "end_ms": _ms("window_end")})
+
+
+# ---------------------------------------------------------------- auctions that have closed
+
+
+def _valid_bids(events: Stream, *columns: str) -> Stream:
+    """Each bid with the auction it was made in, while that was open. `columns`: of the auction; those of the bid that
+    both have end in `_bid`."""
+    auctions = events.filter("kind = 1").select(list(dict.fromkeys(("id", "at", "expires", *columns))))
+    made = bids(events, "auction", "bidder", "price", "at", "extra", "emitted")
+    joined = auctions.key_by("id").join(
+        "bids", made.key_by("auction"), between=(timedelta(), _LONGEST), event_time="at", suffix=("", "_bid")
+    )
+    return joined.filter("at_bid <= expires")
+
+
+def _closed(events: Stream, *columns: str) -> Stream:
+    """Each auction with its highest bid (`final`), when it has expired: a window of the moment at which it does."""
+    closing = _valid_bids(events, *columns).key_by("id", *columns)
+    windows = closing.window("closing", Tumbling(_INSTANT), event_time="expires")
+    return windows.aggregate(final=max_("price"), emitted=max_("emitted"), closed=first("expires"))
+
+
+def q4(events: Stream) -> Stream:
+    closed = _closed(events, "category").key_by("category")
+    return closed.aggregate("q4", average=mean("final"))
+
+
+class LastTen(RowAggregate):
+    """The mean of the last ten prices, in the order of closing time and id."""
+
+    type, state = pa.float64(), list[tuple[int, int, int]]
+
+    def zero(self) -> list[tuple[int, int, int]]:
+        return []
+
+    def add(self, state: list[tuple[int, int, int]], closed: int, id: int, price: int) -> list[tuple[int, int, int]]:
+        return sorted([*state, (closed, id, price)])[-10:]
+
+    def merge(self, state: list[tuple[int, int, int]], later: list[tuple[int, int, int]]) -> Any:
+        return sorted([*state, *later])[-10:]
+
+    def result(self, state: list[tuple[int, int, int]]) -> float:
+        return sum(price for _, _, price in state) / max(1, len(state))  # of a new key the result is asked for, too
+
+
+def q6(events: Stream) -> Stream:
+    closed = _closed(events, "seller").key_by("seller")
+    return closed.aggregate("q6", average=LastTen("closed", "id", "final"))
+
+
+def q9(events: Stream) -> Stream:
+    """The winning bid: of the highest ones the earliest."""
+    columns = _AUCTION[1:]
+    valid = _valid_bids(events, *columns)
+    every = {name: name for name in ("id", *columns, "bidder", "price", "at_bid", "extra_bid", "emitted")}
+    rank = pc.field("price") * 1_000_000 + (pc.field("expires") - pc.field("at_bid"))
+    ranked = valid.select({**every, "rank": rank})
+    windows = ranked.key_by("id").window("closing", Tumbling(_INSTANT), event_time="expires")
+    auction: dict[str, Any] = {name: first(name) for name in columns}
+    winner: dict[str, Any] = {name: arg_max(name, by="rank") for name in ("bidder", "at_bid", "extra_bid")}
+    winning: Stream = windows.aggregate(**auction, **winner, price=max_("price"), emitted=max_("emitted"))
+    return winning
+
+
+# ---------------------------------------------------------------- the most of a window
+
+
+def q5(events: Stream) -> Stream:
+    """The auctions with the most bids of a window: those whose count is the greatest of the window."""
+    sliding = bids(events, "auction", "at").key_by("auction").window("hot", Sliding(_WINDOW, _SLIDE), event_time="at")
+    counts = sliding.aggregate(n=count()).select(
+        {"auction": "auction", "n": "n", "end_ms": _ms("window_end"), "last": _ms("window_end") - 1}
+    )
+    most = counts.key_by("end_ms").window("most", Tumbling(_INSTANT), event_time="last").aggregate(most=max_("n"))
+    best = most.select({"end_ms": "end_ms", "most": "most", "last": pc.field("end_ms") - 1})
+    joined = counts.key_by("end_ms", "n").join(
+        "q5", best.key_by("end_ms", "most"), between=(timedelta(), timedelta()), event_time="last"
+    )
+    return joined.select({"auction": "auction", "n": "n", "emitted": pc.field("end_ms") * _NS_PER_MS})
+
+
+def q7(events: Stream) -> Stream:
+    """The highest bids of a window: those whose price is the greatest of the window, found per auction first."""
+    end = (pc.divide(pc.field("at"), 10_000) + 1) * 10_000
+    made = bids(events).select(
+        {"auction": "auction", "price": "price", "bidder": "bidder", "at": "at", "extra": "extra", "end_ms": end}
+    )
+    windows = made.key_by("auction", "end_ms").window("of-auctions", Tumbling(_WINDOW), event_time="at")
+    greatest = windows.aggregate(most=max_("price")).select({"end_ms": "end_ms", "most": "most", "last": "end_ms - 1"})
+    most = greatest.key_by("end_ms").window("most", Tumbling(_INSTANT), event_time="last").aggregate(most=max_("most"))
+    best = most.select({"end_ms": "end_ms", "most": "most", "last": pc.field("end_ms") - 1})
+    joined = made.key_by("end_ms", "price").join(
+        "q7", best.key_by("end_ms", "most"), between=(timedelta(), _WINDOW), event_time=("at", "last")
+    )
+    plain = {name: name for name in ("auction", "price", "bidder", "at", "extra")}
+    return joined.select({**plain, "emitted": pc.field("end_ms") * _NS_PER_MS})
+
+
+# ---------------------------------------------------------------- counts
+
+
+def q11(events: Stream) -> Stream:
+    sessions = bids(events, "bidder", "at").key_by("bidder").window("q11", Session(_WINDOW), event_time="at")
+    counted = sessions.aggregate(n=count())
+    return _end(counted, {"bidder": "bidder", "n": "n", "start_ms": _ms("window_start"), "end_ms": _ms("window_end")})
+
+
+def q12(events: Stream) -> Stream:
+    """How many bids in 10 s of the wall clock: the windows of a bidder begin with the first bid after the last one."""
+    early = Every(_WINDOW, clock="processing", accumulate=False)
+    windows = bids(events, "bidder", "emitted").key_by("bidder").window("q12", Global(), early=early)
+    return windows.aggregate(n=count(), emitted=max_("emitted"))
+
+
+_RANKS = (("rank1", "price < 10000"), ("rank2", "price >= 10000 AND price < 1000000"), ("rank3", "price >= 1000000"))
+
+
+def _ranked(events: Stream, *columns: str) -> Stream:
+    """`columns` of the bids, the day and minute, and per rank of prices the bidder and the auction of such a bid."""
+    at = pc.field("at").cast(_AT)
+    times = {"day": pc.strftime(at, format="%Y-%m-%d"), "minute": pc.strftime(at, format="%H:%M")}
+    of_rank = {
+        f"{rank}_{who}": f"CASE WHEN {condition} THEN {who} END"
+        for rank, condition in _RANKS
+        for who in ("bidder", "auction")
+    }
+    plain = {name: name for name in ("auction", "bidder", "price", "emitted", *columns)}
+    return bids(events).select({**plain, **times, **of_rank})
+
+
+def _distinct() -> dict[str, Any]:
+    ranks = [rank for rank, _ in _RANKS]
+    return {
+        "total_bids": count(),
+        **{f"{rank}_bids": count(f"{rank}_bidder") for rank in ranks},
+        "total_bidders": count_distinct("bidder", limit=1_000_000),
+        **{f"{rank}_bidders": count_distinct(f"{rank}_bidder", limit=1_000_000) for rank in ranks},
+        "total_auctions": count_distinct("auction", limit=1_000_000),
+        **{f"{rank}_auctions": count_distinct(f"{rank}_auction", limit=1_000_000) for rank in ranks},
+    }
+
+
+def q15(events: Stream) -> Stream:
+    return _ranked(events).key_by("day").aggregate("q15", **_distinct())
+
+
+def q16(events: Stream) -> Stream:
+    return (
+        _ranked(events, "channel").key_by("channel", "day").aggregate("q16", last_minute=max_("minute"), **_distinct())
+    )
+
+
+def q17(events: Stream) -> Stream:
+    ranked = _ranked(events).key_by("auction", "day")
+    return ranked.aggregate(
+        "q17",
+        total_bids=count(),
+        rank1_bids=count("rank1_bidder"),
+        rank2_bids=count("rank2_bidder"),
+        rank3_bids=count("rank3_bidder"),
+        min_price=min_("price"),
+        max_price=max_("price"),
+        average=mean("price"),
+        total=sum_("price"),
+    )
+
+
+# ---------------------------------------------------------------- the newest and the highest of a key
+
+
+def q18(events: Stream) -> Stream:
+    columns = ("price", "channel", "url", "at", "extra", "emitted")
+    newest: dict[str, Any] = {f"last_{name}": arg_max(name, by="emitted") for name in columns}
+    found = bids(events).key_by("bidder", "auction").aggregate("q18", **newest)
+    return found.select({"bidder": "bidder", "auction": "auction", **{name: f"last_{name}" for name in columns}})
+
+
+class TopTen(RowAggregate):
+    """The ten highest prices, the highest first."""
+
+    type, state = pa.list_(pa.int64()), list[int]
+
+    def zero(self) -> list[int]:
+        return []
+
+    def add(self, state: list[int], price: int) -> list[int]:
+        return sorted([*state, price], reverse=True)[:10]
+
+    def merge(self, state: list[int], later: list[int]) -> list[int]:
+        return sorted([*state, *later], reverse=True)[:10]
+
+    def result(self, state: list[int]) -> list[int]:
+        return state
+
+
+def q19(events: Stream) -> Stream:
+    made = bids(events, "auction", "price", "emitted").key_by("auction")
+    return made.aggregate("q19", top=TopTen("price"))
