@@ -1,8 +1,9 @@
-"""The bodies of `KeyedStream.join`, `window_join` and `asof_join`: what they check, and the step that they make."""
+"""The bodies of `KeyedStream.join`, `window_join`, `asof_join` and `table_join`: what they check, and the step that
+they make."""
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,12 @@ from barrier_runtime.operators.joins.interval import (
     JoinKind,
     interval_definition,
 )
+from barrier_runtime.operators.joins.table import (
+    NewestTableJoinOperator,
+    VersionedTableJoinOperator,
+    table_columns,
+    table_definition,
+)
 from barrier_runtime.operators.joins.window import WindowJoinOperator, window_columns, window_definition
 from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
@@ -34,7 +41,7 @@ _FAR = datetime.timedelta(days=36_500)
 class JoinOptions:
     """What all joins have in common, as the user gave it."""
 
-    event_time: str | tuple[str, str]
+    event_time: str | tuple[str, str] | None  # None: rows count as they come
     suffix: tuple[str, str]
     late: bool
 
@@ -128,6 +135,45 @@ def as_of_join(
     return _step(name, "asof_join", left, right, make, definition, columns.schema, options)
 
 
+def table_join(
+    name: str, left: KeyedInput, right: KeyedInput, deleted: str | None, how: AsOfKind, options: JoinOptions
+) -> JoinStep:
+    where = f"table_join {name!r}"
+    _check_how(how, AS_OF_KINDS, where)
+    newest = options.event_time is None
+    if newest and options.late is not False:
+        raise InvalidJob(f"{where}: without event_time= no row is late: leave late={options.late!r} out")
+    sides = _sides(left, right, options, where)
+    _check_deleted(deleted, sides[1], where)
+    columns = table_columns(*sides, deleted, options.suffix, where)
+    definition = table_definition(*sides, deleted, how)
+    settings: dict[str, Any] = {
+        "left": sides[0], "right": sides[1], "deleted": deleted, "how": how, "suffix": options.suffix,
+    }  # fmt: skip
+    if not newest:
+        make = partial(VersionedTableJoinOperator, late=options.late, **settings)
+        return _step(name, "table_join", left, right, make, definition, columns.schema, options)
+    step = _step(
+        name, "table_join", left, right, partial(NewestTableJoinOperator, **settings), definition, columns.schema,
+        options,
+    )  # fmt: skip
+    why = "a row gets what the table has when it comes"
+    return replace(step, node=replace(step.node, detail="none", timeless=True, by_wall_clock=why))
+
+
+def _check_deleted(deleted: str | None, table: Side, where: str) -> None:
+    if deleted is None:
+        return
+    its = f"{where}, right stream"
+    require_columns(table.schema, (deleted,), its)
+    kind = table.schema.field(deleted).type
+    if not pa.types.is_boolean(kind) or deleted in (*table.keys, table.event_time):
+        raise InvalidJob(
+            f"{its}: deleted={deleted!r} is {kind}: pass a column of booleans that is no key, true in rows that delete "
+            """their key; select() makes one, as in .select({"gone": "op = 'D'", …})"""
+        )
+
+
 def _step(
     name: str,
     kind: str,
@@ -163,7 +209,8 @@ def _sides(left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str
             "key both by as many columns, in the same order"
         )
     _check_options(options, where)
-    names = (options.event_time,) * 2 if isinstance(options.event_time, str) else options.event_time
+    given = "" if options.event_time is None else options.event_time
+    names = (given, given) if isinstance(given, str) else given
     sides = []
     for which, side, event_time in zip(("left", "right"), (left, right), names, strict=True):
         its = f"{where}, {which} stream"
@@ -172,11 +219,13 @@ def _sides(left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str
                 f"{its}: its columns are not known before its first row, and a join gives the columns of both: pass "
                 "schema= to the step before it"
             )
-        require_columns(side.schema, (event_time,), its)
-        check_event_time_type(side.schema.field(event_time).type, event_time, its)
         for key in side.keys:
             check_key_type(side.schema.field(key).type, key, its)
-        missing = side.plan.without_watermarks(side.node)
+        missing: Sequence[str] = ()
+        if event_time:
+            require_columns(side.schema, (event_time,), its)
+            check_event_time_type(side.schema.field(event_time).type, event_time, its)
+            missing = side.plan.without_watermarks(side.node)
         if missing:
             raise InvalidJob(
                 f"{its}: rows are held until the watermark says that no partner can come, but of its sources "
@@ -196,7 +245,7 @@ def _sides(left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str
 
 def _check_options(options: JoinOptions, where: str) -> None:
     times, suffix = options.event_time, options.suffix
-    if not isinstance(times, str) and not _is_pair(times):
+    if times is not None and not (isinstance(times, str) and times) and not (_is_pair(times) and all(times)):
         raise InvalidJob(
             f"{where}: event_time={times!r}: pass the name of the column, or two names, of the left and the right one"
         )

@@ -8,6 +8,7 @@ from barrier_runtime.api.join_steps import (
     JoinOptions,
     as_of_join,
     interval_join,
+    table_join,
     window_join,
 )
 from barrier_runtime.api.steps import KeyedInput, KeyedSteps, S
@@ -170,6 +171,56 @@ class JoiningStream(KeyedSteps[S]):
         options = JoinOptions(event_time, suffix, late)
         its = _keyed_input(right, "asof_join", name)
         step = as_of_join(name, self._keyed_input(), its, tolerance, exact, how, options)
+        return _one_or_three(self._added(step.node), late)
+
+    @overload
+    def table_join(
+        self,
+        name: str,
+        table: "JoiningStream[S]",
+        *,
+        event_time: str | tuple[str, str] | None = None,
+        deleted: str | None = None,
+        how: AsOfKind = "left",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: Literal[False] = False,
+    ) -> S: ...
+
+    @overload
+    def table_join(
+        self,
+        name: str,
+        table: "JoiningStream[S]",
+        *,
+        event_time: str | tuple[str, str] | None = None,
+        deleted: str | None = None,
+        how: AsOfKind = "left",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: Literal[True],
+    ) -> tuple[S, S, S]: ...
+
+    def table_join(
+        self,
+        name: str,
+        table: "JoiningStream[S]",
+        *,
+        event_time: str | tuple[str, str] | None = None,
+        deleted: str | None = None,
+        how: AsOfKind = "left",
+        suffix: tuple[str, str] = ("", "_right"),
+        late: bool = False,
+    ) -> S | tuple[S, S, S]:
+        """Each row with what a table has for its key. `table` is the stream of its changes, keyed by its primary key: a
+        row replaces the one of its key, or removes it where the boolean column `deleted` is true. With `event_time`
+        (a column of both, or a pair) a row gets what the table had at its time, and goes out when the watermark has
+        passed that; without, what has come of the table until then, at once. `how`: "left" keeps rows whose key the
+        table has not (nulls), "inner" drops them. Columns and late rows as in `join`; `deleted` is left out.
+
+        >>> orders.key_by("customer").table_join("names", customers.key_by("id"), event_time="at", deleted="gone")
+        """
+        options = JoinOptions(event_time, suffix, late)
+        its = _keyed_input(table, "table_join", name)
+        step = table_join(name, self._keyed_input(), its, deleted, how, options)
         return _one_or_three(self._added(step.node), late)
 
 

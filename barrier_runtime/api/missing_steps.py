@@ -17,7 +17,7 @@ AFTER_KEY_BY = {
     "window": "it comes after .key_by(…), which says what belongs together; window_all(…) is for all rows",
     "aggregate": "it comes after .key_by(…), which says what belongs together",
     **dict.fromkeys(
-        ("join", "window_join", "asof_join"),
+        ("join", "window_join", "asof_join", "table_join"),
         "it comes after .key_by(…) of both streams; broadcast_join() joins with a small table without one",
     ),
     "connect": _CONNECT,

@@ -4,6 +4,8 @@ from tests.mutants.mutant import Mutant
 
 _INTERVAL = "barrier_runtime/operators/joins/interval.py"
 _AS_OF = "barrier_runtime/operators/joins/as_of.py"
+_TABLE = "barrier_runtime/operators/joins/table.py"
+_TABLE_TESTS = "tests/barrier_runtime/operators/joins/test_table_join.py"
 _INTERVAL_TESTS = "tests/barrier_runtime/operators/joins/test_interval_join.py"
 _AS_OF_TESTS = "tests/barrier_runtime/operators/joins/test_asof_join.py"
 
@@ -97,5 +99,45 @@ MUTANTS = (
         "highest = times if self._exact else times - 1\n",
         "highest = times\n",
         (f"{_AS_OF_TESTS}::test_some_as_of_joins_equal_pandas",),
+    ),
+    Mutant(
+        "deleted-key-has-its-last-row",
+        "a key that was deleted has no row",
+        _TABLE,
+        "                gone = ~run.alive[at] | _removes(run.rows, at, self._deleted)\n",
+        "                gone = ~run.alive[at]\n",
+        (f"{_TABLE_TESTS}::test_a_delete_counts_from_its_very_time_until_the_key_is_back",),
+    ),
+    Mutant(
+        "older-version-of-a-deleted-key-comes-back",
+        "versions that are dead and not swept yet are none",
+        _TABLE,
+        "gone = ~run.alive[at] | _removes(",
+        "gone = _removes(",
+        (f"{_TABLE_TESTS}::test_some_tables_are_joined_as_they_were",),
+    ),
+    Mutant(
+        "deletes-are-held-for-ever",
+        "a delete that the watermark has passed is held no more",
+        _TABLE,
+        "                self._buffers[_RIGHT].kill(run, run.living(over))\n",
+        "                pass\n",
+        (f"{_TABLE_TESTS}::test_deletes_that_event_time_has_passed_are_not_held_also_of_keys_without_further_rows",),
+    ),
+    Mutant(
+        "replaced-row-stays",
+        "the row of a key is replaced by the one that comes",
+        _TABLE,
+        "                    table.kill(held, living)\n",
+        "                    pass\n",
+        (f"{_TABLE_TESTS}::test_one_row_per_key_is_held_however_often_it_changes",),
+    ),
+    Mutant(
+        "first-change-of-a-batch-counts",
+        "of several changes of a key in one batch the last one counts",
+        _TABLE,
+        "        last[:-1] = run.keys[1:] != run.keys[:-1]",
+        "        last[1:] = run.keys[1:] != run.keys[:-1]",
+        (f"{_TABLE_TESTS}::test_the_newest_row_is_given_at_once_and_in_the_order_of_the_rows_with_their_event_time",),
     ),
 )

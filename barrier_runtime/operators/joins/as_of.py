@@ -6,6 +6,7 @@ for whatever comes: others are removed as the watermark goes, also of keys that 
 """
 
 import datetime
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.joins.base import Ints, JoinOperator
+from barrier_runtime.operators.joins.base import Bools, Ints, JoinOperator
 from barrier_runtime.operators.joins.columns import JoinColumns, Side
 from barrier_runtime.operators.joins.join_buffer import JoinBuffer, rows_at_once
 from barrier_runtime.operators.joins.row_run import RowRun, pairs
@@ -39,10 +40,16 @@ class AsOfJoinOperator(JoinOperator):
     ) -> None:
         columns = JoinColumns(left, right, suffix, f"asof_join {name!r}")
         definition = as_of_definition(left, right, tolerance, exact, how)
-        super().__init__("asof_join", name, left, right, columns, definition, late)
+        self._make("asof_join", name, (left, right), columns, definition, tolerance, exact, how == "left", late)
+
+    def _make(
+        self, kind: str, name: str, sides: tuple[Side, Side], columns: JoinColumns, definition: str,
+        tolerance: datetime.timedelta | None, exact: bool, outer: bool, late: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(kind, name, *sides, columns, definition, late)
         self._tolerance = None if tolerance is None else self._clock.floor(tolerance)
         self._exact = exact
-        self._outer = how == "left"
+        self._outer = outer
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         taken = self._in_time(batch, port, emit)
@@ -67,7 +74,7 @@ class AsOfJoinOperator(JoinOperator):
         if before == WATERMARK_MAX:
             versions.drop_passed(before)
             return
-        _remove_superseded(versions, before)
+        self._superseded(_remove_superseded(versions, before))
         if self._tolerance is not None:
             versions.drop_passed(max(WATERMARK_MIN, before - self._tolerance))
 
@@ -75,23 +82,14 @@ class AsOfJoinOperator(JoinOperator):
         """Left rows, each with the version that was there at its time."""
         order = np.argsort(keys, kind="stable")
         of_run, position = self._found(keys[order], times[order])
-        at_row = order[of_run >= 0]
-        taken, which = [], []
-        for number, run in enumerate(self._buffers[_RIGHT].runs):
-            mine = np.flatnonzero(of_run == number)
-            if len(mine):
-                taken.append(run.take(position[mine]))
-                which.append(order[mine])
-        if not taken:
-            if self._outer:
-                self._send(self._columns.rows(rows, None), emit)
-            return
-        versions, rank = pa.concat_batches(taken), np.full(len(rows), -1)
-        rank[np.concatenate(which)] = np.arange(len(at_row))
-        found = rank >= 0
-        if not self._outer and not found.all():
-            rows, rank, found = rows.filter(pa.array(found)), rank[found], found[found]
-        self._send(self._columns.rows(rows, versions.take(pa.array(rank, mask=~found))), emit)
+        places = np.argsort(order)
+        runs = self._buffers[_RIGHT].runs
+        joined, _ = with_versions(self._columns, rows, runs, of_run[places], position[places], self._outer)
+        if joined is not None:
+            self._send(joined, emit)
+
+    def _superseded(self, newest: Sequence[tuple[RowRun, Ints]]) -> None:
+        """Versions have passed and superseded the older ones of their keys. `newest`: run and positions."""
 
     def _found(self, keys: Ints, times: Ints) -> tuple[Ints, Ints]:
         """Number of the run and position in it, per left row; -1 where there is no version."""
@@ -108,11 +106,34 @@ class AsOfJoinOperator(JoinOperator):
         return of_run, position
 
 
-def _remove_superseded(versions: JoinBuffer, before: int) -> None:
-    """Of each key's versions with a time less than `before` only the newest stays."""
+def with_versions(
+    columns: JoinColumns, rows: pa.RecordBatch, runs: Sequence[RowRun], of_run: Ints, position: Ints, outer: bool
+) -> tuple[pa.RecordBatch | None, Bools]:
+    """The rows, in their order, each with the row at `position` of the run `of_run` (its number; -1: it has none), and
+    which of the rows these are. Without `outer`, only those that have one; None: there are none."""
+    found = of_run >= 0
+    kept = np.ones(len(rows), np.bool_) if outer else found
+    if not found.any():
+        return (columns.rows(rows, None) if outer else None), kept
+    taken, rank, first = [], np.full(len(rows), -1), 0
+    for number, run in enumerate(runs):
+        mine = np.flatnonzero(of_run == number)
+        if len(mine):
+            taken.append(run.take(position[mine]))
+            rank[mine] = np.arange(first, first + len(mine))
+            first += len(mine)
+    if not kept.all():
+        rows, rank, found = rows.filter(pa.array(kept)), rank[kept], found[kept]
+    versions = pa.concat_batches(taken).take(pa.array(rank, mask=~found))
+    return columns.rows(rows, versions), kept
+
+
+def _remove_superseded(versions: JoinBuffer, before: int) -> list[tuple[RowRun, Ints]]:
+    """Of each key's versions with a time less than `before` only the newest stays. Gives these newest ones (run and
+    positions) of the keys that had any pass since the last call."""
     passed = [np.unique(run.keys[positions]) for run, positions in versions.passed(before, _SUPERSEDED)]
     if not passed:
-        return
+        return []
     keys = np.unique(np.concatenate(passed))
     lowest, highest = np.full(len(keys), WATERMARK_MIN), np.full(len(keys), before - 1)
     newest, newest_run = np.full(len(keys), WATERMARK_MIN), np.full(len(keys), -1)
@@ -128,6 +149,7 @@ def _remove_superseded(versions: JoinBuffer, before: int) -> None:
         kept = ends - (newest_run == number)  # the last one is the newest
         for _, positions in pairs(starts, kept, _PAIRS):
             versions.kill(run, run.living(positions))
+    return [(run, ends[newest_run == number] - 1) for number, run, _, ends in found]
 
 
 def as_of_definition(left: Side, right: Side, tolerance: datetime.timedelta | None, exact: bool, how: AsOfKind) -> str:

@@ -55,7 +55,7 @@ class JoinOperator(Operator):
         self._codecs = [
             KeyCodec(schema, side.keys, self.where) for schema, side in zip(self._schemas, self._sides, strict=True)
         ]
-        self._clock = JoinClock(*[side.schema.field(side.event_time).type for side in self._sides])
+        self._clock = JoinClock(*[side.schema.field(side.event_time).type for side in self._sides if side.event_time])
         self._numbers = KeyNumbers(len(left.keys))
         self._buffers = (JoinBuffer(self._numbers), JoinBuffer(self._numbers))
         self._store = RunStore()
@@ -126,19 +126,23 @@ class JoinOperator(Operator):
         """Of rows that are held, without what the join added to them."""
         return schema
 
-    def _rows_of(self, batch: Batch, port: int) -> tuple[pa.RecordBatch, Ints]:
-        """The rows, with the columns of the side, and their event times in milliseconds."""
+    def _columns_of(self, batch: Batch, port: int) -> pa.RecordBatch:
+        """The rows, with the columns of the side."""
         rows, wanted = batch.rows, self._schemas[port]
         if rows.schema is not self._seen[port]:
             check_same(columns_of(rows.schema, wanted.names, self.where), wanted, self.where)
             self._seen[port] = rows.schema
+        return pa.RecordBatch.from_arrays([rows.column(name) for name in wanted.names], schema=wanted)
+
+    def _rows_of(self, batch: Batch, port: int) -> tuple[pa.RecordBatch, Ints]:
+        """The rows, with the columns of the side, and their event times in milliseconds."""
         if self._watermark_ms == WATERMARK_MAX:
             raise InvalidJob(
                 f"{self.where}: this job had read all of its input and joined every row, so rows added since would "
                 "all be late. Run them under another name, or all rows anew: restore='none' with allow_replay=True"
             )
+        rows = self._columns_of(batch, port)
         self._emit_ns = max(self._emit_ns, batch.emit_ns)
-        rows = pa.RecordBatch.from_arrays([rows.column(name) for name in wanted.names], schema=wanted)
         times = rows.column(self._sides[port].event_time)
         if times.null_count:
             column = self._sides[port].event_time

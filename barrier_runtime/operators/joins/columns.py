@@ -10,7 +10,8 @@ from barrier_runtime.state.errors import InvalidJob
 
 @dataclass(frozen=True)
 class Side:
-    """One input of a join: its key columns, the column of its event time, and all of its columns."""
+    """One input of a join: its key columns, the column of its event time ("": rows count as they come), and all of its
+    columns."""
 
     keys: tuple[str, ...]
     event_time: str

@@ -18,7 +18,8 @@ class JoinClock:
 
     def __init__(self, *kinds: pa.DataType) -> None:
         """`kinds`: types of the event-time columns."""
-        self.per_ms = max(_PER_MS.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1 for kind in kinds)
+        units = (_PER_MS.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1 for kind in kinds)
+        self.per_ms = max(units, default=1)
 
     def times(self, column: pa.Array, times_ms: npt.NDArray[np.int64], where: str) -> npt.NDArray[np.int64]:
         """Of `column`, without nulls, of which `times_ms` are the milliseconds (one or more)."""
