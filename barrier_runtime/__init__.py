@@ -45,6 +45,7 @@ _HOME = {
     "top_k": "barrier_runtime.operators.aggregation.functions",
     "RowAggregate": "barrier_runtime.operators.aggregation.own",
     "ColumnAggregate": "barrier_runtime.operators.aggregation.own",
+    "WatermarkGenerator": "barrier_runtime.operators.watermark_generator",
     "Cache": "barrier_runtime.operators.lookups.cache",
     "Retry": "barrier_runtime.operators.retry",
     "TTL": "barrier_runtime.operators.state.ttl",
@@ -153,6 +154,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.state.maps import MapState as MapState
     from barrier_runtime.operators.state.ttl import TTL as TTL
     from barrier_runtime.operators.state.value import ValueState as ValueState
+    from barrier_runtime.operators.watermark_generator import WatermarkGenerator as WatermarkGenerator
     from barrier_runtime.operators.windows.assigners import Count as Count
     from barrier_runtime.operators.windows.assigners import Global as Global
     from barrier_runtime.operators.windows.assigners import Session as Session

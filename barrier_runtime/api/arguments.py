@@ -10,6 +10,7 @@ from barrier_runtime.operators.retried_calls import RetriedCall, check_pauses
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.operators.watermark_generator import WatermarkGenerator
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -40,6 +41,22 @@ def with_errors(function: str, on_error: OnError) -> str:
 def check_callable(function: Any, where: str) -> None:
     if not callable(function):
         raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of a row")
+
+
+def check_generator(generator: Any, bound_ms: int, where: str) -> None:
+    """What makes a `WatermarkGenerator` in each subtask."""
+    if bound_ms:
+        raise InvalidJob(
+            f"{where}: max_out_of_orderness beside generator=: the generator says how far event time has come, so "
+            "leave the other out"
+        )
+    if isinstance(generator, type) and not issubclass(generator, WatermarkGenerator):
+        raise InvalidJob(f"{where}: generator={generator.__name__}: derive it from WatermarkGenerator")
+    if isinstance(generator, WatermarkGenerator) or not callable(generator):
+        raise InvalidJob(
+            f"{where}: generator={generator!r}: pass the class, or a function that makes one, because each subtask has "
+            "a generator of its own"
+        )
 
 
 def check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import pyarrow as pa
 
-from barrier_runtime.api.arguments import with_errors
+from barrier_runtime.api.arguments import check_generator, with_errors
 from barrier_runtime.api.handlers import check_row_function
 from barrier_runtime.api.joins import JoiningStream
 from barrier_runtime.api.keyed_steps import StatefulSteps
@@ -36,6 +36,7 @@ from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.process_rows import ProcessRowsOperator
 from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator, WatermarkGenerator
 from barrier_runtime.operators.watermarks import WatermarkOperator
 from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 from barrier_runtime.operators.windows.triggers import Every
@@ -66,25 +67,38 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         def __getattr__(self, name: str) -> NoReturn:
             raise no_step(self, name, AFTER_KEY_BY)
 
-    def with_watermarks(self, column: str, max_out_of_orderness: datetime.timedelta = _NO_DELAY) -> "Stream":
+    def with_watermarks(
+        self,
+        column: str,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        *,
+        generator: Callable[[], WatermarkGenerator] | None = None,
+    ) -> "Stream":
         """Event time follows `column`: the greatest value seen minus `max_out_of_orderness`. Directly after a source
-        the watermark is made per split there, which is more exact; elsewhere it replaces the input's."""
+        the watermark is made per split there, which is more exact; elsewhere it replaces the input's. With `generator`,
+        a subclass of `WatermarkGenerator`, that says at each row how far event time has come, per subtask."""
         where = "with_watermarks"
         bound_ms = milliseconds(max_out_of_orderness, f"max_out_of_orderness of {where}")
         require_columns(self.schema, (column,), where)
         if self.schema is not None:
             check_event_time_type(self.schema.field(column).type, column, where)
-        if isinstance(self._plan.nodes[self._node], SourceNode) and not self._rebalanced:
+        if generator is not None:
+            check_generator(generator, bound_ms, where)
+        elif isinstance(self._plan.nodes[self._node], SourceNode) and not self._rebalanced:
             self._plan.set_watermarks(self._node, column, bound_ms)
             return self
-        make = partial(WatermarkOperator, column=column, max_out_of_orderness_ms=bound_ms)
+        make: Callable[..., Any] = partial(WatermarkOperator, column=column, max_out_of_orderness_ms=bound_ms)
+        said = f"{column}, {max_out_of_orderness}"
+        if generator is not None:
+            make = partial(GeneratedWatermarkOperator, column=column, make=generator)
+            said = f"{column}, by {function_name(generator)}"
         node = StepNode(
             None,
             "with_watermarks",
             (self._as_input(),),
             make,
             self.schema,
-            describe=f"{column}, {max_out_of_orderness}",
+            describe=said,
             makes_watermarks=True,
         )
         return self._added(node)[0]

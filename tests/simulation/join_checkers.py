@@ -53,11 +53,12 @@ class RowsBelong(JoinChecker):
         left, right = row.events
         alone = joined.keeps[0 if right is None else 1] or (joined.one_sided and right is None)
         if left is not None and right is not None:
-            if joined.one_sided or not self.workload.belong(left, right, place):
+            belong = self.workload.belong(left, right, place) and not self.workload.deletes(right)
+            if joined.one_sided or not belong:
                 self.wrong(f"{row}: these events do not belong together")
         elif not alone or not self._exists(left if right is None else right, 0 if right is None else 1, place):
             self.wrong(f"{row}: no event of a {joined.how} join comes out so")
-        once_per_left = joined.kind == "as-of" or joined.one_sided
+        once_per_left = joined.versioned or joined.one_sided
         identity = (row.left, -1 if once_per_left else row.right, place)
         if identity in self._seen:
             self.wrong(f"{row} comes again")
@@ -89,7 +90,10 @@ class AloneForGood(JoinChecker):
             return
         if left is None or right is None:
             self._alone.add((id_of(event), place))
-            lost = [each for each in self.workload.partners(event, place) if self.workload.certain(each, place)]
+            if joined.versioned:
+                lost = self.workload.surely_has(event)
+            else:
+                lost = [each for each in self.workload.partners(event, place) if self.workload.certain(each, place)]
             if lost and self.workload.certain(event, place):
                 self.wrong(f"{row} has no partner, but {lost} belong to it and were in time")
         else:
@@ -100,12 +104,12 @@ class AloneForGood(JoinChecker):
 
 
 class NewestVersion(JoinChecker):
-    """As-of: no version that was in time is newer than the one that a left event has."""
+    """As-of, and tables: no version that was in time is newer than the one that a left event has."""
 
     def row(self, row: JoinRow) -> None:
         left, right = row.events
         workload = self.workload
-        if workload.joined.kind != "as-of" or left is None or right is None:
+        if not workload.joined.versioned or left is None or right is None:
             return
         its_ms = workload.at_ms(right)
         newer = [each for each in workload.partners(left) if workload.at_ms(each) > its_ms and workload.certain(each)]
@@ -178,8 +182,9 @@ class NothingLacks(JoinChecker):
         workload, joined = self.workload, self.workload.joined
         partners = list(workload.partners(event, start))
         certain = [each for each in partners if workload.certain(each, start)]
-        if joined.one_sided or joined.kind == "as-of":
-            wanted = bool(certain) if joined.how in ("semi", "inner") else joined.how == "left" or not partners
+        if joined.one_sided or joined.versioned:
+            has = certain if joined.one_sided or side else workload.surely_has(event)
+            wanted = bool(has) if joined.how in ("semi", "inner") else joined.how == "left" or not partners
             if side == 0 and wanted and start not in self._shown[id_of(event)]:
                 self.wrong(f"event {event} does not come out of the {joined.how} join; its partners are {partners}")
             return

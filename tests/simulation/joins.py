@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from events import EventSource, EventTimes, EventWorkload, in_ms
+from events import EVENTS, EventSource, EventTimes, EventWorkload, in_ms
 
 from barrier_runtime import Dataflow, Sliding, Tumbling
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
@@ -20,9 +20,10 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 Event = tuple[int, int]  # split and number
 
 JOINED = "joined"
-JOIN_KINDS = ("interval", "window", "as-of")
+JOIN_KINDS = ("interval", "window", "as-of", "table")  # a table: as it was at the time of the left event
 LEFT, RIGHT = "e", "f"  # names of the sources
 OUT = pa.schema([(name, pa.int64()) for name in ("left", "right", "start", "last")])
+_GONE = "seq % 4 = 3"  # of a table: which changes delete their key
 _SPLIT = 1_000_000  # the id of an event is its split times this, plus its number; without an event: -1
 
 
@@ -36,6 +37,11 @@ class Joined:
     upper_ms: int = 0
     tolerance_ms: int | None = None  # as-of
     exact: bool = True
+
+    @property
+    def versioned(self) -> bool:
+        """A left event has the newest right one that is not newer."""
+        return self.kind in ("as-of", "table")
 
     @property
     def keeps(self) -> tuple[bool, bool]:
@@ -102,16 +108,17 @@ class JoinWorkload(EventWorkload):
         times, joined = self.times, self.joined
         flow = Dataflow(job)
         keys = ("key", "number") if times.text_keys else ("number",)
-        left, right = (
+        left_events, right_events = (
             flow.source(
                 name,
                 EventSource(times, self._now_ms, name, first, 2),
                 event_time="at",
                 max_out_of_orderness=in_ms(times.bound_ms),
                 idle_timeout=None if times.idle_ms is None else in_ms(times.idle_ms),
-            ).key_by(*keys)
+            )
             for first, name in enumerate((LEFT, RIGHT))
         )
+        left, right = left_events.key_by(*keys), right_events.key_by(*keys)
         common: dict[str, Any] = {"event_time": "at", "how": joined.how, "late": True}
         if joined.kind == "interval":
             bounds = in_ms(joined.lower_ms), in_ms(joined.upper_ms)
@@ -120,14 +127,17 @@ class JoinWorkload(EventWorkload):
             size, slide_ms = in_ms(times.window_ms), times.slide_ms
             window = Tumbling(size) if slide_ms is None else Sliding(size, in_ms(slide_ms))
             found, late_left, late_right = left.window_join(JOINED, right, window, **common)
+        elif joined.kind == "table":
+            table = right_events.select({**{name: name for name in EVENTS.names}, "gone": _GONE}).key_by(*keys)
+            found, late_left, late_right = left.table_join(JOINED, table, deleted="gone", **common)
         else:
             tolerance = None if joined.tolerance_ms is None else in_ms(joined.tolerance_ms)
             found, late_left, late_right = left.asof_join(
                 JOINED, right, tolerance=tolerance, exact=joined.exact, **common
             )
         found.map_batches(_plain, schema=OUT).sink("out", self._out())
-        late = late_left.union(late_right).map_batches(_plain_late, schema=OUT)
-        late.sink("side", self._side())
+        late = [rows.map_batches(_plain_late, schema=OUT) for rows in (late_left, late_right)]
+        late[0].union(late[1]).sink("side", self._side())
         return flow
 
     @staticmethod
@@ -165,13 +175,29 @@ class JoinWorkload(EventWorkload):
         if joined.kind == "window":
             return start in self.starts(left) and start in self.starts(right)
         later_ms = self.at_ms(right) - self.at_ms(left)
+        if joined.kind == "table":
+            return later_ms <= 0
         if joined.kind == "interval":
             return joined.lower_ms <= later_ms <= joined.upper_ms
         within = joined.tolerance_ms is None or -later_ms <= joined.tolerance_ms
         return within and (later_ms <= 0 if joined.exact else later_ms < 0)
 
+    def deletes(self, event: Event) -> bool:
+        """A change of a table that removes its key."""
+        return self.joined.kind == "table" and event[0] % 2 == 1 and event[1] % 4 == 3
+
+    def surely_has(self, left: Event) -> list[Event]:
+        """Versions of which one, or a newer one, is what the table or the right stream has for a left event, whatever
+        was late. None: it may have nothing."""
+        versions = list(self.partners(left))
+        certain = [each for each in versions if self.certain(each)]
+        newest_ms = max(map(self.at_ms, certain), default=0)
+        last = [each for each in certain if self.at_ms(each) == newest_ms]
+        may_delete = [each for each in versions if self.deletes(each) and self.at_ms(each) >= newest_ms]
+        return [] if may_delete else last
+
     def partners(self, event: Event, start: int = 0) -> Iterator[Event]:
-        """All of them, on the other side."""
+        """All of them, on the other side; of a table also what deletes."""
         reach_ms = max(self.joined.upper_ms, -self.joined.lower_ms, self.times.window_ms)
         is_right = event[0] % 2
         for split in range(1 - is_right, self.times.splits, 2):

@@ -417,7 +417,7 @@ def _draw_joins(schedule: Schedule) -> Schedule:
     lower_ms = period_ms * rng.choice((-4, -2, 0, 0, 1))
     joined = Joined(
         kind,
-        rng.choice(("left", "left", "inner") if kind == "as-of" else _HOW),
+        rng.choice(("left", "left", "inner") if kind in ("as-of", "table") else _HOW),
         lower_ms,
         lower_ms + period_ms * rng.choice((0, 2, 5)),
         rng.choice((None, 0, period_ms * 2, period_ms * 6)),

@@ -38,6 +38,7 @@ FULL = Joined("interval", "full", -200, 300)
 INNER, LEFT, SEMI, ANTI = (replace(FULL, how=how) for how in ("inner", "left", "semi", "anti"))
 WINDOWS = Joined("window", "full")
 AS_OF = Joined("as-of", "left", tolerance_ms=500)
+TABLE_JOIN = Joined("table", "left")
 
 
 class Shown:
@@ -95,9 +96,11 @@ class Shown:
         if how in ("semi", "anti"):
             if is_left and bool(there) == (how == "semi"):
                 yield row_of(event, None, start or self.workload.at_ms(event))
-        elif self.workload.joined.kind == "as-of":
+        elif self.workload.joined.versioned:
             if is_left:
                 newest = max(there, key=self.workload.at_ms, default=None)
+                if newest is not None and self.workload.deletes(newest):
+                    newest = None
                 yield row_of(event, newest, self.workload.at_ms(event))
         elif is_left and there:
             for right in there:
@@ -165,6 +168,22 @@ def older_versions(made: Shown) -> list[JoinRow]:
     return rows[:1]
 
 
+def joined_with_a_delete(made: Shown) -> list[JoinRow]:
+    work = made.workload
+    pairs = ((left, right) for left in work.events() for right in work.partners(left) if work.deletes(right))
+    left, right = max(pairs, key=lambda pair: work.at_ms(pair[1]))
+    return [row_of(left, right, work.at_ms(left))]
+
+
+def before_it_was_deleted(made: Shown) -> list[JoinRow]:
+    work = made.workload
+    for left in work.events():
+        versions = sorted(work.partners(left), key=work.at_ms) if left[0] == 0 else []
+        if len(versions) > 1 and work.deletes(versions[-1]) and not work.deletes(versions[-2]):
+            return [row_of(left, versions[-2], work.at_ms(left))]
+    raise AssertionError("no event comes after a delete")
+
+
 def some_late_and_joined(made: Shown) -> Shown:
     late = set(made.late())
     row = next(row for row in made.rows() if not late.isdisjoint(row.events) and None not in row.events)
@@ -200,6 +219,7 @@ TABLE: Table = {
         ),
         Case("all pairs of windows", lambda: shown(WINDOWS).finish()),
         Case("all pairs", lambda: shown(INNER).finish()),
+        Case("what deletes a key", lambda: shown(TABLE_JOIN, joined_with_a_delete), "do not belong together"),
     ),
     "AloneForGood": (
         Case("with partners in time", lambda: shown(LEFT, left_alone), "belong to it and were in time"),
@@ -219,6 +239,8 @@ TABLE: Table = {
             "came out alone as well as with a partner",
         ),
         Case("without partners", lambda: shown(FULL).finish()),
+        Case("not in the table, which has it", lambda: shown(TABLE_JOIN, left_alone), "belong to it and were in time"),
+        Case("deleted, or not there yet", lambda: shown(TABLE_JOIN).finish()),
         Case("partners were late", lambda: all_but_late(FULL)),
         Case("a left event has a partner, and comes once", lambda: shown(SEMI).finish()),
         Case("a left event has none", lambda: shown(ANTI).finish()),
@@ -227,6 +249,8 @@ TABLE: Table = {
         Case("an older one", lambda: shown(AS_OF, older_versions), "are newer, and were in time"),
         Case("the newest that is there", lambda: shown(AS_OF).finish()),
         Case("the newest that was in time", lambda: all_but_late(AS_OF)),
+        Case("the newest of a table that was in time", lambda: all_but_late(TABLE_JOIN)),
+        Case("a row that was deleted", lambda: shown(TABLE_JOIN, before_it_was_deleted), "are newer, and were in time"),
     ),
     "LateIsLate": (
         Case("in time", lambda: Shown(FULL).show([], [(0, 0)]), "was in time"),

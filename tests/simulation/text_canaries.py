@@ -36,6 +36,8 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "matched-is-forgotten-at-a-restore": "joins",
     "newest-version-is-superseded": "joins",
     "version-dropped-too-early": "joins",
+    "deleted-key-has-its-last-row": "joins",
+    "older-version-of-a-deleted-key-comes-back": "joins",
 }
 
 _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broken rule, story, file, old, new

@@ -1,0 +1,98 @@
+"""`with_watermarks(column, generator=…)`: a user's class says, row by row, how far event time has come.
+
+Each subtask makes a generator of its own, which sees the event times of all rows that come to it, in their order, a
+batch at a time. It says the watermark at each row, so it does not matter where batches end. Like `with_watermarks` in
+the middle of a stream it keeps no state: after a recovery the watermark rises anew from the rows that come.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
+from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.state.errors import InvalidJob
+
+Ints = npt.NDArray[np.int64]
+
+
+class WatermarkGenerator(ABC):
+    """Override `watermarks`. What it remembers of earlier rows are attributes of the object."""
+
+    @abstractmethod
+    def watermarks(self, times: Ints) -> Ints:
+        """The watermark at each of the next rows, that row included, of which `times` are the event times (both in ms
+        since the epoch, int64, one or more): no row with that time or an earlier one is expected behind it. Where it is
+        less than before it stays what it was. It must depend on the rows alone, not on how they come in batches."""
+
+
+class GeneratedWatermarkOperator(Operator):
+    """Replaces the watermarks of its input. `make` makes the generator. Rows without an event time say nothing."""
+
+    forwards_watermarks = False
+
+    def __init__(self, name: str, column: str, make: Callable[[], WatermarkGenerator]) -> None:
+        self._name = name
+        self._where = f"with_watermarks {name!r}"
+        self._column = column
+        self._make = make
+        self._reached_ms = WATERMARK_MIN
+
+    def open(self, context: OperatorContext) -> None:
+        self._subtask = context.subtask
+        try:
+            self._generator = self._make()
+        except Exception as error:
+            raise self._failed(error, function_name(self._make), None) from error
+        if not isinstance(self._generator, WatermarkGenerator):
+            raise InvalidJob(
+                f"{self._where}: generator= made {self._generator!r}: pass a subclass of WatermarkGenerator, or a "
+                "function that makes one"
+            )
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        rows = batch.rows
+        if self._column not in rows.schema.names:
+            raise InvalidJob(
+                f"{self._where}: there is no column {self._column!r}: use one of {', '.join(rows.schema.names)}"
+            )
+        times = rows.column(self._column)
+        check_event_time_type(times.type, self._column, self._where)
+        known = times.drop_null() if times.null_count else times
+        reached = None
+        if len(known):
+            told = self._told(event_times_ms(known), batch)
+            if times.null_count:
+                filled = np.full(len(times), WATERMARK_MIN, np.int64)
+                filled[times.is_valid().to_numpy(zero_copy_only=False)] = told
+                told = filled
+            reached = np.maximum(np.maximum.accumulate(told), self._reached_ms)
+            self._reached_ms = int(reached[-1])
+        emit(Batch(rows, batch.emit_ns, reached))
+
+    def own_watermark(self) -> int | None:
+        return None if self._reached_ms == WATERMARK_MIN else self._reached_ms
+
+    def _told(self, times: Ints, batch: Batch) -> Ints:
+        function = f"{type(self._generator).__name__}.watermarks()"
+        try:
+            given: Any = self._generator.watermarks(times.copy())
+        except Exception as error:
+            raise self._failed(error, function, batch) from error
+        if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu" or given.shape != times.shape:
+            said = f"{given.dtype} of shape {given.shape}" if isinstance(given, np.ndarray) else repr(given)[:100]
+            raise InvalidJob(
+                f"{self._where}: {function} gave {said} for {len(times)} rows: return a numpy array of int64 with the "
+                "watermark (ms) at each of them"
+            )
+        told: Ints = np.minimum(given.astype(np.int64), WATERMARK_MAX - 1)  # the end of time is the end of the input
+        return told
+
+    def _failed(self, error: Exception, function: str, batch: Batch | None) -> Exception:
+        rows = None if batch is None else batch.rows
+        return user_error(error, function=function, operator=self._name, subtask=self._subtask, batch=rows)
