@@ -1,4 +1,4 @@
-"""Mutants of the joins of two streams: bounds, when rows may go, and what is kept over a restore."""
+"""Mutants of the joins of two streams: bounds, when rows may go, and what is kept over a restore; of watermarks."""
 
 from tests.mutants.mutant import Mutant
 
@@ -139,5 +139,15 @@ MUTANTS = (
         "        last[:-1] = run.keys[1:] != run.keys[:-1]",
         "        last[1:] = run.keys[1:] != run.keys[:-1]",
         (f"{_TABLE_TESTS}::test_the_newest_row_is_given_at_once_and_in_the_order_of_the_rows_with_their_event_time",),
+    ),
+    Mutant(
+        "generated-watermark-goes-back",
+        "the watermark of a generator never goes back from one batch to the next",
+        "barrier_runtime/operators/watermark_generator.py",
+        "            reached = np.maximum(np.maximum.accumulate(told), self._reached_ms)\n",
+        "            reached = np.maximum.accumulate(told)\n",
+        (
+            "tests/barrier_runtime/operators/test_watermark_generator.py::test_the_watermark_never_goes_back_and_ends_only_with_the_input",
+        ),
     ),
 )

@@ -82,7 +82,8 @@ class AsOfJoinOperator(JoinOperator):
         """Left rows, each with the version that was there at its time."""
         order = np.argsort(keys, kind="stable")
         of_run, position = self._found(keys[order], times[order])
-        places = np.argsort(order)
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
         runs = self._buffers[_RIGHT].runs
         joined, _ = with_versions(self._columns, rows, runs, of_run[places], position[places], self._outer)
         if joined is not None:

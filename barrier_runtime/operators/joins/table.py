@@ -6,12 +6,8 @@ row comes.
 passed its time, so the order in which rows come does not matter, nor does a replay change anything.
 
 *As it is* holds one row per key and no left row: a left row goes out at once, with what has come of the table until
-then. How rows of two streams interleave nobody promises, so a replay may give other rows; what is decided is decided.
-
-| a change comes | the key is there | the key is not there |
-|---|---|---|
-| upsert | the row is replaced | the row is held |
-| delete | the row is removed | nothing |
+then. A change kills the row of its key, if there is one, and is held itself unless it is a delete. How rows of two
+streams interleave nobody promises, so a replay may give other rows; what is decided is decided.
 """
 
 from collections.abc import Sequence

@@ -135,7 +135,7 @@ def check_newest(seed: int) -> None:
 
 @pytest.mark.slow
 def test_many_tables_are_joined_as_they_are() -> None:
-    for seed in range(1_000):
+    for seed in range(300):
         check_newest(seed)
 
 
