@@ -271,7 +271,7 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "a version goes when the watermark has passed it, whatever is held on the other side",
         "joins",
         "barrier_runtime/operators/joins/as_of.py",
-        "        _remove_superseded(versions, before)\n",
+        "        self._superseded(_remove_superseded(versions, before))\n",
         "        versions.drop_passed(before)\n",
     ),
     (
