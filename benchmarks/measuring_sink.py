@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from barrier_runtime import TwoPhaseCommitSink
 from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.data.few_rows import FewRows
 
 
 class _Rows:
@@ -24,7 +25,7 @@ class _Rows:
         self.noted: npt.NDArray[np.int64] = np.empty((2, 65_536), np.int64)
         self.count = 0
 
-    def add(self, arrived_ns: int, intended_ns: npt.NDArray[np.int64]) -> None:
+    def add(self, arrived_ns: int, intended_ns: npt.NDArray[np.int64] | list[int]) -> None:
         end = self.count + len(intended_ns)
         while end > self.noted.shape[1]:
             self.noted = np.concatenate([self.noted, np.empty_like(self.noted)], axis=1)
@@ -60,6 +61,12 @@ class MeasuringSink(TwoPhaseCommitSink):
         now_ns = time.time_ns()
         column = rows.column(self.column)
         intended_ns = np.frombuffer(column.buffers()[1], np.int64, column.offset + len(column))[column.offset :]
+        self._note(transaction, now_ns, intended_ns)
+
+    def write_few(self, transaction: "_Rows", rows: FewRows) -> None:
+        self._note(transaction, time.time_ns(), rows.columns[rows.layout.positions[self.column]])
+
+    def _note(self, transaction: "_Rows", now_ns: int, intended_ns: npt.NDArray[np.int64] | list[int]) -> None:
         transaction.add(now_ns, intended_ns)
         if self.keep_s is not None and now_ns - self._kept_ns > self.keep_s * 1e9:
             self._keep(transaction)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 
@@ -51,6 +52,16 @@ def check_methods(sink: Any, where: str) -> None:
         raise InvalidJob(f"{where}: class {kind.__name__} has no method {', '.join(missing)}: add it")
 
 
+def takes_few(kind: type) -> bool:
+    """Whether small batches go to `write_few` of sinks of this class."""
+    for base in kind.__mro__:
+        if "write_few" in vars(base):
+            return base is not TwoPhaseCommitSink
+        if "write" in vars(base):
+            return False
+    return False
+
+
 class TwoPhaseCommitSink:
     """One instance per sink subtask. `begin_transaction`, `write` and `stage_early` run on the loop and must not block.
 
@@ -85,6 +96,12 @@ class TwoPhaseCommitSink:
     def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
         """Stage rows, invisible to readers."""
         raise NotImplementedError
+
+    def write_few(self, transaction: Any, rows: FewRows) -> None:
+        """`write` for a small batch that is there as lists of Python: a sink that need not have each of them in Arrow
+        saves making it. Called instead of `write` only where both are of the same class, or this one is of a class
+        below: a subclass that has a `write` of its own gets all rows there."""
+        self.write(transaction, rows.record_batch())
 
     def stage_early(self, transaction: Any) -> Callable[[], None] | None:
         """Called after each write. Work to be done off the loop for a transaction that grew too large to keep in memory

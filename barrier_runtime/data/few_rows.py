@@ -11,6 +11,7 @@ Arrow stores. A batch with other columns (lists, structs, decimals) stays in Arr
 
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.types as types
 
 MOST_ROWS = 64
+_MOST_CELL_BYTES = 9  # a number or an offset of 64 bits, and whether it is null
 _COLUMNS = msgspec.msgpack.Decoder(list[list[Any]])
 _ENCODE = msgspec.msgpack.Encoder().encode
 
@@ -35,6 +37,7 @@ class Layout:
         "keys",
         "names",
         "positions",
+        "texts",
         "times",
         "types",
         "width",
@@ -46,6 +49,7 @@ class Layout:
         self.width = len(dtypes)
         self.dtypes = dtypes  # per column numpy's type of its buffer, "" where values come from `to_pylist`
         self.codes = [_CODES[np.dtype(dtype).str[1:]] if dtype else "" for dtype in dtypes]  # the same for `array`
+        self.texts = [at for at, kind in enumerate(schema.types) if _is_text(kind)]
         self.times = [types.is_temporal(kind) for kind in schema.types]  # numbers here, other objects for users
         self.has_times = any(self.times)
         self.accepted = [_accepted(kind) for kind in schema.types]  # whether values of users can stay what they are
@@ -173,6 +177,23 @@ class FewRows:
             raise ValueError(f"{len(payload)} bytes are not rows of {schema.names}")
         return FewRows(schema, layout, columns, len(columns[0]))
 
+    @staticmethod
+    def joined(parts: "Sequence[FewRows]") -> "FewRows":
+        """All rows of `parts`, which are one or more and of the same schema object, in order. They may be more than
+        `MOST_ROWS`."""
+        first = parts[0]
+        columns = [list(chain.from_iterable(same)) for same in zip(*[part.columns for part in parts], strict=True)]
+        return FewRows(first.schema, first.layout, columns, len(columns[0]))
+
+    @property
+    def most_bytes(self) -> int:
+        """As Arrow they have no more bytes than this, and numbers not much less."""
+        layout, count = self.layout, self.count
+        size = layout.width * count * _MOST_CELL_BYTES
+        for at in layout.texts:
+            size += sum(map(_most_text_bytes, self.columns[at]))
+        return size
+
     def payload(self) -> bytes:
         return _ENCODE(self.columns)
 
@@ -189,6 +210,12 @@ class FewRows:
     def take(self, positions: Sequence[int]) -> "FewRows":
         columns = [[column[at] for at in positions] for column in self.columns]
         return FewRows(self.schema, self.layout, columns, len(positions))
+
+
+def _most_text_bytes(value: str | bytes | None) -> int:
+    if value is None:
+        return 0
+    return len(value) if isinstance(value, bytes) or value.isascii() else 4 * len(value)
 
 
 def _arrow(values: list[Any], kind: pa.DataType, code: str) -> pa.Array:

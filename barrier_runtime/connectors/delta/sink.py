@@ -32,6 +32,7 @@ from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import Staging, names_of
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -110,6 +111,11 @@ class DeltaSink(TwoPhaseCommitSink):
         if self._stored is None:
             self._stored = self._checked_schema(rows.schema)
         transaction.write(rows)
+
+    def write_few(self, transaction: Transaction, rows: FewRows) -> None:
+        if self._stored is None:
+            self._stored = self._checked_schema(rows.schema)
+        transaction.write_few(rows)
 
     def _checked_schema(self, schema: pa.Schema) -> pa.Schema:
         self._fields = delta_fields(schema, self._where)

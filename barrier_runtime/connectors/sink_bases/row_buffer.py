@@ -10,10 +10,14 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
+from barrier_runtime.data.few_rows import FewRows
+
 _Staged = TypeVar("_Staged")
 _BATCH_OVERHEAD = 2_048  # bytes a RecordBatch costs beside its values, so that one-row batches count too
 _MERGE_BATCHES = 64  # so many small ones become one
 _MEASURED_BYTES = 64 << 10
+_MOST_GATHERED = 512  # rows of small batches that become one
+_FEW_OVERHEAD = 512  # bytes that a small batch costs as lists, beside its values
 _MERGE_BYTES = 64 << 20  # what is larger stays as it is: it needs no merging, and 32-bit offsets end at 2 GiB
 
 
@@ -34,9 +38,11 @@ class _Part(Generic[_Staged]):
 class RowBuffer(Generic[_Staged]):
     """Parts in the order of their rows; the last one is still written to."""
 
-    __slots__ = ("_current", "_full", "_staging")
+    __slots__ = ("_current", "_few", "_few_bytes", "_few_rows", "_full", "_staging")
 
     def __init__(self) -> None:
+        self._few: list[FewRows] = []  # the last rows of the current part, not in Arrow yet
+        self._few_rows = self._few_bytes = 0
         self._full: list[_Part[_Staged]] = []
         self._current: _Part[_Staged] = _Part()
         self._staging = threading.Lock()
@@ -44,9 +50,28 @@ class RowBuffer(Generic[_Staged]):
     @property
     def bytes_in_current(self) -> int:
         """Never less than the rows' Arrow bytes, and not much more."""
-        return self._current.bytes
+        return self._current.bytes + self._few_bytes
+
+    def write_few(self, rows: FewRows) -> None:
+        """The same for rows as lists: some hundreds become one batch of Arrow."""
+        few = self._few
+        if few and few[0].schema is not rows.schema:
+            self._write_gathered()
+        self._few.append(rows)
+        self._few_rows += rows.count
+        self._few_bytes += rows.most_bytes + _FEW_OVERHEAD
+        if self._few_rows >= _MOST_GATHERED or self._few_bytes >= _MEASURED_BYTES:
+            self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        few, self._few = self._few, []
+        self._few_rows = self._few_bytes = 0
+        if few:
+            self.write(FewRows.joined(few).record_batch())
 
     def write(self, rows: pa.RecordBatch) -> None:
+        if self._few:
+            self._write_gathered()
         part = self._current
         weight = _weight(rows)
         part.batches.append(rows)
@@ -63,6 +88,7 @@ class RowBuffer(Generic[_Staged]):
 
     def fill_up(self) -> None:
         """What was written so far is one part, to be staged as such."""
+        self._write_gathered()
         if self._current.rows:
             self._full.append(self._current)
             self._current = _Part()

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
+from barrier_runtime.data.few_rows import FewRows
 
 Upserts = RowBuffer[bool]
 
@@ -51,6 +52,12 @@ class UpsertSink(TwoPhaseCommitSink):
             self.check_schema(rows.schema)
             self._schema_checked = True
         transaction.write(rows)
+
+    def write_few(self, transaction: Upserts, rows: FewRows) -> None:
+        if not self._schema_checked:
+            self.check_schema(rows.schema)
+            self._schema_checked = True
+        transaction.write_few(rows)
 
     def stage_early(self, transaction: Upserts) -> Callable[[], None] | None:
         if transaction.bytes_in_current < self.write_bytes:

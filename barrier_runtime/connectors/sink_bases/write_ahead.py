@@ -48,6 +48,7 @@ from barrier_runtime.connectors.sink_bases.write_ahead_committable import (
     decode_committable,
     encode_committable,
 )
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectNotFound, get_or_none
 from barrier_runtime.state.store.paths import Paths
@@ -110,6 +111,12 @@ class WriteAheadSink(TwoPhaseCommitSink):
             self.check_schema(rows.schema)
             self._schema_checked = True
         transaction.write(rows)
+
+    def write_few(self, transaction: StagedTransaction, rows: FewRows) -> None:
+        if not self._schema_checked:
+            self.check_schema(rows.schema)
+            self._schema_checked = True
+        transaction.write_few(rows)
 
     def stage_early(self, transaction: StagedTransaction) -> Callable[[], None] | None:
         if transaction.bytes_in_current < self.max_bytes_in_memory:

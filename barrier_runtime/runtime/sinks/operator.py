@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, check_methods
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, check_methods, takes_few
 from barrier_runtime.connectors.sink_value import SINK_VALUE, describe_sink
 from barrier_runtime.coordinator.metric_table import EARLY_STAGING_FAILED, PROCESSED, VISIBLE
 from barrier_runtime.data.elements import Batch
@@ -85,6 +85,7 @@ class SinkOperator(Operator):
         self._where = where
         self._sink = self._make_sink()
         check_methods(self._sink, where)
+        self._takes_few = takes_few(type(self._sink))
         self._description = describe_sink(self._sink, where)
         self._sink.open(
             SinkContext(
@@ -123,7 +124,10 @@ class SinkOperator(Operator):
         rows = len(batch)
         staged = self._open_staged
         try:
-            self._sink.write(staged.transaction, batch.rows)
+            if self._takes_few and batch.few is not None:
+                self._sink.write_few(staged.transaction, batch.few)
+            else:
+                self._sink.write(staged.transaction, batch.rows)
         except BarrierRuntimeError:
             raise
         except Exception as error:

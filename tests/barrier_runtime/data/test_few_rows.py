@@ -100,6 +100,22 @@ def test_lists_and_frames_of_them_give_the_same_rows_bit_for_bit(rows: pa.Record
         assert bits(element.rows) == bits(rows)
 
 
+@examples(100)
+@given(batches(), st.lists(st.integers(1, 20), min_size=1, max_size=4))
+def test_joined_lists_have_all_rows_in_order_and_no_more_bytes_than_said(rows: pa.RecordBatch, cuts: list[int]) -> None:
+    parts, at = [], 0
+    for cut in [*cuts, MOST_ROWS]:
+        part = FewRows.of(rows.slice(at, cut))
+        if part is not None:
+            assert part.most_bytes >= part.record_batch().nbytes
+            parts.append(part)
+        at += cut
+    joined = FewRows.joined(parts)
+    assert joined.count == rows.num_rows
+    assert joined.record_batch().schema == rows.schema
+    assert bits(joined.record_batch()) == bits(rows)
+
+
 @pytest.mark.parametrize(
     "rows",
     [

@@ -24,6 +24,7 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
 )
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import StagingKind, check_staging, make_staging, names_of
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -95,6 +96,12 @@ class FileSink(TwoPhaseCommitSink):
             self.check_schema(rows.schema)
             self._schema_checked = True
         transaction.write(rows)
+
+    def write_few(self, transaction: RowBuffer[StagedFile], rows: FewRows) -> None:
+        if not self._schema_checked:
+            self.check_schema(rows.schema)
+            self._schema_checked = True
+        transaction.write_few(rows)
 
     def stage_early(self, transaction: RowBuffer[StagedFile]) -> Callable[[], None] | None:
         if transaction.bytes_in_current < self.max_bytes_in_memory:

@@ -16,6 +16,7 @@ from barrier_runtime.connectors.kafka.sink.records import RecordFormat, produced
 from barrier_runtime.connectors.kafka.sink.topic_limits import read_limits
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _WRITE_BYTES = 256 << 10
@@ -58,12 +59,19 @@ class KafkaDirect(TwoPhaseCommitSink):
         return self._buffers.begin()
 
     def write(self, transaction: RowBuffer[int], rows: pa.RecordBatch) -> None:
+        self._check(rows.schema)
+        transaction.write(rows)
+
+    def write_few(self, transaction: RowBuffer[int], rows: FewRows) -> None:
+        self._check(rows.schema)
+        transaction.write_few(rows)
+
+    def _check(self, schema: pa.Schema) -> None:
         if self._refused is not None:
             raise self._refused
         if not self._schema_checked:
-            self._format.check_schema(rows.schema)
+            self._format.check_schema(schema)
             self._schema_checked = True
-        transaction.write(rows)
 
     def stage_early(self, transaction: RowBuffer[int]) -> Callable[[], None] | None:
         if transaction.bytes_in_current < _WRITE_BYTES:

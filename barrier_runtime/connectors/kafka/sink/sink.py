@@ -19,6 +19,7 @@ from barrier_runtime.connectors.kafka.sink.exactly_once import KafkaWriteAhead
 from barrier_runtime.connectors.kafka.sink.lost_marker import LostMarkers, checked_answers
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat, SerialiserFactory
 from barrier_runtime.connectors.sink import Guarantee, SinkContext, TwoPhaseCommitSink
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -105,6 +106,9 @@ class KafkaSink(TwoPhaseCommitSink):
 
     def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
         self._delivery.write(transaction, rows)
+
+    def write_few(self, transaction: Any, rows: FewRows) -> None:
+        self._delivery.write_few(transaction, rows)
 
     def stage_early(self, transaction: Any) -> Callable[[], None] | None:
         return self._delivery.stage_early(transaction)

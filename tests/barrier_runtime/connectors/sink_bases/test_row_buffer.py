@@ -2,9 +2,13 @@
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
+from barrier_runtime.data.few_rows import FewRows
+from tests.drawn import examples
 
 
 class Target:
@@ -133,3 +137,64 @@ def test_small_batches_are_merged_in_lots() -> None:
 
 def write_small(buffer: RowBuffer[int]) -> None:
     buffer.write(texts(1, 1))
+
+
+# ---------------------------------------------------------------- rows as lists
+
+
+def numbered(first: int, rows: int, text: str | None) -> pa.RecordBatch:
+    numbers = list(range(first, first + rows))
+    return pa.RecordBatch.from_pydict({"n": numbers} if text is None else {"n": numbers, "t": [text] * rows})
+
+
+@examples(60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrow", "lists", "part"]), st.integers(1, 64), st.sampled_from(["a", "\u00e9" * 999])
+        ),
+        max_size=40,
+    )
+)
+def test_rows_as_lists_and_in_arrow_keep_their_order_and_weigh_what_they_are(steps: list[tuple[str, int, str]]) -> None:
+    buffer, written, in_part = RowBuffer[list[int]](), 0, 0
+    for kind, rows, text in steps:
+        if kind == "part":
+            buffer.fill_up()
+            in_part = 0
+            assert buffer.bytes_in_current == 0
+            continue
+        batch = numbered(written, rows, text)
+        few = FewRows.of(batch)
+        if kind == "lists" and few is not None:
+            buffer.write_few(few)
+        else:
+            buffer.write(batch)
+        written += rows
+        in_part += batch.nbytes
+        assert buffer.bytes_in_current >= in_part
+    buffer.fill_up()
+    parts = buffer.stage(lambda batches: [number for batch in batches for number in batch.column("n").to_pylist()])
+    assert [number for part in parts for number in part] == list(range(written))
+    assert all(parts), "no part without rows"
+
+
+def test_lists_of_another_schema_are_not_joined_with_those_before() -> None:
+    buffer = RowBuffer[list[list[str]]]()
+    for batch in (numbered(0, 2, None), numbered(2, 2, "t"), numbered(4, 2, "t"), numbered(6, 1, None)):
+        few = FewRows.of(batch)
+        assert few is not None
+        buffer.write_few(few)
+    buffer.fill_up()
+    assert buffer.stage(lambda batches: [batch.schema.names for batch in batches]) == [[["n"], ["n", "t"], ["n"]]]
+
+
+def test_hundreds_of_rows_as_lists_are_one_batch() -> None:
+    """That is what lists are worth to a sink: one conversion for them all."""
+    buffer = RowBuffer[int]()
+    few = FewRows.of(numbered(0, 5, None))
+    assert few is not None
+    for _ in range(1_000):
+        buffer.write_few(few)
+    buffer.fill_up()
+    assert buffer.stage(len)[0] <= 11

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,8 @@ from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.memory.callable import CallableSink
 from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.coordinator.status.latency import merged
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, encode_pending
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation, UserCodeError
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
@@ -260,3 +263,64 @@ def test_recovery_commits_the_oldest_checkpoint_first_whichever_subtask_wrote_it
     order.clear()
     Subtask(lambda: Recording("memory://target"), MemoryStore(), token=2, restored=restored, parallelism=2)
     assert order == [b"2 of 2", b"3 of 0", b"9 of 0", b"10 of 2"], "another subtask's are not its own"
+
+
+# ---------------------------------------------------------------- small batches as lists
+
+
+class Kept(JsonlSink):
+    """Has a `write` of its own above a class with `write_few`: it is to see every row."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.seen: list[int] = []
+
+    def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
+        self.seen += rows.column("n").to_pylist()
+        super().write(transaction, rows)
+
+
+class Both(Kept):
+    """Has both."""
+
+    def write_few(self, transaction: Any, rows: FewRows) -> None:
+        self.seen += [-number for number in rows.columns[0]]
+        super().write_few(transaction, rows)
+
+
+def few(*numbers: int) -> Batch:
+    rows = FewRows.of(pa.RecordBatch.from_pydict({"n": list(numbers)}, schema=SCHEMA))
+    assert rows is not None
+    return Batch(rows, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [(JsonlSink, None), (Kept, [1, 2, 3, 4]), (Both, [-1, -2, 3, -4])],
+    ids=["neither", "write", "both"],
+)
+def test_lists_go_to_write_few_unless_a_class_below_has_a_write_of_its_own(
+    store: MemoryStore, kind: type[JsonlSink], seen: list[int] | None
+) -> None:
+    sink = kind("memory://target")
+    subtask = Subtask(lambda: sink, store)
+    subtask.operator.process(few(1, 2), lambda batch: None)
+    subtask.write([3])
+    subtask.barrier(1)()
+    subtask.operator.process(few(4), lambda batch: None)
+    subtask.complete(1)
+    assert numbers_in(store) == [1, 2, 3]
+    subtask.barrier(2)()
+    subtask.complete(2)
+    assert numbers_in(store) == [1, 2, 3, 4]
+    assert getattr(sink, "seen", None) == seen
+
+
+def test_columns_that_a_sink_cannot_take_are_refused_as_lists_too(store: MemoryStore) -> None:
+    class Refusing(JsonlSink):
+        def check_schema(self, schema: pa.Schema) -> None:
+            raise InvalidJob(f"no columns {schema.names}")
+
+    subtask = Subtask(lambda: Refusing("memory://target"), store)
+    with pytest.raises(InvalidJob, match="no columns"):
+        subtask.operator.process(few(1), lambda batch: None)
