@@ -45,7 +45,10 @@ def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
 def greatest_event_time_ms(rows: FewRows, column: str) -> int:
     """Of the rows that have one, as `event_times_ms`; WATERMARK_MIN when none has."""
     position = rows.layout.positions[column]
-    greatest: int | None = max((value for value in rows.columns[position] if value is not None), default=None)
+    values = rows.columns[position]
+    if None in values:
+        values = [value for value in values if value is not None]
+    greatest: int | None = max(values, default=None)
     if greatest is None:
         return WATERMARK_MIN
     kind = rows.layout.types[position]

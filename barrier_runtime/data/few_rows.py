@@ -29,6 +29,7 @@ class Layout:
     """What lists need to know of one schema."""
 
     __slots__ = (
+        "_key_columns",
         "accepted",
         "codes",
         "dtypes",
@@ -58,6 +59,16 @@ class Layout:
             at for at, kind in enumerate(schema.types) if types.is_integer(kind) and not types.is_uint64(kind)
         )
         self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))  # whose values state has
+        self._key_columns: dict[tuple[str, ...], tuple[list[int], list[pa.DataType]]] = {}
+
+    def key_columns(self, keys: tuple[str, ...]) -> tuple[list[int], list[pa.DataType]]:
+        """The positions and types of `keys`; none if one of them is missing, or is no key for lists."""
+        known = self._key_columns.get(keys)
+        if known is None:
+            at_keys = [self.positions.get(key, -1) for key in keys]
+            fit = self.keys.issuperset(at_keys)
+            known = self._key_columns[keys] = (at_keys, [self.types[at] for at in at_keys]) if fit else ([], [])
+        return known
 
 
 _CODES = {  # numpy's kind and bytes of a number -> typecode of `array`

@@ -60,21 +60,21 @@ def _partition_few(
     batch: Batch, few: FewRows, keys: tuple[str, ...], parallelism: int, max_parallelism: int
 ) -> list[tuple[int, Batch]] | None:
     """None: this is for Arrow."""
-    layout = few.layout
-    at_keys = [layout.positions.get(key, -1) for key in keys]
-    if not layout.keys.issuperset(at_keys):
+    at_keys, kinds = few.layout.key_columns(keys)
+    if not at_keys:
         return None
-    columns, kinds = [few.columns[at] for at in at_keys], [layout.types[at] for at in at_keys]
+    columns = [few.columns[at] for at in at_keys]
     groups = key_groups_of_few(columns, kinds, max_parallelism)
     if groups is None:
         return None
     owners = _owner_list(parallelism, max_parallelism)
     targets = [owners[group] for group in groups]
+    found = set(targets)
+    if len(found) == 1:
+        return [(targets[0], batch)]
     parts = []
-    for target in sorted(set(targets)):
+    for target in sorted(found):
         at = [position for position, owner in enumerate(targets) if owner == target]
-        if len(at) == few.count:
-            return [(target, batch)]
         reached = None if batch.reached is None else batch.reached[at]
         parts.append((target, Batch(few.take(at), batch.emit_ns, reached)))
     return parts

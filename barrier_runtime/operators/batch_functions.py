@@ -20,23 +20,27 @@ class SelectColumnsOperator(Operator):
         self._columns = dict(columns)
         self._from: pa.Schema | None = None  # of small batches: their schema, and what becomes of it
         self._to: pa.Schema | None = None
+        self._positions: list[int] | None = None  # of the chosen columns; None: there are not all of them
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         few = batch.few
-        if few is not None and few.layout.positions.keys() >= set(self._columns.values()):
-            positions = few.layout.positions
-            chosen = [few.columns[positions[column]] for column in self._columns.values()]
-            emit(batch.having(FewRows.made_of(self._schema_after(few.schema), chosen)))
-            return
+        if few is not None:
+            if few.schema is not self._from:
+                self._see(few)
+            if self._positions is not None:
+                columns = few.columns
+                emit(batch.having(FewRows.made_of(self._to, [columns[at] for at in self._positions])))
+                return
         arrays = [column_of(batch.rows, column, self._where) for column in self._columns.values()]
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, names=list(self._columns))))
 
-    def _schema_after(self, schema: pa.Schema) -> pa.Schema:
-        """The same object for the same object."""
-        if schema is not self._from:
-            self._from = schema
-            self._to = pa.schema([(new, schema.field(column).type) for new, column in self._columns.items()])
-        return self._to
+    def _see(self, few: FewRows) -> None:
+        """Small batches are of another schema from now on."""
+        self._from, self._positions = few.schema, None
+        positions, wanted = few.layout.positions, self._columns.values()
+        if positions.keys() >= set(wanted):
+            self._positions = [positions[column] for column in wanted]
+            self._to = pa.schema([(new, few.schema.field(column).type) for new, column in self._columns.items()])
 
 
 class MapBatchesOperator(Operator):

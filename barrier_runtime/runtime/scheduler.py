@@ -21,6 +21,7 @@ _MOST_ROUNDS = 4
 _LONG_STEP_S = 2.0  # nothing else was served meanwhile: worth telling
 _BETWEEN_SHARE = 0.5  # of the time the last pass took, for the small work between passes
 _REST = 2.0  # passes' time that rows wait for others
+_JOINS = 0.5  # of that time; then they join rows that came from elsewhere
 _SMOOTHING = 0.2  # of the time that a pass takes
 
 
@@ -43,7 +44,8 @@ class Scheduler:
         self.source_time = SourceTime(clock)
         self._between = between  # other small work between passes (draining snapshots); True when more is left
         self._on_error = on_error
-        self._subtasks: list[Subtask] = []
+        self._subtasks: list[Subtask] = []  # the last first
+        self._downwards: list[Subtask] = []
         self._stepping: Subtask | None = None
         self._scheduled = False
         self._stopped = False
@@ -57,6 +59,7 @@ class Scheduler:
     def start(self, subtasks: list[Subtask]) -> None:
         """`subtasks` in topological order; they are served from the last to the first."""
         self._subtasks = list(reversed(subtasks))
+        self._downwards = list(subtasks)
         self.wake()
 
     def wake(self) -> None:
@@ -83,8 +86,11 @@ class Scheduler:
         more = self._work_between(started)
         stepped = self._now_s()
         worked = polled = False
+        # Sinks first, so that there is room; where a pass is quick there is, and rows go all the way in one round.
+        subtasks = self._downwards if self._last_pass_s < _ROUNDS_S else self._subtasks
         for _ in range(_MOST_ROUNDS):
-            round_worked, round_polled = self._round(stepped + _PASS_BUDGET_S)
+            round_worked, round_polled = self._round(subtasks, stepped + _PASS_BUDGET_S)
+            subtasks = self._subtasks
             if self._stopped:
                 return
             worked, polled = worked or round_worked, polled or round_polled
@@ -104,10 +110,10 @@ class Scheduler:
             self._sleep()
         self._account_backpressure(now)
 
-    def _round(self, deadline: float) -> tuple[bool, bool]:
-        """Every subtask once. Whether something was done (or is left because time is over), and by a source."""
+    def _round(self, subtasks: list[Subtask], deadline: float) -> tuple[bool, bool]:
+        """Each of `subtasks` once. Whether something was done (or is left because time is over), and by a source."""
         worked = polled = False
-        for subtask in self._subtasks:
+        for subtask in subtasks:
             self._stepping = subtask
             if subtask.source is None:
                 worked = subtask.step() or worked
@@ -128,7 +134,15 @@ class Scheduler:
         if subtask.source is None or not self._latency_target_s:
             return True
         due_ns = subtask.source[1].next_due_ns()
-        return due_ns is None or self.source_time.now_ns() >= due_ns + self._gathering_ns
+        if due_ns is None:
+            return True
+        late_ns, gathering_ns = self.source_time.now_ns() - due_ns, self._gathering_ns
+        return late_ns >= gathering_ns or (late_ns >= gathering_ns * _JOINS and self._rows_wait)
+
+    @property
+    def _rows_wait(self) -> bool:
+        """A pass takes place anyway, for rows that came from elsewhere."""
+        return any(subtask.has_input for subtask in self._subtasks)
 
     def _note_long(self, seconds: float, subtask: Subtask) -> None:
         """A pass ends with the step that is over its budget: that one was long."""

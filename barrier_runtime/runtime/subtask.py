@@ -26,6 +26,7 @@ from barrier_runtime.data.elements import (
     Idle,
     Watermark,
 )
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.data.watermarks import WatermarkMerger
 from barrier_runtime.operators.base import Capture, Emit, Operator
 from barrier_runtime.runtime.alignment.aligner import Aligner
@@ -41,7 +42,7 @@ from barrier_runtime.runtime.alignment.effects import (
 )
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 from barrier_runtime.runtime.in_flight.writer import InFlightData, InFlightWriter
-from barrier_runtime.runtime.network.channels import InputChannel, ResultPartition
+from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChannel, ResultPartition
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
@@ -138,6 +139,11 @@ class Subtask:
             if not output.writable:
                 return False
         return all(operator.has_room for operator in self._bounded)
+
+    @property
+    def has_input(self) -> bool:
+        """Something in a queue may be read."""
+        return any(channel.readable for channel in self.inputs)
 
     @property
     def _may_emit(self) -> bool:
@@ -244,7 +250,10 @@ class Subtask:
         self._ahead = self._ahead or ahead
         if isinstance(element, Batch):
             self._merger.on_activity(channel.index)
-            self._batch(self._as_far_as_all(element, channel.index), channel.port)
+            batch = self._as_far_as_all(element, channel.index)
+            if batch.few is not None and batch.reached is None and not ahead:
+                batch = self._gathered(batch, batch.few.count, channel)
+            self._batch(batch, channel.port)
         elif isinstance(element, Watermark):
             self._on_merged(self._merger.on_watermark(channel.index, element.ms))
         elif isinstance(element, Barrier):
@@ -264,6 +273,24 @@ class Subtask:
                 self._all_in = True
                 if not self._end_if_finished() and self._wanted is not None:
                     self.on_trigger(self._wanted)
+
+    def _gathered(self, batch: Batch, count: int, channel: InputChannel) -> Batch:
+        """A small batch from `channel` together with those that are next in the queues of its port, as long as all of
+        them are one small batch: operators cost as much for each, whatever the number of its rows."""
+        parts = [batch]
+        most = min(MOST_ROWS, count + channel.chunk.left // SMALL_ROW_BYTES)
+        for other in self.inputs:
+            if other.port != channel.port:
+                continue
+            while count < most and (part := other.pop_along(batch, most - count)) is not None:
+                self._merger.on_activity(other.index)
+                count += len(part)
+                parts.append(part)
+        if len(parts) == 1:
+            return batch
+        channel.chunk.taken_along((count - len(batch)) * SMALL_ROW_BYTES)
+        few = FewRows.joined([part.few for part in parts if part.few is not None])
+        return Batch(few, min(part.emit_ns for part in parts))
 
     def _step_source(self, source: SourceDriver) -> bool:
         if not self.writable:

@@ -132,7 +132,9 @@ class ColumnTable:
         else:
             self.made = _NO_ROWS
             if self._evictable:
-                self._used[row_ids] = self._calls
+                used, now = self._used.data, self._calls
+                for row_id in row_ids:
+                    used[row_id] = now
         return row_ids
 
     def _made_of_few(self, keys: list[int]) -> list[int]:
@@ -147,6 +149,15 @@ class ColumnTable:
         self._dirty[row_ids] = True
         if self._wide:
             self._count_cells(row_ids)
+
+    def mark_few_dirty(self, row_ids: list[int]) -> None:
+        """`mark_dirty` for a few rows."""
+        if self._wide:
+            self.mark_dirty(np.array(row_ids))
+            return
+        dirty = self._dirty.data
+        for row_id in row_ids:
+            dirty[row_id] = True
 
     def remove(self, row_ids: RowIds) -> None:
         """Delete the entries of `row_ids` (each once). The row ids may be used for other keys from now on."""

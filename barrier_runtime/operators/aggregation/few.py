@@ -91,40 +91,43 @@ def _step(accumulator: Accumulator, layout: Layout) -> _Step | None:
     return lambda target, row_ids, columns, left: _extremes(target, row_ids, columns[position], pick)
 
 
+# A memoryview reads and writes a number of a column in half the time that numpy takes.
+
+
 def _counted(target: Any, row_ids: list[int]) -> list[int]:
     results = []
-    item = target.item
+    cells: Any = memoryview(target)
     for row_id in row_ids:
-        target[row_id] = count = item(row_id) + 1
+        cells[row_id] = count = cells[row_id] + 1
         results.append(count)
     return results
 
 
 def _int_sums(target: Any, row_ids: list[int], values: list[int], column: str, left: Left) -> list[int]:
     results = []
-    item = target.item
+    cells: Any = memoryview(target)
     for row_id, value in zip(row_ids, values, strict=True):
-        total = item(row_id) + value
+        total = cells[row_id] + value
         if not _LOWEST <= total <= _HIGHEST:
             raise left(column, row_id)
-        target[row_id] = total
+        cells[row_id] = total
         results.append(total)
     return results
 
 
 def _float_sums(target: Any, row_ids: list[int], values: list[float]) -> list[float]:
     results = []
-    item = target.item
+    cells: Any = memoryview(target)
     for row_id, value in zip(row_ids, values, strict=True):
-        target[row_id] = total = item(row_id) + value
+        cells[row_id] = total = cells[row_id] + value
         results.append(total)
     return results
 
 
 def _extremes(target: Any, row_ids: list[int], values: list[int], pick: Callable[[int, int], int]) -> list[int]:
     results = []
-    item = target.item
+    cells: Any = memoryview(target)
     for row_id, value in zip(row_ids, values, strict=True):
-        target[row_id] = found = pick(item(row_id), value)
+        cells[row_id] = found = pick(cells[row_id], value)
         results.append(found)
     return results

@@ -71,7 +71,7 @@ class RunningAggregateOperator(KeyedOperator):
         if added is None:
             return False
         row_ids, results = added
-        self._table.mark_dirty(np.array(row_ids))
+        self._table.mark_few_dirty(row_ids)
         assert self._output is not None
         emit(batch.having(FewRows.made_of(self._output, [*few.columns, *results])))
         return True

@@ -21,7 +21,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 _CONTROL_BYTES = 64  # what a control element counts for
 _FEW_ROWS = 256
-_SMALL_ROW_BYTES = 128  # what a row of a small batch counts for
+SMALL_ROW_BYTES = 128  # what a row of a small batch counts for
 _ANNOUNCED = frozenset({Barrier, CancelBarrier, EndOfInput})
 
 
@@ -112,6 +112,19 @@ class InputChannel:
         else:
             self._took(size)
         return element
+
+    def pop_along(self, with_batch: Batch, rows: int) -> Batch | None:
+        """The next element, if it may be read now and is a small batch, of `rows` rows at most and of the same schema,
+        that can be processed together with `with_batch`: neither has event times within."""
+        if self.blocked or not self._elements:
+            return None
+        element, size = self._elements[0]
+        if not isinstance(element, Batch) or element.reached is not None or size > self.chunk.bytes:
+            return None
+        few = element.few
+        if few is None or few.count > rows or with_batch.few is None or few.schema is not with_batch.few.schema:
+            return None
+        return cast(Batch, self.pop())
 
     def settle(self) -> None:
         """The reader has room again."""
@@ -222,7 +235,7 @@ def _size(element: Element) -> int:
     if not isinstance(element, Batch):
         return _CONTROL_BYTES
     count = len(element)
-    size: int = count * _SMALL_ROW_BYTES if count <= _FEW_ROWS else element.rows.nbytes
+    size: int = count * SMALL_ROW_BYTES if count <= _FEW_ROWS else element.rows.nbytes
     return size
 
 

@@ -57,6 +57,15 @@ class Chunk:
         """A batch of `size` bytes, 0: something else, is being processed."""
         self._last = size
 
+    def taken_along(self, size: int) -> None:
+        """… together with `size` bytes more."""
+        self._last += size
+
+    @property
+    def left(self) -> int:
+        """Bytes that may come along with what is being processed."""
+        return self.bytes - self._last
+
     def worked(self, took_ns: int) -> None:
         """… and took so long."""
         if self._last and (took_ns > CHUNK_NS or self._last * _GROWTH > self.bytes):

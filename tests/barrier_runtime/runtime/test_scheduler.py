@@ -195,6 +195,59 @@ def test_rows_of_a_schedule_wait_for_others_as_long_as_passes_take_and_no_longer
     assert wait_s < 0.0001
 
 
+def rows_polled_when_others_come(after_s):
+    """A source whose rows would rest for 20 ms; `after_s` after the first of them was due, rows of another slot come.
+    How many rows the source has given by then."""
+    clock, calls, sizes, errors = HandClock(), [], [], []
+
+    class HandRung(HandTimer):
+        def set(self, delay_s):
+            """It rings when the test says so."""
+
+    clock.timer = lambda loop, ring: HandRung(clock, loop, ring)
+    clock.source_ns = clock.now_ns
+    source = GeneratedRows("ticks", 1_000, None, None, 1)
+    driver = SourceDriver()
+    driver.open(World().context("ticks"), SourceSpec("ticks", source, tuple(source.splits(1))))
+
+    class Sized(Slow):
+        def process(self, batch, emit, port=0):
+            sizes.append(len(batch))
+            super().process(batch, emit, port)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        scheduler = Scheduler(loop, lambda: False, lambda _, error: errors.append(error), clock, 1.0)
+        slow = Sized(clock, 0.010, lambda: None)
+        aligner = Aligner(0, 1)
+        first = Subtask(SubtaskId(0, 0), 1, [("slow", slow)], [], [], aligner, host=clock, source=("ticks", driver))
+        channel = InputChannel(0, 0, scheduler.wake)
+        sink = Slow(clock, 0.0, lambda: calls.append(clock.now))
+        last = Subtask(SubtaskId(1, 0), 1, [("sink", sink)], [channel], [], Aligner(1, 1), host=clock)
+        scheduler.start([first, last])
+        for _ in range(40):  # until the slot knows its passes
+            clock.now += 0.1
+            scheduler.wake()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        clock.now = driver.next_due_ns() / 1e9 + after_s
+        sizes.clear()
+        channel.push(Batch(pa.record_batch({"n": [1]}), 0), 10)
+        while not calls and not errors:
+            await asyncio.sleep(0)
+        scheduler.stop()
+
+    asyncio.run(run())
+    assert not errors
+    return sum(sizes)
+
+
+def test_rows_that_have_rested_for_half_of_the_time_join_those_that_come_from_elsewhere():
+    """One pass for both; and not for a row that was due just now, or two slots would wake each other for ever."""
+    assert rows_polled_when_others_come(after_s=0.012) == 13
+    assert rows_polled_when_others_come(after_s=0.008) == 0
+
+
 def test_a_slot_that_cannot_keep_up_never_rests():
     sizes, _ = batches_of(1_000_000, pass_s=0.010, target_s=1.0, batches=30)
     assert min(sizes) >= 1_024  # full batches

@@ -1,12 +1,17 @@
 """A subtask as interleavings: elements on its channels, orders of the coordinator, what it emits and captures."""
 
 import numpy as np
-from subtask_bench import TOKEN, Bench, barrier, rows
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from subtask_bench import TOKEN, Bench, Summing, barrier, rows, values
 
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import WATERMARK_MAX, Barrier, Batch, CancelBarrier, EndOfInput, Idle, Watermark
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
+from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES
+from tests.drawn import examples
 
 
 def test_rows_after_the_barrier_wait_until_every_channel_delivered_it():
@@ -177,3 +182,101 @@ def test_event_time_inside_a_batch_goes_as_far_as_the_other_channels_let_it():
     assert reached() == [11, 20, 30]
     bench.feed((0, Watermark(30)))
     assert reached() is None  # the watermark has said it
+
+
+# ---------------------------------------------------------------- small batches together
+
+
+def few(*values):
+    batch = rows(*values)
+    assert batch.as_few is not None
+    return batch
+
+
+class Batches(Summing):
+    """Also remembers the rows of each call, and its port."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def process(self, batch, emit, port=0):
+        self.calls.append((port, values([batch])))
+        super().process(batch, emit, port)
+
+
+def test_small_batches_of_all_channels_are_processed_together():
+    bench = Bench(operator=Batches())
+    bench.queue((0, few(1)), (0, few(2, 3)), (1, few(4)), (0, few(5)))
+    bench.work()
+    assert bench.operator.calls == [(0, [1, 2, 3, 5, 4])]
+    assert bench.subtask.rows_in == 5
+
+
+def test_together_are_no_more_rows_than_one_small_batch_has():
+    bench = Bench(operator=Batches(), inputs=1)
+    bench.queue(*[(0, few(*range(20))) for _ in range(4)])
+    bench.work()
+    assert [len(taken) for _, taken in bench.operator.calls] == [60, 20]
+
+
+def test_what_is_not_a_small_batch_of_the_same_port_and_columns_is_processed_by_itself():
+    other = Batch(pa.record_batch({"v": pa.array([3], pa.int64()), "w": ["x"]}), 1)
+    assert other.as_few is not None
+    bench = Bench(operator=Batches(), inputs=3, ports=[0, 0, 1])
+    bench.queue((0, few(1)), (0, other), (0, few(4)), (1, rows(2)), (2, few(5)))
+    bench.work()
+    assert sorted(bench.operator.calls) == [(0, [1]), (0, [2]), (0, [3]), (0, [4]), (1, [5])]
+    timed = Batch(rows(2).rows, 1, np.array([5]))
+    assert timed.as_few is not None
+    bench = Bench(operator=Batches())
+    bench.queue((0, few(1)), (1, timed))
+    bench.work()
+    assert bench.operator.calls == [(0, [1]), (0, [2])]
+
+
+def test_a_slow_operator_gets_no_more_rows_at_once_than_its_chunk():
+    """Its chunk is what it processes in 20 ms. It would hold up barriers for longer."""
+    slow = Slow()
+    slow.bench = bench = Bench(inputs=1, operator=slow)
+    bench.inputs[0].chunk.bytes = 3 * SMALL_ROW_BYTES + 10
+    bench.queue(*[(0, few(value)) for value in range(7)])
+    bench.work()
+    assert [len(taken) for taken in bench.emitted()] == [4, 3]
+
+
+def test_the_earliest_row_says_how_old_rows_that_are_processed_together_are():
+    bench = Bench(inputs=1)
+    early, late = few(1), few(2)
+    early.emit_ns, late.emit_ns = 5, 9
+    bench.queue((0, late), (0, early))
+    bench.work()
+    assert bench.out.pop().emit_ns == 5
+
+
+_STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["few", "few", "few", "arrow", "barrier"])), max_size=40)
+
+
+@examples(150)
+@given(_STEPS)
+def test_whatever_is_processed_together_barriers_cut_where_they_stand(steps):
+    """Each barrier's snapshot holds all rows before it and none after it, and rows of a channel keep their order."""
+    bench, came, barriers = Bench(), ([], []), [0, 0]
+    before = {}  # (channel, checkpoint) -> sum of the rows before its barrier
+    for number, (channel, kind) in enumerate(steps):
+        if kind == "barrier":
+            barriers[channel] += 1
+            before[channel, barriers[channel]] = sum(came[channel])
+            bench.inputs[channel].push(barrier(barriers[channel]), 10)
+        else:
+            value = 10 * number + channel
+            came[channel].append(value)
+            bench.inputs[channel].push(few(value) if kind == "few" else rows(value), 10)
+        if number % 7 == 6:
+            bench.work()
+    bench.work()
+    assert bench.captured_totals() == [(id, before[0, id] + before[1, id]) for id in range(1, min(barriers) + 1)]
+    emitted = [value for taken in bench.emitted() if isinstance(taken, list) for value in taken]
+    for channel in range(2):
+        of_channel = [value for value in emitted if value % 10 == channel]
+        assert of_channel == came[channel][: len(of_channel)]
