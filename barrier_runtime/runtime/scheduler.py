@@ -1,8 +1,9 @@
 """Gives the subtasks of one slot their turns on the event loop: short passes, sinks before sources, never waiting.
 
 A pass runs every subtask that has input and room for its output, a few times over when that is quick, the first time
-sources before sinks: what a source gave is with a sink of the same slot at the end of it. Between passes sockets, timers and messages are served. When
-nothing is left it sleeps until a channel, a trigger or a source's schedule wakes it.
+sources before sinks: what a source gave is with a sink of the same slot at the end of it. Between passes sockets,
+timers and messages are served. When nothing is left it sleeps until a channel, a trigger or a source's schedule wakes
+it.
 
 A pass costs about the same for one row as for fifty. So rows of a source that says when they are due wait a while for
 others: twice as long as a pass takes, and never longer than the latency target; half of it when rows of another slot
