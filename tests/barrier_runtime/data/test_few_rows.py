@@ -269,6 +269,21 @@ def test_running_aggregates_of_lists_equal_those_of_arrow(
             lists = opened((snapshot,), world)
 
 
+@pytest.mark.parametrize("aggregates", ["counts", "extremes", "sums"])
+def test_running_aggregates_of_lists_go_on_with_the_next_batch(aggregates: str) -> None:
+    """Without nulls, which would leave them to numpy: a key comes again in the same batch and in later ones."""
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("w", pa.int64()), ("x", pa.float64())])
+    arrow, lists = (Driven(RunningAggregateOperator("r", ["k"], AGGREGATES[aggregates]), name="r") for _ in range(2))
+    for numbers in ([(1, 5, -3, 0.1), (2, 7, 2, 1.5), (1, -2, 9, 0.2)], [(2, 1, 1, -0.7), (1, 8, -4, 0.4)]):
+        columns = zip(*numbers, strict=True)
+        batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=schema)
+        few = FewRows.of(batch)
+        assert few is not None
+        expected = outcome(arrow, Batch(batch, 9))
+        assert outcome(lists, Batch(few, 9)) == expected
+        assert lists.batches[-1].few is not None, "lists all the way"
+
+
 def test_select_gives_the_same_columns() -> None:
     rows = pa.record_batch({"a": [1, 2], "b": ["x", None], "c": [1.0, 2.0]})
     select = SelectColumnsOperator("s", {"z": "c", "y": "a", "again": "a"})
