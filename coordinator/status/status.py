@@ -25,6 +25,41 @@ class KillRequest(msgspec.Struct, frozen=True):
     uuid: str
 
 
+class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
+    """One subtask's part of a checkpoint. An array in JSON, in this order, because a history keeps many of them. Later
+    fields come last, with a default. Milliseconds; "since the last snapshot" is since the subtask's own last one."""
+
+    chain: int
+    subtask: int  # it runs in the slot of this number
+    ack_ms: int  # trigger -> its ack reached the coordinator
+    start_delay_ms: float = 0.0  # trigger -> first barrier; of a source: until it takes the trigger
+    alignment_ms: float = 0.0  # first barrier -> last barrier
+    sync_ms: float = 0.0  # on the slot's loop
+    async_ms: float = 0.0  # all after that, until the ack was sent
+    precommit_ms: float = 0.0  # of `async_ms`: the longest that an operator's own blocking work took (a pre-commit)
+    upload_ms: float = 0.0  # of `async_ms`: the longest that writing one operator's state took
+    slowest: str = ""  # the operator that one of these two, the longer, is of
+    new_bytes: int = 0  # uploaded, with rows in flight
+    full_bytes: int = 0  # its state
+    in_flight_bytes: int = 0
+    rows: int = 0  # taken since the last snapshot
+    busy_ms: float = 0.0  # work on rows since the last snapshot
+    blocked_ms: float = 0.0  # its receivers had no room, since the last snapshot
+    held_ms: float = 0.0  # an operator of its own had no room (it waits for a server), since the last snapshot
+    step_ms: float = 0.0  # the longest step of any subtask in this slot, since the last snapshot
+    step_chain: int = -1  # whose step that was
+    starved_ms: float = 0.0  # the slot's loop was ready to run and got no processor, since the last snapshot
+
+
+class SlotDuring(msgspec.Struct, frozen=True, array_like=True):
+    """What the coordinator saw of a slot while a checkpoint was under way. Milliseconds."""
+
+    slot: int
+    silent_ms: int  # the longest time in which nothing was heard of it
+    stalled_ms: float  # the longest time by which a heartbeat was late in the slot itself
+    late_ms: float = 0.0  # the longest that a heartbeat was under way, above the shortest ever
+
+
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint that ended, or the last completed one."""
 
@@ -46,6 +81,11 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     full_bytes: int = 0  # all state
     in_flight_bytes: int = 0  # rows on their way between subtasks; only of an unaligned checkpoint
     parts: int = 0  # subtask snapshots
+    subtasks: tuple[SubtaskPhases, ...] = ()  # the slowest to acknowledge, slowest first; see `statistics.SUBTASKS`
+    missing: tuple[str, ...] = ()  # subtasks ("chain/index") without an ack when it ended; the first 64
+    slots: tuple[SlotDuring, ...] = ()  # those that were silent or stood still for long
+    state_bytes: dict[str, int] = {}  # operator -> its state in all slots
+    slowest_commit: str = ""  # the sink ("<operator>/<subtask>") whose commit came last
 
 
 class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +108,26 @@ class RecoveryStatus(msgspec.Struct, frozen=True):
     duration_ms: int | None
 
 
+class TakeoverStatus(msgspec.Struct, frozen=True):
+    """Another coordinator process began to lead, and the slots went on."""
+
+    token: int
+    leader: str
+    at_ms: int
+
+
+class FailureStatus(msgspec.Struct, frozen=True):
+    """A subtask (or a slot, then `subtask` is "") could not go on."""
+
+    token: int
+    at_ms: int
+    slot: int
+    subtask: str  # "chain/index"
+    operator: str
+    error: str  # the user's traceback first, if there is one, then what, where (which rows) and the remedy; shortened
+    retryable: bool
+
+
 class LatencyStatus(msgspec.Struct, frozen=True):
     """Milliseconds."""
 
@@ -75,6 +135,58 @@ class LatencyStatus(msgspec.Struct, frozen=True):
     p99: float
     max: float
     count: int
+    p999: float = 0.0
+    buckets: tuple[int, ...] = ()  # rows up to each of `LATENCY_BOUNDS_MS`, cumulative
+
+
+LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000)
+
+
+class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
+    """Of the minute that ended at `at_ms`; milliseconds."""
+
+    at_ms: int
+    p50: float
+    p99: float
+    p999: float
+    max: float
+    count: int
+
+
+class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator chain: a node of the job's graph, with what its subtasks did in the last 10 s.
+
+    Shares are of one slot's time, 0 to 1, the mean over the slots; None: not known yet. Chains of a slot share its
+    loop, so their busy shares add up to 1 at most. The shares do not exclude each other: a chain that waits for its
+    receivers may be busy in between."""
+
+    chain: int
+    operators: tuple[str, ...]
+    inputs: tuple[int, ...] = ()  # chains that send rows here
+    sinks: tuple[str, ...] = ()
+    is_source: bool = False
+    busy: float | None = None
+    backpressured: float | None = None  # its receivers have no room
+    held: float | None = None  # an operator of its own has no room: it waits for a server
+    idle: float | None = None  # none of these
+    busiest: float | None = None  # the highest busy share of one slot
+    busiest_slot: int = -1
+    rows_in_per_s: float | None = None  # of a source: rows read; all slots together
+    rows_out_per_s: float | None = None
+    rows_in: int = 0  # since the generation began
+    rows_out: int = 0
+    busiest_rows: float | None = None  # the largest share of the rows that one slot got, 0 to 1
+
+
+class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A source's event time. `split` holds the watermark back: of all slots, the unfinished one that is least far."""
+
+    source: str
+    watermark_ms: int | None = None
+    lag_ms: int | None = None  # the coordinator's clock, less the watermark
+    split: str = ""
+    split_slot: int = -1
+    idle_slots: tuple[int, ...] = ()  # whose splits have had nothing for the idle timeout, or that have none
 
 
 class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,3 +245,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     restored_checkpoint: int
     savepoints: tuple[SavepointStatus, ...] = ()  # asked of this coordinator, oldest first
     storage_trouble: str = ""  # what the object store is retried for
+    chains: tuple[ChainStatus, ...] = ()  # the graph, in topological order
+    sources: tuple[SourceStatus, ...] = ()
+    latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}  # as `latency`, a point per minute, oldest first
+    failures: tuple[FailureStatus, ...] = ()  # the last 20, oldest first
+    takeovers: tuple[TakeoverStatus, ...] = ()  # the last 100, oldest first

@@ -1,0 +1,15 @@
+"""The answer to "why?": one sentence, what it rests on, what to do. Shown by the command line, the page and REST."""
+
+import msgspec
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """`cause` is one word for programs (see `why.CAUSES`); the rest is plain text for people."""
+
+    cause: str
+    sentence: str
+    evidence: tuple[str, ...]  # figures, the weightiest first
+    remedy: str
+
+    def __str__(self) -> str:
+        return "\n".join((self.sentence, *(f"  - {each}" for each in self.evidence), f"  What to do: {self.remedy}"))
