@@ -83,6 +83,13 @@ EARLY_STAGING_FAILED = Counter("early_staging_failed", "times", "a sink could no
 PROCESSED = Histogram("processed", "ms", "sinks: from the time a row was due at the source until the sink has taken it")
 VISIBLE = Histogram("visible", "ms", "sinks: from the time a row was due at the source until readers can see it")
 
+# Of a chain of operators: told under the name of its first one. All begin again with each generation.
+ROWS_IN = Counter("rows_in", "rows", "rows that the chain took; of a source, that it read (again, after a failure)")
+ROWS_OUT = Counter("rows_out", "rows", "rows that the chain sent to others, for each of them")
+WORK_S = Counter("work_s", "s", "time in which the chain worked on rows")
+BLOCKED_S = Counter("blocked_s", "s", "time in which the chain had to wait for its receivers")
+HELD_S = Counter("held_s", "s", "time in which an operator of the chain had no room: it waits for a server")
+
 # Of a slot. Those of a generation begin again with it, and are absent between two.
 RECORDS = Gauge("records", "rows", "rows that the sources have read, each counted once however often it was replayed",
                 "slot")
@@ -90,6 +97,7 @@ WATERMARK_MS = Gauge("watermark_ms", "ms since 1970", "event time that has been 
 BUSY_S = Counter("busy_s", "s", "time in which the slot's loop worked on rows, of this generation", "slot")
 BACKPRESSURED_S = Counter("backpressured_s", "s", "time in which a subtask had to wait for its receivers, of this "
                           "generation", "slot")
+STARVED_S = Counter("starved_s", "s", "time in which the slot's loop was ready to run and got no processor", "slot")
 LOOP_LAG_MS = Gauge("loop_lag_ms", "ms", "how late the last heartbeat was: what else kept the slot's loop", "slot",
                     "max")
 RSS_BYTES = Gauge("rss_bytes", "bytes", "memory of the slot's process", "slot")
@@ -103,6 +111,7 @@ JOB = (
     Counter("checkpoints.failed", "checkpoints", "checkpoints that were declined, aborted or too slow", "job"),
     Gauge(f"{_LAST}.duration_ms", "ms", "from the trigger until the checkpoint was completed", "job"),
     Gauge(f"{_LAST}.ack_duration_ms", "ms", "of that: until every subtask had acknowledged", "job"),
+    Gauge(f"{_LAST}.median_ack_ms", "ms", "of that: until half of the subtasks had acknowledged", "job"),
     Gauge(f"{_LAST}.persist_duration_ms", "ms", "of that: the manifest", "job"),
     Gauge(f"{_LAST}.decide_duration_ms", "ms", "of that: the record in the log", "job"),
     Gauge(f"{_LAST}.commit_duration_ms", "ms", "from the decision until every sink had committed", "job"),

@@ -108,6 +108,7 @@ class JobGraph:
                 definitions={op.name: op.definition for op in chain.operators if op.definition},
                 keys={op.name: op.keys for op in chain.operators if op.keys},
                 states={op.name: dict(op.states) for op in chain.operators if op.states},
+                inputs=tuple(dict.fromkeys(edge.source_chain for edge in self.inputs(chain.id))),
             )
             for chain in self.chains
         )

@@ -30,6 +30,7 @@ from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.options import JobOptions, StorageOfRun
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.result import JobResult, raise_unless_ended_well
+from barrier_runtime.runtime.host.starved import starved_s
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
@@ -372,6 +373,7 @@ def _slot(
         new_uuid=lambda: uuid.uuid4().hex,
         trim_memory=_leave_the_heap,
         local_output=output,
+        starved_s=starved_s,
     )
     identity = SlotIdentity(index, slot_uuid, os.getpid(), socket.gethostname(), index, "local", 0)
     return Slot(graph, spec.checkpoints.mode, identity, resources, plane)

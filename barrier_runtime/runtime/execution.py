@@ -22,7 +22,8 @@ from functools import partial
 
 import msgspec
 
-from barrier_runtime.coordinator.wire.messages import CommitGlobally, Deploy, SubtaskId
+from barrier_runtime.coordinator.metric_table import BLOCKED_S, HELD_S, ROWS_IN, ROWS_OUT, WORK_S
+from barrier_runtime.coordinator.wire.messages import CommitGlobally, Deploy, HeldBack, SubtaskId
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.base import Capture, Operator
@@ -36,6 +37,7 @@ from barrier_runtime.runtime.context import GenerationExecutors, OperatorContext
 from barrier_runtime.runtime.given import committables, restored_in
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.writer import InFlightData
+from barrier_runtime.runtime.load import LoadSince
 from barrier_runtime.runtime.network.tcp import ChannelId, DataPlane
 from barrier_runtime.runtime.network.wiring import Wiring
 from barrier_runtime.runtime.opening import OpenChains
@@ -46,6 +48,7 @@ from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
+_LONGEST_SPLIT = 200  # characters of its id that are told
 _ADAPT_S = 0.2  # between two looks at how much the channels' windows should hold
 
 
@@ -101,6 +104,7 @@ class Execution:
         self.subtasks: list[Subtask] = []
         self._adapted_s = 0.0
         self._adapting: asyncio.TimerHandle | None = None
+        self._loads: dict[SubtaskId, LoadSince] = {}
         self._timers: dict[SubtaskId, asyncio.TimerHandle] = {}
 
     # ------------------------------------------------------------ restore and connect
@@ -156,7 +160,9 @@ class Execution:
     def start(self) -> None:
         if not self._cancelled:
             self.scheduler.start(self.subtasks)
-            self._adapted_s = self._res.clock.monotonic_s()
+            self._adapted_s = now_s = self._res.clock.monotonic_s()
+            starved_s = self._res.starved_s()
+            self._loads = {subtask.id: LoadSince(now_s, starved_s) for subtask in self.subtasks}
             self._adapting = self._timer(_ADAPT_S, self._adapt_windows)
 
     def _adapt_windows(self) -> None:
@@ -234,6 +240,9 @@ class Execution:
     def captured(
         self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
+        now_s, starved_s = self._res.clock.monotonic_s(), self._res.starved_s()
+        steps = self.scheduler.long_steps
+        times = self._loads[subtask.id].add_to(times, subtask.load, subtask.rows_in, starved_s, steps, now_s)
         self._checkpointing.begin(subtask, barrier, captures, times, recording)
 
     def recorded(self, subtask: Subtask, checkpoint: int, in_flight: InFlightData) -> None:
@@ -343,6 +352,30 @@ class Execution:
     def records(self) -> int:
         """Input records of this slot's share, each counted once however often it was replayed."""
         return self._chains.records
+
+    def load_figures(self) -> dict[str, float]:
+        """Of each subtask, under the name of its chain's first operator."""
+        figures: dict[str, float] = {}
+        for subtask in self.subtasks:
+            chain = self._graph.chains[subtask.id.chain]
+            name = chain.source.name if chain.source is not None else chain.operators[0].name
+            figures[ROWS_IN.key(name)] = float(subtask.rows_in)
+            figures[ROWS_OUT.key(name)] = float(sum(output.rows for output in subtask.outputs))
+            figures[WORK_S.key(name)] = round(subtask.load.busy_s, 4)
+            figures[BLOCKED_S.key(name)] = round(subtask.load.blocked_s, 4)
+            figures[HELD_S.key(name)] = round(subtask.load.held_s, 4)
+        return figures
+
+    def source_progress(self) -> dict[str, HeldBack]:
+        """Of each source with event time that is not at its end: what holds it back."""
+        return {
+            name: HeldBack(split[:_LONGEST_SPLIT], watermark_ms, driver.idle)
+            for subtask in self.subtasks
+            if subtask.source is not None and not subtask.ended
+            for name, driver in (subtask.source,)
+            if driver.has_event_time
+            for split, watermark_ms in (driver.least_far(),)
+        }
 
     @property
     def cancelled(self) -> bool:

@@ -52,3 +52,4 @@ class SlotResources:
     trim_memory: Callable[[bool], None] = PROCESS_HEAP.trim  # True: a generation was dropped since it was called last
     window_bytes: int = MAX_WINDOW_BYTES  # most that is in flight on one channel
     local_output: type[LocalOutput] = LocalOutput  # of channels that stay inside the slot
+    starved_s: Callable[[], float] = lambda: 0.0  # see `host.starved`; the loop's thread asks

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock, SourceTime
+from barrier_runtime.runtime.load import LongSteps
 from barrier_runtime.runtime.subtask import Subtask
 
 _ASK_AGAIN_S = 0.001  # a source that does not know when its next rows are due
@@ -25,6 +26,7 @@ _BETWEEN_SHARE = 0.5  # of the time the last pass took, for the small work betwe
 _REST = 2.0  # passes' time that rows wait for others
 _JOINS = 0.5  # of that time; then they join rows that came from elsewhere
 _SMOOTHING = 0.2  # of the time that a pass takes
+_LOOK_S = 0.001  # between two looks at what waits for room; the last pass before a pause looks, too
 
 
 class Scheduler:
@@ -55,7 +57,9 @@ class Scheduler:
         self._last_pass_s = 0.0
         self.busy_s = 0.0
         self.backpressured_s = 0.0
-        self._backpressured_since: float | None = None
+        self.long_steps = LongSteps()
+        self._looked_s: float | None = None  # what waits for room, and since when that is known
+        self._held = False
         self._longest: tuple[float, Subtask] | None = None  # step since it was taken, if it was long
 
     def start(self, subtasks: list[Subtask]) -> None:
@@ -88,10 +92,11 @@ class Scheduler:
         more = self._work_between(started)
         stepped = self._now_s()
         worked = polled = False
+        now = stepped
         # Sinks first, so that there is room; where a pass is quick there is, and rows go all the way in one round.
         subtasks = self._downwards if self._last_pass_s < _ROUNDS_S else self._subtasks
         for _ in range(_MOST_ROUNDS):
-            round_worked, round_polled = self._round(subtasks, stepped + _PASS_BUDGET_S)
+            round_worked, round_polled = self._round(subtasks, now, stepped + _PASS_BUDGET_S)
             subtasks = self._subtasks
             if self._stopped:
                 return
@@ -110,20 +115,29 @@ class Scheduler:
             self.wake()
         else:
             self._sleep()
-        self._account_backpressure(now)
+            self._look(now)
+            return
+        if self._looked_s is None or now - self._looked_s >= _LOOK_S:
+            self._look(now)
 
-    def _round(self, subtasks: list[Subtask], deadline: float) -> tuple[bool, bool]:
+    def _round(self, subtasks: list[Subtask], now: float, deadline: float) -> tuple[bool, bool]:
         """Each of `subtasks` once. Whether something was done (or is left because time is over), and by a source."""
         worked = polled = False
         for subtask in subtasks:
             self._stepping = subtask
             if subtask.source is None:
-                worked = subtask.step() or worked
-            elif self._is_due(subtask) and subtask.step():
-                worked = polled = True
+                stepped = subtask.step()
+            else:
+                stepped = self._is_due(subtask) and subtask.step()
+                polled = polled or stepped
             if self._stopped:
                 break
-            if self._now_s() > deadline:
+            before, now = now, self._now_s()
+            if stepped:
+                worked = True
+                subtask.load.busy_s += now - before
+            if now > deadline:
+                self.long_steps.note(now, now - before, subtask.id.chain)
                 return True, polled
         return worked, polled
 
@@ -165,11 +179,16 @@ class Scheduler:
                 return True
         return False
 
-    def _account_backpressure(self, now: float) -> None:
-        held = any(not subtask.ended and not subtask.writable for subtask in self._subtasks)
-        if self._backpressured_since is not None:
-            self.backpressured_s += now - self._backpressured_since
-        self._backpressured_since = now if held else None
+    def _look(self, now: float) -> None:
+        """What waits for room now; until the next look it counts as waiting."""
+        since_s = 0.0 if self._looked_s is None else now - self._looked_s
+        self._looked_s = now
+        if self._held:
+            self.backpressured_s += since_s
+        self._held = False
+        for subtask in self._subtasks:
+            if subtask.look(since_s):
+                self._held = True
 
     def _sleep(self) -> None:
         """Sources need to be asked in time; everything else is woken by its channels."""

@@ -22,6 +22,7 @@ from barrier_runtime.coordinator.metric_table import (
     LOOP_LAG_MS,
     RECORDS,
     RSS_BYTES,
+    STARVED_S,
     WATERMARK_MS,
 )
 from barrier_runtime.coordinator.wire.carried import too_large_ack
@@ -364,7 +365,8 @@ class Slot:
         execution = self._execution
         opening = {} if execution is None else execution.opening
         blocked = "" if execution is None else execution.take_blocked()
-        self._send(Heartbeat(self.token, self._figures(), latency, self._wall_ms(), opening, blocked))
+        sources = {} if execution is None else execution.source_progress()
+        self._send(Heartbeat(self.token, self._figures(), latency, self._wall_ms(), opening, blocked, sources))
 
     def _wall_ms(self) -> int:
         return self._res.clock.wall_ns() // 1_000_000
@@ -373,11 +375,13 @@ class Slot:
         figures = self._metrics.counts()
         figures[LOOP_LAG_MS.name] = self._loop_lag_ms
         figures[RSS_BYTES.name] = float(_rss_bytes())
+        figures[STARVED_S.name] = self._res.starved_s()
         execution = self._execution
         if execution is not None:
             figures[RECORDS.name] = float(execution.records)
             figures[BUSY_S.name] = execution.scheduler.busy_s
             figures[BACKPRESSURED_S.name] = execution.scheduler.backpressured_s
+            figures.update(execution.load_figures())
             if execution.watermark_ms is not None:
                 figures[WATERMARK_MS.name] = float(execution.watermark_ms)
         return figures

@@ -56,6 +56,7 @@ class SnapshotRun:
         self._executors = executors
         self._undrained: list[KeyedBackend] = [c.keyed for c in captures.values() if c.keyed is not None]
         self._finished: dict[str, OperatorSnapshot] = {}
+        self._took: dict[str, tuple[float, float]] = {}  # operator -> own blocking work, writing of its state; ms
         self._recording = recording
         self._store_values = store_values
         self._in_flight: tuple[InFlight, ...] = ()
@@ -106,11 +107,14 @@ class SnapshotRun:
 
     def _finish_operator(self, name: str, capture: Capture) -> OperatorSnapshot:
         """On a worker thread."""
+        began_ms = self._now_ms()
         values = dict(capture.values)
         if capture.blocking is not None:
             values.update(capture.blocking())
+        blocked_ms = self._now_ms()
         keyed = capture.keyed.write_snapshot(self.barrier.id) if capture.keyed is not None else None
         small, objects = self._store_values(values, capture.stored, self._check_wanted)
+        self._took[name] = max(0.0, blocked_ms - began_ms), max(0.0, self._now_ms() - blocked_ms)
         return OperatorSnapshot(name, self.subtask.index, self._parallelism, small, keyed, objects=objects)
 
     def to_tell(self) -> list[Callable[[], None]]:
@@ -143,7 +147,15 @@ class SnapshotRun:
         if self._recording or len(self._finished) < len(self._captures):
             return
         self.over = True
-        times = msgspec.structs.replace(self._times, async_ms=self._now_ms() - self._began_ms)
+        precommit_ms = max((own for own, _ in self._took.values()), default=0.0)
+        upload_ms = max((upload for _, upload in self._took.values()), default=0.0)
+        times = msgspec.structs.replace(
+            self._times,
+            async_ms=self._now_ms() - self._began_ms,
+            precommit_ms=round(precommit_ms, 1),
+            upload_ms=round(upload_ms, 1),
+            slowest=max(self._took, key=lambda name: max(self._took[name]), default=""),
+        )
         snapshots = [self._finished[name] for name in self._captures]
         if self._in_flight:
             snapshots[0] = msgspec.structs.replace(snapshots[0], in_flight=self._in_flight)

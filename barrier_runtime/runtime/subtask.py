@@ -42,6 +42,7 @@ from barrier_runtime.runtime.alignment.effects import (
 )
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 from barrier_runtime.runtime.in_flight.writer import InFlightData, InFlightWriter
+from barrier_runtime.runtime.load import Load
 from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChannel, ResultPartition
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
@@ -99,6 +100,7 @@ class Subtask:
         self.source = source
         self.ended = False
         self.rows_in = 0
+        self.load = Load()
         self.watermark = WATERMARK_MIN
         self.last_checkpoint = 0  # highest id captured or aborted
         self._wanted: Barrier | None = None  # last trigger heard of, for when the input ends first
@@ -139,6 +141,23 @@ class Subtask:
             if not output.writable:
                 return False
         return all(operator.has_room for operator in self._bounded)
+
+    def look(self, since_last_s: float) -> bool:
+        """Note what it waits for now; see `Load.looked`. True when something has no room."""
+        if self.ended:
+            self.load.looked(since_last_s, False, False)
+            return False
+        blocked = held = False
+        for output in self.outputs:
+            if not output.writable:
+                blocked = True
+                break
+        for operator in self._bounded:
+            if not operator.has_room:
+                held = True
+                break
+        self.load.looked(since_last_s, blocked, held)
+        return blocked or held
 
     @property
     def has_input(self) -> bool:

@@ -30,6 +30,7 @@ import msgspec
 from barrier_runtime.coordinator.wire.messages import Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
+from barrier_runtime.runtime.host.starved import starved_s
 from barrier_runtime.runtime.host.time_slice import ask_for_short_slices
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.runtime.host.workers import Workers
@@ -178,6 +179,7 @@ async def _run(
         memory=SlotMemory(settings.state.memory_bytes),
         settings=settings.state,
         new_uuid=lambda: uuid.uuid4().hex,
+        starved_s=starved_s,
     )
     identity = SlotIdentity(slot, slot_uuid, os.getpid(), socket.gethostname(), task_attempt, host, port, died_lately())
     this = Slot(graph, settings.mode, identity, resources, plane)

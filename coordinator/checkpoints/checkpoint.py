@@ -62,6 +62,7 @@ class Checkpoint:
     aligned_timeout_ms: int | None = None  # as in `Trigger`
     phase: CheckpointPhase = CheckpointPhase.TRIGGERED
     acks: dict[SubtaskId, Ack] = field(default_factory=dict)
+    acked_ms: dict[SubtaskId, int] = field(default_factory=dict)  # when each came
     history: list[tuple[int, CheckpointPhase]] = field(default_factory=list)  # (when, phase entered)
 
     def move(self, to: CheckpointPhase, now_ms: int) -> None:
@@ -74,7 +75,7 @@ class Checkpoint:
         self.phase = to
         self.history.append((now_ms, to))
 
-    def ack(self, ack: Ack) -> AckEffect:
+    def ack(self, ack: Ack, now_ms: int) -> AckEffect:
         """Take one subtask's snapshot."""
         if self.phase is not CheckpointPhase.TRIGGERED:
             return AckEffect.DUPLICATE if ack.subtask in self.acks else AckEffect.LATE
@@ -83,6 +84,7 @@ class Checkpoint:
         if ack.subtask in self.acks:
             return AckEffect.DUPLICATE
         self.acks[ack.subtask] = ack
+        self.acked_ms[ack.subtask] = now_ms
         return AckEffect.LAST if self.all_acked else AckEffect.NEW
 
     @property

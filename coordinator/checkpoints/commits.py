@@ -62,6 +62,7 @@ class CommitTracker:
         ]
         members += [(sink, GLOBAL_COMMITTER) for sink in self._global_sinks]
         self._through = {sink_key(sink, subtask): 0 for sink, subtask in members}
+        self.last_through = ""  # the sink that committed last
         self._failing: dict[str, FailingCommit] = {}
         self._open: deque[int] = deque()  # completed checkpoints that some sink is not through with, oldest first
         self._decided: dict[int, _Decided] = {}  # checkpoint -> what its manifest says of global sinks
@@ -189,6 +190,7 @@ class CommitTracker:
     def _advance(self, sink: str, checkpoint: int) -> None:
         if sink in self._through and checkpoint > self._through[sink]:
             self._through[sink] = checkpoint
+            self.last_through = sink
             self._close()
             trouble = self._failing.get(sink)
             if trouble is not None and trouble.checkpoint <= checkpoint:

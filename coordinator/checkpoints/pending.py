@@ -98,12 +98,12 @@ class PendingCheckpoints:
     def get(self, checkpoint: int) -> Checkpoint | None:
         return self._open.get(checkpoint)
 
-    def ack(self, ack: Ack) -> Acked:
+    def ack(self, ack: Ack, now_ms: int) -> Acked:
         checkpoint = self._open.get(ack.checkpoint)
         if checkpoint is None:
             self.ignored["ack of an unknown or ended checkpoint"] += 1
             return Acked(AckEffect.LATE, None)
-        effect = checkpoint.ack(ack)
+        effect = checkpoint.ack(ack, now_ms)
         if effect not in (AckEffect.NEW, AckEffect.LAST):
             self.ignored[f"{effect.value} ack"] += 1
         return Acked(effect, checkpoint)

@@ -75,10 +75,10 @@ class Job:
         self.subtasks = frozenset(
             SubtaskId(chain.chain, index) for chain in spec.chains for index in range(spec.parallelism)
         )
-        self.slots = SlotTable(spec.job, spec.parallelism)
+        self.slots = SlotTable(spec.job, spec.parallelism, self.heartbeat_ms)
         self.commits = CommitTracker(spec)
         self.restarts = RestartPolicy(spec.restart, f"{spec.job}/{spec.run_id}")
-        self.record = JobRecord()
+        self.record = JobRecord(self.slots.during)
         self.outbox = Outbox(self.slots)
         self.view = LogView()
         self.log = DecisionLog(spec.job, self.view)

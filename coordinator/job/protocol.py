@@ -61,6 +61,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Register,
     Restored,
     Shutdown,
+    SubtaskFailed,
     Waiting,
 )
 from barrier_runtime.state.errors import Corrupt, InvalidJob
@@ -331,6 +332,8 @@ class JobProtocol:
         job.slots.heard(slot, now_ms)
         if isinstance(message, Heartbeat):
             job.slots.heartbeat(slot, message, now_ms)
+            if message.latency:
+                job.record.latency_hour.look([each.latency for each in (*job.slots.departed, *job.slots)], now_ms)
             job.outbox.send(slot, Heard())
             return None
         if isinstance(message, Register):
@@ -339,6 +342,8 @@ class JobProtocol:
         if message.token != (job.led.token if job.leads else self._phase.listens_to(job)):
             job.record.ignored[f"{type(message).__name__} of another generation"] += 1
             return None
+        if isinstance(message, SubtaskFailed):
+            job.record.subtask_failed(slot.index, message, now_ms)
         return self._phase.on_message(job, slot, message, now_ms)
 
     # ------------------------------------------------------------ the log

@@ -12,9 +12,13 @@ from typing import TypeAlias
 
 from barrier_runtime.coordinator.job.effects import KillSlotTask
 from barrier_runtime.coordinator.job.events import Link
+from barrier_runtime.coordinator.metric_table import LOOP_LAG_MS
+from barrier_runtime.coordinator.status.contact import Contact
 from barrier_runtime.coordinator.status.history import KnownSlot
 from barrier_runtime.coordinator.status.latency import ToldHistograms
-from barrier_runtime.coordinator.wire.messages import Heartbeat, Peer, Register
+from barrier_runtime.coordinator.status.shares import ToldFigures
+from barrier_runtime.coordinator.status.status import SlotDuring
+from barrier_runtime.coordinator.wire.messages import Heartbeat, HeldBack, Peer, Register
 
 
 class SlotState(enum.Enum):
@@ -31,12 +35,15 @@ class RegisteredSlot:
     register: Register
     link: Link | None
     last_seen_ms: int
+    contact: Contact
     state: SlotState = SlotState.REGISTERED
     deployed_token: int = 0  # the last generation this process heard of
     lost_ms: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     latency: ToldHistograms = field(default_factory=lambda: ToldHistograms(began_empty=False))
     opening: dict[str, float] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
+    figures: ToldFigures = field(default_factory=ToldFigures)
+    sources: dict[str, HeldBack] = field(default_factory=dict)  # as in the last `Heartbeat`
     blocked: str = ""  # as in the last `Heartbeat` that said so
     blocked_told_ms: int = 0
 
@@ -86,8 +93,10 @@ Registration: TypeAlias = Arrival | Refused
 
 
 class SlotTable:
-    def __init__(self, job: str, parallelism: int) -> None:
+    def __init__(self, job: str, parallelism: int, heartbeat_ms: int) -> None:
+        """`heartbeat_ms`: how often a slot is to be heard."""
         self._job = job
+        self._heartbeat_ms = heartbeat_ms
         self._parallelism = parallelism
         self._slots: dict[int, RegisteredSlot] = {}
         self._by_link: dict[Link, RegisteredSlot] = {}
@@ -137,12 +146,14 @@ class SlotTable:
             old_link, existing.link = existing.link, link
             if old_link is not None:
                 self._by_link.pop(old_link, None)
-            existing.register, existing.last_seen_ms, existing.lost_ms = register, now_ms, None
+            existing.register, existing.lost_ms = register, None
+            self.heard(existing, now_ms)
             existing.deployed_token = max(existing.deployed_token, register.token)
             self._by_link[link] = existing
             return Reconnected(existing, old_link)
         latency = ToldHistograms(began_empty=register.token == 0)
-        slot = RegisteredSlot(index, register, link, now_ms, deployed_token=register.token, latency=latency)
+        contact = Contact(self._heartbeat_ms, now_ms)
+        slot = RegisteredSlot(index, register, link, now_ms, contact, deployed_token=register.token, latency=latency)
         self._slots[index] = slot
         self._slots = dict(sorted(self._slots.items()))  # so that iterating, which is frequent, need not sort
         self._by_link[link] = slot
@@ -166,7 +177,8 @@ class SlotTable:
             token=0,
             phase="idle",
         )
-        slot = RegisteredSlot(known.slot, register, None, until_ms, SlotState.OUT_OF_REACH, lost_ms=until_ms)
+        contact = Contact(self._heartbeat_ms, until_ms)
+        slot = RegisteredSlot(known.slot, register, None, until_ms, contact, SlotState.OUT_OF_REACH, lost_ms=until_ms)
         self._slots[known.slot] = slot
         self._slots = dict(sorted(self._slots.items()))
 
@@ -179,9 +191,18 @@ class SlotTable:
 
     def heard(self, slot: RegisteredSlot, now_ms: int) -> None:
         slot.last_seen_ms = now_ms
+        slot.contact.heard(now_ms)
+
+    def during(self, since_ms: int, now_ms: int) -> tuple[SlotDuring, ...]:
+        """The slots that were silent or stood still since `since_ms`."""
+        seen = (slot.contact.during(slot.index, since_ms, now_ms) for slot in self)
+        return tuple(each for each in seen if each is not None)
 
     def heartbeat(self, slot: RegisteredSlot, message: Heartbeat, now_ms: int) -> None:
         slot.metrics = message.metrics
+        slot.figures.tell(message.token, message.sent_at_ms, message.metrics)
+        slot.sources = message.sources
+        slot.contact.heartbeat(message.sent_at_ms, message.metrics.get(LOOP_LAG_MS.name, 0.0), now_ms)
         slot.opening = message.opening if message.token == slot.deployed_token else {}
         if message.blocked:
             slot.blocked, slot.blocked_told_ms = message.blocked, now_ms
@@ -202,6 +223,7 @@ class SlotTable:
         """Start all waiting anew: it was this coordinator that stood still."""
         for slot in self:
             slot.last_seen_ms = now_ms
+            slot.contact.forgive(now_ms)
             if slot.lost_ms is not None:
                 slot.lost_ms = max(now_ms, slot.lost_ms)
 

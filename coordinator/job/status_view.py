@@ -7,6 +7,7 @@ from barrier_runtime.coordinator.options import effective
 from barrier_runtime.coordinator.status import latency
 from barrier_runtime.coordinator.status.health import Condition
 from barrier_runtime.coordinator.status.metrics import over_slots
+from barrier_runtime.coordinator.status.shares import chain_statuses, source_statuses
 from barrier_runtime.coordinator.status.status import (
     CheckpointsStatus,
     CommitsStatus,
@@ -90,6 +91,11 @@ def job_status(
             )
             for entry in job.savepoints.entries
         ),
+        chains=chain_statuses(job.spec.chains, {slot.index: slot.figures for slot in job.slots.connected}),
+        sources=source_statuses(job.spec.chains, {slot.index: slot.sources for slot in job.slots.connected}, now_ms),
+        latency_hour=job.record.latency_hour.points(now_ms),
+        failures=tuple(job.record.failures),
+        takeovers=tuple(job.record.takeovers),
         storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.record.store_retries.values()),
     )
 

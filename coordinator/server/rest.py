@@ -39,7 +39,7 @@ from barrier_runtime.coordinator.client.rest_types import (
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.runner import JobRunner
-from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.status import JobStatus, without_subtasks
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id
@@ -107,7 +107,8 @@ class Api:
         )
 
     async def job(self, request: Request) -> Response:
-        """With `unless=` and `wait=` (seconds): when its news are others than those, or the time is over."""
+        """With `unless=` and `wait=` (seconds): when its news are others than those, or the time is over.
+        Without the subtasks of past checkpoints: those are large and rarely looked at."""
         status = await self._status(request)
         wait_s = _wait_s(request)
         if wait_s and request.query_params.get("unless") == news_of(status):
@@ -115,7 +116,7 @@ class Api:
             if runner is not None:
                 await runner.changed(wait_s)
                 status = await self._status(request)
-        return _json(status)
+        return _json(without_subtasks(status))
 
     async def checkpoints(self, request: Request) -> Response:
         return _json((await self._status(request)).checkpoints)

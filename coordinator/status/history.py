@@ -8,7 +8,13 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.status.status import CheckpointStatus, RecoveryStatus
+from barrier_runtime.coordinator.status.status import (
+    CheckpointStatus,
+    FailureStatus,
+    LatencyPoint,
+    RecoveryStatus,
+    TakeoverStatus,
+)
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 HISTORY_VERSION = 1
@@ -45,6 +51,9 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     last_completed: CheckpointStatus | None = None
     history: tuple[CheckpointStatus, ...] = ()  # oldest first
     recoveries: tuple[RecoveryStatus, ...] = ()
+    failures: tuple[FailureStatus, ...] = ()
+    takeovers: tuple[TakeoverStatus, ...] = ()
+    latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}
     slots: tuple[KnownSlot, ...] = ()
     outcome: RunOutcome | None = None
 

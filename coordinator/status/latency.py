@@ -6,17 +6,17 @@ coordinator's loop: so results are kept by what they were made of, and percentil
 library's own search takes 15 ms each).
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from itertools import accumulate
 from operator import sub
 from typing import TypeAlias
 
 from hdrh.histogram import HdrHistogram
 
-from barrier_runtime.coordinator.status.status import LatencyStatus
+from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, LatencyStatus
 
 RECENT_MS = 60_000
 _STEP_MS = 10_000  # between two histograms that are kept: "the last minute" is up to so much longer
@@ -122,7 +122,7 @@ def _status(counts: list[int]) -> LatencyStatus:
     up_to = list(accumulate(counts))
     total = up_to[-1] if up_to else 0
     if not total:
-        return LatencyStatus(p50=0.0, p99=0.0, max=0.0, count=0)
+        return LatencyStatus(p50=0.0, p99=0.0, max=0.0, count=0, buckets=(0,) * len(LATENCY_BOUNDS_MS))
     scale = HdrHistogram(1, _HIGHEST_US, 3)
 
     def at(rows: int) -> float:
@@ -132,4 +132,17 @@ def _status(counts: list[int]) -> LatencyStatus:
     def percentile(percent: float) -> float:
         return at(max(1, int(percent * total / 100 + 0.5)))
 
-    return LatencyStatus(p50=percentile(50), p99=percentile(99), max=at(total), count=total)
+    return LatencyStatus(percentile(50), percentile(99), at(total), total, percentile(99.9), _buckets(up_to))
+
+
+def _buckets(up_to: Sequence[int]) -> tuple[int, ...]:
+    """Rows up to each of `LATENCY_BOUNDS_MS`."""
+    return tuple(up_to[min(index, len(up_to) - 1)] for index in _bound_indices())
+
+
+@cache
+def _bound_indices() -> tuple[int, ...]:
+    """Where in the histogram's counts the bounds are."""
+    scale = HdrHistogram(1, _HIGHEST_US, 3)
+    lowest = [scale.get_value_from_index(index) for index in range(scale.counts_len)]
+    return tuple(bisect_right(lowest, bound * 1000) - 1 for bound in LATENCY_BOUNDS_MS)

@@ -7,6 +7,7 @@ from barrier_runtime.coordinator.log.records import Fence, Finish
 from barrier_runtime.coordinator.options import effective
 from barrier_runtime.coordinator.status.health import ENDS
 from barrier_runtime.coordinator.status.history import History
+from barrier_runtime.coordinator.status.shares import chain_statuses
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, CommitsStatus, JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
@@ -66,6 +67,10 @@ def _status(
             history=known.history,
         ),
         recoveries=known.recoveries,
+        failures=known.failures,
+        takeovers=known.takeovers,
+        latency_hour=known.latency_hour,
+        chains=chain_statuses(spec.chains, {}),
         watermark_ms=None,
         records=0,
         latency={},

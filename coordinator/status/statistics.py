@@ -5,6 +5,8 @@ counted from there.
 """
 
 from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from heapq import nlargest
 from typing import Literal
 
 import msgspec
@@ -14,13 +16,33 @@ from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.log.decision_log import LogEntry, complete_of
 from barrier_runtime.coordinator.status.health import StoreRetry
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
-from barrier_runtime.coordinator.status.status import CheckpointStatus, RecoveryStatus
+from barrier_runtime.coordinator.status.latency_hour import LatencyHour
+from barrier_runtime.coordinator.status.status import (
+    CheckpointStatus,
+    FailureStatus,
+    RecoveryStatus,
+    SlotDuring,
+    SubtaskPhases,
+    TakeoverStatus,
+)
+from barrier_runtime.coordinator.wire.messages import Ack, SubtaskFailed
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 HISTORY = 100
+SUBTASKS = 16  # per checkpoint: a history is rewritten after each one
+_MISSING = 64
+_FAILURES = 20
+_FAILURES_OF_A_GENERATION = 3  # the first is the cause; what follows is mostly connections that break with it
+_LONGEST_ERROR = 4_000  # characters
 
 
 class JobRecord:
-    def __init__(self) -> None:
+    def __init__(self, slots_during: Callable[[int, int], tuple[SlotDuring, ...]]) -> None:
+        """`slots_during(since_ms, now_ms)`: what was seen of the slots meanwhile."""
+        self._slots_during = slots_during
+        self.failures: deque[FailureStatus] = deque(maxlen=_FAILURES)
+        self.takeovers: deque[TakeoverStatus] = deque(maxlen=HISTORY)
+        self.latency_hour = LatencyHour()
         self.triggered = 0
         self.completed = 0
         self.failed = 0
@@ -44,6 +66,9 @@ class JobRecord:
         self.last_completed = known.last_completed
         self.history = deque(known.history, HISTORY)
         self.recoveries = deque(known.recoveries, HISTORY)
+        self.failures = deque(known.failures, _FAILURES)
+        self.takeovers = deque(known.takeovers, HISTORY)
+        self.latency_hour.remember(known.latency_hour)
         for entry in reversed(completes):
             self._completed_in_log(entry)
         self.triggered = max(self.triggered, self.completed + self.failed)
@@ -60,6 +85,9 @@ class JobRecord:
             last_completed=self.last_completed,
             history=tuple(self.history),
             recoveries=tuple(self.recoveries),
+            failures=tuple(self.failures),
+            takeovers=tuple(self.takeovers),
+            latency_hour=self.latency_hour.points(),
             slots=slots,
             outcome=outcome,
         )
@@ -81,7 +109,7 @@ class JobRecord:
         self.history.append(status)
 
     def checkpoint_ended(self, checkpoint: Checkpoint, reason: str, now_ms: int) -> None:
-        entry = _entry(checkpoint, reason, now_ms)
+        entry = _entry(checkpoint, reason, now_ms, self._slots_during(checkpoint.triggered_ms, now_ms))
         self.history.append(entry)
         self.revision += 1
         if checkpoint.phase is CheckpointPhase.COMPLETE:
@@ -105,7 +133,8 @@ class JobRecord:
                 return
             if commits.all_through(entry.checkpoint):
                 decided_ms = entry.triggered_ms + entry.duration_ms
-                done = msgspec.structs.replace(entry, commit_duration_ms=max(0, now_ms - decided_ms))
+                took_ms = max(0, now_ms - decided_ms)
+                done = msgspec.structs.replace(entry, commit_duration_ms=took_ms, slowest_commit=commits.last_through)
                 self.history[index] = done
                 if self.last_completed is not None and self.last_completed.checkpoint == done.checkpoint:
                     self.last_completed = done
@@ -114,6 +143,22 @@ class JobRecord:
         self.generations += 1
         self.revision += 1
         self.recoveries.append(RecoveryStatus(token, reason, started_ms, None, None, None))
+
+    def subtask_failed(self, slot: int, failed: SubtaskFailed, now_ms: int) -> None:
+        """Slots say it again on every connection."""
+        known = [each for each in self.failures if each.token == failed.token]
+        if len(known) >= _FAILURES_OF_A_GENERATION or any(each.slot == slot for each in known):
+            return
+        subtask = "" if failed.subtask is None else str(failed.subtask)
+        error = shortened(failed.error, _LONGEST_ERROR)
+        self.failures.append(
+            FailureStatus(failed.token, now_ms, slot, subtask, failed.operator, error, failed.retryable)
+        )
+        self.revision += 1
+
+    def taken_over(self, token: int, leader: str, now_ms: int) -> None:
+        self.takeovers.append(TakeoverStatus(token, leader, now_ms))
+        self.revision += 1
 
     def recovery_because(self, reason: str) -> None:
         """More became known of why the present generation was needed."""
@@ -131,7 +176,15 @@ class JobRecord:
             self.recoveries[-1] = msgspec.structs.replace(last, running_ms=now_ms, duration_ms=now_ms - last.started_ms)
 
 
-def _entry(checkpoint: Checkpoint, reason: str, now_ms: int) -> CheckpointStatus:
+def shortened(text: str, most: int) -> str:
+    """Both ends are kept: a traceback begins with what was called and ends with what went wrong."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n… ({len(text) - 2 * half:,} characters are left out) …\n{text[-half:]}"
+
+
+def _entry(checkpoint: Checkpoint, reason: str, now_ms: int, slots: tuple[SlotDuring, ...]) -> CheckpointStatus:
     acks = list(checkpoint.acks.values())
     snapshots = [snapshot for ack in acks for snapshot in ack.operators]
     keyed = [snapshot.keyed for snapshot in snapshots if snapshot.keyed is not None]
@@ -155,4 +208,63 @@ def _entry(checkpoint: Checkpoint, reason: str, now_ms: int) -> CheckpointStatus
         full_bytes=sum(snapshot.full_bytes for snapshot in keyed),
         in_flight_bytes=in_flight_bytes,
         parts=len(acks),
+        subtasks=_slowest(checkpoint),
+        missing=tuple(map(str, checkpoint.missing[:_MISSING])),
+        slots=slots,
+        state_bytes=_state_bytes(snapshots),
+        chain_rows=_chain_rows(acks),
+        median_ack_ms=_median_ack_ms(checkpoint),
     )
+
+
+def _slowest(checkpoint: Checkpoint) -> tuple[SubtaskPhases, ...]:
+    slowest = nlargest(SUBTASKS, checkpoint.acked_ms.items(), key=lambda acked: acked[1])
+    return tuple(_phases(checkpoint.acks[subtask], acked_ms - checkpoint.triggered_ms) for subtask, acked_ms in slowest)
+
+
+def _phases(ack: Ack, ack_ms: int) -> SubtaskPhases:
+    times = ack.times
+    keyed = [snapshot.keyed for snapshot in ack.operators if snapshot.keyed is not None]
+    in_flight_bytes = sum(each.file.size for snapshot in ack.operators for each in snapshot.in_flight)
+    return SubtaskPhases(
+        chain=ack.subtask.chain,
+        subtask=ack.subtask.index,
+        ack_ms=ack_ms,
+        start_delay_ms=round(times.start_delay_ms, 1),
+        alignment_ms=round(times.alignment_ms, 1),
+        sync_ms=round(times.sync_ms, 1),
+        async_ms=round(times.async_ms, 1),
+        precommit_ms=times.precommit_ms,
+        upload_ms=times.upload_ms,
+        slowest=times.slowest,
+        new_bytes=sum(each.new_bytes for each in keyed) + in_flight_bytes,
+        full_bytes=sum(each.full_bytes for each in keyed),
+        in_flight_bytes=in_flight_bytes,
+        rows=times.rows,
+        busy_ms=times.busy_ms,
+        blocked_ms=times.blocked_ms,
+        held_ms=times.held_ms,
+        step_ms=times.step_ms,
+        step_chain=times.step_chain,
+        starved_ms=times.starved_ms,
+    )
+
+
+def _state_bytes(snapshots: Iterable[OperatorSnapshot]) -> dict[str, int]:
+    sizes: Counter[str] = Counter()
+    for snapshot in snapshots:
+        if snapshot.keyed is not None:
+            sizes[snapshot.operator] += snapshot.keyed.full_bytes
+    return dict(sizes)
+
+
+def _chain_rows(acks: Iterable[Ack]) -> dict[str, int]:
+    rows: Counter[str] = Counter()
+    for ack in acks:
+        rows[str(ack.subtask.chain)] += ack.times.rows
+    return dict(rows)
+
+
+def _median_ack_ms(checkpoint: Checkpoint) -> int | None:
+    acked = sorted(checkpoint.acked_ms.values())
+    return acked[len(acked) // 2] - checkpoint.triggered_ms if acked else None

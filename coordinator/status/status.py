@@ -85,6 +85,8 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()  # subtasks ("chain/index") without an ack when it ended; the first 64
     slots: tuple[SlotDuring, ...] = ()  # those that were silent or stood still for long
     state_bytes: dict[str, int] = {}  # operator -> its state in all slots
+    chain_rows: dict[str, int] = {}  # number of a chain -> rows that all its subtasks took since the checkpoint before
+    median_ack_ms: int | None = None  # of all subtasks
     slowest_commit: str = ""  # the sink ("<operator>/<subtask>") whose commit came last
 
 
@@ -250,3 +252,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}  # as `latency`, a point per minute, oldest first
     failures: tuple[FailureStatus, ...] = ()  # the last 20, oldest first
     takeovers: tuple[TakeoverStatus, ...] = ()  # the last 100, oldest first
+
+
+def without_subtasks(status: JobStatus) -> JobStatus:
+    """`status` with past checkpoints as a whole, without those of their subtasks."""
+    checkpoints = status.checkpoints
+    history = tuple(msgspec.structs.replace(each, subtasks=()) for each in checkpoints.history)
+    return msgspec.structs.replace(status, checkpoints=msgspec.structs.replace(checkpoints, history=history))

@@ -36,6 +36,7 @@ class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = {}  # operator -> what its state is a state of, see `state.snapshots.snapshot.DEFINITION`
     keys: dict[str, str] = {}  # operator -> the columns of its keys, with their types, where they are known
     states: dict[str, dict[str, StateDescription]] = {}  # operator -> state that its user declared -> what it is
+    inputs: tuple[int, ...] = ()  # chains that send rows to this one; for people
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +96,15 @@ class Register(Message, frozen=True):
     died: dict[int, str] = {}  # processes of this host that died of a signal lately: pid -> "SIGSEGV"
 
 
+class HeldBack(msgspec.Struct, frozen=True, array_like=True):
+    """What holds back the event time of one source in one slot. `split`: the unfinished one that is least far, its id
+    shortened; "" if there is none."""
+
+    split: str = ""
+    watermark_ms: int | None = None  # None: that split has had no row yet
+    idle: bool = False  # no split, or each has had nothing for the idle timeout
+
+
 class Heartbeat(Message, frozen=True):
     token: int
     metrics: dict[str, float] = {}  # see `metric_table`: counters ("<operator>.late_rows") and gauges ("rss_bytes")
@@ -104,6 +114,7 @@ class Heartbeat(Message, frozen=True):
     sent_at_ms: int = 0
     opening: dict[str, float] = {}  # sources and operators that are being restored -> for how many seconds
     blocked: str = ""  # the subtask whose step kept the slot from everything else for seconds, since the last one
+    sources: dict[str, HeldBack] = {}  # those with event time
 
 
 class Restored(Message, frozen=True):

@@ -98,9 +98,19 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one subtask's part of a checkpoint spent its time. Milliseconds."""
+    """Where one subtask's part of a checkpoint spent its time, and what it did since its last one. Milliseconds."""
 
     start_delay_ms: float = 0.0  # trigger -> first barrier seen
     alignment_ms: float = 0.0
     sync_ms: float = 0.0  # on the loop
     async_ms: float = 0.0  # everything after, until the ack
+    precommit_ms: float = 0.0  # of `async_ms`: the longest that an operator's own blocking work took (a pre-commit)
+    upload_ms: float = 0.0  # of `async_ms`: the longest that writing an operator's state took
+    slowest: str = ""  # the operator that one of these two, the longer, is of
+    rows: int = 0  # taken since the last snapshot, as all that follows
+    busy_ms: float = 0.0  # work on rows
+    blocked_ms: float = 0.0  # receivers had no room
+    held_ms: float = 0.0  # an operator of its own had no room
+    step_ms: float = 0.0  # the longest step of any subtask of the slot
+    step_chain: int = -1  # whose that was
+    starved_ms: float = 0.0  # the slot's loop was ready to run and got no processor

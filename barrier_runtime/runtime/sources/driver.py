@@ -246,6 +246,24 @@ class SourceDriver:
             earliest = due_ns if earliest is None else min(earliest, due_ns)
         return earliest
 
+    def least_far(self) -> tuple[str, int | None]:
+        """The unfinished split that holds the watermark back, and the watermark that it allows: None before its first
+        row. ("", None) without one."""
+        split: OpenSplit | None
+        if self._spec.idle_timeout_ms is None:
+            split = self._queue[0][-1] if self._queue else None
+        else:
+            split = min(self._counted(), key=lambda each: each.greatest_ms, default=None)
+        if split is None:
+            return "", None
+        if split.greatest_ms == WATERMARK_MIN:
+            return split.id, None
+        return split.id, split.greatest_ms - self._spec.max_out_of_orderness_ms - 1
+
+    @property
+    def has_event_time(self) -> bool:
+        return self._spec.event_time is not None
+
     @property
     def finished(self) -> bool:
         return not self._queue and self._discovery is None

@@ -157,7 +157,7 @@ class Running(Phase):
             return None
         if ack.ended:
             job.mark_ended(slot, (ack.subtask,))
-        result = self._pending(job).ack(ack)
+        result = self._pending(job).ack(ack, now_ms)
         if result.checkpoint is None and self._pending(job).is_aborted(ack.checkpoint):
             abandon(job, (ack,))
         if result.effect is AckEffect.LAST or ack.ended:

@@ -47,9 +47,9 @@ def test_all_acks_make_a_checkpoint_ready_exactly_once():
     """C4."""
     checkpoints = pending()
     one = checkpoints.trigger(0)
-    assert checkpoints.ack(ack(1, A)).effect is AckEffect.NEW
+    assert checkpoints.ack(ack(1, A), 1_100).effect is AckEffect.NEW
     assert checkpoints.ready() is None
-    assert checkpoints.ack(ack(1, B)).effect is AckEffect.LAST
+    assert checkpoints.ack(ack(1, B), 1_100).effect is AckEffect.LAST
     assert checkpoints.ready() is one
     persist_and_decide(one)
     assert checkpoints.complete(one, 0) == []
@@ -60,16 +60,16 @@ def test_duplicate_late_and_unknown_acks_are_counted_and_without_effect():
     """C2, C8, C9, Z10: of two attempts that acknowledge one subtask, one counts."""
     checkpoints = pending()
     one = checkpoints.trigger(0)
-    checkpoints.ack(ack(1, A))
-    assert checkpoints.ack(ack(1, A)).effect is AckEffect.DUPLICATE
-    assert checkpoints.ack(ack(1, SubtaskId(9, 9))).effect is AckEffect.UNKNOWN_SUBTASK
-    assert checkpoints.ack(ack(77, A)).effect is AckEffect.LATE
+    checkpoints.ack(ack(1, A), 1_100)
+    assert checkpoints.ack(ack(1, A), 1_100).effect is AckEffect.DUPLICATE
+    assert checkpoints.ack(ack(1, SubtaskId(9, 9)), 1_100).effect is AckEffect.UNKNOWN_SUBTASK
+    assert checkpoints.ack(ack(77, A), 1_100).effect is AckEffect.LATE
     assert one.missing == (B,)
-    checkpoints.ack(ack(1, B))
+    checkpoints.ack(ack(1, B), 1_100)
     persist_and_decide(one)
-    assert checkpoints.ack(ack(1, B)).effect is AckEffect.DUPLICATE
+    assert checkpoints.ack(ack(1, B), 1_100).effect is AckEffect.DUPLICATE
     checkpoints.complete(one, 0)
-    assert checkpoints.ack(ack(1, A)).effect is AckEffect.LATE
+    assert checkpoints.ack(ack(1, A), 1_100).effect is AckEffect.LATE
     assert sum(checkpoints.ignored.values()) == 5
 
 
@@ -77,12 +77,12 @@ def test_a_decline_ends_the_checkpoint_once():
     """C2."""
     checkpoints = pending()
     one = checkpoints.trigger(0)
-    checkpoints.ack(ack(1, A))
+    checkpoints.ack(ack(1, A), 1_100)
     assert checkpoints.decline(1, B, 10) is one
     assert one.phase is CheckpointPhase.DECLINED
     assert checkpoints.decline(1, B, 11) is None
     assert checkpoints.decline(99, B, 11) is None
-    assert checkpoints.ack(ack(1, B)).effect is AckEffect.LATE
+    assert checkpoints.ack(ack(1, B), 1_100).effect is AckEffect.LATE
     assert checkpoints.open == ()
 
 
@@ -101,15 +101,15 @@ def test_declining_the_first_of_two_leaves_the_second_alone():
     two = checkpoints.trigger(0)
     checkpoints.decline(1, A, 1)
     assert checkpoints.open == (two,)
-    checkpoints.ack(ack(2, A))
-    assert checkpoints.ack(ack(2, B)).effect is AckEffect.LAST
+    checkpoints.ack(ack(2, A), 1_100)
+    assert checkpoints.ack(ack(2, B), 1_100).effect is AckEffect.LAST
 
 
 def test_a_decline_after_the_last_ack_is_too_late():
     checkpoints = pending()
     one = checkpoints.trigger(0)
-    checkpoints.ack(ack(1, A))
-    checkpoints.ack(ack(1, B))
+    checkpoints.ack(ack(1, A), 1_100)
+    checkpoints.ack(ack(1, B), 1_100)
     one.move(CheckpointPhase.PERSISTING, 0)
     assert checkpoints.decline(1, A, 0) is None
 
@@ -121,12 +121,12 @@ def test_concurrent_checkpoints_complete_each_on_its_own_last_ack():
     """C5: interleaved acks for 1 and 2."""
     checkpoints = pending(max_concurrent=2)
     one, two = checkpoints.trigger(0), checkpoints.trigger(0)
-    checkpoints.ack(ack(1, A))
-    checkpoints.ack(ack(2, A))
-    checkpoints.ack(ack(1, B))
+    checkpoints.ack(ack(1, A), 1_100)
+    checkpoints.ack(ack(2, A), 1_100)
+    checkpoints.ack(ack(1, B), 1_100)
     assert checkpoints.ready() is one
     persist_and_decide(one)
-    checkpoints.ack(ack(2, B))
+    checkpoints.ack(ack(2, B), 1_100)
     assert checkpoints.ready() is None, "one decision at a time"
     assert checkpoints.complete(one, 0) == []
     assert checkpoints.ready() is two
@@ -136,23 +136,23 @@ def test_a_newer_completed_checkpoint_subsumes_the_older():
     """C6: 2 completes first; 1 is dropped and its last ack is ignored."""
     checkpoints = pending(max_concurrent=2)
     one, two = checkpoints.trigger(0), checkpoints.trigger(0)
-    checkpoints.ack(ack(1, A))
-    checkpoints.ack(ack(2, A))
-    checkpoints.ack(ack(2, B))
+    checkpoints.ack(ack(1, A), 1_100)
+    checkpoints.ack(ack(2, A), 1_100)
+    checkpoints.ack(ack(2, B), 1_100)
     persist_and_decide(two)
     assert checkpoints.complete(two, 0) == [one]
     assert one.phase is CheckpointPhase.SUBSUMED
-    assert checkpoints.ack(ack(1, B)).effect is AckEffect.LATE
+    assert checkpoints.ack(ack(1, B), 1_100).effect is AckEffect.LATE
 
 
 def test_an_older_one_that_is_ready_while_a_newer_is_decided_is_never_decided_after_it():
     checkpoints = pending(max_concurrent=2)
     one, two = checkpoints.trigger(0), checkpoints.trigger(0)
     for subtask in (A, B):
-        checkpoints.ack(ack(2, subtask))
+        checkpoints.ack(ack(2, subtask), 1_100)
     persist_and_decide(two)
     for subtask in (A, B):
-        checkpoints.ack(ack(1, subtask))
+        checkpoints.ack(ack(1, subtask), 1_100)
     assert checkpoints.ready() is None
     assert checkpoints.complete(two, 0) == [one]
     assert checkpoints.ready() is None
@@ -163,7 +163,7 @@ def test_of_two_ready_ones_the_newer_goes_first():
     _, two = checkpoints.trigger(0), checkpoints.trigger(0)
     for number in (1, 2):
         for subtask in (A, B):
-            checkpoints.ack(ack(number, subtask))
+            checkpoints.ack(ack(number, subtask), 1_100)
     assert checkpoints.ready() is two
 
 
@@ -174,18 +174,18 @@ def test_a_checkpoint_without_its_acks_expires_and_nothing_completes():
     """C7."""
     checkpoints = pending(timeout_ms=500)
     one = checkpoints.trigger(100)
-    checkpoints.ack(ack(1, A))
+    checkpoints.ack(ack(1, A), 1_100)
     assert checkpoints.expire(599) == []
     assert checkpoints.expire(600) == [one]
     assert one.phase is CheckpointPhase.EXPIRED
-    assert checkpoints.ack(ack(1, B)).effect is AckEffect.LATE
+    assert checkpoints.ack(ack(1, B), 1_100).effect is AckEffect.LATE
 
 
 def test_a_checkpoint_in_the_hands_of_the_log_never_expires():
     checkpoints = pending(timeout_ms=500)
     one = checkpoints.trigger(0)
     for subtask in (A, B):
-        checkpoints.ack(ack(1, subtask))
+        checkpoints.ack(ack(1, subtask), 1_100)
     one.move(CheckpointPhase.PERSISTING, 0)
     one.move(CheckpointPhase.DECIDING, 0)
     assert checkpoints.expire(10_000) == []
@@ -255,11 +255,11 @@ def test_the_next_deadline_is_the_first_of_trigger_and_expiry():
 def test_a_checkpoint_of_ended_subtasks_only_is_the_final_one():
     checkpoints = pending()
     one = checkpoints.trigger(0)
-    checkpoints.ack(ack(1, A, ended=True))
-    checkpoints.ack(ack(1, B))
+    checkpoints.ack(ack(1, A, ended=True), 1_100)
+    checkpoints.ack(ack(1, B), 1_100)
     assert not one.all_ended
     checkpoints.decline(1, A, 0)
     two = Checkpoint(2, 5, 0, frozenset((A, B)))
     for subtask in (A, B):
-        two.ack(ack(2, subtask, ended=True))
+        two.ack(ack(2, subtask, ended=True), 1_100)
     assert two.all_ended

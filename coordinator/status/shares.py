@@ -1,0 +1,153 @@
+"""How busy, backpressured and idle each operator chain was in the last 10 s, from what slots told in heartbeats. Pure.
+
+Slots tell sums that only rise; a share is the difference of two of them over the time between. A new generation begins
+its sums at 0, so nothing is compared over its beginning.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from barrier_runtime.coordinator.metric_table import BLOCKED_S, HELD_S, ROWS_IN, ROWS_OUT, WORK_S, Counter
+from barrier_runtime.coordinator.status.status import ChainStatus, SourceStatus
+from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
+
+WINDOW_MS = 10_000
+_STEP_MS = 900  # between two that are kept
+_SHORTEST_MS = 500  # less tells nothing
+
+
+class ToldFigures:
+    """What one slot process told within the last 10 s, a heartbeat per second."""
+
+    def __init__(self) -> None:
+        self._token = 0
+        self._kept: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._newest: tuple[int, Mapping[str, float]] | None = None
+
+    def tell(self, token: int, sent_at_ms: int, figures: Mapping[str, float]) -> None:
+        """`sent_at_ms` by the slot's clock; when that goes back all begins anew."""
+        if token != self._token or (self._newest is not None and sent_at_ms < self._newest[0]):
+            self._token = token
+            self._kept.clear()
+        self._newest = sent_at_ms, figures
+        if not self._kept or sent_at_ms - self._kept[-1][0] >= _STEP_MS:
+            self._kept.append((sent_at_ms, figures))
+        while len(self._kept) > 1 and self._kept[1][0] <= sent_at_ms - WINDOW_MS:
+            self._kept.popleft()
+
+    @property
+    def newest(self) -> Mapping[str, float]:
+        return {} if self._newest is None else self._newest[1]
+
+    @property
+    def seconds(self) -> float:
+        """Between the oldest that is kept and the newest; 0 when that is too short to say anything."""
+        if self._newest is None or not self._kept:
+            return 0.0
+        length_ms = self._newest[0] - self._kept[0][0]
+        return length_ms / 1000 if length_ms >= _SHORTEST_MS else 0.0
+
+    def per_second(self, key: str) -> float | None:
+        """By how much a sum rose; None when it is not known."""
+        seconds = self.seconds
+        if not seconds or key not in self.newest:
+            return None
+        return max(0.0, self.newest[key] - self._kept[0][1].get(key, 0.0)) / seconds
+
+
+@dataclass(frozen=True)
+class _OfChain:
+    """Of each slot that knows them."""
+
+    slots: tuple[int, ...]
+    rates: tuple[float, ...]
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.rates) / len(self.rates) if self.rates else None
+
+    @property
+    def total(self) -> float | None:
+        return sum(self.rates) if self.rates else None
+
+    @property
+    def largest(self) -> tuple[float | None, int]:
+        """And the slot that has it."""
+        if not self.rates:
+            return None, -1
+        at = max(range(len(self.rates)), key=self.rates.__getitem__)
+        return self.rates[at], self.slots[at]
+
+
+def chain_statuses(chains: Iterable[ChainSpec], told: Mapping[int, ToldFigures]) -> tuple[ChainStatus, ...]:
+    """`told`: by slot."""
+    return tuple(_chain_status(chain, told) for chain in chains)
+
+
+def _chain_status(chain: ChainSpec, told: Mapping[int, ToldFigures]) -> ChainStatus:
+    name = chain.operators[0]
+    busy, blocked, held = (_of(metric, name, told) for metric in (WORK_S, BLOCKED_S, HELD_S))
+    rows_in, rows_out = (_of(metric, name, told) for metric in (ROWS_IN, ROWS_OUT))
+    idle = [
+        max(0.0, 1 - work - wait - hold) for work, wait, hold in zip(busy.rates, blocked.rates, held.rates, strict=True)
+    ]
+    busiest, busiest_slot = busy.largest
+    most_rows, total_rows = rows_in.largest[0], rows_in.total
+    return ChainStatus(
+        chain=chain.chain,
+        operators=chain.operators,
+        inputs=chain.inputs,
+        sinks=chain.sinks,
+        is_source=chain.is_source,
+        busy=_share(busy.mean),
+        backpressured=_share(blocked.mean),
+        held=_share(held.mean),
+        idle=_share(sum(idle) / len(idle)) if idle else None,
+        busiest=_share(busiest),
+        busiest_slot=busiest_slot,
+        rows_in_per_s=None if total_rows is None else round(total_rows, 1),
+        rows_out_per_s=None if rows_out.total is None else round(rows_out.total, 1),
+        rows_in=_sum(ROWS_IN, name, told),
+        rows_out=_sum(ROWS_OUT, name, told),
+        busiest_rows=round(most_rows / total_rows, 3) if most_rows and total_rows else None,
+    )
+
+
+def _of(metric: Counter, operator: str, told: Mapping[int, ToldFigures]) -> _OfChain:
+    rates = [(slot, figures.per_second(metric.key(operator))) for slot, figures in told.items()]
+    known = [(slot, rate) for slot, rate in rates if rate is not None]
+    return _OfChain(tuple(slot for slot, _ in known), tuple(rate for _, rate in known))
+
+
+def _sum(metric: Counter, operator: str, told: Mapping[int, ToldFigures]) -> int:
+    return int(sum(figures.newest.get(metric.key(operator), 0.0) for figures in told.values()))
+
+
+def _share(share: float | None) -> float | None:
+    return None if share is None else round(min(1.0, max(0.0, share)), 3)
+
+
+def source_statuses(
+    chains: Iterable[ChainSpec], told: Mapping[int, Mapping[str, HeldBack]], now_ms: int
+) -> tuple[SourceStatus, ...]:
+    """Of sources with event time. `told`: by slot, then by source."""
+    names = [chain.operators[0] for chain in chains if chain.is_source]
+    known = {name: [(slot, each[name]) for slot, each in told.items() if name in each] for name in names}
+    return tuple(_source_status(name, of, now_ms) for name, of in known.items() if of)
+
+
+def _source_status(name: str, told: Sequence[tuple[int, HeldBack]], now_ms: int) -> SourceStatus:
+    active = [(slot, each) for slot, each in told if each.split]
+    idle = tuple(slot for slot, each in told if each.idle)
+    if not active:
+        return SourceStatus(source=name, idle_slots=idle)
+    slot, least = min(active, key=lambda told_by: (told_by[1].watermark_ms is not None, told_by[1].watermark_ms or 0))
+    return SourceStatus(
+        source=name,
+        watermark_ms=least.watermark_ms,
+        lag_ms=None if least.watermark_ms is None else now_ms - least.watermark_ms,
+        split=least.split,
+        split_slot=slot,
+        idle_slots=idle,
+    )

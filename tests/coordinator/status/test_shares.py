@@ -1,0 +1,115 @@
+"""Shares of the last 10 s from sums that slots tell, and which split holds a source's watermark back."""
+
+import pytest
+
+from barrier_runtime.coordinator.status.contact import Contact
+from barrier_runtime.coordinator.status.shares import ToldFigures, chain_statuses, source_statuses
+from barrier_runtime.coordinator.status.status import SlotDuring
+from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
+
+SOURCE = ChainSpec(chain=0, operators=("numbers", "double"), is_source=True)
+SINK = ChainSpec(chain=1, operators=("count", "out"), sinks=("out",), inputs=(0,))
+
+
+def figures(work_s: float, blocked_s: float = 0.0, held_s: float = 0.0, rows: float = 0.0) -> dict[str, float]:
+    return {
+        "numbers.work_s": work_s,
+        "numbers.blocked_s": blocked_s,
+        "numbers.held_s": held_s,
+        "numbers.rows_in": rows,
+        "numbers.rows_out": rows * 2,
+    }
+
+
+def told(*sums: dict[str, float], step_ms: int = 1_000, token: int = 1) -> ToldFigures:
+    known = ToldFigures()
+    for at, each in enumerate(sums):
+        known.tell(token, at * step_ms, each)
+    return known
+
+
+def test_shares_are_the_rise_of_sums_over_the_last_ten_seconds() -> None:
+    slot = told(*[figures(work_s=0.5 * second, blocked_s=0.25 * second, rows=100 * second) for second in range(60)])
+    assert 9.5 <= slot.seconds <= 11
+    source, sink = chain_statuses([SOURCE, SINK], {0: slot})
+    assert (source.busy, source.backpressured, source.held, source.idle) == (0.5, 0.25, 0.0, 0.25)
+    assert (source.rows_in_per_s, source.rows_out_per_s, source.rows_in) == (100.0, 200.0, 5_900)
+    assert (sink.busy, sink.idle, sink.rows_in_per_s, sink.inputs) == (None, None, None, (0,))
+
+
+def test_the_busiest_slot_is_named_and_its_share_of_the_rows() -> None:
+    slow = told(*[figures(work_s=0.9 * second, rows=300 * second) for second in range(5)])
+    other = told(*[figures(work_s=0.1 * second, rows=100 * second) for second in range(5)])
+    (source,) = chain_statuses([SOURCE], {0: other, 3: slow})
+    assert (source.busy, source.busiest, source.busiest_slot, source.busiest_rows) == (0.5, 0.9, 3, 0.75)
+
+
+def test_one_heartbeat_tells_no_share() -> None:
+    (source,) = chain_statuses([SOURCE], {0: told(figures(7.0))})
+    assert source.busy is None
+    assert chain_statuses([SOURCE], {})[0].busy is None
+
+
+@pytest.mark.parametrize("token", [1, 2])
+def test_nothing_is_compared_over_the_beginning_of_a_generation_or_a_clock_that_went_back(token: int) -> None:
+    slot = told(*[figures(1.0 * second) for second in range(8)])
+    slot.tell(token, 5_000, figures(0.0))
+    assert slot.seconds == 0.0
+    slot.tell(token, 6_000, figures(0.5))
+    assert slot.per_second("numbers.work_s") == 0.5
+
+
+def test_of_many_heartbeats_a_second_few_are_kept() -> None:
+    slot = told(*[figures(0.01 * number) for number in range(5_000)], step_ms=10)
+    assert len(slot._kept) <= 13
+
+
+def test_the_split_that_is_least_far_is_named_with_its_slot() -> None:
+    held = {
+        0: {"numbers": HeldBack("a", 900)},
+        1: {"numbers": HeldBack("b", 400)},
+        2: {"numbers": HeldBack("", None, True)},
+    }
+    (source,) = source_statuses([SOURCE, SINK], held, 1_000)
+    assert (source.split, source.split_slot, source.watermark_ms, source.lag_ms) == ("b", 1, 400, 600)
+    assert source.idle_slots == (2,)
+
+
+def test_a_split_without_a_row_holds_back_before_all_others() -> None:
+    (source,) = source_statuses([SOURCE], {0: {"numbers": HeldBack("a", -5)}, 1: {"numbers": HeldBack("b")}}, 1_000)
+    assert (source.split, source.watermark_ms, source.lag_ms) == ("b", None, None)
+
+
+def test_a_source_that_told_nothing_is_absent() -> None:
+    assert source_statuses([SOURCE, SINK], {0: {}}, 1_000) == ()
+
+
+# ---------------------------------------------------------------- contact
+
+
+def test_a_silence_is_noted_once_it_is_longer_than_heartbeats_are_apart() -> None:
+    contact = Contact(heartbeat_ms=1_000, now_ms=0)
+    for now_ms in (1_000, 2_000, 3_400):
+        contact.heard(now_ms)
+    assert contact.during(7, 0, 3_500) is None
+    contact.heard(5_400)
+    assert contact.during(7, 0, 5_500) == SlotDuring(7, 2_000, 0.0)
+    assert contact.during(7, 5_400, 5_500) is None  # it was before
+    assert contact.during(7, 5_400, 9_000) == SlotDuring(7, 3_600, 0.0)  # and it lasts
+
+
+def test_a_heartbeat_that_was_late_in_its_slot_is_no_late_message() -> None:
+    contact = Contact(1_000, 0)
+    contact.heartbeat(1_000_100, 0.0, 100)  # its clock is far ahead
+    contact.heartbeat(1_003_100, 2_000.0, 3_100)
+    contact.heard(3_100)
+    assert contact.during(0, 0, 3_200) == SlotDuring(0, 3_100, 2_000.0)
+    contact.heartbeat(1_003_200, 0.0, 4_000)  # 800 ms longer under way than the first
+    assert contact.during(0, 3_100, 4_000) == SlotDuring(0, 0, 0.0, 800.0)
+
+
+def test_a_coordinator_that_stood_still_blames_no_slot() -> None:
+    contact = Contact(1_000, 0)
+    contact.forgive(60_000)
+    contact.heard(60_010)
+    assert contact.during(0, 0, 60_020) is None
