@@ -20,6 +20,7 @@ from barrier_runtime.coordinator.client.failover import FailoverClient, addresse
 from barrier_runtime.coordinator.client.rest_token import read_token_file
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked, SubmitReply
 from barrier_runtime.coordinator.status.health import TROUBLED, described
+from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.logical import Plan
@@ -249,6 +250,12 @@ class JobHandle:
         except JobFailed as error:
             raise JobFailed(f"{error}{hint}", status) from None
         return JobResult(status)
+
+    def why(self, checkpoint: int | None = None) -> Answer:
+        """Why a checkpoint was slow or failed, or (None) why the job does not start, shows nothing or got slow: reasons
+        with evidence and remedy. Print it. `InvalidJob` for a checkpoint that is not among the last 100."""
+        cores = 0 if jvm_trouble(self._spark) is not None else total_cores(self._spark)
+        return self._coordinator.client.why(self._spec.job, checkpoint, self._spec.run_id, cores)
 
     def trigger_checkpoint(self) -> None:
         self._coordinator.client.trigger(self._spec.job, self._spec.run_id)

@@ -165,6 +165,22 @@ def status(
 
 
 @app.command()
+def why(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    checkpoint: Annotated[int | None, typer.Argument(help="number of a checkpoint; without it, of the job")] = None,
+    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Say why a checkpoint was slow or failed, or why the job does not start, shows nothing or got slow."""
+    answer = _client(coordinator, token_file).why(job, checkpoint)
+    if json:
+        _print_json(answer)
+    else:
+        print(answer)
+
+
+@app.command()
 def checkpoint(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
     """Trigger a checkpoint now. Exits with 1 when the job cannot take one."""
     reply = _client(coordinator, token_file).trigger(job)

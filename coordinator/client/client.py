@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
@@ -22,6 +22,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     TriggerReply,
     news_of,
 )
+from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
@@ -30,6 +31,7 @@ from barrier_runtime.state.store.urls import without_credentials
 
 Reply = TypeVar("Reply")
 _CHECKPOINTS = msgspec.json.Decoder(CheckpointsStatus)
+_ANSWER = msgspec.json.Decoder(Answer)
 _DAEMON = msgspec.json.Decoder(DaemonReply)
 _ERROR = msgspec.json.Decoder(ErrorReply)
 _HEALTH = msgspec.json.Decoder(Health)
@@ -94,6 +96,13 @@ class CoordinatorClient:
 
     def checkpoints(self, job: str) -> CheckpointsStatus:
         return self._call("GET", f"/jobs/{check_job_id(job)}/checkpoints", b"", _CHECKPOINTS)
+
+    def why(self, job: str, checkpoint: int | None = None, run_id: str = "", cores: int = 0) -> Answer:
+        """Of a checkpoint, or of the job. `cores`: of the Spark that is to run its slots. `InvalidJob` for a checkpoint
+        that is not in the history."""
+        asked = {"checkpoint": checkpoint, "cores": cores or None, "run": run_id and check_job_id(run_id)}
+        query = urlencode({name: value for name, value in asked.items() if value})
+        return self._call("GET", f"/jobs/{check_job_id(job)}/why?{query}".rstrip("?"), b"", _ANSWER)
 
     def trigger(self, job: str, run_id: str = "") -> TriggerReply:
         return self._call("POST", _path(job, "/checkpoints", run_id), b"", _TRIGGER)

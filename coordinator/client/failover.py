@@ -15,11 +15,13 @@ from barrier_runtime.coordinator.client.rest_types import (
     SubmitReply,
     TriggerReply,
 )
+from barrier_runtime.coordinator.client.rest_types import DaemonReply, JobSummary, SubmitReply, TriggerReply
+from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 _TIMEOUT_S = 10.0
 _TIMEOUT_OF_SEVERAL_S = 4.0  # another one may have the answer
 
@@ -69,6 +71,9 @@ class FailoverClient:
     def checkpoints(self, job: str) -> CheckpointsStatus:
         return self._ask(lambda client: client.checkpoints(job))
 
+    def why(self, job: str, checkpoint: int | None = None, run_id: str = "", cores: int = 0) -> Answer:
+        return self._ask(lambda client: client.why(job, checkpoint, run_id, cores))
+
     def trigger(self, job: str, run_id: str = "") -> TriggerReply:
         return self._ask(lambda client: client.trigger(job, run_id))
 
@@ -84,7 +89,7 @@ class FailoverClient:
     ) -> TriggerReply:
         return self._ask(lambda client: client.stop(job, mode, run_id, savepoint))
 
-    def _ask(self, question: Callable[[CoordinatorClient], Answer]) -> Answer:
+    def _ask(self, question: Callable[[CoordinatorClient], Reply]) -> Reply:
         waiting = self._order()
         silent: Unavailable | None = None
         unknown: UnknownJob | None = None

@@ -91,6 +91,7 @@ def job_status(
             )
             for entry in job.savepoints.entries
         ),
+        at_ms=now_ms,
         chains=chain_statuses(job.spec.chains, {slot.index: slot.figures for slot in job.slots.connected}),
         sources=source_statuses(job.spec.chains, {slot.index: slot.sources for slot in job.slots.connected}, now_ms),
         latency_hour=job.record.latency_hour.points(now_ms),

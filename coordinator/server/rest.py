@@ -40,6 +40,7 @@ from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus, without_subtasks
+from barrier_runtime.coordinator.status.why_job import Cores, answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id
@@ -52,6 +53,7 @@ MAX_BODY_BYTES = 1024 * 1024
 GUARD_HEADER = "x-barrier-runtime"
 OPEN_PATHS = frozenset({"/healthz"})
 _REMEMBERED_REQUESTS = 1_000
+_DIGITS = 18  # of a number in a query
 _SPEC = msgspec.json.Decoder(JobSpec)
 _SAVEPOINT = msgspec.json.Decoder(SavepointAsked)
 _STOP = msgspec.json.Decoder(StopRequest)
@@ -79,6 +81,7 @@ class Api:
             Route("/jobs/{job}", self.job, methods=["GET"]),
             Route("/jobs/{job}", self.submit, methods=["PUT"]),
             Route("/jobs/{job}/checkpoints", self.checkpoints, methods=["GET"]),
+            Route("/jobs/{job}/why", self.why, methods=["GET"]),
             Route("/jobs/{job}/checkpoints", self.trigger, methods=["POST"]),
             Route("/jobs/{job}/savepoints", self.savepoints, methods=["GET"]),
             Route("/jobs/{job}/savepoints", self.savepoint, methods=["POST"]),
@@ -136,6 +139,14 @@ class Api:
         wanted = await _checked(asked, stops=False)
         runner.savepoint(wanted)
         return _json(TriggerReply("accepted", ""), 202)
+    async def why(self, request: Request) -> Response:
+        """`?checkpoint=42`: of that one, else of the job. `cores=`: of the Spark that is to run the job's slots."""
+        checkpoint, cores = (_number(request, name) for name in ("checkpoint", "cores"))
+        status = await self._status(request)
+        others = {name: each for name, each in self._directory.jobs.items() if name != status.job}
+        held = {name: each.connected_slots for name, each in others.items() if each.outcome is None}
+        known = Cores(cores or 0, {name: slots for name, slots in held.items() if slots})
+        return _json(answer(status, checkpoint, known))
 
     async def submit(self, request: Request) -> Response:
         job = check_job_id(request.path_params["job"])
@@ -292,6 +303,11 @@ def _wait_s(request: Request) -> float:
     if not 0 <= wait_s <= LONGEST_WAIT_S:
         raise InvalidJob(f"wait={given!r} is not understood: give seconds, at most {LONGEST_WAIT_S:g}")
     return wait_s
+def _number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is not None and not (text.isdecimal() and text.isascii() and len(text) <= _DIGITS):
+        raise InvalidJob(f"{name}={text!r} is not a number: give one, such as {name}=42")
+    return None if text is None else int(text)
 
 
 def _unknown(job: str) -> HTTPException:

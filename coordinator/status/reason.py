@@ -13,3 +13,14 @@ class Reason(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return "\n".join((self.sentence, *(f"  - {each}" for each in self.evidence), f"  What to do: {self.remedy}"))
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What is said to "why?". `otherwise`: what is to be said when there is no reason: nothing is wrong, as far as is
+    known."""
+
+    reasons: tuple[Reason, ...]
+    otherwise: str = ""
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.reasons)) or self.otherwise

@@ -247,6 +247,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     restored_checkpoint: int
     savepoints: tuple[SavepointStatus, ...] = ()  # asked of this coordinator, oldest first
     storage_trouble: str = ""  # what the object store is retried for
+    at_ms: int = 0  # when the coordinator told this; 0: of a run that has ended
     chains: tuple[ChainStatus, ...] = ()  # the graph, in topological order
     sources: tuple[SourceStatus, ...] = ()
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}  # as `latency`, a point per minute, oldest first

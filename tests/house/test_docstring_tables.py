@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.coordinator.server import lease
-from barrier_runtime.coordinator.status import health
+from barrier_runtime.coordinator.status import bottleneck, health, why
 from barrier_runtime.runtime import execution
 from barrier_runtime.runtime.sinks import driver, effects, global_committer
 from barrier_runtime.runtime.sinks.global_committer import GlobalCommitDriver, GlobalEffect
@@ -150,13 +150,32 @@ def test_every_event_of_the_global_committer_is_in_its_table() -> None:
     assert {row[0] for row in rows} == {*STATES, "any"}
 
 
+def causes_given_in(module: typing.Any) -> set[str]:
+    """The first arguments of every `Reason(…)` in it."""
+    file = str(Path(module.__file__).resolve().relative_to(ROOT))
+    calls = [node for node in nodes(file) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reason"]
+    return {ast.literal_eval(call.args[0]) for call in calls}
+
+
+def test_every_cause_of_a_slow_checkpoint_is_in_its_table() -> None:
+    (rows,) = tables(why.__doc__)
+    told = {cell.strip("`") for cell in column(rows, 1)}
+    assert told == set(why.CAUSES[: why.CAUSES.index("unclear") + 1])
+    assert causes_given_in(why) == set(why.CAUSES)
+
+
+def test_every_bottleneck_is_in_its_table() -> None:
+    (rows,) = tables(bottleneck.__doc__)
+    assert {cell.strip("`") for cell in column(rows, 0)} == causes_given_in(bottleneck)
+
+
 # ------------------------------------------------------------ none is left out
 
 
 def test_every_table_is_compared_or_is_prose() -> None:
     compared = {
         str(Path(module.__file__ or "").resolve().relative_to(ROOT))
-        for module in (health, lease, driver, global_committer, execution)
+        for module in (health, lease, driver, global_committer, execution, why, bottleneck)
     }
     holding = set()
     for package in ("barrier_runtime", "coordinator", "state"):

@@ -7,6 +7,7 @@ from coordinator_world import options, spec
 from test_daemon import Daemon, running_slots
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import RestartOptions
 
@@ -41,6 +42,28 @@ def test_the_command_tells_what_a_job_waits_for_and_with_which_options(daemon):
     assert (shown["interval_ms"], shown["min_pause_ms"], shown["max_concurrent"]) == (70, 70, 1)
     assert shown["restart"] == "failure_rate: 3 failures within 60 s, 0.2 s before each restart"
     assert shown["progress_timeout_ms"] == 600_000
+
+
+def why(daemon, *arguments):
+    address = f"http://127.0.0.1:{daemon.sockets[1].getsockname()[1]}"
+    return run_here("why", *arguments, "--coordinator", address, "--token-file", str(daemon.token_file))
+
+
+def test_why_of_a_job_that_waits_for_its_slots_tells_how_many_came(daemon):
+    daemon.submit(JOB)
+    told = why(daemon, "flights")
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.startswith("Job flights does not start: it needs 2 slots, 0 have come.")
+    assert "What to do: every slot occupies a core" in told.stdout
+    answer = msgspec.json.decode(why(daemon, "flights", "--json").stdout, type=Answer)
+    assert [reason.cause for reason in answer.reasons] == ["cores"]
+
+
+def test_why_of_a_checkpoint_that_is_not_known_names_those_that_are(daemon):
+    daemon.submit(JOB)
+    told = why(daemon, "flights", "42")
+    assert told.returncode != 0
+    assert "checkpoint 42 of job flights is not known: the history has none yet" in told.stderr
 
 
 @pytest.mark.slow

@@ -1,0 +1,287 @@
+"""Why a job does not start, why nothing becomes visible, why latency rose: from its status alone. Pure.
+
+`why_job` asks them in that order and then which step is the bottleneck; what does not apply gives nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from barrier_runtime.coordinator.status.bottleneck import bottleneck
+from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds
+from barrier_runtime.coordinator.status.reason import Answer, Reason
+from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus
+from barrier_runtime.coordinator.status.why import slow_above_ms, why_checkpoint
+from barrier_runtime.state.errors import InvalidJob
+
+_RECENT_MS = 120_000  # a recovery this long ago still explains a latency
+_ROSE = 3.0  # times the median of the hour
+_ROSE_MS = 50.0  # and by this much
+_FEW_POINTS = 3
+_WAITS_LONG_MS = 60_000  # a watermark this far behind the clock holds windows back
+
+
+@dataclass(frozen=True)
+class Cores:
+    """What Spark and the daemon know of room for slots. `held_by`: other jobs -> their slots; `total`: 0 if unknown."""
+
+    total: int = 0
+    held_by: Mapping[str, int] = field(default_factory=dict)
+
+
+def why_job(status: JobStatus, now_ms: int, cores: Cores = Cores()) -> tuple[Reason, ...]:
+    """All that applies, the gravest first. A job that has ended has one: how."""
+    if status.outcome is not None:
+        return (_ended(status),)
+    if status.phase != "running":
+        starting = why_not_running(status, now_ms, cores)
+        return () if starting is None else (starting,)
+    reasons = (why_nothing_is_visible(status, now_ms), why_latency_rose(status, now_ms), bottleneck(status.chains))
+    return tuple(reason for reason in reasons if reason is not None)
+
+
+def answer(status: JobStatus, checkpoint: int | None, cores: Cores = Cores()) -> Answer:
+    """To "why?" about a checkpoint, or about the job (None). Raises `InvalidJob` for a checkpoint that is not known."""
+    if checkpoint is None:
+        otherwise = f"Job {status.job} runs, nothing that was recorded is wrong, and its latencies are as usual."
+        return Answer(why_job(status, status.at_ms, cores), otherwise)
+    checkpoints = status.checkpoints
+    record = next((each for each in checkpoints.history if each.checkpoint == checkpoint), None)
+    if record is None:
+        raise InvalidJob(_unknown(status, checkpoint))
+    reason = why_checkpoint(record, checkpoints.history, status.chains)
+    before = [each for each in checkpoints.history if each.checkpoint < checkpoint and each.outcome == "complete"]
+    slow_ms = slow_above_ms(before)
+    otherwise = (
+        f"Checkpoint {checkpoint} was not slow: it took {record.duration_ms} ms; slow is from {slow_ms:.0f} ms on."
+    )
+    return Answer((reason,) if reason is not None else (), otherwise)
+
+
+def _unknown(status: JobStatus, checkpoint: int) -> str:
+    checkpoints = status.checkpoints
+    if checkpoint in checkpoints.in_progress:
+        waiting = ", ".join(checkpoints.waiting_for[:8])
+        what = f"checkpoint {checkpoint} of job {status.job} is under way"
+        return f"{what}, and waits for {waiting or 'the store'}: ask again"
+    known = [each.checkpoint for each in checkpoints.history]
+    which = f"{min(known)} to {max(known)}" if known else "none yet"
+    return f"checkpoint {checkpoint} of job {status.job} is not known: the history has {which}"
+
+
+def _ended(status: JobStatus) -> Reason:
+    last = status.failures[-1] if status.outcome == "failed" and status.failures else None
+    where = (
+        ()
+        if last is None
+        else (f"operator {last.operator or 'unknown'} in slot {last.slot}: {_last_line(last.error)}",)
+    )
+    reason = _last_line(status.error or status.reason)
+    return Reason(
+        "ended",
+        f"Job {status.job} is {status.outcome}{f': {reason}' if reason else ''}.",
+        where,
+        "cure what the message says and start it again: it goes on from the last completed checkpoint"
+        if status.outcome == "failed"
+        else "nothing; what the last completed checkpoint covers is committed",
+    )
+
+
+def why_not_running(status: JobStatus, now_ms: int, cores: Cores = Cores()) -> Reason | None:
+    """None for a job that runs, or has ended."""
+    if status.phase == "running" or status.outcome is not None:
+        return None
+    if status.missing_slots and status.phase in ("waiting", "loading", "resuming"):
+        return _waits_for_slots(status, now_ms, cores)
+    what = status.condition_reason or status.reason or f"it is {status.phase}"
+    waits = _since(status, now_ms)
+    remedies = {
+        "WAITING_STORE": "look at the object store: its address, credentials and errors above",
+        "WAITING_SERVER": "start the server that is named above, or correct its address",
+        "WAITING_RESTORE": "look at the store's bandwidth and at what the operator that is named above opens",
+    }
+    return Reason(
+        "starting",
+        f"Job {status.job} does not run yet: {what}.",
+        (f"it has been {status.condition or status.phase.upper()} for {waits}", *_last_failures(status)),
+        remedies.get(status.condition, "wait; if it lasts, the slot's log says what it does"),
+    )
+
+
+def _waits_for_slots(status: JobStatus, now_ms: int, cores: Cores) -> Reason:
+    needed, missing = status.parallelism, len(status.missing_slots)
+    registered = needed - missing
+    held = dict(sorted(cores.held_by.items(), key=lambda each: -each[1]))
+    holders = ", ".join(f"{job} ({slots})" for job, slots in held.items())
+    if cores.total:
+        free = max(0, cores.total - sum(held.values()) - registered)
+        room = f"needs {needed} slots, free {free + registered} of {cores.total} cores"
+    else:
+        room = f"needs {needed} slots, {registered} have come"
+    sentence = f"Job {status.job} does not start: it {room}{f', held by {holders}' if holders else ''}."
+    slots = ", ".join(map(str, status.missing_slots))
+    return Reason(
+        "cores",
+        sentence,
+        (f"slots {slots} are missing for {_since(status, now_ms)}", *_last_failures(status)),
+        "every slot occupies a core (spark.task.cpus) for as long as the job runs: stop a job, add executors, or use a "
+        "smaller parallelism",
+    )
+
+
+def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
+    """None if rows become visible as they should, as far as is known."""
+    if status.phase != "running":
+        return None
+    for trouble in status.commits.troubles:
+        return Reason(
+            "commit",
+            f"Nothing new becomes visible in {trouble.sink.rpartition('/')[0]}, because its commit fails: "
+            f"{_last_line(trouble.error)}.",
+            (f"checkpoint {trouble.checkpoint} was tried {trouble.attempts} times in {trouble.sink}",),
+            "cure what the target says; it is tried again until it succeeds, and nothing is lost meanwhile",
+        )
+    if status.condition in TROUBLED:
+        return Reason(
+            status.condition.lower(),
+            f"Job {status.job} is {status.condition}: {status.condition_reason}.",
+            (f"for {_since(status, now_ms)}",),
+            "cure what is named; the job goes on by itself",
+        )
+    last = status.checkpoints.last_completed
+    if last is None:
+        waiting = ", ".join(status.checkpoints.waiting_for[:4])
+        return Reason(
+            "no_checkpoint",
+            "Nothing is visible yet, because no checkpoint has completed: rows become visible with one.",
+            (
+                f"{status.checkpoints.triggered} were triggered, {status.checkpoints.failed} failed",
+                *((f"the oldest one waits for {waiting}",) if waiting else ()),
+            ),
+            "wait for the first one, or take checkpoints more often (checkpoint_interval)",
+        )
+    if not status.records:
+        return Reason(
+            "no_rows",
+            "Nothing becomes visible, because the sources have brought no row.",
+            tuple(f"{source.source}: idle in slots {_slots(source.idle_slots)}" for source in status.sources),
+            "look at the system that the job reads from: topic, folder, offsets, permissions",
+        )
+    return _held_back(status, last)
+
+
+def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:
+    """Event time stands still because of one split, so windows do not fire."""
+    emitted = any(chain.rows_in for chain in status.chains if chain.sinks)
+    for source in status.sources:
+        behind = source.watermark_ms is None or (source.lag_ms or 0) >= _WAITS_LONG_MS
+        if source.split and behind and not emitted:
+            lag = "has had no row yet" if source.watermark_ms is None else f"is {in_seconds(source.lag_ms or 0)} behind"
+            return Reason(
+                "watermark",
+                f"Nothing comes out, because split {source.split} of {source.source} holds the watermark back: it "
+                f"{lag}.",
+                (f"it is read in slot {source.split_slot}; checkpoint {last.checkpoint} completed: the job goes on",),
+                "give the source an idle_timeout if that split may be silent for long, or look why it has no rows",
+            )
+    return None
+
+
+def why_latency_rose(status: JobStatus, now_ms: int) -> Reason | None:
+    """Of the sink whose p99 of the last minute rose most above what the last hour had; None if none did."""
+    risen = [
+        (latency.p99 / usual, name, latency, usual)
+        for name, latency in status.latency_last_minute.items()
+        if (usual := _usual_p99(status.latency_hour.get(name, ()))) is not None and _rose(latency, usual)
+    ]
+    if not risen:
+        return None
+    _, name, latency, usual = max(risen)
+    sink, _, kind = name.rpartition(":")
+    what = (
+        f"The {kind} latency of {sink} rose to {latency.p99:,.0f} ms (p99 of the last minute, usually {usual:,.0f} ms)"
+    )
+    recovery = next((each for each in reversed(status.recoveries[1:]) if now_ms - each.started_ms <= _RECENT_MS), None)
+    if recovery is not None:
+        took = "is not over yet" if recovery.duration_ms is None else f"took {in_seconds(recovery.duration_ms)}"
+        return Reason(
+            "recovery",
+            f"{what}, because the job restarted.",
+            (f"{in_seconds(now_ms - recovery.started_ms)} ago: {_last_line(recovery.reason)}; it {took}",),
+            "rows that waited meanwhile are processed first; cure what ended the generation",
+        )
+    if kind == "visible":
+        slow = _slow_checkpoints(status, what)
+        if slow is not None:
+            return slow
+    limit = bottleneck(status.chains)
+    if limit is not None and limit.cause != "input":
+        return Reason(limit.cause, f"{what}. {limit.sentence}", limit.evidence, limit.remedy)
+    return Reason(
+        "unclear",
+        f"{what}, and nothing that was recorded says why.",
+        (f"{latency.count:,} rows in the last minute",),
+        "look at the slots' machines and at the source: rows that come late there count from the time they were due",
+    )
+
+
+def _usual_p99(points: tuple[LatencyPoint, ...]) -> float | None:
+    earlier = points[:-1]
+    return median(point.p99 for point in earlier) if len(earlier) >= _FEW_POINTS else None
+
+
+def _rose(latency: LatencyStatus, usual: float) -> bool:
+    return latency.count > 0 and latency.p99 >= max(_ROSE * usual, usual + _ROSE_MS)
+
+
+def _slow_checkpoints(status: JobStatus, what: str) -> Reason | None:
+    """Rows become visible with a checkpoint: when those take longer, or their commits do."""
+    history = [each for each in status.checkpoints.history if each.outcome == "complete"]
+    if len(history) < 6:
+        return None
+    recent, before = history[-3:], history[:-3]
+
+    def rose(now: float, then: float) -> bool:
+        return now >= max(_ROSE * then, then + _ROSE_MS)
+
+    commit = (
+        [float(each.commit_duration_ms or 0) for each in recent],
+        [float(each.commit_duration_ms or 0) for each in before],
+    )
+    if rose(max(commit[0]), median(commit[1])):
+        slowest = max(recent, key=lambda each: each.commit_duration_ms or 0)
+        return Reason(
+            "commit",
+            f"{what}, because commits take longer: {max(commit[0]):,.0f} ms, usually {median(commit[1]):,.0f} ms.",
+            (f"checkpoint {slowest.checkpoint}: {slowest.slowest_commit or 'a sink'} committed last",),
+            "look at the target of that sink: its load, locks and limits",
+        )
+    took = max(float(each.duration_ms) for each in recent)
+    usual = median(float(each.duration_ms) for each in before)
+    if rose(took, usual):
+        slowest = max(recent, key=lambda each: each.duration_ms)
+        return Reason(
+            "checkpoint",
+            f"{what}, because checkpoints take longer: {took:,.0f} ms, usually {usual:,.0f} ms.",
+            (f"checkpoint {slowest.checkpoint} took longest",),
+            f"`barrier-runtime why {status.job} {slowest.checkpoint}` says why",
+        )
+    return None
+
+
+def _last_failures(status: JobStatus) -> tuple[str, ...]:
+    return tuple(f"last failure: {_last_line(each.error)}" for each in status.failures[-1:])
+
+
+def _since(status: JobStatus, now_ms: int) -> str:
+    return in_seconds(max(0, now_ms - status.condition_since_ms))
+
+
+def _slots(slots: tuple[int, ...]) -> str:
+    return ", ".join(map(str, slots)) or "none"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    line = "" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    return line.rstrip(".")

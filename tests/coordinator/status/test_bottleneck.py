@@ -1,0 +1,107 @@
+"""The bottleneck is named in six topologies, from shares as slots tell them."""
+
+import pytest
+
+from barrier_runtime.coordinator.status.bottleneck import bottleneck
+from barrier_runtime.coordinator.status.status import ChainStatus
+
+
+def chain(number: int, name: str, *inputs: int, busy: float, blocked: float = 0.0, held: float = 0.0, **more):
+    shares = {"busiest": busy, "busiest_slot": 0, "rows_in_per_s": 1_000.0, "is_source": not inputs, **more}
+    idle = max(0.0, 1 - busy - blocked - held)
+    return ChainStatus(
+        chain=number,
+        operators=(name,),
+        inputs=inputs,
+        busy=busy,
+        backpressured=blocked,
+        held=held,
+        idle=idle,
+        **shares,
+    )
+
+
+CHAIN = (
+    chain(0, "source", busy=0.05, blocked=0.9),
+    chain(1, "count", 0, busy=0.88),
+    chain(2, "out", 1, busy=0.03, sinks=("out",)),
+)
+DIAMOND = (
+    chain(0, "source", busy=0.05, blocked=0.7),
+    chain(1, "quick", 0, busy=0.04),
+    chain(2, "slow", 0, busy=0.8),
+    chain(3, "join", 1, 2, busy=0.05),
+)
+JOIN = (
+    chain(0, "orders", busy=0.1),
+    chain(1, "payments", busy=0.1, blocked=0.6),
+    chain(2, "enrich", 1, busy=0.7),
+    chain(3, "join", 0, 2, busy=0.05),
+)
+SKEWED = (
+    chain(0, "source", busy=0.05, blocked=0.4),
+    chain(1, "count", 0, busy=0.25, busiest=0.9, busiest_slot=3, busiest_rows=0.92),
+    chain(2, "out", 1, busy=0.02),
+)
+SLOW_SINK = (
+    chain(0, "source", busy=0.02, blocked=0.8),
+    chain(1, "count", 0, busy=0.05, blocked=0.9),
+    chain(2, "out", 1, busy=0.03, held=0.95, sinks=("out",)),
+)
+INPUT_BOUND = (chain(0, "source", busy=0.04), chain(1, "count", 0, busy=0.1), chain(2, "out", 1, busy=0.02))
+
+
+@pytest.mark.parametrize(
+    ("chains", "cause", "named"),
+    [
+        pytest.param(CHAIN, "busy", "`count`", id="chain"),
+        pytest.param(DIAMOND, "busy", "`slow`", id="diamond"),
+        pytest.param(JOIN, "busy", "`enrich`", id="join with one slow side"),
+        pytest.param(SKEWED, "skew", "`count`", id="skewed subtask"),
+        pytest.param(SLOW_SINK, "server", "`out`", id="slow sink"),
+        pytest.param(INPUT_BOUND, "input", "No step", id="input-bound"),
+    ],
+)
+def test_the_bottleneck_of_a_topology(chains: tuple[ChainStatus, ...], cause: str, named: str) -> None:
+    reason = bottleneck(chains)
+    assert reason is not None
+    assert reason.cause == cause
+    assert reason.sentence.startswith(named)
+    assert reason.remedy
+
+
+def test_who_waits_for_the_bottleneck_is_evidence_however_far_before_it() -> None:
+    reason = bottleneck(SLOW_SINK)
+    assert reason is not None
+    assert "`source` waits for its receivers 80% of the time" in reason.evidence
+    assert "`count` waits for its receivers 90% of the time" in reason.evidence
+
+
+def test_the_slot_and_its_share_of_the_rows_are_told_of_a_skewed_chain() -> None:
+    reason = bottleneck(SKEWED)
+    assert reason is not None
+    assert "in slot 3 alone" in reason.sentence
+    assert any("92% of them in one slot" in each for each in reason.evidence)
+
+
+def test_a_receiver_that_neither_works_nor_waits_is_slow_outside_of_its_loop() -> None:
+    chains = (chain(0, "source", busy=0.02, blocked=0.6), chain(1, "out", 0, busy=0.1, sinks=("out",)))
+    reason = bottleneck(chains)
+    assert reason is not None
+    assert (reason.cause, reason.sentence.startswith("`out`")) == ("slow_output", True)
+
+
+def test_a_slow_step_in_the_sources_own_chain_is_the_bottleneck_itself() -> None:
+    reason = bottleneck((chain(0, "source", busy=0.93), chain(1, "out", 0, busy=0.02)))
+    assert reason is not None
+    assert (reason.cause, reason.sentence.startswith("`source`")) == ("busy", True)
+
+
+def test_without_shares_nothing_is_said() -> None:
+    assert bottleneck(()) is None
+    assert bottleneck((ChainStatus(chain=0, operators=("source",)),)) is None
+
+
+def test_a_chain_whose_sender_is_unknown_and_a_circle_of_inputs_end() -> None:
+    chains = (chain(0, "a", 1, busy=0.5, blocked=0.5), chain(1, "b", 0, 9, busy=0.4))
+    assert bottleneck(chains) is not None

@@ -1,0 +1,185 @@
+"""Why a job does not start, shows nothing, or got slow: a table of statuses and what is said of them."""
+
+import msgspec
+import pytest
+from coordinator_world import Coordinator, started
+from test_bottleneck import INPUT_BOUND, SLOW_SINK
+
+from barrier_runtime.coordinator.status.status import (
+    CheckpointsStatus,
+    CheckpointStatus,
+    CommitsStatus,
+    CommitTrouble,
+    JobStatus,
+    LatencyPoint,
+    LatencyStatus,
+    RecoveryStatus,
+    SourceStatus,
+    SubtaskPhases,
+)
+from barrier_runtime.coordinator.status.why_job import Cores, answer, why_job
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.memory import MemoryStore
+
+NOW = 10_000_000
+
+
+def complete(number: int, duration_ms: int = 50, commit_ms: int = 20, **more) -> CheckpointStatus:
+    return CheckpointStatus(
+        checkpoint=number,
+        token=1,
+        outcome="complete",
+        triggered_ms=NOW - 1_000 * (50 - number),
+        duration_ms=duration_ms,
+        commit_duration_ms=commit_ms,
+        **more,
+    )
+
+
+HISTORY = tuple(complete(number) for number in range(1, 20))
+HOUR = tuple(LatencyPoint(NOW - 60_000 * (20 - at), 5.0, 20.0, 25.0, 30.0, 1_000) for at in range(20))
+
+
+def running(**changes: object) -> JobStatus:
+    """A job as the protocol tells it, that runs well."""
+    coordinator, _, _ = started(MemoryStore())
+    checkpoints = CheckpointsStatus(triggered=19, completed=19, last_completed=HISTORY[-1], history=HISTORY)
+    well = {
+        "checkpoints": checkpoints,
+        "records": 5_000,
+        "latency_last_minute": {"out:processed": LatencyStatus(5.0, 21.0, 30.0, 1_000)},
+        "latency_hour": {"out:processed": HOUR, "out:visible": HOUR},
+        "recoveries": coordinator.status.recoveries[:1],
+    }
+    return msgspec.structs.replace(coordinator.status, **{**well, **changes})
+
+
+def first(status: JobStatus, cores: Cores = Cores()) -> tuple[str, str]:
+    reasons = why_job(status, NOW, cores)
+    assert reasons
+    assert all(reason.remedy and reason.sentence for reason in reasons)
+    return reasons[0].cause, reasons[0].sentence
+
+
+def test_of_a_job_that_runs_well_nothing_is_said() -> None:
+    assert why_job(running(), NOW) == ()
+
+
+def test_a_job_that_waits_for_slots_tells_cores_and_who_holds_them() -> None:
+    coordinator = Coordinator(MemoryStore()).begin().settle()
+    coordinator.slot(0).connect()
+    cause, sentence = first(coordinator.status, Cores(8, {"trains": 4, "buses": 2}))
+    assert cause == "cores"
+    assert "needs 2 slots, free 2 of 8 cores, held by trains (4), buses (2)" in sentence
+    cause, sentence = first(coordinator.status)
+    assert "needs 2 slots, 1 have come" in sentence
+
+
+def test_a_job_that_restores_says_for_what_it_waits() -> None:
+    coordinator = Coordinator(MemoryStore()).begin()
+    for index in (0, 1):
+        coordinator.slot(index).connect()
+    coordinator.settle()
+    assert coordinator.phase == "restoring"
+    cause, sentence = first(coordinator.status)
+    assert (cause, "waits for slots 0, 1 of 2 to restore" in sentence) == ("starting", True)
+
+
+def test_a_commit_that_fails_is_why_nothing_is_visible() -> None:
+    trouble = CommitTrouble("out/1", 19, 7, "OperationalError: disk full")
+    cause, sentence = first(running(commits=CommitsStatus({"out/1": 12}, (trouble,))))
+    assert cause == "commit"
+    assert "in out, because its commit fails: OperationalError: disk full" in sentence
+
+
+def test_without_a_completed_checkpoint_nothing_can_be_visible() -> None:
+    checkpoints = CheckpointsStatus(triggered=2, failed=1, waiting_for=("1/0",))
+    assert first(running(checkpoints=checkpoints))[0] == "no_checkpoint"
+
+
+def test_a_source_that_brings_nothing_is_why_nothing_is_visible() -> None:
+    assert first(running(records=0))[0] == "no_rows"
+
+
+@pytest.mark.parametrize("watermark_ms", [None, NOW - 600_000])
+def test_a_split_that_holds_the_watermark_back_is_named(watermark_ms: int | None) -> None:
+    lag_ms = None if watermark_ms is None else NOW - watermark_ms
+    source = SourceStatus(source="clicks", watermark_ms=watermark_ms, lag_ms=lag_ms, split="clicks-3", split_slot=1)
+    cause, sentence = first(running(sources=(source,)))
+    assert (cause, "split clicks-3 of clicks holds the watermark back" in sentence) == ("watermark", True)
+
+
+def test_a_trouble_of_the_job_comes_before_all_that_follows_from_it() -> None:
+    status = running(condition="WAITING_STORE", condition_reason="append of log/7: timed out", records=0)
+    assert first(status) == ("waiting_store", "Job flights is WAITING_STORE: append of log/7: timed out.")
+
+
+def test_a_latency_that_rose_after_a_restart_names_the_restart() -> None:
+    ago = RecoveryStatus(9, "slot 1 lost contact", NOW - 30_000, NOW - 29_000, NOW - 28_000, 2_000)
+    rose = {"out:processed": LatencyStatus(8.0, 900.0, 2_000.0, 1_000)}
+    status = running(latency_last_minute=rose, recoveries=(ago, ago))
+    (reason, *_) = why_job(status, NOW)
+    assert reason.cause == "recovery"
+    assert "rose to 900 ms (p99 of the last minute, usually 20 ms), because the job restarted" in reason.sentence
+    assert "slot 1 lost contact" in reason.evidence[0]
+
+
+def test_a_visible_latency_that_rose_with_the_checkpoints_names_one() -> None:
+    slow = (*HISTORY, complete(20, 4_000))
+    checkpoints = msgspec.structs.replace(running().checkpoints, history=slow)
+    status = running(checkpoints=checkpoints, latency_last_minute={"out:visible": LatencyStatus(900, 3_900, 4_000, 9)})
+    cause, sentence = first(status)
+    assert (cause, "because checkpoints take longer: 4,000 ms, usually 50 ms" in sentence) == ("checkpoint", True)
+    assert "barrier-runtime why flights 20" in why_job(status, NOW)[0].remedy
+
+
+def test_a_visible_latency_that_rose_with_the_commits_names_the_sink() -> None:
+    slow = (*HISTORY, complete(20, 50, 3_000, slowest_commit="out/1"))
+    checkpoints = msgspec.structs.replace(running().checkpoints, history=slow)
+    status = running(checkpoints=checkpoints, latency_last_minute={"out:visible": LatencyStatus(900, 3_100, 4_000, 9)})
+    assert first(status)[0] == "commit"
+    assert "out/1 committed last" in why_job(status, NOW)[0].evidence[0]
+
+
+def test_a_latency_that_rose_behind_a_bottleneck_names_that() -> None:
+    rose = {"out:processed": LatencyStatus(300.0, 900.0, 2_000.0, 1_000)}
+    cause, sentence = first(running(latency_last_minute=rose, chains=SLOW_SINK))
+    assert (cause, "`out` is the bottleneck" in sentence) == ("server", True)
+
+
+def test_a_latency_that_rose_without_a_trace_is_said_to_be_unclear() -> None:
+    rose = {"out:processed": LatencyStatus(300.0, 900.0, 2_000.0, 1_000)}
+    assert first(running(latency_last_minute=rose, chains=INPUT_BOUND))[0] == "unclear"
+
+
+@pytest.mark.parametrize("p99", [59.0, 65.0])
+def test_a_latency_within_its_usual_range_has_not_risen(p99: float) -> None:
+    assert why_job(running(latency_last_minute={"out:processed": LatencyStatus(5.0, p99, 90.0, 1_000)}), NOW) == ()
+
+
+def test_an_answer_about_a_checkpoint_is_its_reason_or_that_it_was_not_slow() -> None:
+    slow = complete(20, 4_000, parts=2, subtasks=(SubtaskPhases(0, 0, 3_990, alignment_ms=3_900.0, busy_ms=3_900.0),))
+    checkpoints = msgspec.structs.replace(running().checkpoints, history=(*HISTORY, slow))
+    status = running(checkpoints=checkpoints)
+    assert [reason.cause for reason in answer(status, 20).reasons] == ["backpressure"]
+    usual = answer(status, 12)
+    assert usual.reasons == ()
+    assert str(usual) == "Checkpoint 12 was not slow: it took 50 ms; slow is from 300 ms on."
+
+
+def test_a_checkpoint_that_is_not_in_the_history_is_refused_with_those_that_are() -> None:
+    under_way = msgspec.structs.replace(running().checkpoints, in_progress=(20,), waiting_for=("1/0",))
+    with pytest.raises(InvalidJob, match="checkpoint 20 of job flights is under way, and waits for 1/0"):
+        answer(running(checkpoints=under_way), 20)
+    with pytest.raises(InvalidJob, match="checkpoint 99 of job flights is not known: the history has 1 to 19"):
+        answer(running(), 99)
+
+
+def test_a_job_that_failed_says_in_which_operator() -> None:
+    coordinator, a, _ = started(MemoryStore())
+    a.fail("Traceback (most recent call last):\n  …\nValueError: no number", retryable=False)
+    coordinator.settle()
+    (reason,) = why_job(coordinator.status, coordinator.now_ms)
+    assert reason.cause == "ended"
+    assert "ValueError: no number" in reason.sentence
+    assert reason.evidence == ("operator count in slot 0: ValueError: no number",)
