@@ -1,4 +1,4 @@
-"""Writes `docs/metrics.md` from the table of metrics, `coordinator/metric_table.py`.
+"""Writes `docs/metrics.md` from the tables `coordinator/metric_table.py` and `coordinator/status/exposed.py`.
 
 Run it after a change of the table (`make tables`); `tests/test_metrics_table.py` fails when what it writes is stale.
 """
@@ -6,6 +6,7 @@ Run it after a change of the table (`make tables`); `tests/test_metrics_table.py
 from pathlib import Path
 
 from barrier_runtime.coordinator.metric_table import JOB, METRICS, Metric
+from barrier_runtime.coordinator.status.exposed import FAMILIES, PER_JOB, PER_OPERATOR, PER_SLOT, Family
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -35,6 +36,13 @@ _GROUPS = {
     "Of the job": ("job", "The name is the place of the figure in the status."),
 }
 
+_EXPOSED = f"""## For Prometheus
+
+`GET /metrics` of the coordinator, with its bearer token, from `coordinator/status/exposed.py`. Of each job at most
+{PER_JOB} series, {PER_OPERATOR} per operator and {PER_SLOT} per slot; one that ended is told for an hour. A dashboard for
+Grafana and alert rules are in `examples/monitoring/`.
+"""
+
 
 def document() -> str:
     lines = [_HEAD]
@@ -43,7 +51,14 @@ def document() -> str:
         lines += ["| metric | kind | unit | labels | over slots | |", "|---|---|---|---|---|---|"]
         lines += [_row(metric) for metric in METRICS if metric.of == of]
         lines.append("")
-    return "\n".join(lines[:-1]) + "\n"
+    lines += [_EXPOSED, "| metric | kind | labels | |", "|---|---|---|---|"]
+    lines += [_family(family) for family in FAMILIES]
+    return "\n".join(lines) + "\n"
+
+
+def _family(family: Family) -> str:
+    labels = ", ".join(("job", *family.labels))
+    return f"| `{family.name}` | {family.kind} | {labels} | {family.help} |"
 
 
 def _row(metric: Metric) -> str:

@@ -34,6 +34,7 @@ DOORWAYS = {  # library -> the only places that may import it
     "greenlet": ("barrier_runtime/testing/simulation/jobs.py",),
     "starlette": ("coordinator/",),
     "uvicorn": ("coordinator/",),
+    "prometheus_client": ("coordinator/server/prometheus.py",),
     "typer": ("barrier_runtime/tools/cli.py", "barrier_runtime/tools/options.py", "coordinator/"),
 }
 PICKLE_BY_WISH = {"barrier_runtime/operators/state/stored_type.py"}  # codec="pickle", which the user asks for by name

@@ -97,6 +97,7 @@ def job_status(
         latency_hour=job.record.latency_hour.points(now_ms),
         failures=tuple(job.record.failures),
         takeovers=tuple(job.record.takeovers),
+        taken_over=job.record.times_taken_over,
         storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.record.store_retries.values()),
     )
 
@@ -118,4 +119,5 @@ def _checkpoints(job: Job) -> CheckpointsStatus:
         ignored=ignored,
         last_completed=job.record.last_completed,
         history=tuple(job.record.history),
+        durations=job.record.durations,
     )

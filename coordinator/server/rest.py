@@ -38,6 +38,7 @@ from barrier_runtime.coordinator.client.rest_types import (
 )
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
+from barrier_runtime.coordinator.server.prometheus import CONTENT_TYPE, exposition
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus, without_subtasks
 from barrier_runtime.coordinator.status.why_job import Cores, answer
@@ -77,6 +78,7 @@ class Api:
         return [
             Route("/healthz", self.healthz, methods=["GET"]),
             Route("/daemon", self.daemon, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
             Route("/jobs", self.jobs, methods=["GET"]),
             Route("/jobs/{job}", self.job, methods=["GET"]),
             Route("/jobs/{job}", self.submit, methods=["PUT"]),
@@ -93,6 +95,12 @@ class Api:
 
     async def daemon(self, request: Request) -> Response:
         return _json(DaemonReply(self._control.host, self._control.port, self._directory.store_url))
+
+    async def metrics(self, request: Request) -> Response:
+        statuses = [runner.status() for _, runner in sorted(self._directory.jobs.items())]
+        now_ms = max((status.at_ms for status in statuses), default=0)
+        text = await asyncio.to_thread(exposition, statuses, now_ms)  # of a large job it takes a third of a second
+        return Response(text, headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     async def jobs(self, request: Request) -> Response:
         return _json(

@@ -10,6 +10,7 @@ import msgspec
 
 from barrier_runtime.coordinator.status.status import (
     CheckpointStatus,
+    DurationCounts,
     FailureStatus,
     LatencyPoint,
     RecoveryStatus,
@@ -53,6 +54,8 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     recoveries: tuple[RecoveryStatus, ...] = ()
     failures: tuple[FailureStatus, ...] = ()
     takeovers: tuple[TakeoverStatus, ...] = ()
+    taken_over: int = 0
+    durations: DurationCounts = DurationCounts()
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}
     slots: tuple[KnownSlot, ...] = ()
     outcome: RunOutcome | None = None

@@ -19,6 +19,7 @@ from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOu
 from barrier_runtime.coordinator.status.latency_hour import LatencyHour
 from barrier_runtime.coordinator.status.status import (
     CheckpointStatus,
+    DurationCounts,
     FailureStatus,
     RecoveryStatus,
     SlotDuring,
@@ -42,6 +43,8 @@ class JobRecord:
         self._slots_during = slots_during
         self.failures: deque[FailureStatus] = deque(maxlen=_FAILURES)
         self.takeovers: deque[TakeoverStatus] = deque(maxlen=HISTORY)
+        self.times_taken_over = 0
+        self.durations = DurationCounts()
         self.latency_hour = LatencyHour()
         self.triggered = 0
         self.completed = 0
@@ -68,6 +71,7 @@ class JobRecord:
         self.recoveries = deque(known.recoveries, HISTORY)
         self.failures = deque(known.failures, _FAILURES)
         self.takeovers = deque(known.takeovers, HISTORY)
+        self.times_taken_over, self.durations = known.taken_over, known.durations
         self.latency_hour.remember(known.latency_hour)
         for entry in reversed(completes):
             self._completed_in_log(entry)
@@ -87,6 +91,8 @@ class JobRecord:
             recoveries=tuple(self.recoveries),
             failures=tuple(self.failures),
             takeovers=tuple(self.takeovers),
+            taken_over=self.times_taken_over,
+            durations=self.durations,
             latency_hour=self.latency_hour.points(),
             slots=slots,
             outcome=outcome,
@@ -114,6 +120,7 @@ class JobRecord:
         self.revision += 1
         if checkpoint.phase is CheckpointPhase.COMPLETE:
             self.completed += 1
+            self.durations = self.durations.with_one(entry.duration_ms)
             self.last_completed = entry
         elif checkpoint.phase is not CheckpointPhase.SUBSUMED:
             self.failed += 1
@@ -158,6 +165,7 @@ class JobRecord:
 
     def taken_over(self, token: int, leader: str, now_ms: int) -> None:
         self.takeovers.append(TakeoverStatus(token, leader, now_ms))
+        self.times_taken_over += 1
         self.revision += 1
 
     def recovery_because(self, reason: str) -> None:

@@ -3,6 +3,8 @@
 Times called `_ms` without further words are wall-clock milliseconds; durations end in `duration_ms`.
 """
 
+from bisect import bisect_left
+
 import msgspec
 
 
@@ -90,6 +92,22 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     slowest_commit: str = ""  # the sink ("<operator>/<subtask>") whose commit came last
 
 
+DURATION_BOUNDS_MS = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
+
+
+class DurationCounts(msgspec.Struct, frozen=True):
+    """Of all checkpoints that completed: how many took up to each of `DURATION_BOUNDS_MS`, but longer than the bound
+    before, and last how many took longer than all; () before the first one."""
+
+    counts: tuple[int, ...] = ()
+    sum_ms: int = 0
+
+    def with_one(self, duration_ms: int) -> "DurationCounts":
+        counts = list(self.counts or (0,) * (len(DURATION_BOUNDS_MS) + 1))
+        counts[bisect_left(DURATION_BOUNDS_MS, duration_ms)] += 1
+        return DurationCounts(tuple(counts), self.sum_ms + duration_ms)
+
+
 class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
     triggered: int = 0
     completed: int = 0
@@ -99,6 +117,7 @@ class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
     ignored: dict[str, int] = {}  # acks and declines without effect, by reason
     last_completed: CheckpointStatus | None = None
     history: tuple[CheckpointStatus, ...] = ()  # the last 100, oldest first
+    durations: DurationCounts = DurationCounts()
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):
@@ -253,6 +272,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}  # as `latency`, a point per minute, oldest first
     failures: tuple[FailureStatus, ...] = ()  # the last 20, oldest first
     takeovers: tuple[TakeoverStatus, ...] = ()  # the last 100, oldest first
+    taken_over: int = 0  # times
 
 
 def without_subtasks(status: JobStatus) -> JobStatus:

@@ -1,0 +1,45 @@
+"""`/metrics`: the status of every job as Prometheus' text. The only place that imports prometheus_client."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from barrier_runtime.coordinator.status.exposed import DURATION, FAMILIES, Family, durations, is_told, samples
+from barrier_runtime.coordinator.status.status import JobStatus
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+def exposition(jobs: Iterable[JobStatus], now_ms: int) -> bytes:
+    """Of jobs that run, and of those that ended within the last hour."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Jobs([job for job in jobs if is_told(job, now_ms)]))
+    return generate_latest(registry)
+
+
+class _Jobs(Collector):
+    def __init__(self, jobs: list[JobStatus]) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        made = {family: _empty(family) for family in FAMILIES}
+        for job in self._jobs:
+            for family, labels, figure in samples(job):
+                values = dict(zip(("job", *family.labels), (job.job, *labels), strict=True))
+                made[family].add_sample(family.name, values, figure)
+            _add_durations(made[DURATION], job)
+        return (metric for metric in made.values() if metric.samples)
+
+
+def _empty(family: Family) -> Metric:
+    return Metric(family.name.removesuffix("_total"), family.help, family.kind)
+
+
+def _add_durations(metric: Metric, job: JobStatus) -> None:
+    counted = durations(job)
+    for bound, count in (*((str(bound), count) for bound, count in counted.counts), ("+Inf", counted.total)):
+        metric.add_sample(f"{DURATION.name}_bucket", {"job": job.job, "le": bound}, count)
+    metric.add_sample(f"{DURATION.name}_count", {"job": job.job}, counted.total)
+    metric.add_sample(f"{DURATION.name}_sum", {"job": job.job}, counted.sum_s)

@@ -1,0 +1,232 @@
+"""What `/metrics` tells: names as promised, few series; the dashboard and alerts that are shipped name only these."""
+
+import json
+import re
+from collections import Counter as Tally
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+import yaml
+from coordinator_world import options, spec, started
+from prometheus_client.parser import text_string_to_metric_families
+from test_rest import GOOD, body, served
+
+from barrier_runtime.coordinator.server.prometheus import exposition
+from barrier_runtime.coordinator.status.exposed import (
+    FAMILIES,
+    FORGOTTEN_MS,
+    PER_JOB,
+    PER_OPERATOR,
+    PER_SLOT,
+    is_told,
+    samples,
+)
+from barrier_runtime.coordinator.status.status import ChainStatus, JobStatus, LatencyStatus, SlotStatus, SourceStatus
+from barrier_runtime.coordinator.wire.messages import Heartbeat, Trigger
+from barrier_runtime.state.store.memory import MemoryStore
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = ROOT / "examples" / "monitoring"
+PROMISED = {
+    "barrier_checkpoint_duration_seconds",
+    "barrier_checkpoints_total",
+    "barrier_checkpoint_age_seconds",
+    "barrier_rows_total",
+    "barrier_watermark_lag_seconds",
+    "barrier_latency_seconds",
+    "barrier_busy_ratio",
+    "barrier_backpressured_ratio",
+    "barrier_late_rows_total",
+    "barrier_transactions_pending",
+    "barrier_transaction_oldest_seconds",
+    "barrier_recoveries_total",
+    "barrier_state_bytes",
+}
+LABELS = {"job", "operator", "sink", "slot", "cause", "result", "direction", "kind", "quantile", "metric"}
+
+
+def told(status: JobStatus) -> dict[str, dict[tuple[str, ...], float]]:
+    """Samples by name, as a scraper reads them."""
+    text = exposition([status], status.at_ms).decode()
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = tuple(value for name, value in sample.labels.items() if name != "job")
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def lived() -> JobStatus:
+    """Of a job with a checkpoint, whose sink has not committed in one slot."""
+    coordinator, a, b = started(MemoryStore())
+    coordinator.later(500)
+    coordinator.trigger()
+    coordinator.later(200)
+    for slot in (a, b):
+        slot.ack(slot.last(Trigger).checkpoint)
+    coordinator.settle()
+    a.commit(1)
+    for second in range(3):
+        coordinator.later(1_000)
+        for slot in (a, b):
+            work = {"numbers.work_s": 0.5 * second, "numbers.blocked_s": 0.0, "numbers.held_s": 0.0}
+            counts = {
+                "numbers.rows_in": 100.0 * second,
+                "count.late_rows": 3.0,
+                "count.user_odd": 2.0,
+                "rss_bytes": 5e6,
+            }
+            slot.say(Heartbeat(slot.token, {**work, **counts}, sent_at_ms=coordinator.now_ms))
+    return coordinator.status
+
+
+def test_the_promised_names_are_there_and_no_more_than_25_families() -> None:
+    names = [family.name for family in FAMILIES]
+    assert set(names) >= PROMISED
+    assert len(names) <= 25
+    assert [name for name, times in Tally(names).items() if times > 1] == []
+    assert {label for family in FAMILIES for label in family.labels} <= LABELS
+    assert all(family.name.endswith("_total") == (family.kind == "counter") for family in FAMILIES)
+
+
+def test_a_scraper_reads_what_the_job_did() -> None:
+    read = told(lived())
+    assert read["barrier_job_running"] == {(): 1.0}
+    assert read["barrier_checkpoints_total"] == {("completed",): 1.0, ("failed",): 0.0}
+    assert read["barrier_checkpoint_duration_seconds_count"] == {(): 1.0}
+    assert read["barrier_checkpoint_duration_seconds_sum"] == {(): 0.2}
+    assert read["barrier_checkpoint_duration_seconds_bucket"][("0.1",)] == 0.0
+    assert read["barrier_checkpoint_duration_seconds_bucket"][("0.25",)] == 1.0
+    assert read["barrier_checkpoint_duration_seconds_bucket"][("+Inf",)] == 1.0
+    assert read["barrier_checkpoint_age_seconds"] == {(): 3.2}
+    assert read["barrier_rows_total"][("in", "numbers")] == 400.0
+    assert read["barrier_busy_ratio"] == {("numbers",): 0.5}
+    assert read["barrier_late_rows_total"] == {("count",): 6.0}
+    assert read["barrier_operator_metric"] == {("user_odd", "count"): 4.0}
+    assert read["barrier_transactions_pending"] == {("out",): 1.0}
+    assert read["barrier_transaction_oldest_seconds"] == {("out",): 3.0}
+    assert read["barrier_slot_memory_bytes"] == {("0",): 5e6, ("1",): 5e6}
+
+
+def large(operators: int, slots: int) -> JobStatus:
+    """As many series as a job of that size can have: each operator a chain, a third of them sinks, all with state."""
+    names = [f"operator_{number}" for number in range(operators)]
+    own = {f"{name}.user_{metric}": 1.0 for name in names for metric in "abcdefghij"}
+    late = {f"{name}.late_rows": 1.0 for name in names}
+    figures = {**own, **late, "rss_bytes": 1.0, "starved_s": 1.0}
+    latency = LatencyStatus(1.0, 2.0, 3.0, 4, 2.5)
+    sinks = names[::3]
+    base = lived()
+    last = msgspec.structs.replace(base.checkpoints.last_completed, state_bytes=dict.fromkeys(names, 5))
+    return msgspec.structs.replace(
+        base,
+        chains=tuple(
+            ChainStatus(chain=at, operators=(name,), inputs=(at + 1,), busy=0.5, backpressured=0.1, held=0.1)
+            for at, name in enumerate(names)
+        ),
+        slots=tuple(SlotStatus(slot, "u", 1, "h", 1, "running", 0, figures) for slot in range(slots)),
+        sources=(SourceStatus(source=names[-1], watermark_ms=1, lag_ms=5),),
+        latency_last_minute={f"{sink}:{kind}": latency for sink in sinks for kind in ("processed", "visible")},
+        commits=msgspec.structs.replace(base.commits, through={f"{sink}/0": 0 for sink in sinks}),
+        checkpoints=msgspec.structs.replace(base.checkpoints, last_completed=last),
+        condition="WAITING_STORE",
+    )
+
+
+@pytest.mark.parametrize(("operators", "slots"), [(1, 1), (3, 4), (30, 16), (200, 64)])
+def test_series_are_bounded_by_operators_and_slots(operators: int, slots: int) -> None:
+    status = large(operators, slots)
+    text = exposition([status], status.at_ms).decode()
+    series = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(series) == len(set(series))
+    assert len(series) <= PER_JOB + PER_OPERATOR * operators + PER_SLOT * slots
+    assert (PER_JOB, PER_OPERATOR, PER_SLOT) == (40, 12, 6)
+
+
+def test_a_thousand_operators_in_64_slots_fit_into_a_megabyte() -> None:
+    status = large(1_000, 64)
+    assert len(exposition([status], status.at_ms)) <= 1_000_000
+
+
+def test_names_with_quotes_and_line_ends_do_not_break_the_text() -> None:
+    name = 'a"b\\c\nd'
+    chains = (ChainStatus(chain=0, operators=(name,), busy=0.25),)
+    assert told(msgspec.structs.replace(lived(), chains=chains))["barrier_busy_ratio"] == {(name,): 0.25}
+
+
+def test_a_job_that_ended_is_told_for_an_hour_and_a_replaced_run_not_at_all() -> None:
+    ended = msgspec.structs.replace(lived(), outcome="finished", phase="finished", condition_since_ms=1_000)
+    assert is_told(ended, 1_000 + FORGOTTEN_MS - 1)
+    assert not is_told(ended, 1_000 + FORGOTTEN_MS)
+    assert not is_told(msgspec.structs.replace(ended, outcome="fenced"), 1_001)
+    assert exposition([ended], 1_000 + FORGOTTEN_MS) == b""
+
+
+def test_every_sample_has_the_labels_of_its_family() -> None:
+    for status in (lived(), large(4, 2)):
+        assert all(len(labels) == len(family.labels) for family, labels, _ in samples(status))
+
+
+async def test_the_daemon_serves_it_behind_the_token() -> None:
+    async with served() as (http, _):
+        assert (await http.get("/metrics")).status_code == 401
+        await http.put("/jobs/flights", content=body(spec(checkpoints=options())), headers=GOOD)
+        answer: httpx.Response = await http.get("/metrics", headers={"Authorization": GOOD["Authorization"]})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        assert 'barrier_job_running{job="flights"} 0.0' in answer.text
+
+
+# ---------------------------------------------------------------- what is shipped
+
+
+def expressions() -> list[str]:
+    dashboard = json.loads((SHIPPED / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    rules = yaml.safe_load((SHIPPED / "prometheus-alerts.yml").read_text(encoding="utf-8"))
+    targets = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    return targets + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+NAME = re.compile(r"\bbarrier_\w+")
+SELECTOR = re.compile(r"\b(barrier_\w+)\s*\{([^}]*)\}")
+GROUPED = re.compile(r"\b(?:by|without)\s*\(([^)]*)\)")
+PARTS_OF_A_HISTOGRAM = ("_bucket", "_sum", "_count")
+
+
+def labels_of(name: str) -> set[str]:
+    """Of the series of that name; empty if there is none."""
+    for family in FAMILIES:
+        if family.name == name and family.kind != "histogram":
+            return {"job", *family.labels}
+        if family.kind == "histogram" and name in {f"{family.name}{part}" for part in PARTS_OF_A_HISTOGRAM}:
+            return {"job", "le"} if name.endswith("_bucket") else {"job"}
+    return set()
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_an_expression_that_is_shipped_names_what_there_is(expression: str) -> None:
+    names = set(NAME.findall(expression))
+    assert names
+    known = {name: labels_of(name) for name in names}
+    assert [name for name, labels in known.items() if not labels] == []
+    for name, selector in SELECTOR.findall(expression):
+        asked = {part.partition("=")[0].strip(" !~") for part in selector.split(",") if part.strip()}
+        assert asked <= known[name]
+    grouped = {label.strip() for labels in GROUPED.findall(expression) for label in labels.split(",")}
+    assert grouped <= set().union(*known.values())
+    for opening, closing in ("()", "[]", "{}"):
+        assert expression.count(opening) == expression.count(closing)
+    counters = {name for name in names if name.endswith(("_total", "_bucket"))}
+    rated = {name for name in counters if re.search(rf"\b(rate|increase|changes)\(\s*{name}", expression)}
+    assert counters == rated, "a counter is read through rate() or increase()"
+
+
+def test_every_alert_says_what_to_do() -> None:
+    rules = yaml.safe_load((SHIPPED / "prometheus-alerts.yml").read_text(encoding="utf-8"))
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in ("page", "ticket")
+            assert "barrier-runtime " in rule["annotations"]["description"]
+            assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= LABELS
