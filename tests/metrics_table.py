@@ -39,8 +39,8 @@ _GROUPS = {
 _EXPOSED = f"""## For Prometheus
 
 `GET /metrics` of the coordinator, with its bearer token, from `coordinator/status/exposed.py`. Of each job at most
-{PER_JOB} series, {PER_OPERATOR} per operator and {PER_SLOT} per slot; one that ended is told for an hour. A dashboard for
-Grafana and alert rules are in `examples/monitoring/`.
+{PER_JOB} series, {PER_OPERATOR} per operator and {PER_SLOT} per slot; one that ended is told for an hour.
+A dashboard for Grafana and alert rules are in `examples/monitoring/`.
 """
 
 

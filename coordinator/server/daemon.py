@@ -29,6 +29,7 @@ from barrier_runtime.coordinator.server.daemon_log import configure
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
+from barrier_runtime.coordinator.server.tracing import Tracing, sender_of
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
@@ -133,10 +134,15 @@ async def _run(settings: Settings) -> None:
         loop.add_signal_handler(number, stopping.set)
     if settings.exit_with_parent:
         _watch_parent(loop, stopping, settings.parents_directory)
+    sender = sender_of()
+    tracing = None if sender is None else loop.create_task(Tracing(directory, sender).run())
     serving = loop.create_task(_serve_rest(directory, server, web, token, stopping, 2 * settings.handshake_timeout))
     try:
         await stopping.wait()
     finally:
+        if tracing is not None and sender is not None:
+            tracing.cancel()
+            await asyncio.to_thread(sender.close)
         await server.close()
         await directory.close()
         serving.cancel()

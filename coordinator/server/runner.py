@@ -43,6 +43,7 @@ from barrier_runtime.coordinator.server.history_writer import HistoryWriter
 from barrier_runtime.coordinator.server.last_word import write_end
 from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
+from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
 from barrier_runtime.state.errors import InvalidJob
@@ -124,6 +125,19 @@ class JobRunner:
     def lead_position(self) -> int | None:
         """Of the newest log record by which this runner leads; None when it does not (yet, or any more)."""
         return None if self._broken else self._protocol.lead_position
+
+    @property
+    def has_led(self) -> bool:
+        return self._protocol.has_led
+
+    @property
+    def history_revision(self) -> int:
+        """Rises with what `history` tells."""
+        return self._protocol.history_revision
+
+    @property
+    def history(self) -> History:
+        return self._protocol.history()
 
     @property
     def connected_slots(self) -> int:

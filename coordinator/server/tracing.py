@@ -1,0 +1,117 @@
+"""Traces of checkpoints and recoveries by OpenTelemetry. The only place that imports it; the extra `[otel]`.
+
+On when the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`), as with any program
+that is instrumented; all of OpenTelemetry's variables hold. Spans are made from the jobs' histories once a second and
+sent by a thread of the library, which drops them while nobody answers: no job waits for it.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from typing import Protocol
+
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.status.spans import NewSpans, Span
+from barrier_runtime.state.errors import InvalidJob
+
+log = logging.getLogger("coordinator.tracing")
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_LOOK_S = 1.0
+_MOST = 2_000  # spans in the library's queue; what is more is dropped
+
+
+class SpanSender(Protocol):
+    def send(self, span: Span) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def sender_of(environment: Mapping[str, str] = os.environ) -> SpanSender | None:
+    """None: no collector is named. Raises `InvalidJob` when one is, and the packages are not there."""
+    named = next((name for name in ENDPOINTS if environment.get(name)), None)
+    if named is None or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        return OpenTelemetrySender()
+    except ImportError as error:
+        raise InvalidJob(
+            f"{named} is set, but OpenTelemetry is not installed ({error}): pip install 'barrier-runtime[otel]', or "
+            "unset the variable"
+        ) from error
+
+
+class OpenTelemetrySender:
+    """Sends spans with the ids that they have already. `exporter`: of the SDK; by default OTLP over HTTP."""
+
+    def __init__(self, exporter: object | None = None) -> None:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+        from opentelemetry.sdk.trace.id_generator import IdGenerator
+
+        class GivenIds(IdGenerator):
+            span_id = trace_id = 1
+
+            def generate_span_id(self) -> int:
+                return self.span_id
+
+            def generate_trace_id(self) -> int:
+                return self.trace_id
+
+        to = exporter if isinstance(exporter, SpanExporter) else OTLPSpanExporter()
+        self._trace = trace
+        self._ids = GivenIds()
+        resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "barrier-runtime")})
+        self._provider = TracerProvider(id_generator=self._ids, resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(to, max_queue_size=_MOST))
+        self._tracer = self._provider.get_tracer("barrier_runtime")
+
+    def send(self, span: Span) -> None:
+        trace = self._trace
+        self._ids.trace_id, self._ids.span_id = span.trace_id, span.span_id
+        context = None
+        if span.parent_id:
+            flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+            parent = trace.SpanContext(span.trace_id, span.parent_id, is_remote=True, trace_flags=flags)
+            context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+        made = self._tracer.start_span(
+            span.name, context=context, attributes=dict(span.attributes), start_time=round(span.start_ms * 1e6)
+        )
+        if span.error:
+            made.set_status(trace.Status(trace.StatusCode.ERROR, span.error))
+        made.end(end_time=round(span.end_ms * 1e6))
+
+    def close(self) -> None:
+        """Sends what is left, for some seconds at most. Blocks."""
+        self._provider.shutdown()
+
+
+class Tracing:
+    """Looks at the jobs of a daemon, and sends what is new of those that it leads."""
+
+    def __init__(self, directory: JobDirectory, sender: SpanSender) -> None:
+        self._directory = directory
+        self._sender = sender
+        self._jobs: dict[tuple[str, str], tuple[int, NewSpans]] = {}  # (job, run) -> revision that was looked at
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        known, self._jobs = self._jobs, {}
+        for name, runner in self._directory.jobs.items():
+            key = (name, runner.spec.run_id)
+            seen, spans = known.get(key, (0, NewSpans()))
+            revision = runner.history_revision
+            if revision != seen and runner.has_led:  # before, the history is not read
+                for span in spans.look(runner.history):
+                    self._sender.send(span)
+                seen = revision
+            self._jobs[key] = seen, spans

@@ -1,0 +1,111 @@
+"""Traces: one per checkpoint, with the same ids from every process, each told once."""
+
+import msgspec
+from coordinator_world import Coordinator, started
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from test_why import phases, record
+
+from barrier_runtime.coordinator.server.tracing import OpenTelemetrySender, sender_of
+from barrier_runtime.coordinator.status.history import History
+from barrier_runtime.coordinator.status.spans import NewSpans, checkpoint_spans, commit_spans, recovery_spans
+from barrier_runtime.coordinator.status.status import RecoveryStatus
+
+SLOW = msgspec.structs.replace(
+    record(phases(start_delay_ms=500.0, alignment_ms=200.0, sync_ms=10.0, async_ms=1_200.0)),
+    triggered_ms=10_000,
+    duration_ms=2_100,
+    ack_duration_ms=2_000,
+    persist_duration_ms=60,
+    decide_duration_ms=40,
+)
+
+
+def test_a_checkpoint_is_a_trace_of_subtasks_and_phases() -> None:
+    root, *inner = checkpoint_spans("flights", SLOW)
+    assert (root.name, root.parent_id, root.start_ms, root.end_ms) == ("checkpoint 42", 0, 10_000, 12_100)
+    assert {span.trace_id for span in inner} == {root.trace_id}
+    times = {span.name: (span.start_ms, span.end_ms) for span in inner}
+    assert times["subtask 1/0"] == (10_000, 12_000)
+    assert times["alignment"] == (10_500, 10_700)
+    assert times["async"] == (10_710, 11_910)
+    assert times["manifest"] == (12_000, 12_060)
+    assert times["log record"] == (12_060, 12_100)
+    ids = {span.span_id: span for span in (root, *inner)}
+    assert len(ids) == 1 + len(inner)
+    parents = {span.name: ids[span.parent_id].name for span in inner}
+    assert parents["subtask 1/0"] == parents["manifest"] == "checkpoint 42"
+    assert parents["sync"] == "subtask 1/0"
+
+
+def test_every_process_makes_the_same_ids_and_no_two_checkpoints_share_one() -> None:
+    (root, *_), (again, *_) = checkpoint_spans("flights", SLOW), checkpoint_spans("flights", SLOW)
+    assert (root.trace_id, root.span_id) == (again.trace_id, again.span_id)
+    others = [
+        checkpoint_spans("trains", SLOW)[0],
+        checkpoint_spans("flights", msgspec.structs.replace(SLOW, token=2))[0],
+        checkpoint_spans("flights", msgspec.structs.replace(SLOW, checkpoint=43))[0],
+    ]
+    assert len({root.trace_id, *(other.trace_id for other in others)}) == 4
+
+
+def test_the_commit_comes_later_into_the_same_trace() -> None:
+    assert commit_spans("flights", SLOW) == []
+    (commit,) = commit_spans("flights", msgspec.structs.replace(SLOW, commit_duration_ms=30, slowest_commit="out/1"))
+    (root, *_) = checkpoint_spans("flights", SLOW)
+    assert (commit.trace_id, commit.parent_id) == (root.trace_id, root.span_id)
+    assert (commit.start_ms, commit.end_ms) == (12_100, 12_130)
+
+
+def test_a_recovery_is_a_trace_once_it_is_over() -> None:
+    going_on = RecoveryStatus(7, "slot 1 lost contact", 100, 400, None, None)
+    assert recovery_spans("flights", going_on) == []
+    root, slots, restore = recovery_spans("flights", msgspec.structs.replace(going_on, running_ms=900))
+    assert (root.start_ms, root.end_ms) == (100, 900)
+    assert (slots.end_ms, restore.start_ms, restore.end_ms) == (400, 400, 900)
+
+
+def test_what_a_process_finds_is_not_told_again_and_what_comes_is_told_once() -> None:
+    history = History(job="flights", run_id="r", history=(SLOW,))
+    spans = NewSpans()
+    assert spans.look(history) == []
+    committed = msgspec.structs.replace(SLOW, commit_duration_ms=5)
+    both = (committed, msgspec.structs.replace(SLOW, checkpoint=43))
+    told = spans.look(msgspec.structs.replace(history, history=both))
+    assert [span.name for span in told if span.parent_id == 0] == ["checkpoint 43"]
+    assert "commit" in {span.name for span in told}
+    assert spans.look(msgspec.structs.replace(history, history=both)) == []
+
+
+def test_the_library_sends_them_with_their_ids_and_errors() -> None:
+    exporter = InMemorySpanExporter()
+    sender = OpenTelemetrySender(exporter)
+    failed = msgspec.structs.replace(SLOW, outcome="declined", reason="disk full")
+    spans = checkpoint_spans("flights", failed)
+    for span in spans:
+        sender.send(span)
+    sender._provider.force_flush()
+    sent = {each.name: each for each in exporter.get_finished_spans()}
+    root, subtask = sent["checkpoint 42"], sent["subtask 1/0"]
+    assert (root.context.trace_id, root.context.span_id) == (spans[0].trace_id, spans[0].span_id)
+    assert root.parent is None
+    assert subtask.parent.span_id == spans[0].span_id
+    assert (root.start_time, root.end_time) == (10_000_000_000, 12_100_000_000)
+    assert root.status.description == "disk full"
+    assert root.attributes["barrier.checkpoint"] == 42
+    sender.close()
+
+
+def test_without_a_collector_there_is_no_sender() -> None:
+    assert sender_of({}) is None
+    assert sender_of({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://nobody:1", "OTEL_SDK_DISABLED": "true"}) is None
+
+
+def test_a_jobs_own_history_gives_its_checkpoints(store) -> None:
+    coordinator, a, b = started(store)
+    assert isinstance(coordinator, Coordinator)
+    spans = NewSpans()
+    spans.look(coordinator.protocol.history())
+    coordinator.checkpoint(a, b)
+    told = spans.look(coordinator.protocol.history())
+    assert [span.name for span in told if not span.parent_id] == ["checkpoint 1"]
+    assert sum(span.name.startswith("subtask ") for span in told) == 4
