@@ -20,7 +20,7 @@ from barrier_runtime.tools.options import Given, with_options
 if TYPE_CHECKING:
     from barrier_runtime.api.dataflow import Dataflow
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
 savepoints = typer.Typer(no_args_is_help=True, help="Look at savepoints, delete them.")
 app.add_typer(savepoints, name="savepoints")
@@ -147,21 +147,47 @@ def coordinator(context: typer.Context) -> None:
     raise typer.Exit(daemon_main(context.args))
 
 
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
+
+
 @app.command()
 def status(
-    coordinator: Coordinator, token_file: TokenFile, job: Annotated[str | None, typer.Argument(help="one job")] = None
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: Annotated[str | None, typer.Argument(help="one job")] = None,
+    json: Json = False,
 ) -> None:
-    """Print the state of one job, or the list of jobs, as JSON; on stderr whether each makes progress, in a line."""
+    """Print the state of one job, or the list of jobs, as tables. `--json`: all of it, for programs; on stderr whether
+    each job makes progress, in a line."""
     client = _client(coordinator, token_file)
-    if job:
-        one = client.status(job)
-        _print_json(one)
-        _print_condition(one)
-    else:
-        jobs = client.jobs()
-        _print_json(jobs)
-        for each in jobs:
+    answer = client.status(job) if job else client.jobs()
+    if json:
+        _print_json(answer)
+        for each in [answer] if job else answer:
             _print_condition(each)
+        return
+    from rich.console import Console
+
+    from barrier_runtime.tools.views import job_view, jobs_view
+
+    Console(highlight=False).print(job_view(_with_subtasks(client, answer)) if job else jobs_view(answer))
+
+
+@app.command()
+def top(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    every: Annotated[float, typer.Option(help="seconds between two looks")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="look once and leave")] = False,
+) -> None:
+    """Watch a job: rates, busy shares, latencies, checkpoints, slots and the bottleneck, until it ends or Ctrl-C."""
+    from barrier_runtime.tools.top import watch
+
+    if not 0.2 <= every <= 3600:
+        raise InvalidJob(f"--every {every:g}: give 0.2 to 3600 seconds")
+    client = _client(coordinator, token_file)
+    watch(lambda: _with_subtasks(client, client.status(job)), every, once=once)
 
 
 @app.command()
@@ -170,7 +196,7 @@ def why(
     token_file: TokenFile,
     job: str,
     checkpoint: Annotated[int | None, typer.Argument(help="number of a checkpoint; without it, of the job")] = None,
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Json = False,
 ) -> None:
     """Say why a checkpoint was slow or failed, or why the job does not start, shows nothing or got slow."""
     answer = _client(coordinator, token_file).why(job, checkpoint)
@@ -366,6 +392,13 @@ def _client(address: str, token_file: Path) -> Any:
     from barrier_runtime.coordinator.client.rest_token import read_token_file
 
     return FailoverClient(addresses(address), read_token_file(token_file))
+
+
+def _with_subtasks(client: Any, status: Any) -> Any:
+    """The status leaves out what says why a past checkpoint was slow."""
+    import msgspec
+
+    return msgspec.structs.replace(status, checkpoints=client.checkpoints(status.job))
 
 
 def _print_json(answer: object) -> None:

@@ -122,9 +122,9 @@ def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark,
                 "checkpoints go on under the new daemon, and their count",
             )
             assert [one.status().token, two.status().token] == [status.token for status in before]
-            assert {job["job"] for job in daemon.command("status")} == {"daemon-one", "daemon-two"}
+            assert {job["job"] for job in daemon.command("status", "--json")} == {"daemon-one", "daemon-two"}
             assert daemon.command("checkpoint", "daemon-one")["answer"] == "accepted"
-            assert daemon.command("status", "daemon-two")["phase"] == "running"
+            assert daemon.command("status", "daemon-two", "--json")["phase"] == "running"
             assert "job nobody is not known" in daemon.command("status", "nobody", code=2)
             daemon.command("stop", "daemon-two")
             assert two.wait(60).status.outcome == "cancelled"

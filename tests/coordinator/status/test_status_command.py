@@ -21,7 +21,7 @@ JOB = spec(
 
 def status(daemon, *job):
     address = f"http://127.0.0.1:{daemon.sockets[1].getsockname()[1]}"
-    done = run_here("status", *job, "--coordinator", address, "--token-file", str(daemon.token_file))
+    done = run_here("status", *job, "--json", "--coordinator", address, "--token-file", str(daemon.token_file))
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -42,6 +42,20 @@ def test_the_command_tells_what_a_job_waits_for_and_with_which_options(daemon):
     assert (shown["interval_ms"], shown["min_pause_ms"], shown["max_concurrent"]) == (70, 70, 1)
     assert shown["restart"] == "failure_rate: 3 failures within 60 s, 0.2 s before each restart"
     assert shown["progress_timeout_ms"] == 600_000
+
+
+def test_for_people_it_is_tables(daemon):
+    daemon.submit(JOB)
+    address = f"http://127.0.0.1:{daemon.sockets[1].getsockname()[1]}"
+    where = ("--coordinator", address, "--token-file", str(daemon.token_file))
+    jobs, one = run_here("status", *where), run_here("status", "flights", *where)
+    assert (jobs.returncode, one.returncode) == (0, 0), jobs.stderr + one.stderr
+    assert jobs.stdout.splitlines()[0].split() == ["job", "phase", "condition"]
+    assert jobs.stdout.splitlines()[1].split()[:3] == ["flights", "waiting", "STARTING:"]
+    assert one.stdout.startswith("job flights: waiting, STARTING: waits for slots 0, 1 of 2 to register")
+    watched = run_here("top", "flights", *where)  # no terminal: one look
+    assert watched.returncode == 0, watched.stderr
+    assert watched.stdout.startswith("job flights: waiting, STARTING")
 
 
 def why(daemon, *arguments):

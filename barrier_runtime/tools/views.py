@@ -1,0 +1,210 @@
+"""A job's status as tables for a terminal: what `status` prints and `top` repeats. Takes a status, returns renderables.
+
+Names are shown as plain text: nothing that stands in one is markup, and what would move the cursor is replaced.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.status.bottleneck import bottleneck
+from barrier_runtime.coordinator.status.health import TROUBLED, described, in_seconds
+from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus
+from barrier_runtime.coordinator.status.why import why_checkpoint
+
+_CHECKPOINTS = 8
+_FAILURES = 3
+_BAR = 10
+
+
+def plain(text: object) -> str:
+    """Without what a terminal would act on."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+
+
+def jobs_view(jobs: Sequence[JobSummary]) -> RenderableType:
+    if not jobs:
+        return Text("no jobs")
+    table = _table("job", "phase", "condition")
+    for job in jobs:
+        _add(table, plain(job.job), job.outcome or job.phase, _condition(job.condition, job.condition_reason))
+    return table
+
+
+def job_view(status: JobStatus) -> RenderableType:
+    """The whole of one job, as far as there is something to show."""
+    parts: list[RenderableType | None] = [
+        _head(status),
+        _chains(status.chains),
+        _sources(status),
+        _latencies(status),
+        _checkpoints(status),
+        _commits(status),
+        _slots(status),
+        _failures(status),
+        _bottleneck(status),
+    ]
+    shown = [part for part in parts if part is not None]
+    spaced = [each for part in shown for each in (part, Text(""))]
+    return Group(*spaced[:-1])
+
+
+def _head(status: JobStatus) -> RenderableType:
+    line = Text(f"job {plain(status.job)}: {status.outcome or status.phase}, ")
+    line.append_text(_condition(status.condition, status.condition_reason))
+    facts = [
+        f"generation {status.token} ({status.generations} begun)",
+        f"{status.records:,} rows read",
+        f"{status.checkpoints.completed:,} checkpoints completed, {status.checkpoints.failed:,} failed",
+        f"{len(status.slots) - len(status.missing_slots)} of {status.parallelism} slots",
+    ]
+    return Group(line, Text("; ".join(facts)))
+
+
+def _condition(state: str, reason: str) -> Text:
+    return Text(plain(described(state, reason)), style="bold red" if state in TROUBLED else "")
+
+
+def _chains(chains: Sequence[ChainStatus]) -> RenderableType | None:
+    if not any(chain.busy is not None for chain in chains):
+        return None
+    table = _table("chain", "rows/s in", "out", "busy", "", "waits for receivers", "for servers", "busiest slot")
+    for chain in chains:
+        busiest = "" if chain.busiest is None else f"{_percent(chain.busiest)} (slot {chain.busiest_slot})"
+        _add(
+            table,
+            plain(" → ".join(chain.operators)),
+            _rate(chain.rows_in_per_s),
+            _rate(chain.rows_out_per_s),
+            _percent(chain.busy),
+            "█" * round(_BAR * (chain.busy or 0.0)),
+            _percent(chain.backpressured),
+            _percent(chain.held),
+            busiest,
+        )
+    return table
+
+
+def _sources(status: JobStatus) -> RenderableType | None:
+    if not status.sources:
+        return None
+    table = _table("source", "watermark behind", "held back by", "idle slots")
+    for source in status.sources:
+        behind = "no row yet" if source.lag_ms is None else in_seconds(max(0, source.lag_ms))
+        split = f"{plain(source.split)} (slot {source.split_slot})" if source.split else ""
+        _add(table, plain(source.source), behind, split, ", ".join(map(str, source.idle_slots)))
+    return table
+
+
+def _latencies(status: JobStatus) -> RenderableType | None:
+    told = {name: latency for name, latency in status.latency_last_minute.items() if latency.count}
+    if not told:
+        return None
+    table = _table("latency of the last minute, ms", "p50", "p99", "p99.9", "max", "rows")
+    for name, latency in told.items():
+        sink, _, kind = name.rpartition(":")
+        figures = (latency.p50, latency.p99, latency.p999, latency.max)
+        _add(table, f"{plain(sink)}, {kind}", *(f"{ms:,.1f}" for ms in figures), f"{latency.count:,}")
+    return table
+
+
+def _checkpoints(status: JobStatus) -> RenderableType | None:
+    history = status.checkpoints.history
+    if not history:
+        return None
+    table = _table("checkpoint", "ended", "ms", "acks", "manifest", "record", "commit", "uploaded", "why")
+    for record in history[-_CHECKPOINTS:]:
+        stored = (record.ack_duration_ms, record.persist_duration_ms, record.decide_duration_ms)
+        _add(
+            table,
+            str(record.checkpoint),
+            record.outcome,
+            f"{record.duration_ms:,}",
+            *("" if stage is None else f"{stage:,}" for stage in (*stored, record.commit_duration_ms)),
+            _size(record.new_bytes),
+            _cause(record, history),
+        )
+    return table
+
+
+def _cause(record: CheckpointStatus, history: Iterable[CheckpointStatus]) -> str:
+    reason = why_checkpoint(record, history) if record.subtasks or record.outcome != "complete" else None
+    return "" if reason is None else reason.cause
+
+
+def _commits(status: JobStatus) -> RenderableType | None:
+    if not status.commits.troubles:
+        return None
+    table = _table("sink that cannot commit", "checkpoint", "attempts", "error")
+    for trouble in status.commits.troubles:
+        _add(table, plain(trouble.sink), str(trouble.checkpoint), str(trouble.attempts), _line(trouble.error))
+    return table
+
+
+def _slots(status: JobStatus) -> RenderableType | None:
+    if not status.slots:
+        return None
+    table = _table("slot", "state", "host", "pid", "heard of", "memory", "loop lag, ms")
+    for slot in status.slots:
+        _add(
+            table,
+            str(slot.slot),
+            slot.state,
+            plain(slot.host),
+            str(slot.pid),
+            f"{in_seconds(slot.heartbeat_age_ms)} ago",
+            _size(int(slot.metrics.get("rss_bytes", 0))),
+            f"{slot.metrics.get('loop_lag_ms', 0.0):,.0f}",
+        )
+    return table
+
+
+def _failures(status: JobStatus) -> RenderableType | None:
+    if not status.failures:
+        return None
+    table = _table("failure", "generation", "slot", "operator", "error")
+    for failure in status.failures[-_FAILURES:]:
+        ago = f"{in_seconds(max(0, status.at_ms - failure.at_ms))} ago" if status.at_ms else ""
+        _add(table, ago, str(failure.token), str(failure.slot), plain(failure.operator), _line(failure.error))
+    return table
+
+
+def _bottleneck(status: JobStatus) -> RenderableType | None:
+    reason = bottleneck(status.chains) if status.phase == "running" else None
+    return None if reason is None else Text(plain(reason.sentence))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for at, column in enumerate(columns):
+        table.add_column(column, overflow="fold" if at == 0 or column in ("error", "condition") else "ellipsis")
+    return table
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    """A row. What is a string is shown as it is: given to the table, it would be markup."""
+    table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+
+
+def _line(text: str) -> str:
+    """The last line of a traceback, else the first."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return plain("" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0])
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.0f}"
+
+
+def _size(size: int) -> str:
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} B"
