@@ -15,7 +15,6 @@ from barrier_runtime.coordinator.client.rest_types import (
     SubmitReply,
     TriggerReply,
 )
-from barrier_runtime.coordinator.client.rest_types import DaemonReply, JobSummary, SubmitReply, TriggerReply
 from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec

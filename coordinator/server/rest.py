@@ -147,6 +147,7 @@ class Api:
         wanted = await _checked(asked, stops=False)
         runner.savepoint(wanted)
         return _json(TriggerReply("accepted", ""), 202)
+
     async def why(self, request: Request) -> Response:
         """`?checkpoint=42`: of that one, else of the job. `cores=`: of the Spark that is to run the job's slots."""
         checkpoint, cores = (_number(request, name) for name in ("checkpoint", "cores"))
