@@ -1,6 +1,6 @@
 """All mutants, in the order of the product's folders."""
 
-from tests.mutants import connected, dataplane, ends, joins, lookups, protocol, slots, stored_state
+from tests.mutants import connected, dataplane, ends, joins, lookups, observing, protocol, slots, stored_state
 
 MUTANTS = (
     *protocol.MUTANTS,
@@ -10,5 +10,6 @@ MUTANTS = (
     *joins.MUTANTS,
     *lookups.MUTANTS,
     *slots.MUTANTS,
+    *observing.MUTANTS,
     *ends.MUTANTS,
 )

@@ -50,12 +50,14 @@ def test_one_heartbeat_tells_no_share() -> None:
     assert chain_statuses([SOURCE], {})[0].busy is None
 
 
-@pytest.mark.parametrize("token", [1, 2])
-def test_nothing_is_compared_over_the_beginning_of_a_generation_or_a_clock_that_went_back(token: int) -> None:
+@pytest.mark.parametrize(("token", "at_ms"), [(1, 5_000), (2, 8_000)])
+def test_nothing_is_compared_over_the_beginning_of_a_generation_or_a_clock_that_went_back(
+    token: int, at_ms: int
+) -> None:
     slot = told(*[figures(1.0 * second) for second in range(8)])
-    slot.tell(token, 5_000, figures(0.0))
+    slot.tell(token, at_ms, figures(0.0))
     assert slot.seconds == 0.0
-    slot.tell(token, 6_000, figures(0.5))
+    slot.tell(token, at_ms + 1_000, figures(0.5))
     assert slot.per_second("numbers.work_s") == 0.5
 
 

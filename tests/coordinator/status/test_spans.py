@@ -40,6 +40,7 @@ def test_a_checkpoint_is_a_trace_of_subtasks_and_phases() -> None:
 def test_every_process_makes_the_same_ids_and_no_two_checkpoints_share_one() -> None:
     (root, *_), (again, *_) = checkpoint_spans("flights", SLOW), checkpoint_spans("flights", SLOW)
     assert (root.trace_id, root.span_id) == (again.trace_id, again.span_id)
+    assert (f"{root.trace_id:032x}", f"{root.span_id:016x}") == ("86532134e8b2aa9fb1b6473aedf912fe", "1a73e787fbb95d12")
     others = [
         checkpoint_spans("trains", SLOW)[0],
         checkpoint_spans("flights", msgspec.structs.replace(SLOW, token=2))[0],
