@@ -312,6 +312,8 @@ def _wait_s(request: Request) -> float:
     if not 0 <= wait_s <= LONGEST_WAIT_S:
         raise InvalidJob(f"wait={given!r} is not understood: give seconds, at most {LONGEST_WAIT_S:g}")
     return wait_s
+
+
 def _number(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
     if text is not None and not (text.isdecimal() and text.isascii() and len(text) <= _DIGITS):
