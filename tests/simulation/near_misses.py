@@ -53,8 +53,8 @@ def _permit(original: Any, note: Note) -> Any:
 
 
 def _ack(original: Any, note: Note) -> Any:
-    def ack(self: Any, ack: Any) -> Any:
-        result = original(self, ack)
+    def ack(self: Any, ack: Any, now_ms: int) -> Any:
+        result = original(self, ack, now_ms)
         if result.effect in (AckEffect.LATE, AckEffect.DUPLICATE):
             note("a late or repeated ack ignored")
         return result
