@@ -32,6 +32,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "coordinator": (
         ("server",),
+        ("page",),
         ("client", "maintenance", "savepoints"),
         ("job",),
         ("status",),

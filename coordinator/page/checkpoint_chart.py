@@ -1,0 +1,183 @@
+"""Checkpoints as SVG: the strip of the last ones as stacked phases, and the subtasks of one checkpoint. Pure.
+
+The phases of a bar are those of the subtask that acknowledged last, because the worst figures of several subtasks do
+not add up; what is left of the time until the last ack is drawn as `acks`. Where no subtask is known, all of it is.
+"""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from markupsafe import Markup, escape
+
+from barrier_runtime.coordinator.page.figures import duration
+from barrier_runtime.coordinator.status.status import CheckpointStatus, SubtaskPhases
+
+# Class of the colour, and name; in the order in which they follow each other.
+PHASES = (
+    ("start", "start delay"),
+    ("align", "alignment"),
+    ("sync", "sync"),
+    ("async", "async"),
+    ("acks", "acks"),
+    ("persist", "manifest"),
+    ("decide", "log record"),
+    ("commit", "commit"),
+)
+NAMES = dict(PHASES)
+_WIDTH, _HEIGHT, _BASE, _LEFT = 1000, 190, 160, 56
+_CLIPPED_AT = 8  # times the median: one slow checkpoint must not make all others invisible
+COMPLETE = "complete"
+
+
+def phases_of(checkpoint: CheckpointStatus) -> list[tuple[str, float]]:
+    """(class, milliseconds) in order, without those that took no time. A checkpoint that failed has one: `failed`."""
+    if checkpoint.outcome != COMPLETE:
+        return [("failed", max(1.0, checkpoint.duration_ms))]
+    acks = checkpoint.ack_duration_ms
+    if acks is None:  # known from the log alone
+        return []
+    found: list[tuple[str, float]] = []
+    left = float(acks)
+    if checkpoint.subtasks:
+        slowest = checkpoint.subtasks[0]
+        for name, took in _of_subtask(slowest):
+            found.append((name, min(took, left)))
+            left -= found[-1][1]
+    found.append(("acks", left))
+    found.append(("persist", float(checkpoint.persist_duration_ms or 0)))
+    found.append(("decide", float(checkpoint.decide_duration_ms or 0)))
+    found.append(("commit", float(checkpoint.commit_duration_ms or 0)))
+    return [(name, took) for name, took in found if took > 0]
+
+
+def _of_subtask(subtask: SubtaskPhases) -> Iterator[tuple[str, float]]:
+    yield "start", subtask.start_delay_ms
+    yield "align", subtask.alignment_ms
+    yield "sync", subtask.sync_ms
+    yield "async", subtask.async_ms
+
+
+def told(checkpoint: CheckpointStatus) -> str:
+    """One line for the tooltip and for readers of the screen."""
+    return _told(checkpoint, phases_of(checkpoint))
+
+
+def _told(checkpoint: CheckpointStatus, phases: Sequence[tuple[str, float]]) -> str:
+    if checkpoint.outcome != COMPLETE:
+        why = f": {checkpoint.reason[:200]}" if checkpoint.reason else ""
+        return f"checkpoint {checkpoint.checkpoint} {checkpoint.outcome} after {duration(checkpoint.duration_ms)}{why}"
+    parts = ", ".join(f"{NAMES[name]} {duration(took)}" for name, took in phases)
+    return f"checkpoint {checkpoint.checkpoint}: {duration(checkpoint.duration_ms)}{f' ({parts})' if parts else ''}"
+
+
+def strip(history: Sequence[CheckpointStatus], link: str, first_of_generation: Sequence[int] = ()) -> Markup:
+    """A bar per checkpoint, oldest on the left. `link`: where the page of a checkpoint is, up to its number; empty in a
+    report, whose bars lead nowhere. `first_of_generation`: checkpoints before which a new generation began."""
+    shown = history[-100:]
+    phases = [phases_of(each) for each in shown]
+    known = [total for total in (sum(took for _, took in each) for each in phases) if total > 0]
+    if not known:
+        return Markup("")
+    top = min(max(known), _CLIPPED_AT * max(1.0, median(known)))
+    step = (_WIDTH - _LEFT) / max(20, len(shown))
+    out = [
+        Markup('<svg class="chart strip" viewBox="0 0 {} {}" role="{}" aria-label="{}">').format(
+            _WIDTH,
+            _HEIGHT,
+            "group" if link else "img",
+            f"the last {len(shown)} checkpoints, their phases stacked; longest {duration(max(known))}",
+        )
+    ]
+    for part in (0.0, 0.5, 1.0):
+        y = _BASE - part * (_BASE - 14)
+        out.append(
+            Markup(
+                '<path class="grid" d="M{0} {2:.1f}H{1}"/><text class="axis" x="{3}" y="{4:.1f}" text-anchor="end">{5}'
+                "</text>"
+            ).format(_LEFT, _WIDTH, y, _LEFT - 6, y + 4, duration(part * top))
+        )
+    out += _bars(phases, step, top)
+    generations = set(first_of_generation)
+    for index, checkpoint in enumerate(shown):
+        x = _LEFT + index * step
+        title = escape(_told(checkpoint, phases[index]))
+        hit = f'<title>{title}</title><path class="hit" d="M{x:.1f} 0h{step:.1f}v{_BASE}h-{step:.1f}z"/>'
+        number = checkpoint.checkpoint
+        out.append(Markup(f'<a class="bar" href="{escape(link)}{number}">{hit}</a>' if link else f"<g>{hit}</g>"))
+        if checkpoint.checkpoint in generations:
+            out.append(Markup('<path class="m-generation" d="M{:.1f} 4V{}"/>').format(x, _BASE))
+        if index == 0 or index == len(shown) - 1 or (checkpoint.checkpoint % 20 == 0 and 3 < index < len(shown) - 4):
+            out.append(
+                Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
+                    min(x + step / 2, _WIDTH - 2),
+                    _BASE + 18,
+                    "end" if index > 3 and index == len(shown) - 1 else "middle",
+                    checkpoint.checkpoint,
+                )
+            )
+    out.append(Markup("</svg>"))
+    return Markup("").join(out)
+
+
+def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float) -> Iterator[Markup]:
+    """One path per phase over all bars: a hundred bars of eight rectangles each would be most of the page."""
+    paths: dict[str, list[str]] = {}
+    for index, parts in enumerate(phases):
+        x, y = _LEFT + (index + 0.1) * step, float(_BASE)
+        total = sum(took for _, took in parts)
+        scale = (_BASE - 14) / max(total, top)  # a clipped bar keeps its proportions
+        for name, took in parts:
+            height = max(took * scale, 0.4)
+            y -= height
+            paths.setdefault(name, []).append(f"M{x:.1f} {y:.1f}h{step * 0.8:.1f}v{height:.1f}h-{step * 0.8:.1f}z")
+        if total > top:
+            yield Markup('<text class="axis" x="{:.1f}" y="11" text-anchor="middle">▲</text>').format(x + step * 0.4)
+    for name, path in paths.items():
+        yield Markup('<path class="p-{}" d="{}"/>').format(name, "".join(path))
+
+
+def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
+    """A line per subtask, its phases from the trigger on, the slowest first. `operators`: names of a chain."""
+    if not checkpoint.subtasks:
+        return Markup("")
+    left, width, row = 300, 1000, 20
+    longest = max(1.0, *(float(each.ack_ms) for each in checkpoint.subtasks))
+    scale = (width - left - 70) / longest
+    height = row * len(checkpoint.subtasks) + 24
+    out = [
+        Markup('<svg class="chart subtasks" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
+            width, height, f"phases of {len(checkpoint.subtasks)} subtasks, the slowest first"
+        )
+    ]
+    for index, each in enumerate(checkpoint.subtasks):
+        y = index * row + 2
+        name = f"{each.chain}/{each.subtask} {operators.get(each.chain, '')}"
+        parts = ", ".join(f"{NAMES[phase]} {duration(took)}" for phase, took in _of_subtask(each))
+        out.append(
+            Markup('<g><title>{}</title><text class="label" x="0" y="{}">{}</text>').format(
+                f"{name}: {parts}, ack after {duration(each.ack_ms)}", y + 13, _shortened(name, 44)
+            )
+        )
+        x, end = float(left), left + each.ack_ms * scale
+        for phase, took in _of_subtask(each):
+            wide = max(0.0, min(took * scale, end - x))
+            if wide > 0:
+                out.append(
+                    Markup('<rect class="p-{}" x="{:.1f}" y="{}" width="{:.1f}" height="14"/>').format(
+                        phase, x, y + 2, wide
+                    )
+                )
+            x += wide
+        if end > x:
+            out.append(
+                Markup('<rect class="p-acks" x="{:.1f}" y="{}" width="{:.1f}" height="14"/>').format(x, y + 2, end - x)
+            )
+        out.append(
+            Markup('<text class="axis" x="{:.1f}" y="{}">{}</text></g>').format(end + 5, y + 13, duration(each.ack_ms))
+        )
+    out.append(Markup('<text class="axis" x="{}" y="{}">trigger</text></svg>').format(left, height - 6))
+    return Markup("").join(out)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,0 +1,131 @@
+"""The job's graph as SVG: a box per operator chain, layer by layer from the sources on the left. Pure.
+
+A box is as far right as the longest way from a source; boxes of a layer stand below each other in the order of their
+inputs, which keeps most edges from crossing. Time is linear in chains and edges.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+from barrier_runtime.coordinator.page.figures import rate, share
+from barrier_runtime.coordinator.status.status import ChainStatus
+
+_BOX_W, _GAP_X, _GAP_Y, _LINE = 232, 56, 22, 16
+_NAMES_SHOWN = 6
+_WARM, _HOT = 0.5, 0.8  # busy or backpressured share from which a box is coloured
+
+
+def layers(chains: Sequence[ChainStatus]) -> list[list[ChainStatus]]:
+    """Chains by the longest way from a source. Unknown inputs count as none; a circle ends where it began."""
+    by_id = {chain.chain: chain for chain in chains}
+    depth: dict[int, int] = {}
+    for start in by_id:
+        walk = [start]
+        under_way: set[int] = set()
+        while walk:
+            at = walk[-1]
+            open_inputs = [i for i in by_id[at].inputs if i in by_id and i not in depth and i not in under_way]
+            if at in depth or not open_inputs:
+                inputs = [depth[i] for i in by_id[at].inputs if i in depth and i != at]
+                depth.setdefault(at, 1 + max(inputs, default=-1))
+                walk.pop()
+                continue
+            under_way.add(at)
+            walk.append(open_inputs[0])
+    found: list[list[ChainStatus]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
+    place: dict[int, float] = {}
+    for chain in chains:
+        found[depth[chain.chain]].append(chain)
+    for layer in found:
+        layer.sort(key=lambda chain: _mean([place[i] for i in chain.inputs if i in place]))
+        place.update({chain.chain: float(row) for row, chain in enumerate(layer)})
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _height(chain: ChainStatus, lag: Mapping[str, str]) -> int:
+    figures = 2 + sum(name in lag for name in chain.operators)
+    return 14 + _LINE * (min(len(chain.operators), _NAMES_SHOWN + 1) + figures)
+
+
+def graph(chains: Sequence[ChainStatus], lag: Mapping[str, str]) -> Markup:
+    """`lag`: how far a source's watermark is behind the clock, as text, by the source's name."""
+    columns = layers(chains)
+    if not columns:
+        return Markup("")
+    at: dict[int, tuple[int, int, int]] = {}  # chain -> x, y, height
+    for column, layer in enumerate(columns):
+        y = 4
+        for chain in layer:
+            at[chain.chain] = (4 + column * (_BOX_W + _GAP_X), y, _height(chain, lag))
+            y += _height(chain, lag) + _GAP_Y
+    width = 8 + len(columns) * (_BOX_W + _GAP_X) - _GAP_X
+    height = max(y + tall for _, y, tall in at.values()) + 8
+    out = [
+        Markup(
+            '<svg class="chart graph" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}">'
+        ).format(width, height, width, height, f"the job's graph: {len(chains)} chains of operators")
+    ]
+    for chain in chains:
+        for each in dict.fromkeys(chain.inputs):
+            if each in at and each != chain.chain:
+                out.append(_edge(at[each], at[chain.chain]))
+    for chain in chains:
+        out.append(_box(chain, at[chain.chain], lag))
+    out.append(Markup("</svg>"))
+    return Markup("").join(out)
+
+
+def _edge(source: tuple[int, int, int], target: tuple[int, int, int]) -> Markup:
+    x1, y1 = source[0] + _BOX_W, source[1] + source[2] / 2
+    x2, y2 = target[0], target[1] + target[2] / 2
+    middle = (x1 + x2) / 2
+    return Markup(
+        '<path class="edge" d="M{0} {1:.0f}C{2:.0f} {1:.0f} {2:.0f} {3:.0f} {4} {3:.0f}"/>'
+        '<path class="tip" d="M{4} {3:.0f}l-7 -4v8z"/>'
+    ).format(x1, y1, middle, y2, x2)
+
+
+def heat(chain: ChainStatus) -> str:
+    """Class of a box: what its subtasks did most of the last ten seconds."""
+    if (chain.backpressured or 0) >= _WARM:
+        return "blocked"
+    if (chain.busy or 0) >= _HOT:
+        return "hot"
+    return "warm" if (chain.busy or 0) >= _WARM else "calm"
+
+
+def _box(chain: ChainStatus, at: tuple[int, int, int], lag: Mapping[str, str]) -> Markup:
+    x, y, tall = at
+    out = [
+        Markup(
+            '<g class="box {}" data-chain="{}"><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6"/>'
+        ).format(heat(chain), chain.chain, " → ".join(chain.operators), x, y, _BOX_W, tall)
+    ]
+    names = [*chain.operators[:_NAMES_SHOWN]]
+    if len(chain.operators) > _NAMES_SHOWN:
+        names.append(f"… and {len(chain.operators) - _NAMES_SHOWN} more")
+    for row, name in enumerate(names):
+        mark = "⇥ " if name in chain.sinks else "⇤ " if chain.is_source and row == 0 else ""
+        text = f"{mark}{name}"
+        out.append(
+            Markup('<text class="name" x="{}" y="{}">{}</text>').format(
+                x + 9, y + 18 + row * _LINE, text if len(text) <= 30 else f"{text[:29]}…"
+            )
+        )
+    below = y + 18 + len(names) * _LINE
+    lines = [
+        f"in {rate(chain.rows_in_per_s)} · out {rate(chain.rows_out_per_s)}",
+        f"busy {share(chain.busy)} · blocked {share(chain.backpressured)}",
+        *(f"watermark behind by {lag[name]}" for name in chain.operators if name in lag),
+    ]
+    for row, line in enumerate(lines):
+        out.append(
+            Markup('<text class="figure" x="{}" y="{}">{}</text>').format(x + 9, below + row * (_LINE - 1), line)
+        )
+    out.append(Markup("</g>"))
+    return Markup("").join(out)

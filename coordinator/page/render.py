@@ -1,0 +1,228 @@
+"""HTML of every page, and of the report, from plain facts. No clock, no network: callers give `now_ms`.
+
+Templates escape whatever they write. Characters that only change how others are shown (directions, controls) are
+written out, so that no name can look like another one.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.page import checkpoint_chart, figures, graph_chart, job_view, time_charts
+from barrier_runtime.coordinator.page.masking import masked, masked_reason
+from barrier_runtime.coordinator.status.reason import Reason
+from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
+from barrier_runtime.coordinator.status.why import SLOW_MS, why_checkpoint
+from barrier_runtime.coordinator.status.why_job import why_job
+
+HERE = Path(__file__).parent
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Options that reach this daemon, for the lines that do the same as a button."""
+
+    coordinator: str = "http://127.0.0.1:PORT"
+    token_file: str = "FILE"
+
+    def line(self, command: str, *more: str) -> str:
+        return " ".join(
+            ("barrier-runtime", command, *more, f"--coordinator {self.coordinator} --token-file {self.token_file}")
+        )
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """All that the page of one job is made of. `reasons`: why a checkpoint was slow or failed, by its number.
+    `of_job`: what is wrong with the job as a whole, the gravest first."""
+
+    status: JobStatus
+    now_ms: int
+    reasons: Mapping[int, Reason]
+    of_job: tuple[Reason, ...] = ()
+    command: CommandLine = CommandLine()
+    read_only: str = ""  # why nothing can be changed here
+
+
+def explained(status: JobStatus, now_ms: int, command: CommandLine = CommandLine(), read_only: str = "") -> JobFacts:
+    """With every reason that the recorded history gives."""
+    history = status.checkpoints.history
+    # Only a checkpoint that is worth a look is looked at: each look reads the fifty before it.
+    notable = [each for each in history if each.outcome != "complete" or each.duration_ms >= SLOW_MS]
+    found = {each.checkpoint: why_checkpoint(each, history, status.chains) for each in notable}
+    reasons = {number: reason for number, reason in found.items() if reason is not None}
+    return JobFacts(status, now_ms, reasons, why_job(status, now_ms), command, read_only)
+
+
+def inert(html: str) -> str:
+    """The same text with invisible characters written out."""
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", html)
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    for name in ("duration", "size", "number", "rate", "share", "time_of_day", "day_and_time", "machine_time"):
+        made.filters[name] = getattr(figures, name)
+    made.filters["tone"] = job_view.tone
+    made.globals["phases"] = checkpoint_chart.PHASES
+    made.globals["style"] = _address("page.css")
+    made.globals["script"] = _address("page.js")
+    return made
+
+
+@cache
+def static_file(name: str) -> bytes:
+    """A file of `static/`; raises `KeyError` for any other name."""
+    if name not in ("page.css", "page.js", "icon.svg"):
+        raise KeyError(name)
+    return (HERE / "static" / name).read_bytes()
+
+
+def _address(name: str) -> str:
+    """With a digest of the content, so that browsers may keep it for ever."""
+    return f"/static/{name}?v={sha256(static_file(name)).hexdigest()[:12]}"
+
+
+def _page(template: str, **facts: Any) -> str:
+    return inert(_environment().get_template(template).render(report=False, **facts))
+
+
+def load() -> None:
+    """Read and compile all templates, which takes a while, before somebody waits for a page."""
+    for name in _environment().list_templates():
+        _environment().get_template(name)
+
+
+def login_page(trouble: str = "", wait_s: int = 0) -> str:
+    return _page("login.html", trouble=trouble, wait_s=wait_s)
+
+
+def opened_page(target: str) -> str:
+    """What a one-time link shows: it leads on to `target` by itself."""
+    return _page("opened.html", target=target)
+
+
+def message_page(title: str, text: str, link: str = "") -> str:
+    """`link`: an address of another daemon, or empty."""
+    shown = link if link.startswith(("http://", "https://")) else ""  # it comes from the store: no script
+    return _page("message.html", title=title, text=text, link=shown)
+
+
+def jobs_page(jobs: Sequence[JobSummary], storage: str) -> str:
+    return _page("jobs.html", jobs=jobs, storage=storage)
+
+
+def job_page(facts: JobFacts) -> str:
+    return _page("job.html", **_of_job(facts, f"/jobs/{facts.status.job}/checkpoints/"))
+
+
+def checkpoints_page(facts: JobFacts) -> str:
+    return _page("checkpoints.html", status=facts.status, reasons=facts.reasons)
+
+
+def checkpoint_page(facts: JobFacts, checkpoint: int) -> str | None:
+    """None: the history of the job does not have this checkpoint (any more)."""
+    history = facts.status.checkpoints.history
+    index = next((at for at, each in enumerate(history) if each.checkpoint == checkpoint), None)
+    if index is None:
+        return None
+    return _page(
+        "checkpoint.html",
+        **_of_checkpoint(facts, history[index]),
+        status=facts.status,
+        before=history[index - 1].checkpoint if index else None,
+        after=history[index + 1].checkpoint if index + 1 < len(history) else None,
+        command=facts.command.line("why", facts.status.job, str(checkpoint)),
+    )
+
+
+def report(facts: JobFacts) -> str:
+    """One file for a bug report: no script, nothing fetched, secrets masked. Checkpoints that failed or were slow for a
+    known reason have their subtasks with them, the last ten."""
+    facts = JobFacts(
+        masked(facts.status),
+        facts.now_ms,
+        {number: masked_reason(reason) for number, reason in facts.reasons.items()},
+        tuple(map(masked_reason, facts.of_job)),
+        facts.command,
+        "this is a report",
+    )
+    history = facts.status.checkpoints.history
+    notable = [
+        each for each in history if each.outcome not in ("complete", "subsumed") or each.checkpoint in facts.reasons
+    ]
+    return inert(
+        _environment()
+        .get_template("report.html")
+        .render(
+            **_of_job(facts, "#checkpoint-"),
+            report=True,
+            css=Markup(static_file("page.css").decode()),
+            notable=[_of_checkpoint(facts, each) for each in notable[-10:]],
+        )
+    )
+
+
+def _generations(history: Sequence[CheckpointStatus]) -> list[int]:
+    return job_view.first_of_generations(history)
+
+
+def _of_job(facts: JobFacts, link: str) -> dict[str, Any]:
+    status, command = facts.status, facts.command
+    history = status.checkpoints.history
+    in_report = link.startswith("#")
+    return {
+        "status": status,
+        "now_ms": facts.now_ms,
+        "read_only": facts.read_only,
+        "live": job_view.live(status, facts.now_ms),
+        "graph": graph_chart.graph(status.chains, job_view.lags(status)),
+        "timeline": time_charts.timeline(status, facts.now_ms),
+        "strip": checkpoint_chart.strip(history, "" if in_report else link, _generations(history)),
+        "events": job_view.events(status),
+        "reasons": facts.reasons,
+        "of_job": facts.of_job,
+        "latencies": job_view.latency_rows(status),
+        "latency_charts": [
+            (name, time_charts.latencies(status.latency_hour.get(name, ()), name), time_charts.distribution(each, name))
+            for name, each in sorted(status.latency.items())
+        ],
+        "sinks": job_view.sinks(status, facts.now_ms),
+        "failed_checkpoints": job_view.failed_checkpoints(status)[:20],
+        "lines": {
+            "status": command.line("status", status.job),
+            "checkpoint": command.line("checkpoint", status.job),
+            "stop": command.line("stop", status.job),
+            "stop_now": command.line("stop", status.job, "--now"),
+        },
+    }
+
+
+def _of_checkpoint(facts: JobFacts, checkpoint: CheckpointStatus) -> dict[str, Any]:
+    operators = job_view.operators(facts.status)
+    return {
+        "checkpoint": checkpoint,
+        "told": checkpoint_chart.told(checkpoint),
+        "parts_of": checkpoint_chart.phases_of(checkpoint),
+        "phase_names": checkpoint_chart.NAMES | {"failed": "until it failed"},
+        "subtasks": checkpoint_chart.subtasks(checkpoint, operators),
+        "operators": operators,
+        "reason": facts.reasons.get(checkpoint.checkpoint),
+    }

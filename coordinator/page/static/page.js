@@ -1,0 +1,157 @@
+// What a page does beyond being read: figures that change in place, dialogs, the keyboard. Everything here is an
+// addition; without it the page is complete, only older by the second.
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const body = document.body;
+  root.classList.add("scripted");
+
+  // ---- messages
+
+  const said = document.getElementById("said");
+  let saying = 0;
+  function say(text) {
+    said.textContent = text;
+    clearTimeout(saying);
+    saying = setTimeout(() => { said.textContent = ""; }, 8000);
+  }
+
+  // ---- what changes: the stream brings figures, and the number of the newest page
+
+  let paused = false;
+  let shown = null; // number of the page whose sections are shown
+  let newest = null;
+  let loading = false;
+
+  function figures(changed) {
+    for (const element of document.querySelectorAll("[data-live]")) {
+      const text = changed[element.dataset.live];
+      if (text !== undefined && element.textContent !== text) element.textContent = text;
+      if ("tone" in element.dataset && changed.tone) element.className = `badge ${changed.tone}`;
+    }
+  }
+
+  function busy() {
+    const selected = getSelection();
+    return paused || document.querySelector("dialog[open]") !== null || (selected && !selected.isCollapsed);
+  }
+
+  function replace(section, fresh) {
+    const open = new Map([...section.querySelectorAll("details[id]")].map((each) => [each.id, each.open]));
+    const scrolled = [...section.querySelectorAll(".wide")].map((each) => each.scrollLeft);
+    const focused = section.contains(document.activeElement) ? document.activeElement : null;
+    const link = focused && focused.getAttribute("href");
+    const summary = focused && focused.tagName === "SUMMARY" ? focused.parentElement.id : null;
+    section.replaceChildren(...fresh.childNodes);
+    for (const each of section.querySelectorAll("details[id]")) {
+      if (open.has(each.id)) each.open = open.get(each.id);
+    }
+    section.querySelectorAll(".wide").forEach((each, index) => { each.scrollLeft = scrolled[index] || 0; });
+    const again = summary
+      ? section.querySelector(`#${CSS.escape(summary)} > summary`)
+      : link && section.querySelector(`a[href="${CSS.escape(link)}"]`);
+    if (again) again.focus({ preventScroll: true });
+  }
+
+  async function refresh() {
+    if (loading || newest === shown || busy()) return;
+    loading = true;
+    const wanted = newest;
+    try {
+      const answer = await fetch(location.pathname, { headers: { Accept: "text/html" }, cache: "no-store" });
+      if (answer.redirected) {
+        location.reload(); // the session is over: the login page
+        return;
+      }
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (answer.ok && !busy()) {
+        for (const section of document.querySelectorAll("[data-swap]")) {
+          const other = fresh.getElementById(section.id);
+          if (other) replace(section, other);
+        }
+        const title = fresh.querySelector("title");
+        if (title) document.title = title.textContent;
+        shown = wanted;
+      }
+    } catch {
+      // The daemon is away. The stream tells when it is back, and brings the next number then.
+    } finally {
+      loading = false;
+    }
+  }
+
+  function follow(address) {
+    const stream = new EventSource(address);
+    stream.addEventListener("open", () => root.classList.remove("stale"));
+    stream.addEventListener("error", () => root.classList.add("stale"));
+    stream.addEventListener("tick", (event) => {
+      const told = JSON.parse(event.data);
+      if (told.page !== undefined) {
+        newest = told.page;
+        if (shown === null) shown = newest;
+      }
+      if (!paused) figures(told.figures || {});
+      refresh();
+    });
+    addEventListener("pagehide", () => stream.close());
+  }
+  if (body.dataset.events) follow(body.dataset.events);
+
+  const pause = document.getElementById("pause");
+  function toggle() {
+    paused = !paused;
+    pause.setAttribute("aria-pressed", String(paused));
+    pause.textContent = paused ? "Follow" : "Pause";
+    if (!paused) refresh();
+  }
+  if (pause) pause.addEventListener("click", toggle);
+
+  // ---- dialogs: what a button will do, and then its request
+
+  async function post(button) {
+    const given = button.dataset.body;
+    const headers = { "X-Barrier-Runtime": "1", "X-Request-Id": crypto.randomUUID ? crypto.randomUUID() : String(Math.random()) };
+    if (given) headers["Content-Type"] = "application/json";
+    try {
+      const answer = await fetch(button.dataset.post, { method: "POST", headers, body: given || undefined });
+      const reply = await answer.json();
+      say(answer.ok ? `${button.textContent}: accepted` : reply.reason || reply.error || `refused (${answer.status})`);
+    } catch {
+      say("The coordinator does not answer: nothing is known of this request. Look at the job before you repeat it.");
+    }
+  }
+
+  document.addEventListener("click", (event) => {
+    const opener = event.target.closest("[data-dialog]");
+    if (opener) document.getElementById(opener.dataset.dialog).showModal();
+    const sender = event.target.closest("[data-post]");
+    if (sender) post(sender);
+  });
+
+  // ---- keyboard: p pauses, the arrows go along the bars of the strip and from checkpoint to checkpoint
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea")) return;
+    if (event.key === "p" && pause) toggle();
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const back = event.key === "ArrowLeft";
+    const bar = event.target.closest("a.bar");
+    if (bar) {
+      const next = back ? bar.previousElementSibling : bar.nextElementSibling;
+      let other = next;
+      while (other && !other.matches("a.bar")) other = back ? other.previousElementSibling : other.nextElementSibling;
+      if (other) other.focus();
+      event.preventDefault();
+      return;
+    }
+    const step = document.querySelector(back ? "a[rel=prev]" : "a[rel=next]");
+    if (step && !document.querySelector("dialog[open]")) step.click();
+  });
+
+  // ---- times of day as the reader's clock has them, on hover
+
+  for (const time of document.querySelectorAll("time[datetime]")) {
+    const at = new Date(time.dateTime);
+    if (!Number.isNaN(at.getTime())) time.title = at.toLocaleString();
+  }
+})();

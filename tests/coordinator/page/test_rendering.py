@@ -1,0 +1,322 @@
+"""Pages and reports as text: what they show of a status, what they leave out, and that no name is more than text."""
+
+import re
+import time
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from page_facts import NOW_MS, TRACEBACK, checkpoint, status
+
+from barrier_runtime.coordinator.page import checkpoint_chart, graph_chart, render, time_charts
+from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks
+from barrier_runtime.coordinator.page.job_view import events, live, rows_per_s, sinks
+from barrier_runtime.coordinator.page.render import CommandLine, JobFacts, inert
+from barrier_runtime.coordinator.status.reason import Reason
+from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointsStatus, CheckpointStatus, JobStatus
+
+REASON = Reason("store", "Checkpoint 120 failed: the disk is full.", ("df says 100 %",), "free some")
+EVIL = "<script>alert(1)</script>\"'><b>&amp; \u202edlrow\u2066"
+
+
+def facts(of: JobStatus | None = None, **more: object) -> JobFacts:
+    return JobFacts(of or status(), NOW_MS, {120: REASON}, **more)  # type: ignore[arg-type]
+
+
+def svgs(html: str) -> list[ElementTree.Element]:
+    """Every picture, which must be XML that stands by itself."""
+    return [ElementTree.fromstring(each) for each in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
+
+
+def empty() -> JobStatus:
+    """A job of which nothing is known but its name."""
+    return status(
+        checkpoints=CheckpointsStatus(),
+        recoveries=(),
+        slots=(),
+        chains=(),
+        sources=(),
+        latency={},
+        latency_last_minute={},
+        latency_hour={},
+        failures=(),
+        takeovers=(),
+        savepoints=(),
+        token=None,
+        watermark_ms=None,
+    )
+
+
+def test_a_job_is_shown_with_everything_that_is_known():
+    html = render.job_page(facts())
+    assert len(svgs(html)) == 7  # events, graph, checkpoints, and two charts for each of two latencies
+    for text in (
+        "part-3</bdi> in slot 1",
+        "slot 1 is lost: process 101",
+        "coordinator replaced in generation 3",
+        "2.5 s",
+    ):
+        assert text in html
+    assert "KeyError: &#39;price&#39;" in html, TRACEBACK
+    assert REASON.sentence in html
+
+
+def test_what_is_not_known_is_absent_and_never_zero():
+    html = render.job_page(facts(empty()))
+    for text in ("The graph is not known", "No checkpoint has ended yet", "No row has reached a sink", "None that is"):
+        assert text in html
+    figures = live(empty(), NOW_MS)
+    unknown = {"rate", "lag", "checkpoint", "checkpoint_took", "checkpoint_age", "state", "generation"}
+    assert {name for name, text in figures.items() if text == "\u2013"} >= unknown
+    assert svgs(html) == []
+
+
+def test_the_rate_is_told_only_when_every_source_tells_its_own():
+    first = status().chains[0]
+    assert rows_per_s(status()) == 7_000.0
+    silent = replace(first, chain=2, rows_in_per_s=None)
+    assert rows_per_s(status(chains=(first, silent))) is None
+
+
+def test_a_sink_that_lags_has_its_decided_checkpoints_counted():
+    by_name = {each.sink: each for each in sinks(status(), NOW_MS)}
+    assert (by_name["files/0"].pending, by_name["files/1"].pending) == (0, 3)
+    assert by_name["files/1"].oldest_ms == 3_000 - 110
+    assert by_name["files/1"].error == "the disk is full"
+
+
+def test_an_event_says_how_long_no_checkpoint_completed_around_it():
+    """What a kill has cost: 120 was declined a second before, the checkpoints beside it are a second apart."""
+    shown = events(status(takeovers=(replace(status().takeovers[0], at_ms=NOW_MS - 30_000),)))
+    assert [(each.what, each.took_ms, each.gap_ms) for each in shown] == [
+        ("savepoint done, of checkpoint 145", 1_000, None),
+        ("coordinator replaced in generation 3", None, 2_000),
+        ("generation 3", 600, 1_000),
+        ("generation 1", 1_000, None),
+    ]
+    assert events(empty()) == []
+
+
+def test_the_phases_of_a_bar_are_those_of_the_last_subtask_and_add_up():
+    one = checkpoint(149)
+    assert phases_of(one) == [
+        ("start", 10.0),
+        ("align", 20.0),
+        ("sync", 5.0),
+        ("async", 50.0),
+        ("acks", 15.0),
+        ("persist", 5.0),
+        ("decide", 5.0),
+        ("commit", 12.0),
+    ]
+    assert phases_of(replace(one, subtasks=()))[0] == ("acks", 100.0)
+    assert phases_of(checkpoint(1, outcome="expired")) == [("failed", 110)]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=4, max_size=4), st.integers(0, 10**6))
+def test_phases_never_exceed_the_time_until_the_last_ack(parts, acks):
+    one = checkpoint(149)
+    subtask = replace(
+        one.subtasks[0], start_delay_ms=parts[0], alignment_ms=parts[1], sync_ms=parts[2], async_ms=parts[3]
+    )
+    until_acks = [
+        took
+        for name, took in phases_of(replace(one, subtasks=(subtask,), ack_duration_ms=acks))
+        if name not in ("persist", "decide", "commit")
+    ]
+    assert sum(until_acks) == pytest.approx(acks)
+    assert all(took > 0 for took in until_acks)
+
+
+def test_one_slow_checkpoint_leaves_the_others_visible():
+    history = [checkpoint(number) for number in range(50)] + [checkpoint(50, ack_duration_ms=600_000, subtasks=())]
+    picture = strip(history, "/x/")
+    heights = [
+        float(h) for h in re.findall(r"v([\d.]+)h-[\d.]+z", re.search(r'class="p-acks" d="([^"]*)"', picture)[1])
+    ]
+    assert max(heights) <= 160
+    assert min(heights) > 1
+    assert "▲" in picture
+
+
+def test_checkpoints_that_are_known_from_the_log_alone_have_no_bar():
+    bare = CheckpointStatus(checkpoint=7, token=1, outcome="complete", triggered_ms=NOW_MS, duration_ms=0)
+    assert strip([bare], "/x/") == ""
+    assert render.checkpoint_page(facts(status(checkpoints=CheckpointsStatus(history=(bare,)))), 7) is not None
+
+
+def test_the_page_of_a_checkpoint_says_why_and_shows_its_subtasks():
+    html = render.checkpoint_page(facts(), 120)
+    assert html is not None
+    assert REASON.sentence in html
+    assert "What to do: free some" in html
+    assert "subtask 1/0 refused: disk full" in html
+    other = render.checkpoint_page(facts(), 149)
+    assert other is not None
+    assert 'href="/jobs/flights/checkpoints/148"' in other
+    assert svgs(other)[0].get("aria-label") == "phases of 2 subtasks, the slowest first"
+    assert render.checkpoint_page(facts(), 12) is None
+
+
+@pytest.mark.parametrize("where", ["job", "report", "checkpoint"])
+def test_no_name_and_no_error_is_more_than_text(where):
+    """G3."""
+    one = status()
+    evil = status(
+        submitter=EVIL,
+        reason=EVIL,
+        condition_reason=EVIL,
+        error=EVIL,
+        chains=(ChainStatus(chain=0, operators=(EVIL, "b"), sinks=(EVIL,), is_source=True),),
+        sources=(replace(one.sources[0], source=EVIL, split=EVIL),),
+        latency={EVIL: one.latency["files:visible"]},
+        latency_hour={EVIL: one.latency_hour["files:visible"]},
+        failures=(replace(one.failures[0], operator=EVIL, error=EVIL),),
+        takeovers=(replace(one.takeovers[0], leader=EVIL),),
+        recoveries=(replace(one.recoveries[0], reason=EVIL),),
+        checkpoints=CheckpointsStatus(history=(checkpoint(1, outcome=EVIL, reason=EVIL, missing=(EVIL,)),)),
+        options={EVIL: EVIL},
+    )
+    known = JobFacts(
+        evil,
+        NOW_MS,
+        {1: Reason(EVIL, EVIL, (EVIL,), EVIL)},
+        (Reason(EVIL, EVIL, (), EVIL),),
+        CommandLine(EVIL, EVIL),
+        EVIL,
+    )
+    made = {"job": render.job_page, "report": render.report, "checkpoint": lambda of: render.checkpoint_page(of, 1)}
+    html = str(made[where](known))
+    assert "&lt;script&gt;alert(1)" in html
+    assert "<script>alert" not in html
+    assert "><b>" not in html
+    assert not re.search("[\u202a-\u202e\u2066-\u2069]", html)
+    assert "\\u202edlrow" in html
+    svgs(html)
+
+
+@given(st.text())
+def test_invisible_characters_are_written_out_and_others_left_alone(text):
+    shown = inert(text)
+    assert not re.search("[\u200e\u200f\u202a-\u202e\u2066-\u2069\x00\x1b]", shown)
+    if text.isprintable() and text.isascii():
+        assert shown == text
+
+
+def test_a_report_stands_alone():
+    html = render.report(facts())
+    assert "<script" not in html
+    assert not re.findall(r'(?:src|href)="(?!data:,"|#)', html)
+    assert len(re.findall(r"<tr><td class=\"n\">\d+</td>", html)) >= 100, "all checkpoints, as a table"
+    assert 'id="checkpoint-120"' in html
+
+
+SECRETS = (
+    "postgresql://ann:hunter2secret@db/x",
+    "password=hunter2secret",
+    "{'aws_secret_access_key': 'hunter2secret/x+y'}",
+    '"sasl.password": "hunter2secret"',
+    "Authorization: Bearer hunter2secretvalue",
+    "api-key: hunter2secret,",
+    "DB_PASSWORD = 'hunter2secret with blanks'",
+    "AKIAHUNTER2SECRETAAA",
+    "-----BEGIN RSA PRIVATE KEY-----\nhunter2secret\n-----END RSA PRIVATE KEY-----",
+    "deadbeef" * 8,
+)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_report_masks_what_looks_like_a_secret(secret):
+    """J6: wherever a library or a row put it."""
+    one = status()
+    known = status(
+        error=f"cannot connect: {secret}",
+        failures=(replace(one.failures[0], error=f"Traceback\n  {secret}\nKeyError"),),
+        commits=replace(one.commits, troubles=(replace(one.commits.troubles[0], error=secret),)),
+        options={"spark_conf": secret},
+        checkpoints=CheckpointsStatus(history=(checkpoint(9, outcome="declined", reason=secret),)),
+        latency={},
+    )
+    html = render.report(JobFacts(known, NOW_MS, {}))
+    assert not re.search("hunter2secret|HUNTER2SECRET|(deadbeef){8}", html)
+    assert "******" in html
+
+
+def test_masking_leaves_what_is_no_secret():
+    text = "checkpoint 12 of /data/x at http://host:80/a?b=c: KeyError: 'price' in slot 1"
+    html = render.report(JobFacts(status(error=text), NOW_MS, {}))
+    assert "checkpoint 12 of /data/x at http://host:80/a?b=c: KeyError: &#39;price&#39; in slot 1" in html
+
+
+def test_the_graph_stands_in_layers_and_ends_for_a_circle():
+    def chain(number: int, *inputs: int) -> ChainStatus:
+        return ChainStatus(chain=number, operators=(f"op{number}",), inputs=inputs)
+
+    diamond = [chain(0), chain(1, 0), chain(2, 0), chain(3, 1, 2), chain(4, 0, 3)]
+    assert [[each.chain for each in layer] for layer in graph_chart.layers(diamond)] == [[0], [1, 2], [3], [4]]
+    circle = [chain(0, 1), chain(1, 0), chain(2, 2), chain(3, 99)]
+    assert sorted(each.chain for layer in graph_chart.layers(circle) for each in layer) == [0, 1, 2, 3]
+    assert graph_chart.graph([], {}) == ""
+
+
+def test_a_graph_of_two_hundred_operators_in_a_row_is_made_in_time():
+    """Within a second of processor time, also a chain that is as deep as it is long."""
+    chains = [
+        ChainStatus(chain=number, operators=(f"operator-{number}",), inputs=(number - 1,) if number else ())
+        for number in range(2_000)
+    ]
+    began = time.process_time()
+    picture = graph_chart.graph(chains, {})
+    assert time.process_time() - began < 1
+    assert picture.count('class="edge"') == 1_999
+
+
+def test_the_colour_of_a_box_says_what_it_mostly_does():
+    one = ChainStatus(chain=0, operators=("a",))
+    kinds = [(None, None), (0.1, 0.0), (0.6, 0.0), (0.9, 0.1), (0.9, 0.7)]
+    shown = [graph_chart.heat(replace(one, busy=busy, backpressured=blocked)) for busy, blocked in kinds]
+    assert shown == ["calm", "calm", "warm", "hot", "blocked"]
+
+
+def test_times_that_make_no_sense_are_drawn_within_the_picture():
+    """A clock that jumped: an event in the future, one at zero, a recovery that ends before it began."""
+    one = status()
+    odd = status(
+        recoveries=(replace(one.recoveries[0], started_ms=NOW_MS, running_ms=NOW_MS - 10_000), one.recoveries[1]),
+        takeovers=(replace(one.takeovers[0], at_ms=NOW_MS + 10**12),),
+        failures=(replace(one.failures[0], at_ms=0),),
+    )
+    picture = time_charts.timeline(odd, NOW_MS)
+    assert all(0 <= float(x) <= 1_000 for x in re.findall(r'(?:x=|d=")"?M?([\d.]+)', picture))
+    assert not re.search(r'(?:width|height|x)="-', picture)
+
+
+def test_minutes_without_rows_are_gaps():
+    points = list(status().latency_hour["files:visible"])
+    points[30] = replace(points[30], count=0)
+    picture = time_charts.latencies(points, "files:visible")
+    line = re.search(r'class="l-p50" d="([^"]*)"', picture)
+    assert line is not None
+    assert line[1].count("M") == 2
+    assert time_charts.latencies([replace(each, count=0) for each in points], "x") == ""
+
+
+def test_subtasks_longer_than_their_ack_are_cut_at_it():
+    one = checkpoint(1)
+    long = replace(one.subtasks[0], async_ms=1e9)
+    picture = subtasks(replace(one, subtasks=(long,)), {1: "a" * 200})
+    ends = [float(x) + float(w) for x, w in re.findall(r'x="([\d.]+)" y="\d+" width="([\d.]+)"', picture)]
+    assert max(ends) <= 1_000
+    assert checkpoint_chart.subtasks(replace(one, subtasks=()), {}) == ""
+
+
+def test_the_figures_of_a_tick_have_a_bound():
+    """8 MB of an error are not sent once a second: the page's route cuts what `live` gives."""
+    from barrier_runtime.coordinator.server.web import pages
+
+    assert (
+        sum(min(pages._TOLD, len(text)) for text in live(status(condition_reason="x" * 8_000_000), NOW_MS).values())
+        < 2_000
+    )
