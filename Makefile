@@ -13,7 +13,7 @@ UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test style check format tables bench sim sim-canaries mutants chaos java jdk servers clean
+.PHONY: help run pictures test style check format tables bench sim sim-canaries mutants chaos java jdk servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
@@ -28,6 +28,7 @@ help:
 	@echo "make sim-canaries           every planted bug is found by the simulation"
 	@echo "make mutants [WIDE=1]       every planted change of the product is noticed by a test: build/mutants.md"
 	@echo "make chaos [MINUTES=n] [KILLS=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
+	@echo "make pictures               pictures of the coordinator's page for docs/, of a run with kills"
 	@echo "make clean                  remove what runs and tests left (not .venv)"
 
 $(STAMP): pyproject.toml
@@ -59,6 +60,7 @@ test: $(STAMP) jdk servers
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
 		"$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/ends" \
+		"$(BIN)/python -m pytest -q tests/browser" \
 		"$(BIN)/python -m pytest -n 3 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 style: $(STAMP)
@@ -81,6 +83,9 @@ tables: $(STAMP)
 
 bench: $(STAMP) jdk servers
 	$(BIN)/python -m benchmarks $(if $(QUICK),all --quick,$(if $(ALL),all,table)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+pictures: $(STAMP) java servers
+	$(BIN)/python -m examples.page_pictures
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) \

@@ -191,6 +191,7 @@ SPARK = (
           "peers prove the secret, nothing is encrypted", where="spark", shown="value"),
     _seconds("coordinator_lease", 600.0, 0.1, DAY_S, "a slot leaves when the coordinator is silent for this long",
              where="spark"),
+    Option("ui", bool, True, "serve the coordinator's web page, and print its address", where="spark", shown="value"),
     Option("run_id", str, "", "identity of this run", made="lambda: uuid.uuid4().hex", none="made for each run",
            on_command_line=False),
 )
@@ -208,6 +209,7 @@ DAEMON = (
     _seconds("handshake_timeout", 5.0, 0.1, 3_600, "time for a connection to prove the secret; a request of REST has "
              "twice as long", where="daemon"),
     _choice("log_format", "plain", Literal["plain", "json"], "lines of the log", where="daemon"),
+    _flag("no_ui", "serve no web page beside REST", where="daemon"),
 )
 # fmt: on
 

@@ -145,6 +145,8 @@ class RunOptions(LocalRunOptions, total=False):
     encrypted. Default: 127.0.0.1."""
     coordinator_lease: float
     """a slot leaves when the coordinator is silent for this long. 0.1 s to 1 day. Default: 600 s."""
+    ui: bool
+    """serve the coordinator's web page, and print its address. Default: True."""
 
 
 @dataclass(frozen=True)
@@ -192,4 +194,5 @@ class OptionValues:
     token_file: str | None = None
     coordinator_host: str = "127.0.0.1"
     coordinator_lease: float = 600.0
+    ui: bool = True
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)

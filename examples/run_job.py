@@ -60,6 +60,7 @@ def run_job(
             observer.until("whole result", lambda _: complete(), patience_s, known)
             handle.stop("checkpoint")
         observer.until("end of the stream", lambda status: status.outcome in ("finished", "cancelled"), patience_s)
+        (RUN / "report.html").write_bytes(handle.report())
         show.say(f"finished after {time.monotonic() - started:.1f} s")
         return handle.wait(timeout=patience_s).status, observer
 
@@ -89,6 +90,7 @@ def report(summary: Summary, verdict: Verdict, status: JobStatus) -> int:
         f"processed latency p50 {processed.p50:.1f} ms, p99 {processed.p99:.1f} ms; "
         f"visible p50 {visible.p50:.1f} ms, p99 {visible.p99:.1f} ms; "
         f"checkpoint p50 {summary.checkpoint_ms.p50:.0f} ms; recovery {summary.recovery_ms} ms\n"
+        f"{RUN / 'report.html'}: what happened, and when\n"
         f"{RUN / 'summary.json'}: {'matches' if summary.matches_batch else 'DOES NOT MATCH'} the batch answer"
     )
     return 0 if summary.matches_batch else 1

@@ -156,7 +156,7 @@ BEHAVIOURS = {
     "I9": "an unknown put outcome blocks deciding and deleting",
     "I10": "finished means that all is committed",
     "G1": "the coordinator listens on loopback unless told otherwise",
-    "G2": "every route but health needs the bearer token; the token's file is private",
+    "G2": "every route but health and the login needs the token or a session of the page; the token's file is private",
     "G3": "no code and no file is taken over HTTP",
     "G4": "ids are checked before any path or key is built of them",
     "G5": "request bodies are bounded in size, depth and time",

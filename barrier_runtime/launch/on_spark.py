@@ -8,6 +8,7 @@ import contextlib
 import ipaddress
 import logging
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -127,6 +128,7 @@ class _Coordinator:
                 options.checkpoints,
                 host=options.coordinator_host,
                 network="loopback" if _is_loopback(options.coordinator_host) else "trusted",
+                ui=options.ui,
             )
             self.submitted: SubmitReply = self._embedded.submit(spec)
             self.client: CoordinatorClient | FailoverClient = self._embedded.client
@@ -220,6 +222,8 @@ class JobHandle:
         )
         self._slot_tasks = SlotTasks(spark, settings, options.parallelism, lambda: not self._ended.is_set())
         self._slot_tasks.start()
+        if options.ui:
+            self._tell_page()
         self._watching = threading.Thread(target=self._watch, name="barrier-job-watch", daemon=True)
         self._watching.start()
 
@@ -299,6 +303,14 @@ class JobHandle:
             if ended and taken is not None:
                 return taken
 
+    def page_link(self) -> str:
+        """The address of this job's page. It logs in by itself, once, within an hour: for a browser on this machine."""
+        return self._coordinator.client.page_link(self._spec.job)
+
+    def report(self) -> bytes:
+        """The page of this job as one HTML file, as of now, secrets masked: for a bug report."""
+        return self._coordinator.client.report(self._spec.job, self._spec.run_id)
+
     @property
     def coordinator_pid(self) -> int | None:
         return self._coordinator.pid
@@ -335,6 +347,15 @@ class JobHandle:
         self.close()
 
     # ------------------------------------------------------------ the watching thread
+
+    def _tell_page(self) -> None:
+        """On a terminal with a link that logs in; elsewhere output is kept, and a link must not be."""
+        address = f"{self._coordinator.client.url.rstrip('/')}/jobs/{self._spec.job}"
+        if sys.stderr is not None and sys.stderr.isatty():
+            # Without it the job runs as well: the daemon is of a release without the page, or it is just away.
+            with contextlib.suppress(BarrierRuntimeError):
+                address = self.page_link()
+        print(f"job {self._spec.job}: page at {address}", file=sys.stderr)
 
     def _watch(self) -> None:
         try:

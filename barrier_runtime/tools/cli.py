@@ -329,6 +329,20 @@ def state_export(
 
 
 @app.command()
+def report(
+    job: str,
+    to: Annotated[Path, typer.Option(help="HTML file to write; one that exists is replaced")],
+    coordinator: Annotated[str | None, typer.Option(help="as of `status`, for a job that runs")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="file with the daemon's bearer token")] = None,
+    checkpoints: Annotated[str | None, typer.Option(help="folder or URL, for a job that has ended")] = None,
+) -> None:
+    """Write the page of a job to one HTML file, for a bug report: no script, nothing fetched, secrets masked."""
+    from barrier_runtime.tools.report import report as write_report
+
+    print(f"{to}: {write_report(job, to, coordinator, token_file, checkpoints):,} bytes")
+
+
+@app.command()
 def fsck(
     url: Annotated[str, typer.Argument(help="folder or URL of the checkpoints, as in checkpoints=")],
     job: Annotated[str | None, typer.Option(help="only this job; default: every job there")] = None,

@@ -16,6 +16,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     ErrorReply,
     Health,
     JobSummary,
+    LoginLinkReply,
     SavepointAsked,
     StopRequest,
     SubmitReply,
@@ -35,6 +36,7 @@ _ANSWER = msgspec.json.Decoder(Answer)
 _DAEMON = msgspec.json.Decoder(DaemonReply)
 _ERROR = msgspec.json.Decoder(ErrorReply)
 _HEALTH = msgspec.json.Decoder(Health)
+_LINK = msgspec.json.Decoder(LoginLinkReply)
 _JOBS = msgspec.json.Decoder(list[JobSummary])
 _STATUS = msgspec.json.Decoder(JobStatus)
 _SUBMIT = msgspec.json.Decoder(SubmitReply)
@@ -121,6 +123,20 @@ class CoordinatorClient:
         body = msgspec.json.encode(StopRequest(mode, savepoint))
         return self._call("POST", _path(job, "/stop", run_id), body, _TRIGGER)
 
+    def page_link(self, job: str) -> str:
+        """The address of a job's page that logs in by itself, once, within an hour. Raises `UnknownJob` when this
+        coordinator has no page."""
+        path = self._call("POST", "/login-links", b"", _LINK).path
+        return f"{self.url.rstrip('/')}{path}&to=/jobs/{check_job_id(job)}"
+
+    def report(self, job: str, run_id: str = "") -> bytes:
+        """HTML, one file with all that the page shows, secrets masked."""
+        path = _path(job, "/report", run_id)
+        status, data = self._exchange("GET", path, b"", _NO_HEADERS)
+        if status != 200:
+            raise self._refused(path, status, data)
+        return data
+
     def _call(
         self,
         method: str,
@@ -133,12 +149,21 @@ class CoordinatorClient:
         try:
             if status in (200, 202) or (status == 409 and reply is _TRIGGER):
                 return reply.decode(data)
+        except UNREADABLE as cause:
+            raise self._not_ours(path, status) from cause
+        raise self._refused(path, status, data)
+
+    def _refused(self, path: str, status: int, data: bytes) -> BarrierRuntimeError:
+        try:
             error = _ERROR.decode(data)
         except UNREADABLE as cause:
-            raise Unavailable(
-                f"{self.url}{path} answered {status} with something that is not a coordinator's: check the address"
-            ) from cause
-        raise _error_of(status, f"coordinator {self.url}: {error.error}", error.leader)
+            raise self._not_ours(path, status) from cause
+        return _error_of(status, f"coordinator {self.url}: {error.error}", error.leader)
+
+    def _not_ours(self, path: str, status: int) -> Unavailable:
+        return Unavailable(
+            f"{self.url}{path} answered {status} with something that is not a coordinator's: check the address"
+        )
 
     def _exchange(self, method: str, path: str, body: bytes, more_headers: Mapping[str, str]) -> tuple[int, bytes]:
         headers = {

@@ -49,9 +49,11 @@ class EmbeddedCoordinator:
         host: str = "127.0.0.1",
         network: Network = "loopback",
         log_file: Path | None = None,
+        ui: bool = True,
     ) -> None:
         self._storage_url = storage_url
         self._network: Network = network
+        self._ui = ui
         self._private = PrivateDirectory("barrier-runtime-coordinator-")
         self._directory = self._private.path
         self._token = secrets.token_hex(32)
@@ -174,6 +176,8 @@ class EmbeddedCoordinator:
         ]
         if self._network == "trusted":
             command.append("--insecure-network-ok")
+        if not self._ui:
+            command.append("--no-ui")
         if self._proven:
             command.append("--store-already-proven")
         return subprocess.Popen(

@@ -88,6 +88,12 @@ class FailoverClient:
     ) -> TriggerReply:
         return self._ask(lambda client: client.stop(job, mode, run_id, savepoint))
 
+    def page_link(self, job: str) -> str:
+        return self._ask(lambda client: client.page_link(job))
+
+    def report(self, job: str, run_id: str = "") -> bytes:
+        return self._ask(lambda client: client.report(job, run_id))
+
     def _ask(self, question: Callable[[CoordinatorClient], Reply]) -> Reply:
         waiting = self._order()
         silent: Unavailable | None = None

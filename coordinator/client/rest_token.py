@@ -18,6 +18,10 @@ class Token:
     value: bytes
 
 
+def is_token(given: str, token: Token) -> bool:
+    return hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.value)
+
+
 def daemon_key(token: str) -> bytes:
     """The root key that belongs to this token: another value, so that neither is sent where the other is needed."""
     return hmac.digest(token.encode(), b"barrier-runtime daemon key", "sha256")

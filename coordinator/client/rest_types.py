@@ -56,6 +56,16 @@ class JobSummary(msgspec.Struct, frozen=True):
     condition_reason: str = ""
 
 
+class LoginLinkReply(msgspec.Struct, frozen=True):
+    """A page's address without the daemon's own, which logs in once. Whoever has it can log in until then: it is shown
+    to the person who asked, and never logged."""
+
+    path: str
+
+    def __repr__(self) -> str:
+        return "LoginLinkReply(path=******)"
+
+
 class Health(msgspec.Struct, frozen=True):
     status: str
     pid: int

@@ -50,6 +50,7 @@ class Settings:
     insecure_network_ok: bool
     store_already_proven: bool
     log_format: str
+    no_ui: bool
     handshake_timeout: float
     lease: float
 
@@ -136,7 +137,9 @@ async def _run(settings: Settings) -> None:
         _watch_parent(loop, stopping, settings.parents_directory)
     sender = sender_of()
     tracing = None if sender is None else loop.create_task(Tracing(directory, sender).run())
-    serving = loop.create_task(_serve_rest(directory, server, web, token, stopping, 2 * settings.handshake_timeout))
+    page = None if settings.no_ui else (f"http://{_shown(web)}", settings.token_file)
+    request_s = 2 * settings.handshake_timeout
+    serving = loop.create_task(_serve_rest(directory, server, web, token, page, stopping, request_s))
     try:
         await stopping.wait()
     finally:
@@ -169,17 +172,19 @@ async def _serve_rest(
     server: ControlServer,
     web: socket.socket,
     token: Token,
+    page: tuple[str, str] | None,
     stopping: asyncio.Event,
     request_timeout_s: float,
 ) -> None:
     try:
         import uvicorn
 
-        from barrier_runtime.coordinator.server.rest import ControlAddress, application
+        from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress, application
         from barrier_runtime.coordinator.server.rest_connection import MAX_HEAD_BYTES, BoundedConnection, RestingServer
 
         host, port = server.address
-        app = application(directory, ControlAddress(host, port), token, os.getpid())
+        at = None if page is None else PageAddress(*page)
+        app = application(directory, ControlAddress(host, port), token, os.getpid(), at)
         config = uvicorn.Config(
             app,
             log_config=None,

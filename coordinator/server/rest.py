@@ -2,12 +2,14 @@
 
 Every route but `/healthz` needs the bearer token; the check is one, in front of the router. State-changing calls need
 the header `X-Barrier-Runtime: 1` (a browser's form can't send it), are idempotent by `X-Request-Id`, and are audited
-with the token's name. No CORS header is ever sent.
+with the token's name. No CORS header is ever sent. Who has logged in at the page (`web`) has a session in a cookie,
+which counts as the token, except for a new link to log in.
 """
 
 import asyncio
 import hmac
 import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     DaemonReply,
     ErrorReply,
     JobSummary,
+    LoginLinkReply,
     SavepointAsked,
     StopRequest,
     SubmitReply,
@@ -40,6 +43,8 @@ from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.prometheus import CONTENT_TYPE, exposition
 from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.server.web.front import PagesOrRest, now_ms
+from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
 from barrier_runtime.coordinator.status.status import JobStatus, without_subtasks
 from barrier_runtime.coordinator.status.why_job import Cores, answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -67,11 +72,23 @@ class ControlAddress:
     port: int
 
 
+@dataclass(frozen=True)
+class PageAddress:
+    """Where the page is, and the token's file: for the command lines that the page shows."""
+
+    url: str = "http://127.0.0.1:PORT"
+    token_file: str = "FILE"
+
+
 class Api:
-    def __init__(self, directory: JobDirectory, control: ControlAddress, pid: int) -> None:
+    def __init__(
+        self, directory: JobDirectory, control: ControlAddress, pid: int, links: LoginLinks | None = None
+    ) -> None:
+        """`links`: None without a page."""
         self._directory = directory
         self._control = control
         self._pid = pid
+        self._links = links
         self._answered: OrderedDict[str, Response] = OrderedDict()
 
     def routes(self) -> list[Route]:
@@ -88,6 +105,8 @@ class Api:
             Route("/jobs/{job}/savepoints", self.savepoints, methods=["GET"]),
             Route("/jobs/{job}/savepoints", self.savepoint, methods=["POST"]),
             Route("/jobs/{job}/stop", self.stop, methods=["POST"]),
+            Route("/jobs/{job}/report", self.report, methods=["GET"]),
+            Route("/login-links", self.login_link, methods=["POST"]),
         ]
 
     async def healthz(self, request: Request) -> Response:
@@ -103,37 +122,52 @@ class Api:
         return Response(text, headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     async def jobs(self, request: Request) -> Response:
-        return _json(
-            [
-                JobSummary(
-                    job=name,
-                    run_id=runner.spec.run_id,
-                    phase=runner.phase,
-                    outcome=None if runner.outcome is None else runner.outcome.outcome,
-                    condition=runner.condition.state,
-                    condition_reason=runner.condition.reason,
-                )
-                for name, runner in sorted(self._directory.jobs.items())
-            ]
-        )
+        return _json(self.summaries())
+
+    def summaries(self) -> list[JobSummary]:
+        return [
+            JobSummary(
+                job=name,
+                run_id=runner.spec.run_id,
+                phase=runner.phase,
+                outcome=None if runner.outcome is None else runner.outcome.outcome,
+                condition=runner.condition.state,
+                condition_reason=runner.condition.reason,
+            )
+            for name, runner in sorted(self._directory.jobs.items())
+        ]
 
     async def job(self, request: Request) -> Response:
         """With `unless=` and `wait=` (seconds): when its news are others than those, or the time is over.
         Without the subtasks of past checkpoints: those are large and rarely looked at."""
-        status = await self._status(request)
+        status = await self.status(*_job_and_run(request))
         wait_s = _wait_s(request)
         if wait_s and request.query_params.get("unless") == news_of(status):
             runner = await self._find(*_job_and_run(request))
             if runner is not None:
                 await runner.changed(wait_s)
-                status = await self._status(request)
+                status = await self.status(*_job_and_run(request))
         return _json(without_subtasks(status))
 
     async def checkpoints(self, request: Request) -> Response:
-        return _json((await self._status(request)).checkpoints)
+        return _json((await self.status(*_job_and_run(request))).checkpoints)
+
+    async def report(self, request: Request) -> Response:
+        from barrier_runtime.coordinator.server.web.pages import report_of
+
+        return await report_of(await self.status(*_job_and_run(request)))
+
+    async def login_link(self, request: Request) -> Response:
+        if self._links is None:
+            raise HTTPException(404, "this coordinator has no page: start it without --no-ui, or with ui=True")
+        if "authorization" not in request.headers:
+            raise HTTPException(403, "a new link needs the token: a session must not make itself longer")
+        code = secrets.token_urlsafe(32)
+        self._links.add(code, now_ms())
+        return _json(LoginLinkReply(f"/login?once={code}"))
 
     async def savepoints(self, request: Request) -> Response:
-        return _json((await self._status(request)).savepoints)
+        return _json((await self.status(*_job_and_run(request))).savepoints)
 
     async def savepoint(self, request: Request) -> Response:
         """Begins one; `GET` tells how far it is."""
@@ -151,7 +185,7 @@ class Api:
     async def why(self, request: Request) -> Response:
         """`?checkpoint=42`: of that one, else of the job. `cores=`: of the Spark that is to run the job's slots."""
         checkpoint, cores = (_number(request, name) for name in ("checkpoint", "cores"))
-        status = await self._status(request)
+        status = await self.status(*_job_and_run(request))
         others = {name: each for name, each in self._directory.jobs.items() if name != status.job}
         held = {name: each.connected_slots for name, each in others.items() if each.outcome is None}
         known = Cores(cores or 0, {name: slots for name, slots in held.items() if slots})
@@ -220,8 +254,7 @@ class Api:
                 self._answered.popitem(last=False)
         return self._answered[key]
 
-    async def _status(self, request: Request) -> JobStatus:
-        job, run = _job_and_run(request)
+    async def status(self, job: str, run: str | None) -> JobStatus:
         runner = await self._find(job, run)
         if runner is not None:
             return runner.status()
@@ -229,6 +262,11 @@ class Api:
         if past is None:
             raise _unknown(job)
         return past
+
+    def known(self, job: str) -> JobStatus | None:
+        """Of the run that was submitted or adopted here last."""
+        runner = self._directory.job(job)
+        return None if runner is None else runner.status()
 
     async def _runner(self, request: Request) -> JobRunner:
         job, run = _job_and_run(request)
@@ -247,9 +285,10 @@ class Api:
 class Guard:
     """In front of everything: token, custom header, body size."""
 
-    def __init__(self, app: ASGIApp, token: Token) -> None:
+    def __init__(self, app: ASGIApp, token: Token, sessions: PageSessions | None = None) -> None:
         self._app = app
         self._token = token
+        self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # nothing else is offered, so nothing else may pass by the token
@@ -269,7 +308,9 @@ class Guard:
             return None
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + self._token.value):
+        if not hmac.compare_digest(given, b"Bearer " + self._token.value) and not (
+            not given and self._has_session(headers)
+        ):
             wrong = "this is not the daemon's token: use the token file that the daemon was started with"
             none = "a bearer token is required: send Authorization: Bearer <token>"
             return _json(ErrorReply(wrong if given else none), 401)
@@ -283,9 +324,21 @@ class Guard:
             return _json(ErrorReply("only JSON is understood: send Content-Type: application/json"), 415)
         return None
 
+    def _has_session(self, headers: dict[bytes, bytes]) -> bool:
+        cookies = headers.get(b"cookie", b"").decode("latin-1")
+        return self._sessions is not None and self._sessions.of_cookies(cookies, now_ms()) is not None
 
-def application(directory: JobDirectory, control: ControlAddress, token: Token, pid: int) -> ASGIApp:
-    api = Api(directory, control, pid)
+
+def application(
+    directory: JobDirectory,
+    control: ControlAddress,
+    token: Token,
+    pid: int,
+    page: PageAddress | None = PageAddress(),
+) -> ASGIApp:
+    """`page`: None for a REST interface without the page."""
+    links = None if page is None else LoginLinks()
+    api = Api(directory, control, pid, links)
     app = Starlette(
         routes=api.routes(),
         exception_handlers={
@@ -294,7 +347,17 @@ def application(directory: JobDirectory, control: ControlAddress, token: Token, 
         },
     )
     app.router.redirect_slashes = False  # a redirect would repeat the Host header of whoever asks
-    return Guard(app, token)
+    if page is None or links is None:
+        return Guard(app, token)
+    sessions = PageSessions(token.value)
+
+    def make_pages() -> ASGIApp:
+        from barrier_runtime.coordinator.server.web.pages import PageSource, pages_for
+
+        source = PageSource(api.summaries, api.status, api.known, directory.store_url)
+        return pages_for(source, token, sessions, links, page.url, page.token_file)
+
+    return PagesOrRest(make_pages, Guard(app, token, sessions), sessions)
 
 
 def _job_and_run(request: Request) -> tuple[str, str | None]:

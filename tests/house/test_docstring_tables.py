@@ -27,6 +27,9 @@ PROSE = {  # tables that no code holds as data
     "coordinator/log/savepoint_choice.py": "cases: tests/coordinator/savepoints",
     "coordinator/savepoints/importing.py": "crash points: tests/coordinator/savepoints",
     "coordinator/server/last_word.py": "cases: tests/coordinator/server",
+    "coordinator/server/web/front.py": "requests: tests/coordinator/server/web/test_pages.py",
+    "coordinator/server/web/pages.py": "requests: tests/coordinator/server/web/test_pages.py",
+    "coordinator/server/web/ticker.py": "readers: tests/coordinator/server/web/test_ticker.py",
 }
 
 

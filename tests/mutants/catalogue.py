@@ -1,6 +1,6 @@
 """All mutants, in the order of the product's folders."""
 
-from tests.mutants import connected, dataplane, ends, joins, lookups, observing, protocol, slots, stored_state
+from tests.mutants import connected, dataplane, ends, joins, lookups, observing, page, protocol, slots, stored_state
 
 MUTANTS = (
     *protocol.MUTANTS,
@@ -9,6 +9,7 @@ MUTANTS = (
     *connected.MUTANTS,
     *joins.MUTANTS,
     *lookups.MUTANTS,
+    *page.MUTANTS,
     *slots.MUTANTS,
     *observing.MUTANTS,
     *ends.MUTANTS,

@@ -125,12 +125,18 @@ def test_no_route_takes_code_files_or_names_of_logs() -> None:
     assert routes == {
         ("/healthz", "GET"),
         ("/daemon", "GET"),
+        ("/metrics", "GET"),
         ("/jobs", "GET"),
         ("/jobs/{job}", "GET"),
         ("/jobs/{job}", "PUT"),
         ("/jobs/{job}/checkpoints", "GET"),
         ("/jobs/{job}/checkpoints", "POST"),
         ("/jobs/{job}/stop", "POST"),
+        ("/jobs/{job}/report", "GET"),
+        ("/jobs/{job}/savepoints", "GET"),
+        ("/jobs/{job}/savepoints", "POST"),
+        ("/jobs/{job}/why", "GET"),
+        ("/login-links", "POST"),
     }
     for kind in (JobSpec,):
         for field in msgspec.structs.fields(kind):

@@ -1,0 +1,61 @@
+"""`barrier-runtime report`: a job's page as one file, from its coordinator, or of an ended job from its checkpoints.
+
+The file is written whole or not at all, under a temporary name first. It holds no script and asks for nothing; what
+looks like a secret is masked (`coordinator/page/masking`).
+"""
+
+import os
+import time
+from pathlib import Path
+
+from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
+from barrier_runtime.coordinator.client.rest_token import read_token_file
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.page import render
+from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.coordinator.status.past_run import past_status
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.store.object_store import get_or_none
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.store.urls import shown
+
+
+def report(job: str, to: Path, coordinator: str | None, token_file: Path | None, checkpoints: str | None) -> int:
+    """Write the report of `job` to `to`; returns its size in bytes. Raises `InvalidJob` or `Unavailable`."""
+    if (coordinator is None) == (checkpoints is None):
+        raise InvalidJob("give either --coordinator with --token-file, or --checkpoints for a job that has ended")
+    if checkpoints is not None:
+        data = _from_store(check_job_id(job), checkpoints)
+    elif coordinator is not None and token_file is not None:
+        data = FailoverClient(addresses(coordinator), read_token_file(token_file)).report(job)
+    else:
+        raise InvalidJob("--coordinator needs --token-file: the file with the daemon's bearer token")
+    write(to, data)
+    return len(data)
+
+
+def write(to: Path, data: bytes) -> None:
+    beside = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(to)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise InvalidJob(f"the report cannot be written to {to}: {error.strerror}: choose another file") from error
+
+
+def _from_store(job: str, url: str) -> bytes:
+    store, paths = open_store(url), Paths(job)
+    try:
+        view = read_log(store, paths.log_record, completes=1, restore=None, run_id="")
+        known = get_or_none(store, paths.history)
+    except OSError as error:
+        raise Unavailable(f"the past of job {job} cannot be read from {shown(url)}: {error}: try again") from error
+    history = None if known is None else decode_history(paths.history, known)
+    status = past_status(view, history, None)
+    if status is None:
+        why = "there is no log of it" if view.head is None else "nothing says that it has ended"
+        raise InvalidJob(f"job {job} in {shown(url)}: {why}: check both names, or ask its coordinator (--coordinator)")
+    return render.report(render.explained(status, time.time_ns() // 1_000_000)).encode()

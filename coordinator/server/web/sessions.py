@@ -1,0 +1,101 @@
+"""Who is logged in at the page: sessions in a cookie, links that log in once, and a delay after wrong tokens.
+
+Pure: callers give `now_ms` and random text. A session is signed with a key made from the daemon's token and kept by
+the browser alone, so it outlives a killed daemon and holds at each daemon that has the same token. It names no one and
+cannot be called back; it ends by its time, or when the daemon gets another token. Links are kept in memory: one that
+was used, or that a killed daemon had made, opens nothing.
+"""
+
+import hmac
+from collections import OrderedDict
+from dataclasses import dataclass
+
+SESSION_MS = 12 * 3600 * 1000
+LINK_MS = 3600 * 1000
+FREE_ATTEMPTS = 5
+_FIRST_DELAY_MS = 1_000
+_LONGEST_DELAY_MS = 60_000
+_FORGOTTEN_MS = 15 * 60 * 1000
+_LINKS_KEPT = 100
+_CLIENTS_KEPT = 1_000
+
+
+class PageSessions:
+    def __init__(self, token: bytes) -> None:
+        self._key = hmac.digest(token, b"barrier-runtime page session", "sha256")
+        # Cookies are sent to every port of a host: another daemon's must have another name.
+        self.cookie = f"barrier-runtime-{hmac.digest(self._key, b'name', 'sha256').hex()[:8]}"
+
+    def begin(self, nonce: str, now_ms: int) -> str:
+        """A value for the cookie. `nonce`: random, without a dot."""
+        head = f"{now_ms + SESSION_MS}.{nonce}"
+        return f"{head}.{self._signed(head)}"
+
+    def ends_ms(self, value: str, now_ms: int) -> int | None:
+        """When the session of a cookie ends; None for one that is not ours, is damaged, or is over."""
+        head, _, signature = value.rpartition(".")
+        if not hmac.compare_digest(self._signed(head).encode(), signature.encode("utf-8", "replace")):
+            return None
+        ends = int(head.partition(".")[0])  # signed by us: a number
+        return ends if now_ms < ends <= now_ms + SESSION_MS else None
+
+    def of_cookies(self, header: str, now_ms: int) -> int | None:
+        """The same of a request's header `Cookie`."""
+        for each in header.split(";"):
+            name, _, value = each.strip().partition("=")
+            if name == self.cookie:
+                return self.ends_ms(value, now_ms)
+        return None
+
+    def _signed(self, head: str) -> str:
+        return hmac.digest(self._key, head.encode("utf-8", "replace"), "sha256").hex()
+
+
+class LoginLinks:
+    """Links that log in without the token, each once. The oldest go first when there are many."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, int] = OrderedDict()  # code -> when it ends
+
+    def add(self, code: str, now_ms: int) -> None:
+        self._open[code] = now_ms + LINK_MS
+        while len(self._open) > _LINKS_KEPT:
+            self._open.popitem(last=False)
+
+    def use(self, code: str, now_ms: int) -> bool:
+        found = next((known for known in self._open if hmac.compare_digest(known.encode(), code.encode())), None)
+        return found is not None and now_ms < self._open.pop(found)
+
+
+@dataclass
+class _Wrong:
+    count: int
+    last_ms: int
+
+
+class LoginThrottle:
+    """Wrong tokens by client address. From the fifth on, each further attempt waits twice as long as the one before, up
+    to a minute; a right token, or a quarter of an hour without an attempt, begins anew."""
+
+    def __init__(self) -> None:
+        self._wrong: OrderedDict[str, _Wrong] = OrderedDict()
+
+    def wait_ms(self, client: str, now_ms: int) -> int:
+        """How long this client has to wait before a token of it is looked at."""
+        known = self._wrong.get(client)
+        if known is None or known.count < FREE_ATTEMPTS:
+            return 0
+        delay = min(_LONGEST_DELAY_MS, _FIRST_DELAY_MS << min(known.count - FREE_ATTEMPTS, 10))
+        # A clock that jumped back must not lock anybody out for longer than the delay.
+        return max(0, delay - max(0, now_ms - known.last_ms))
+
+    def wrong(self, client: str, now_ms: int) -> None:
+        known = self._wrong.pop(client, None)
+        if known is None or now_ms - known.last_ms > _FORGOTTEN_MS:
+            known = _Wrong(0, now_ms)
+        self._wrong[client] = _Wrong(known.count + 1, now_ms)
+        while len(self._wrong) > _CLIENTS_KEPT:
+            self._wrong.popitem(last=False)
+
+    def right(self, client: str) -> None:
+        self._wrong.pop(client, None)

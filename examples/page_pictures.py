@@ -1,0 +1,86 @@
+"""`make pictures`: pictures of the coordinator's page for the documents, of a run with a killed slot and coordinator.
+
+The job of `make run` on Spark, looked at in Debian's Chromium: the page of the job and of its slowest checkpoint, light
+and dark, 1280 and 390 pixels wide, into docs/images.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pyarrow.dataset
+from playwright.sync_api import Browser, sync_playwright
+
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.launch.on_spark import JobHandle
+from examples.flight_delays import build
+from examples.flights_data import prepare
+from examples.run_observer import Observer
+from examples.run_progress import display
+
+PICTURES = Path("docs/images")
+_PLACE = Path("build/pictures")
+_SECONDS = 60.0  # of replay: long enough to be looked at
+_PATIENCE_S = 300.0
+
+
+def main() -> int:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print("Chromium is missing: sudo apt-get install chromium (or: make servers)", file=sys.stderr)
+        return 1
+    shutil.rmtree(_PLACE, ignore_errors=True)
+    flights = prepare(Path("build/data"))
+    records = pyarrow.dataset.dataset(flights, format="parquet").count_rows()
+    flow = build(flights, str(_PLACE.resolve() / "output"), rows_per_second=records / _SECONDS)
+    with (
+        flow.start(
+            master="local[4,16]",
+            parallelism=2,
+            checkpoints=str(_PLACE.resolve() / "checkpoints"),
+            checkpoint_interval=0.5,
+        ) as handle,
+        display(records) as show,
+    ):
+        observer = Observer(handle, show)
+        observer.until("tenth of the records", _read(records / 10), _PATIENCE_S)
+        observer.kill_slot()
+        observer.until("fifth of the records", _read(records / 5), _PATIENCE_S)
+        observer.kill_coordinator()
+        observer.until("third of the records", _read(records / 3), _PATIENCE_S)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            _take(browser, handle)
+            browser.close()
+        handle.stop("now")
+    return 0
+
+
+def _read(records: float) -> Callable[[JobStatus], bool]:
+    return lambda status: status.records >= records
+
+
+def _take(browser: Browser, handle: JobHandle) -> None:
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for scheme in schemes:
+        for width, height in ((1280, 1800), (390, 1500)):
+            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+            page = context.new_page()
+            link = handle.page_link()
+            page.goto(link)
+            page.wait_for_url(link.partition("/login")[0] + "/jobs/*")
+            page.wait_for_selector("svg.strip")
+            page.screenshot(path=PICTURES / f"page-{scheme}-{width}.png")
+            page.goto(f"{page.url}/checkpoints/{_slowest(handle.status())}")
+            page.screenshot(path=PICTURES / f"checkpoint-{scheme}-{width}.png")
+            context.close()
+
+
+def _slowest(status: JobStatus) -> int:
+    return max(status.checkpoints.history, key=lambda each: each.duration_ms).checkpoint
+
+
+if __name__ == "__main__":
+    sys.exit(main())

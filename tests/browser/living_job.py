@@ -1,0 +1,120 @@
+"""A job under a real coordinator process, its slots played over real TCP: what pages of a browser are shown.
+
+Slots answer every trigger and commit what is complete, until a test says otherwise (`decline`, `hold_commits`).
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinator_world import options, spec
+from tcp_slot import TcpSlot, wait_for
+
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import (
+    CheckpointComplete,
+    Decline,
+    Heartbeat,
+    Shutdown,
+    SubtaskId,
+    ToCoordinator,
+    Trigger,
+)
+
+JOB = spec(
+    checkpoints=options(interval_ms=400, tolerable_failures=1_000),
+    resume_timeout_ms=20_000,
+    slot_timeout_ms=20_000,
+)
+
+
+class _Slot(TcpSlot):
+    """Two threads speak: one answers, one tells figures."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self._speaking = threading.RLock()
+
+    def say(self, message: ToCoordinator) -> None:
+        with self._speaking:
+            super().say(message)
+
+    def _try_connect(self, address: tuple[str, int]) -> None:
+        with self._speaking:
+            super()._try_connect(address)
+
+
+class LivingJob:
+    def __init__(self, coordinator: EmbeddedCoordinator, job: object = JOB) -> None:
+        self.coordinator = coordinator
+        self.spec = job
+        secret = bytes.fromhex(coordinator.submit(job).secret)  # type: ignore[arg-type]
+        self.decline = ""  # why slot 1 refuses checkpoints
+        self.hold_commits = False
+        self.records = 1_000
+        self.ended = threading.Event()
+        self._slots = [_Slot(JOB.job, JOB.run_id, secret, index) for index in (0, 1)]
+        self._threads = [threading.Thread(target=self._answer, args=(slot,), daemon=True) for slot in self._slots]
+        self._threads.append(threading.Thread(target=self._tell, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def status(self) -> JobStatus:
+        return self.coordinator.client.status(JOB.job)
+
+    def until_completed(self, count: int) -> JobStatus:
+        return wait_for(
+            f"{count} checkpoints",
+            lambda: (now := self.status) and now.checkpoints.completed >= count and now,
+        )
+
+    def close(self) -> None:
+        self.ended.set()
+        for slot in self._slots:
+            slot.close()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _answer(self, slot: _Slot) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # closed by the test that ends
+            slot.connect(self.coordinator.control_address)
+            while not self.ended.is_set():
+                try:
+                    message = slot.receive()
+                except OSError:
+                    if not self.ended.wait(0.02):
+                        slot.connect(self.coordinator.control_address)
+                    continue
+                if isinstance(message, Shutdown):
+                    return
+                if isinstance(message, Trigger):
+                    self._on_trigger(slot, message.checkpoint)
+                elif isinstance(message, CheckpointComplete) and not self.hold_commits:
+                    slot.commit(message.checkpoint)
+
+    def _on_trigger(self, slot: _Slot, checkpoint: int) -> None:
+        if self.decline and slot.index == 1:
+            slot.say(Decline(slot.token, checkpoint, SubtaskId(1, 1), self.decline))
+        else:
+            slot.ack(checkpoint)
+
+    def _tell(self) -> None:
+        while not self.ended.wait(0.1):
+            for slot in self._slots:
+                if slot.phase == "running":
+                    with contextlib.suppress(OSError, AttributeError):  # its connection is away: the next one tells
+                        slot.say(Heartbeat(slot.token, {"records": float(self.records), "rss_bytes": 2e8}))
+
+
+@contextlib.contextmanager
+def living_job(folder: Path, job: object = JOB) -> Iterator[LivingJob]:
+    with EmbeddedCoordinator(str(folder / "store")) as coordinator:
+        running = LivingJob(coordinator, job)
+        try:
+            running.until_completed(3)
+            yield running
+        finally:
+            running.close()

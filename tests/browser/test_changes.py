@@ -1,0 +1,156 @@
+"""What a page does to a job, and what happens to a page when the job or its coordinator ends: each with its own job."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+from tcp_slot import wait_for
+
+from tests.browser.conftest import Watched
+from tests.browser.living_job import LivingJob, living_job
+
+Opened = Callable[..., Page]
+
+
+@pytest.fixture
+def own_job(tmp_path: Path):
+    with living_job(tmp_path) as running:
+        yield running
+
+
+def test_a_checkpoint_is_taken_after_a_confirmation_that_names_the_command(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.click("text=Checkpoint…")
+    dialog = page.locator("#ask-checkpoint")
+    expect(dialog).to_be_visible()
+    assert "barrier-runtime checkpoint flights --coordinator" in dialog.inner_text()
+    with page.expect_response(lambda each: each.request.method == "POST") as answer:
+        page.click("#ask-checkpoint button[value=ok]")
+    assert answer.value.status == 202
+    expect(page.locator("#said")).to_have_text("Take a checkpoint: accepted")
+
+
+def test_a_dialog_that_is_left_changes_nothing(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    posts: list[str] = []
+    page.on("request", lambda each: each.method == "POST" and posts.append(each.url))
+    for button, dialog in (("Stop…", "#ask-stop"), ("Stop at once…", "#ask-now")):
+        page.click(f"text={button}")
+        assert page.evaluate("document.activeElement.textContent") == "Cancel", "return must not stop a job"
+        page.keyboard.press("Enter")
+        expect(page.locator(dialog)).to_be_hidden()
+        page.click(f"text={button}")
+        page.keyboard.press("Escape")
+        expect(page.locator(dialog)).to_be_hidden()
+    assert posts == []
+    assert job.status.outcome is None
+
+
+def test_a_session_alone_changes_nothing_from_another_site(job: LivingJob, opened: Opened, watched: Watched) -> None:
+    """G5: a form of another site has neither the header nor the cookie."""
+    watched.expected = ["403"]
+    page = opened(job)
+    status = page.evaluate("""() => fetch("/jobs/flights/stop", {method: "POST"}).then(answer => answer.status)""")
+    assert status == 403
+    assert job.status.outcome is None
+
+
+def test_stopping_a_job_ends_it_and_the_page_says_so(own_job: LivingJob, opened: Opened) -> None:
+    page = opened(own_job)
+    page.click("text=Stop…")
+    page.click("#ask-stop button[value=ok]")
+    expect(page.locator("h1 .badge")).to_have_text("CANCELLED", timeout=20_000)
+    page.reload()
+    assert page.locator("button[data-dialog]").count() == 0
+
+
+def test_a_killed_coordinator_takes_nothing_from_an_open_page(
+    own_job: LivingJob, opened: Opened, watched: Watched
+) -> None:
+    """Session, checkpoints and generations are there again, and the figures go on without a reload."""
+    watched.expected = ["/events net::ERR", "/jobs/flights net::ERR", "ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPTY"]
+    page = opened(own_job)
+    page.evaluate("window.planted = 'the same page'")
+    before = own_job.status
+    os.kill(own_job.coordinator.pid, signal.SIGKILL)
+    wait_for("another process", lambda: own_job.coordinator.restarts)
+    own_job.until_completed(before.checkpoints.completed + 2)
+    own_job.records += 777
+    expect(page.locator("[data-live=records]")).to_have_text(f"{2 * own_job.records:,}", timeout=20_000)
+    assert page.evaluate("window.planted") == "the same page"
+    page.goto(f"{own_job.coordinator.url}/jobs/flights/checkpoints")
+    shown = {int(text) for text in page.locator("tbody tr td:first-child").all_inner_texts()}
+    assert {each.checkpoint for each in before.checkpoints.history} <= shown
+
+
+PLANTED = "<script>window.stolen = 1</script>\"'><img src=x onerror=window.stolen=2> \u202eevil\u202c {{ 7 * 7 }}"
+
+
+def test_what_others_wrote_is_text_and_nothing_else(own_job: LivingJob, opened: Opened) -> None:
+    """G3: an error of users' code with tags, quotes and marks of direction, on all pages that show it."""
+    own_job.decline = PLANTED
+    failed = wait_for("failed checkpoint", lambda: next(iter(_failed(own_job)), None))
+    page = opened(own_job)
+    page.keyboard.press("p")
+    for path in ("/jobs/flights", "/jobs/flights/checkpoints", f"/jobs/flights/checkpoints/{failed}"):
+        page.goto(f"{own_job.coordinator.url}{path}")
+        text = page.inner_text("main")
+        assert "<script>window.stolen = 1</script>" in text
+        assert "\\u202eevil\\u202c {{ 7 * 7 }}" in text
+        assert page.evaluate("window.stolen") is None
+
+
+def _failed(job: LivingJob) -> list[int]:
+    return [each.checkpoint for each in job.status.checkpoints.history if each.outcome == "declined"]
+
+
+def test_no_script_but_the_pages_own_runs(job: LivingJob, opened: Opened, watched: Watched) -> None:
+    """G3: even if a text came through unescaped."""
+    watched.expected = ["Content Security Policy"]
+    page = opened(job)
+    page.evaluate("""() => { const script = document.createElement("script"); script.textContent = "window.stolen = 1";
+        document.body.append(script); const image = document.createElement("img");
+        image.setAttribute("onerror", "window.stolen = 2"); image.src = "/static/none.png"; document.body.append(image);
+        return new Promise(done => image.addEventListener("error", done)); }""")
+    assert page.evaluate("window.stolen") is None
+    watched.expected.append("404")
+
+
+def test_failed_checkpoints_are_told_apart_and_say_why(own_job: LivingJob, opened: Opened) -> None:
+    own_job.decline = "the disk of slot 1 is full"
+    failed = wait_for("failed checkpoint", lambda: next(iter(_failed(own_job)), None))
+    page = opened(own_job)
+    assert page.locator("svg.strip .p-failed").count() == 1
+    assert "the disk of slot 1 is full" in page.inner_text("#failures")
+    page.goto(f"{own_job.coordinator.url}/jobs/flights/checkpoints/{failed}")
+    assert page.inner_text("h1 .badge") == "declined"
+    assert "the disk of slot 1 is full" in page.inner_text("main")
+
+
+def test_transactions_that_wait_are_counted(own_job: LivingJob, opened: Opened) -> None:
+    own_job.hold_commits = True
+    own_job.until_completed(own_job.status.checkpoints.completed + 3)
+    page = opened(own_job)
+    rows = page.locator("#transactions tbody tr")
+    assert rows.locator("td:first-child").all_inner_texts() == ["out/0", "out/1"]
+    assert all(int(text) >= 2 for text in rows.locator("td:nth-child(3)").all_inner_texts())
+
+
+def test_a_coordinator_without_a_page_serves_none(
+    tmp_path: Path, context: Callable[..., BrowserContext], watched: Watched
+) -> None:
+    from barrier_runtime.coordinator.client.client import UnknownJob
+    from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+
+    watched.expected = ["401"]
+    with EmbeddedCoordinator(str(tmp_path / "store"), ui=False) as coordinator:
+        coordinator.wait_ready()
+        with pytest.raises(UnknownJob, match="has no page: start it without --no-ui"):
+            coordinator.client.page_link("flights")
+        page = context().new_page()
+        watched.watch(page)
+        page.goto(f"{coordinator.url}/login")
+        assert "a bearer token is required" in page.inner_text("body")

@@ -1,0 +1,201 @@
+"""What the pages show and do in a real browser, of a job that runs: figures, charts, the stream, the keyboard."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from tests.browser.conftest import Watched
+from tests.browser.living_job import LivingJob
+
+Opened = Callable[..., Page]
+
+
+def test_the_list_of_jobs_leads_to_a_job(job: LivingJob, opened: Opened) -> None:
+    page = opened(job, "/")
+    assert page.inner_text("tbody .badge") == "RUNNING"
+    page.click("text=flights")
+    expect(page.locator("h1 bdi")).to_have_text("flights")
+
+
+def test_the_figures_are_those_of_the_status(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    status = job.status
+    assert page.inner_text("h1 .badge") == status.condition
+    assert page.inner_text("[data-live=generation]") == str(status.token)
+    assert page.inner_text("[data-live=slots]") == "2 of 2"
+    completed = int(page.inner_text("[data-live=completed]").replace(",", ""))
+    assert 3 <= completed <= job.status.checkpoints.completed
+
+
+def test_figures_change_in_place(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.evaluate("document.querySelector('[data-live=records]').dataset.planted = 'same element'")
+    job.records += 5_000
+    expect(page.locator("[data-planted]")).to_have_text(f"{2 * job.records:,}")
+
+
+def test_sections_are_brought_up_to_date_without_loading_the_page_anew(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.evaluate("window.planted = 'the same page'")
+    page.click("#slots-table > summary")
+    before = page.locator("#checkpoints tbody tr td").first.inner_text()
+    expect(page.locator("#checkpoints tbody tr td").first).not_to_have_text(before, timeout=20_000)
+    assert page.evaluate("window.planted") == "the same page"
+    assert page.locator("#slots-table").get_attribute("open") is not None, "what was opened stays open"
+
+
+def test_a_paused_page_stands_still_until_it_follows_again(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.keyboard.press("p")
+    expect(page.locator("#pause")).to_have_attribute("aria-pressed", "true")
+    shown = page.inner_text("[data-live=completed]")
+    page.evaluate(
+        """() => new Promise(done => { let ticks = 0; const stream = new EventSource("/jobs/flights/events");
+        stream.addEventListener("tick", () => { ticks += 1; if (ticks === 3) { stream.close(); done(); } }); })"""
+    )
+    assert page.inner_text("[data-live=completed]") == shown
+    page.click("#pause")
+    expect(page.locator("[data-live=completed]")).not_to_have_text(shown)
+
+
+def test_a_bar_of_the_strip_leads_to_its_checkpoint(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    bar = page.locator("svg.strip a.bar").last
+    number = (bar.get_attribute("href") or "").rpartition("/")[2]
+    bar.click()
+    page.wait_for_url(f"**/checkpoints/{number}")
+    assert page.inner_text("h1").startswith(f"Checkpoint {number}")
+    assert "trigger to end" in page.inner_text("main")
+
+
+def test_the_keyboard_goes_along_the_strip_and_from_checkpoint_to_checkpoint(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.keyboard.press("p")
+    page.locator("svg.strip a.bar").nth(-3).focus()
+    page.keyboard.press("ArrowRight")
+    number = page.evaluate("document.activeElement.getAttribute('href')").rpartition("/")[2]
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/checkpoints/{number}")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url(f"**/checkpoints/{int(number) + 1}")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_url(f"**/checkpoints/{number}")
+
+
+def test_all_checkpoints_are_there_as_a_table(job: LivingJob, opened: Opened) -> None:
+    page = opened(job, "/jobs/flights/checkpoints")
+    numbers = [int(text) for text in page.locator("tbody tr td:first-child").all_inner_texts()]
+    assert numbers == sorted(numbers, reverse=True)
+    assert len(numbers) >= 3
+
+
+def test_everything_is_reached_by_tab_and_the_first_stop_skips_to_the_content(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.keyboard.press("p")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.textContent.trim()"))
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", f"{reached[-1]} does not show that it has the focus"
+    assert {"jobs", "Follow", "Log out", "Checkpoint…", "Stop…", "Stop at once…"} <= set(reached)
+
+
+def test_without_scripts_the_page_is_complete(job: LivingJob, opened: Opened, watched: Watched) -> None:
+    page = opened(job, java_script_enabled=False)
+    assert page.locator("svg.strip a.bar").count() >= 3
+    assert page.locator("svg.timeline").count() == 1
+    assert page.locator("#checkpoints tbody tr").count() >= 3
+    assert re.fullmatch(r"[\d,]+", page.inner_text("[data-live=records]"))
+    assert not page.locator(".actions").first.is_visible(), "a button that can do nothing is not shown"
+    assert "barrier-runtime stop flights --coordinator http://127.0.0.1:" in page.inner_text("#lines")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_is_wider_than_the_window(job: LivingJob, opened: Opened, width: int) -> None:
+    page = opened(job, viewport={"width": width, "height": 844})
+    newest = f"/jobs/flights/checkpoints/{job.status.checkpoints.history[-1].checkpoint}"
+    for path in ("/", "/jobs/flights", "/jobs/flights/checkpoints", newest, "/login"):
+        page.goto(f"{job.coordinator.url}{path}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_colours_follow_the_systems_setting_and_can_be_read(job: LivingJob, opened: Opened) -> None:
+    """Contrast as WCAG counts it: 4.5 at least."""
+    for scheme in ("light", "dark"):
+        page = opened(job, color_scheme=scheme)
+        for selector in ("h1", ".quiet", ".badge", "a", ".legend", "td"):
+            ink, ground = page.evaluate(_COLOURS, selector)
+            assert _contrast(ink, ground) >= 4.5, (scheme, selector, ink, ground)
+        dark = sum(page.evaluate(_COLOURS, "h1")[1]) < 3 * 128
+        assert dark == (scheme == "dark")
+
+
+def test_the_first_view_is_small_and_of_one_host(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    sizes: dict[str, int] = {}
+    page.on("response", lambda each: "events" not in each.url and sizes.update({each.url: len(each.body())}))
+    page.reload(wait_until="load")
+    assert len(sizes) <= 4
+    assert sum(sizes.values()) <= 150_000, sizes
+    assert all(url.startswith(job.coordinator.url) for url in sizes)
+
+
+def test_one_tick_is_small(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    lengths = page.evaluate(
+        """() => new Promise(done => { const seen = []; const stream = new EventSource("/jobs/flights/events");
+        stream.addEventListener("tick", each => { seen.push(each.data.length);
+        if (seen.length === 3) { stream.close(); done(seen); } }); })"""
+    )
+    assert max(lengths) <= 5_000, "bytes per second"
+
+
+def test_what_is_not_there_is_said_in_plain_words(job: LivingJob, opened: Opened, watched: Watched) -> None:
+    watched.expected = ["404", "400"]
+    page = opened(job, "/jobs/nojob")
+    assert "job nojob is not known to this coordinator" in page.inner_text("main")
+    page.goto(f"{job.coordinator.url}/jobs/flights/checkpoints/999999")
+    assert "No checkpoint 999999" in page.inner_text("h1")
+    page.goto(f"{job.coordinator.url}/jobs/UPPER")
+    assert "is not allowed" in page.inner_text("main")
+
+
+def test_the_report_opens_from_a_file_without_a_script_or_a_request(
+    job: LivingJob, context: Callable[..., BrowserContext], tmp_path: Path, watched: Watched
+) -> None:
+    file = tmp_path / "report.html"
+    file.write_bytes(job.coordinator.client.report("flights"))
+    page = context().new_page()
+    watched.watch(page)
+    page.goto(file.as_uri())
+    assert page.locator("svg.strip").count() == 1
+    assert page.locator("script").count() == 0
+    assert page.inner_text("h1 bdi") == "flights"
+    assert watched.hosts == {""}
+
+
+_COLOURS = """selector => {
+    const element = document.querySelector(`main ${selector}`);
+    const parts = text => text.match(/[\\d.]+/g).map(Number);
+    let ground = element;
+    while (ground && (parts(getComputedStyle(ground).backgroundColor)[3] ?? 1) === 0) ground = ground.parentElement;
+    return [parts(getComputedStyle(element).color).slice(0, 3),
+            parts(getComputedStyle(ground || document.documentElement).backgroundColor).slice(0, 3)];
+}"""
+
+
+def _contrast(one: list[float], other: list[float]) -> float:
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: list[float]) -> float:
+    parts = [each / 255 for each in colour]
+    linear = [each / 12.92 if each <= 0.03928 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,189 @@
+"""The page's routes without a browser: who gets what, and what every answer carries."""
+
+import contextlib
+import time
+
+import httpx
+import pytest
+from coordinator_world import spec
+
+from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
+from barrier_runtime.coordinator.page.render import CommandLine
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.rest import ControlAddress, application
+from barrier_runtime.coordinator.server.web.front import HEADERS, is_open
+from barrier_runtime.coordinator.server.web.pages import Pages
+from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
+from barrier_runtime.state.store.memory import MemoryStore
+
+SECRET = "t" * 64
+BEARER = {"Authorization": f"Bearer {SECRET}", "X-Barrier-Runtime": "1"}
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+
+
+@contextlib.asynccontextmanager
+async def served():
+    directory = JobDirectory(MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h")
+    app = application(directory, ControlAddress("127.0.0.1", 7), Token("test", SECRET.encode()), pid=42)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://daemon") as http:
+        await directory.submit(spec())
+        yield http
+    await directory.close()
+
+
+async def log_in(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/login", data={"token": SECRET})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+
+
+def every_page() -> list[tuple[str, str]]:
+    sessions = PageSessions(b"x")
+    pages = Pages(None, Token("x", b"x"), sessions, LoginLinks(), CommandLine())  # routes need no source
+    routes = [(method, route.path) for route in pages.routes() for method in route.methods - {"HEAD"}]
+    return sorted(
+        (method, path.replace("{job}", "flights").replace("{checkpoint:int}", "1").replace("{name}", "page.css"))
+        for method, path in routes
+    )
+
+
+@pytest.mark.parametrize(("method", "path"), every_page())
+async def test_every_page_but_the_login_needs_a_session(method, path):
+    """G2: routes are enumerated, so that a new one can't be forgotten."""
+    async with served() as http:
+        accept = {"Accept": "text/event-stream"} if path.endswith("/events") else HTML
+        for cookie in ({}, {"Cookie": f"{PageSessions(b'other').cookie}=1.2.3"}):
+            answer = await http.request(method, path, headers={**accept, **cookie})
+            if is_open(path):
+                assert answer.status_code in (200, 303, 401)
+                assert "run-1" not in answer.text
+            elif path.endswith("/events"):
+                assert answer.status_code == 401
+            else:
+                assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+            assert "run-1" not in answer.text
+
+
+async def test_every_answer_has_the_policy_and_no_page_is_kept():
+    """G3."""
+    async with served() as http:
+        await log_in(http)
+        for path in (
+            "/",
+            "/login",
+            "/jobs/flights",
+            "/jobs/flights/checkpoints",
+            "/jobs/nojob",
+            "/jobs/flights/report",
+        ):
+            answer = await http.get(path, headers=HTML)
+            assert {name: answer.headers[name] for name in HEADERS} == HEADERS, path
+            assert "unsafe" not in answer.headers["content-security-policy"]
+            if "report" not in path:
+                assert " style=" not in answer.text
+                assert "<script>" not in answer.text
+
+
+async def test_static_files_are_kept_and_only_the_three_are_served():
+    async with served() as http:
+        for name in ("page.css", "page.js", "icon.svg"):
+            answer = await http.get(f"/static/{name}")
+            assert answer.status_code == 200
+            assert "immutable" in answer.headers["cache-control"]
+        for name in ("none.css", "..%2frender.py", "%2e%2e/templates/job.html", "page.css%00"):
+            assert (await http.get(f"/static/{name}")).status_code == 404
+
+
+async def test_a_session_counts_as_the_token_but_not_without_the_header():
+    """G5."""
+    async with served() as http:
+        await log_in(http)
+        assert (await http.get("/jobs")).json()[0]["job"] == "flights"
+        assert (await http.post("/jobs/flights/stop")).status_code == 403
+        answer = await http.post("/jobs/flights/stop", headers={"X-Barrier-Runtime": "1"})
+        assert answer.status_code == 202
+        wrong = {"Authorization": "Bearer wrong"}
+        assert (await http.get("/jobs", headers=wrong)).status_code == 401, "what is given must be right"
+
+
+async def test_a_session_makes_no_links():
+    """G2: it would make itself longer."""
+    async with served() as http:
+        await log_in(http)
+        assert (await http.post("/login-links", headers={"X-Barrier-Runtime": "1"})).status_code == 403
+        assert (await http.post("/login-links", headers=BEARER)).json()["path"].startswith("/login?once=")
+
+
+async def test_looking_ahead_does_not_use_a_link_up():
+    async with served() as http:
+        path = (await http.post("/login-links", headers=BEARER)).json()["path"]
+        assert "set-cookie" not in (await http.head(path)).headers
+        cookie = (await http.get(path)).headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert (await http.get(path)).status_code == 401
+
+
+async def test_a_form_of_another_site_logs_nobody_in():
+    async with served() as http:
+        answer = await http.post("/login", data={"token": SECRET}, headers={"Sec-Fetch-Site": "cross-site"})
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("body", [b"", b"token=", b"token=%ff%fe", b"\xff\xfe", b"token=a&token=" + SECRET.encode()])
+async def test_what_is_no_token_logs_nobody_in(body):
+    """G5."""
+    async with served() as http:
+        answer = await http.post("/login", content=body)
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+
+
+async def test_wrong_tokens_are_slowed_down_and_a_right_one_waits_with_them():
+    """G5."""
+    async with served() as http:
+        answers = [await http.post("/login", data={"token": "wrong"}) for _ in range(6)]
+        assert [answer.status_code for answer in answers] == [401] * 5 + [429]
+        assert int(answers[-1].headers["retry-after"]) == 1
+        assert (await http.post("/login", data={"token": SECRET})).status_code == 429
+
+
+async def test_a_large_form_is_refused_before_it_is_read():
+    """G5."""
+    async with served() as http:
+        answer = await http.post("/login", content=b"token=" + b"x" * 20_000)
+        assert answer.status_code == 413
+
+
+async def test_the_report_is_a_file_for_the_token_and_for_a_session():
+    async with served() as http:
+        by_token = await http.get("/jobs/flights/report", headers=BEARER)
+        await log_in(http)
+        by_session = await http.get("/jobs/flights/report", headers=HTML)
+        for answer in (by_token, by_session):
+            assert answer.status_code == 200
+            assert answer.headers["content-disposition"] == 'attachment; filename="flights-report.html"'
+            assert SECRET not in answer.text
+
+
+async def test_pages_that_ask_at_once_are_rendered_once(monkeypatch):
+    """A page of 100 checkpoints takes milliseconds: not once per reader."""
+    from barrier_runtime.coordinator.server.web import pages as module
+
+    rendered = []
+
+    def counted(facts):
+        rendered.append(facts)
+        time.sleep(0)
+        return real(facts)
+
+    real = module.render.job_page
+    monkeypatch.setattr(module.render, "job_page", counted)
+    monkeypatch.setattr(module, "_RENDERED_S", 3600.0)
+    import asyncio
+
+    async with served() as http:
+        await log_in(http)
+        answers = await asyncio.gather(*(http.get("/jobs/flights", headers=HTML) for _ in range(5)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len(rendered) == 1
