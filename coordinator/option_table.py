@@ -119,7 +119,8 @@ JOB = (
     _choice("restore_mode", "no_claim", Literal["no_claim", "claim"],
             "whose a restored savepoint is: no_claim leaves it as it is, claim deletes it when the job has a copy"),
     _flag("allow_replay", "restore something older than the last completed checkpoint: sinks get rows again"),
-    _flag("allow_non_restored", "drop state whose operator is gone; what was decided of a sink is committed first"),
+    _flag("allow_non_restored", "drop state whose operator or aggregate is gone; what was decided of a sink is "
+          "committed first"),
 )
 
 CHECKPOINTS = (

@@ -59,7 +59,7 @@ class LocalRunOptions(TypedDict, total=False):
     allow_replay: bool
     """restore something older than the last completed checkpoint: sinks get rows again. Default: False."""
     allow_non_restored: bool
-    """drop state whose operator is gone; what was decided of a sink is committed first. Default: False."""
+    """drop state whose operator or aggregate is gone; what was decided of a sink is committed first. Default: False."""
     checkpoint_interval: float
     """time between checkpoints; the median age of rows that become visible is half of it. 0.01 s to 1 year. Default: 1
     s."""

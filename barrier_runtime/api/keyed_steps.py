@@ -11,6 +11,7 @@ from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
 from barrier_runtime.operators.declared_outputs import side_schemas
@@ -96,7 +97,10 @@ class StatefulSteps(KeyedSteps[S]):
             check_free(aggregates, schema.names, where)
             output = running_schema(schema, aggregates, where)
         make = partial(RunningAggregateOperator, keys=rows.keys, aggregates=aggregates, schema=schema)
-        stream: S = self._stateful(name, "running aggregate", make, output, aggregates_said(aggregates), timeless=True)
+        said, described = aggregates_said(aggregates), described_aggregates(aggregates)
+        stream: S = self._stateful(
+            name, "running aggregate", make, output, said, timeless=True, described=described
+        )
         return stream
 
     @overload

@@ -18,6 +18,7 @@ from barrier_runtime.graph.logical import Input, Plan, StepNode
 from barrier_runtime.operators.keyed_progress import keys_said
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 S = TypeVar("S")
 
@@ -97,8 +98,10 @@ class KeyedSteps(Steps[S]):
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
         by_wall_clock: str = "",
         states: Mapping[str, KeyedState] | None = None,
+        described: Mapping[str, StateDescription] | None = None,
     ) -> Any:
-        """The stream of a step with state, or a tuple of it and its side outputs."""
+        """The stream of a step with state, or a tuple of it and its side outputs. `states`: of the user's function;
+        `described`: what else is compared with a checkpoint before a run begins."""
         if not isinstance(name, str):
             raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
         rows = self._keyed_input()
@@ -116,7 +119,7 @@ class KeyedSteps(Steps[S]):
             side_outputs=side_outputs or {},
             by_wall_clock=by_wall_clock,
             keys=keys_said(rows.schema, rows.keys),
-            states={state: handle.declared() for state, handle in (states or {}).items()},
+            states={**{state: handle.declared() for state, handle in (states or {}).items()}, **(described or {})},
         )
         return one_or_all(self._added(node))
 

@@ -10,6 +10,7 @@ from barrier_runtime.api.arguments import aggregates_said, check_aggregates, che
 from barrier_runtime.api.steps import KeyedSteps, S
 from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
@@ -115,6 +116,7 @@ class WindowedStream(Generic[S]):
             definition=definition,
             side_outputs={LATE: schema} if late else {},
             by_wall_clock="early results are due by the wall clock" if by_wall_clock else "",
+            described=described_aggregates(aggregates),
         )
         return self._shown(streams)
 

@@ -12,13 +12,16 @@ from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.operators.base import Capture, Operator, OperatorContext
 from barrier_runtime.operators.keyed_progress import (
+    COLUMNS,
     VALUE,
     Floors,
     Progress,
-    check_none_added,
+    StateColumns,
     check_same,
     columns_of,
+    columns_to_bind,
     keys_said,
+    restored_columns,
     restored_progress,
     schema_bytes,
     schema_of,
@@ -34,17 +37,27 @@ class KeyedOperator(Operator):
     kind = "keyed operator"
     definition = ""  # see `OperatorSpec`
 
-    def __init__(self, name: str, keys: Sequence[str], columns: Sequence[str], schema: pa.Schema | None) -> None:
-        """`columns`: all columns that the state depends on, keys included. `schema`: of the input, when known."""
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        columns: Sequence[str],
+        schema: pa.Schema | None,
+        more: Sequence[str] = (),
+    ) -> None:
+        """`columns`: all columns that the state depends on, keys included, and `more` those that may be others in the
+        next version of the program. `schema`: of the input, when known."""
         self.name = name
         self.where = f"{self.kind} {name!r}"
         self._key_columns = tuple(keys)
-        self._columns = tuple(columns)
+        self._columns = (*columns, *more)
+        self._fixed = len(columns)
         self._declared = schema
         self._seen: pa.Schema | None = None  # the input's schema, once a batch came
         self._bound: pa.Schema | None = None  # the columns the state depends on
         self._bound_bytes = b""
         self._state_columns: tuple[str, ...] = ()
+        self._state_types: dict[str, str] = {}  # of the columns, where it is known
         self._watermark_ms = WATERMARK_MIN
         self._floors: Floors | None = None  # while a key group is ahead of the watermark
         self._emit_ns = 0
@@ -63,12 +76,12 @@ class KeyedOperator(Operator):
         self._floors = Floors(progress.floors, context.max_parallelism) if progress.floors else None
         self._emit_ns = progress.emit_ns
         self._state_columns = progress.state_columns
+        self._state_types = restored_columns(context.restored, self.name)
         self._going_to_ms = progress.going_to_ms
         self._timers_from_ms = progress.timers_from_ms
         if progress.schema:
             stored = plain_schema(schema_of(progress.schema))  # older releases kept dictionary types
-            check_none_added(self._columns, stored, self.where)
-            self._bind(stored)
+            self._bind(columns_to_bind(self._columns, self._fixed, stored, self._declared, self.where))
         if self._declared is not None:
             self._accept(self._declared)
 
@@ -87,6 +100,8 @@ class KeyedOperator(Operator):
         values = {VALUE: progress.encode()}
         if self._bound is not None:
             values[KEYS] = keys_said(self._bound, self._key_columns).encode()
+            if self._state_columns:
+                values[COLUMNS] = StateColumns(tuple(self._state_types.items())).encode()
         if self.definition:
             values[DEFINITION] = self.definition.encode()
         return Capture(values=values, keyed=self.backend)
@@ -143,15 +158,25 @@ class KeyedOperator(Operator):
     def _column_table(
         self, name: str, columns: Mapping[str, tuple[str, Any]], added: Collection[str], evictable: bool = False
     ) -> ColumnTable:
-        """The one columnar table of an operator (see `KeyedBackend.column_table`). Its columns are in the order that
-        the restored state has them in: rows stored as entries do not name them. Raises `InvalidJob` when they are
-        not the same."""
-        stored = self._state_columns
-        if stored and not columns.keys() - set(added) <= set(stored) <= columns.keys():
-            raise other_columns(self.name, name, ", ".join(stored))
-        ordered = {column: columns[column] for column in (*stored, *columns)}
-        self._state_columns = tuple(ordered)
-        return self.backend.column_table(name, ordered, len(self._key_columns), evictable, added)
+        """The one columnar table of an operator (see `KeyedBackend.column_table`). Where the restored state has other
+        columns, or in another order, its rows are made anew: what is new is at its initial value in all of them, what
+        is gone is dropped. (Whether it may be was asked before the run began.) Raises `InvalidJob` for state of a
+        release that did not say its columns' types."""
+        types = {column: np.dtype(kind).str for column, (kind, _) in columns.items()}
+        before: dict[str, str] | None = None
+        if self._state_types:
+            before = self._state_types if list(self._state_types.items()) != list(types.items()) else None
+        elif self._state_columns:  # of a release that named its columns, but not their types
+            if not types.keys() - set(added) <= set(self._state_columns) <= types.keys():
+                raise other_columns(self.name, name, ", ".join(self._state_columns))
+            stored = {column: types[column] for column in self._state_columns}
+            before = stored if [column for column in types if column in stored] != list(stored) else None
+        self._state_types, self._state_columns = types, tuple(types)
+        return self.backend.column_table(name, columns, len(self._key_columns), evictable, added, before)
+
+    def _known_columns(self) -> frozenset[str]:
+        """Names of the columns that the restored state has; empty where there is none, or it does not say."""
+        return frozenset(self._state_types or self._state_columns)
 
     def bind(self, columns: pa.Schema) -> None:
         """Open the state tables. Called once: at `open` when types are known, else at the first batch."""

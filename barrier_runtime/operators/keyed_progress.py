@@ -18,10 +18,11 @@ from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, value_format
+from barrier_runtime.state.snapshots.snapshot import SHARED, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
 VALUE = "progress"  # name of the snapshot value
+COLUMNS = SHARED + "columns"  # name of the snapshot value with `StateColumns`
 
 
 class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -50,6 +51,31 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
+
+
+class StateColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The columns of an operator's columnar table, in the order in which its rows have them: name and numpy dtype. All
+    subtasks are given it at a restore, those as well that had no row yet: so all make the same columns."""
+
+    columns: tuple[tuple[str, str], ...]
+    version: int = 1
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+_COLUMNS = VersionedDecoder(
+    value_format("{}: the columns of its state in its snapshot"), msgspec.msgpack.Decoder(StateColumns)
+)
+
+
+def restored_columns(snapshots: Iterable[OperatorSnapshot], operator: str) -> dict[str, str]:
+    """Name → numpy dtype, in the order of the rows; empty where there was no table, or an older release wrote it."""
+    for snapshot in snapshots:
+        stored = snapshot.values.get(COLUMNS)
+        if stored is not None:
+            return dict(_COLUMNS.decode(stored, f"operator {operator!r}").columns)
+    return {}
 
 
 _PROGRESS = VersionedDecoder(value_format("{}: its progress in its snapshot"), msgspec.msgpack.Decoder(Progress))
@@ -161,12 +187,35 @@ def check_same(now: pa.Schema, before: pa.Schema, where: str) -> None:
 
 
 def check_none_added(columns: Sequence[str], before: pa.Schema, where: str) -> None:
-    """State was written for `before`; `columns` are what the operator uses now."""
+    """State was written for `before`; `columns` are what the operator uses now, and has to have used then."""
     added = [column for column in dict.fromkeys(columns) if column not in before.names]
     if added:
         shown = ", ".join(map(repr, added))
         raise InvalidJob(
             f"{where}: its state was made of ({described(before)}), but now it uses {shown} as well, of "
-            "which that state knows nothing: keep its keys and aggregates as they were and put others into a step "
-            "of another name, or give it a new name to start without state"
+            "which that state knows nothing: keep its columns as they were, or give it a new name to start without "
+            "state"
         )
+
+
+def columns_to_bind(
+    columns: Sequence[str], fixed: int, before: pa.Schema, declared: pa.Schema | None, where: str
+) -> pa.Schema:
+    """The types of `columns`, which an operator uses now, where its state was written for `before`. Those after the
+    first `fixed` may have come since: `declared`, the schema of the input, has their types. Raises `InvalidJob` where
+    others came, or a type is not known before there are rows: until then no window could fire."""
+    check_none_added(columns[:fixed], before, where)
+    used = dict.fromkeys(columns)
+    kept = pa.schema([before.field(column) for column in used if column in before.names])
+    added = [column for column in used if column not in before.names]
+    if not added:
+        return kept
+    if declared is None:
+        raise InvalidJob(
+            f"{where}: it goes on with state that was made of ({described(before)}) and now uses "
+            f"{', '.join(map(repr, added))} as well, whose types are not known before there are rows: say them where "
+            "the rows are made, as in map(function, schema={...})"
+        )
+    now = columns_of(declared, columns, where)
+    check_same(pa.schema([now.field(column) for column in kept.names]), kept, where)
+    return now

@@ -14,6 +14,7 @@ from barrier_runtime.coordinator.log.manifest import Manifest, check_files
 from barrier_runtime.coordinator.log.records import Complete, Finish
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.snapshots.continued_aggregates import AGGREGATE, added_aggregates, check_aggregates
 from barrier_runtime.state.snapshots.continued_state import continued
 from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS, ONE_VALUE, SHARED, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
@@ -148,9 +149,26 @@ def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ..
             )
         if snapshot.keyed is not None:
             known = {*snapshot.keyed.states, *snapshot.keyed.described}
-            for name in sorted(states.get(snapshot.operator, {}).keys() & known):
-                declared = states[snapshot.operator][name]
+            declared_here = states.get(snapshot.operator, {})
+            check_aggregates(declared_here, snapshot.keyed.described, spec.allow_non_restored, where)
+            for name in sorted(declared_here.keys() & known):
+                declared = declared_here[name]
+                if declared.kind == AGGREGATE:
+                    continue
                 continued(declared, snapshot.keyed.described.get(name, ONE_VALUE), f"{where}, state {name!r}")
+
+
+def begin_at_zero(spec: JobSpec, manifest: Manifest) -> str:
+    """For people: the aggregates that the job has and the checkpoint does not; empty where there are none."""
+    states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
+    found: dict[str, list[str]] = {}
+    for snapshot in manifest.operators:
+        if snapshot.keyed is not None:
+            added = added_aggregates(states.get(snapshot.operator, {}), snapshot.keyed.described)
+            if added:
+                found[snapshot.operator] = added
+    shown = "; ".join(f"{', '.join(added)} of {operator!r}" for operator, added in sorted(found.items()))
+    return f"new since checkpoint {manifest.checkpoint}, without the rows before it: {shown}" if shown else ""
 
 
 def snapshots_for_slot(

@@ -194,10 +194,12 @@ class KeyedBackend:
         key_width: int,
         evictable: bool = False,
         added: Collection[str] = (),
+        before: Mapping[str, str] | None = None,
     ) -> ColumnTable:
         """The state `name` as columns: name → (numpy dtype, initial value). `evictable`: only a bounded part of the
         entries is held in memory; without it all are. `added`: the last of the columns, which state of older releases
-        may lack; they are 0 there."""
+        may lack; they are 0 there. `before`: the columns of the restored state, name → numpy dtype in the order of its
+        rows, if they are others or in another order; then what is stored is made anew (`columns/changed_columns`)."""
         if not columns:
             raise InvalidJob(f"columnar state {name!r} of {self._shard.operator} has no columns: give it one or more")
         if name in self._described or name in self._restored_beside:
@@ -206,7 +208,17 @@ class KeyedBackend:
         stored = name in self._restored_states and any(True for _ in self._shard.scan_state(state_id))
         segments = self._segments.of(name)
         table = ColumnTable(
-            name, state_id, self._shard, columns, key_width, evictable, self._cache_bytes, segments, stored, added
+            name,
+            state_id,
+            self._shard,
+            columns,
+            key_width,
+            evictable,
+            self._cache_bytes,
+            segments,
+            stored,
+            added,
+            before,
         )
         self._add(name, table)
         return table
@@ -216,6 +228,12 @@ class KeyedBackend:
         if name in self._restored_states:
             return self._described.get(name, ONE_VALUE)
         return self._restored_beside.get(name)
+
+    @property
+    def restored_descriptions(self) -> dict[str, StateDescription]:
+        """All that the snapshot says of its states, by name."""
+        described = {name: what for name, what in self._described.items() if name in self._restored_states}
+        return {**described, **self._restored_beside}
 
     def described_beside(self, name: str, what: StateDescription) -> None:
         """The state `name` is no table: its content is elsewhere in the snapshots, and described as `what` here. Raises

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from barrier_runtime.state.columns.changed_columns import OtherRow, RowLayout, rewrite
 from barrier_runtime.state.columns.entry_writes import IntRun, TupleRun, decoded_ints, int_fields
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment, tuples_of
 from barrier_runtime.state.columns.segment import Keys, Segment, count
@@ -62,9 +63,12 @@ class ColumnTable:
         segments: Iterable[Segment],
         stored: bool,
         added: Collection[str] = (),
+        before: Mapping[str, str] | None = None,
     ) -> None:
         """`segments`: of this table, to begin with, oldest first. `stored`: the key-value store has entries of it.
-        `added`: the last of `columns`, which older releases did not write; they are 0 where they were not written."""
+        `added`: the last of `columns`, which older releases did not write; they are 0 where they were not written.
+        `before`: the columns that what is stored has, name → numpy dtype in the order of its rows; None: the same (see
+        `changed_columns`)."""
         self.name = name
         self.key_width = key_width
         self._state_id = state_id
@@ -78,6 +82,7 @@ class ColumnTable:
         self._cells = CellBytes()
         self._added_bytes = sum(self._row[column].itemsize for column in added)
         self._added = frozenset(added)
+        self._changed = before is not None  # and what is in memory was not written since
         self._complete = not stored  # every entry there is has a row id
         self._keys: IntKeys | TupleKeys = IntKeys(key_width)
         self._removed: IntKeys | TupleKeys = IntKeys(key_width)  # keys to delete from the store
@@ -95,10 +100,14 @@ class ColumnTable:
         self._calls = 0
         self.limit_cache(cache_bytes)
         self._grow(_FIRST_CAPACITY)
+        if before is not None:
+            self._check_kinds(before)
         for segment in segments:
             self._load_segment(segment)
         if stored:
             self._leave_segments()
+            if before is not None:
+                self._rewrite(before)
 
     # ---- what operators use
 
@@ -361,7 +370,7 @@ class ColumnTable:
     def _set_cells(self, row_ids: RowIds, data: Sequence[bytes]) -> None:
         width = self._row.itemsize
         for row_id, value in zip(row_ids.tolist(), data, strict=True):
-            _FORMAT.check(value[0], repr(self._shard.operator))
+            self._check_version(value[0])
             try:
                 found = cells_of(value, width, len(self._wide)) if value[0] == WIDE_VERSION else None
             except ValueError:
@@ -381,8 +390,11 @@ class ColumnTable:
             return value
         if len(value) + self._added_bytes == width and value[0] == VALUE_VERSION:
             return bytes([self._version]) + value[1:] + bytes(self._added_bytes)
-        _FORMAT.check(value[0], repr(self._shard.operator))
+        self._check_version(value[0])
         raise self._other_columns(f"{len(value)} bytes a row instead of {width}")
+
+    def _check_version(self, version: int) -> None:
+        _FORMAT.check(version, repr(self._shard.operator))
 
     def _other_columns(self, written: str) -> InvalidJob:
         return other_columns(self._shard.operator, self.name, written)
@@ -413,9 +425,10 @@ class ColumnTable:
 
     def _load_segment(self, segment: Segment) -> None:
         kinds = {name: column.dtype for name, column in segment.columns.items()}
-        now = {name: _little(column.dtype.str) for name, column in self.columns.items()}
-        if kinds != now and kinds != {name: kind for name, kind in now.items() if name not in self._added}:
-            raise self._other_columns(_described(kinds))
+        if not self._changed:
+            now = {name: _little(column.dtype.str) for name, column in self.columns.items()}
+            if kinds != now and kinds != {name: kind for name, kind in now.items() if name not in self._added}:
+                raise self._other_columns(_described(kinds))
         if segment.base:
             self._forget(self._keys.all())
         if count(segment.removed):
@@ -426,9 +439,9 @@ class ColumnTable:
         row_ids, _ = self._keys.place(key_batch)
         self._grow(self._keys.numbers.limit)
         for name, column in self.columns.items():
-            column[row_ids] = segment.columns.get(name, 0)
+            column[row_ids] = segment.columns.get(name, self._initial[name])
         self._stored[row_ids] = True
-        self._dirty[row_ids] = False
+        self._dirty[row_ids] = self._changed
         if self._wide:
             self._count_cells(row_ids)
 
@@ -440,10 +453,11 @@ class ColumnTable:
 
     def _freeze_segment(self) -> None:
         dirty = np.flatnonzero(self._dirty)
-        if not len(dirty) and not len(self._removed):
+        if not len(dirty) and not len(self._removed) and not self._changed:
             return
         changed = len(dirty) + len(self._removed) + sum(map(len, self._segments))  # with leftovers of aborted ones
-        base = 2 * changed > len(self._keys)  # deltas would be about as large
+        base = 2 * changed > len(self._keys) or self._changed  # deltas would be about as large
+        self._changed = False
         if base:
             dirty = np.flatnonzero(self._dirty | self._stored)
             self._segments = []
@@ -457,6 +471,23 @@ class ColumnTable:
         return FrozenSegment(
             self._shard, self.name, self._state_id, self.key_width, base, self._keys, row_ids, columns, removed
         )
+
+    def _check_kinds(self, before: Mapping[str, str]) -> None:
+        """A column that stays has its type."""
+        now = {name: column.dtype for name, column in self.columns.items()}
+        if any(name in now and now[name] != kind for name, kind in before.items()):
+            raise self._other_columns(_described({name: np.dtype(kind) for name, kind in before.items()}))
+
+    def _rewrite(self, before: Mapping[str, str]) -> None:
+        wide = any(map(is_wide, before.values()))
+        layouts = (
+            RowLayout(before, WIDE_VERSION if wide else VALUE_VERSION),
+            RowLayout({name: column.dtype.str for name, column in self.columns.items()}, self._version),
+        )
+        try:
+            rewrite(self._shard, self._state_id, *layouts, self._initial, self._check_version)
+        except OtherRow as error:
+            raise self._other_columns(str(error)) from error
 
     def _leave_segments(self) -> None:
         """From now on what is stored are entries. The store has none of what is in memory."""

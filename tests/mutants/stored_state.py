@@ -4,6 +4,46 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "dropped-columns-come-back",
+        "the first segment after a change of the aggregates holds all rows as they are now",
+        "state/columns/column_table.py",
+        "2 * changed > len(self._keys) or self._changed ",
+        "2 * changed > len(self._keys) ",
+        (
+            "tests/barrier_runtime/operators/aggregation/test_changed_aggregates.py::test_state_that_no_key_has_any_more_does_not_come_back_with_an_aggregate",
+        ),
+    ),
+    Mutant(
+        "aggregates-that-came-share-a-count",
+        "an aggregate that came to state counts its own values",
+        "barrier_runtime/operators/aggregation/plan.py",
+        "        name = own if alone else shared\n",
+        "        name = shared\n",
+        (
+            "tests/barrier_runtime/operators/aggregation/test_changed_aggregates.py::test_an_aggregate_that_came_is_null_until_there_is_a_value_though_the_column_was_counted",
+        ),
+    ),
+    Mutant(
+        "sum-forgets-that-it-left-64-bits",
+        "a sum that goes on with the state of a mean knows how often that left 64 bits",
+        "barrier_runtime/operators/aggregation/plan.py",
+        """self._carry(column, dtype) if f"carry:{column}" in self._stored else None""",
+        "None",
+        (
+            "tests/barrier_runtime/operators/aggregation/test_changed_aggregates.py::test_a_sum_that_had_left_64_bits_is_not_given_as_one_that_has_not",
+        ),
+    ),
+    Mutant(
+        "aggregates-go-without-a-word",
+        "an aggregate that is gone is dropped only if the user allows it",
+        "state/snapshots/continued_aggregates.py",
+        "    if gone and declared and not may_drop:\n",
+        "    if gone and not declared and not may_drop:\n",
+        (
+            "tests/barrier_runtime/operators/aggregation/test_changed_aggregates.py::test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun",
+        ),
+    ),
+    Mutant(
         "expired-at-the-edge",
         "an entry with a TTL is not given any more at the very millisecond at which its time is over",
         "state/values/timed_table.py",

@@ -5,7 +5,7 @@ Aggregates over the same column share what they keep (`mean` and `sum_` use one 
 widened sums have one; a plain `sum_` must stay within 64 bits (see `accumulators`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -59,6 +59,10 @@ class Output:
         found = accumulators[self.value.name]
         if self.values is None:
             return pa.array(found, self.type)
+        if self.carry is not None and self.aggregate.kind == "sum" and not self.aggregate.widen:
+            carry = self._carry(accumulators)
+            if carry is not None:
+                raise left(self.value.column or "", int(np.argmax(carry != 0)))
         counted = accumulators[self.values.name]
         absent = counted == 0
         mask = absent if absent.any() else None
@@ -146,9 +150,12 @@ class AggregationPlan:
         )
 
 
-def plan_aggregates(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str) -> AggregationPlan:
-    """Bind; raises `InvalidJob` for unknown columns and types that cannot be aggregated."""
-    planner = _Planner(schema, where)
+def plan_aggregates(
+    aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str, stored: Collection[str] = ()
+) -> AggregationPlan:
+    """Bind; raises `InvalidJob` for unknown columns and types that cannot be aggregated. `stored`: columns of the state
+    that the step goes on with."""
+    planner = _Planner(schema, where, stored)
     outputs = tuple(planner.output(name, aggregate) for name, aggregate in aggregates.items())
     return AggregationPlan(
         (*planner.accumulators.values(), *planner.carries.values()),
@@ -160,7 +167,8 @@ def plan_aggregates(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, w
 
 
 class _Planner:
-    def __init__(self, schema: pa.Schema, where: str) -> None:
+    def __init__(self, schema: pa.Schema, where: str, stored: Collection[str]) -> None:
+        self._stored = stored
         self._schema = schema
         self._where = where
         self.accumulators: dict[str, Accumulator] = {ROWS: Accumulator(ROWS, "rows", None, "int64")}
@@ -200,24 +208,29 @@ class _Planner:
 
     def _of_numbers(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> Output:
         (dtype,) = word_dtypes(kind)
-        values = self._accumulator("values", column, "int64")
         if aggregate.kind in ("min", "all"):
+            values = self._values_of(f"min:{column}", column)
             return Output(name, aggregate, kind, self._accumulator("min", column, dtype), values)
         if aggregate.kind in ("max", "any"):
+            values = self._values_of(f"max:{column}", column)
             return Output(name, aggregate, kind, self._accumulator("max", column, dtype), values)
+        values = self._values_of(f"sum:{column}", column)
         total = self._accumulator("sum", column, dtype)
         if aggregate.kind == "mean" or aggregate.widen:
             result = WIDE if aggregate.widen else _FLOAT64
             return Output(name, aggregate, result, total, values, self._carry(column, dtype))
         if dtype == "int64":
             self.within_64_bits.add(column)
-        return Output(name, aggregate, _INT64 if dtype == "int64" else _FLOAT64, total, values)
+            # A mean or widened sum before this one may have left 64 bits, which only its carry tells.
+            carry = self._carry(column, dtype) if f"carry:{column}" in self._stored else None
+            return Output(name, aggregate, _INT64, total, values, carry)
+        return Output(name, aggregate, _FLOAT64, total, values)
 
     def _of_decimals(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
         if aggregate.kind in ("min", "max"):
             return self._extreme(name, aggregate, column, kind)
-        counted = self._accumulator("values", column, "int64").name
         total = self.decimal_sums[column] = DecimalSum(column, kind)
+        counted = self._values_of(total.name, column).name
         self.composites[total.name] = total
         if aggregate.kind == "sum":
             return CompositeOutput(
@@ -276,6 +289,14 @@ class _Planner:
     def _accumulator(self, kind: AccumulatorKind, column: str, dtype: str) -> Accumulator:
         made = Accumulator(f"{kind}:{column}", kind, column, dtype)
         return self.accumulators.setdefault(made.name, made)
+
+    def _values_of(self, accumulator: str, column: str) -> Accumulator:
+        """How many values `accumulator` has. Those of a column share this count, but one that came to state which
+        counts the column already, for others, has a count of its own: both begin at the restore."""
+        own, shared = f"values.{accumulator}", f"values:{column}"
+        alone = own in self._stored or (shared in self._stored and accumulator not in self._stored)
+        name = own if alone else shared
+        return self.accumulators.setdefault(name, Accumulator(name, "values", column, "int64"))
 
     def _carry(self, column: str, dtype: str) -> Accumulator | None:
         if dtype == "float64":

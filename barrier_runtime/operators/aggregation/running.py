@@ -10,6 +10,7 @@ from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.operators.aggregation.accumulators import running
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
+from barrier_runtime.operators.aggregation.described import describe_aggregates
 from barrier_runtime.operators.aggregation.few import FewRunning
 from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
@@ -27,15 +28,16 @@ class RunningAggregateOperator(KeyedOperator):
         self, name: str, keys: Sequence[str], aggregates: Mapping[str, AnyAggregate], schema: pa.Schema | None = None
     ) -> None:
         used = columns_used(aggregates.values())
-        super().__init__(name, keys, [*keys, *used], schema)
+        super().__init__(name, keys, keys, schema, used)
         self._aggregates = dict(aggregates)
         self._output: pa.Schema | None = None
         self._few_schema: pa.Schema | None = None  # of small batches, and how they are aggregated
         self._few_running: FewRunning | None = None
 
     def bind(self, columns: pa.Schema) -> None:
-        self._plan = plan_aggregates(self._aggregates, columns, self.where)
+        self._plan = plan_aggregates(self._aggregates, columns, self.where, self._known_columns())
         self._table = self._column_table("running", self._plan.storage(), self._plan.added(), evictable=True)
+        describe_aggregates(self.backend, self._aggregates, self.where, first=self.context.subtask == 0)
 
     def on_input_schema(self, schema: pa.Schema) -> None:
         self._output = running_schema(schema, self._aggregates, self.where)

@@ -13,6 +13,7 @@ from barrier_runtime.data.event_time import check_event_time_type, event_times_m
 from barrier_runtime.data.grouping import extremes, order_of_ints
 from barrier_runtime.data.keys import sort_rows
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
+from barrier_runtime.operators.aggregation.described import describe_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.aggregation.state_columns import Columns
@@ -61,7 +62,7 @@ class WindowOperator(KeyedOperator):
         """`event_time`: None of windows that are not of event time. `late`: rows that are too late for all of their
         windows go to the side output `LATE`; else they are dropped and counted."""
         used = columns_used(aggregates.values())
-        super().__init__(name, keys, [*keys, *([] if event_time is None else [event_time]), *used], schema)
+        super().__init__(name, keys, [*keys, *([] if event_time is None else [event_time])], schema, used)
         self.definition = window.definition
         self._holds = window.holds
         self._event_time = event_time
@@ -75,9 +76,10 @@ class WindowOperator(KeyedOperator):
         """`more`: columns of state besides those of the aggregates. `beside`: of results, see `window_schema`."""
         if self._event_time is not None:
             check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
-        self._plan = plan_aggregates(self._aggregates, columns, self.where)
+        self._plan = plan_aggregates(self._aggregates, columns, self.where, self._known_columns())
         self._output = window_schema(columns, self._key_columns, self._aggregates, self.where, beside)
         self._table = self._column_table("windows", {**more, **self._plan.storage()}, self._plan.added())
+        describe_aggregates(self.backend, self._aggregates, self.where, first=self.context.subtask == 0)
         self._bounds = SumBounds()
 
     # ---- event time

@@ -24,7 +24,13 @@ from barrier_runtime.coordinator.job.slots import Arrival, RegisteredSlot, SlotS
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView, complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest, verified_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
-from barrier_runtime.coordinator.log.restore_choice import check_manifest, continue_run, start_run
+from barrier_runtime.coordinator.log.restore_choice import (
+    Lineage,
+    begin_at_zero,
+    check_manifest,
+    continue_run,
+    start_run,
+)
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     Committed,
@@ -272,6 +278,8 @@ class Fencing(Phase):
                 check_manifest(job.spec, complete_of(choice.entry), verified.manifest)
             except (Corrupt, InvalidJob) as error:
                 return EndJob("failed", str(error))
+            added = begin_at_zero(job.spec, verified.manifest) if choice.lineage is not Lineage.SAME else ""
+            self.reason += f"; {added}" if added and added not in self.reason else ""
         self._verified = verified
         job.log.choose_restore(choice.entry)
         job.append(job.records.fence(job.log, choice, self.reason, job.highest_checkpoint(), now_ms))

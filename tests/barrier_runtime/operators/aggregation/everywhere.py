@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from operator_harness import Driven, Kind, World
 
+from barrier_runtime.coordinator.checkpoints.agreement import disagreement
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.partitioning import hash_partition
@@ -26,21 +27,23 @@ Row = dict[str, Any]
 Expected = Callable[[list[Row]], Row]
 
 
-def operator_of(step: str, aggregates: Mapping[str, Any]) -> Operator:
-    """`step`: running, tumbling, sliding or session."""
+def operator_of(step: str, aggregates: Mapping[str, Any], schema: pa.Schema | None = None) -> Operator:
+    """`step`: running, tumbling, sliding or session. `schema`: of the rows, where the flow knows it."""
     if step == "running":
-        return RunningAggregateOperator("a", ["k"], aggregates)
+        return RunningAggregateOperator("a", ["k"], aggregates, schema)
     if step == "session":
-        return SessionAggregateOperator("a", ["k"], Session(GAP * MS), "t", aggregates)
+        return SessionAggregateOperator("a", ["k"], Session(GAP * MS), "t", aggregates, schema)
     window = Tumbling(SIZE * MS) if step == "tumbling" else Sliding(SIZE * MS, SIZE // 4 * MS)
-    return WindowAggregateOperator("a", ["k"], window, "t", aggregates)
+    return WindowAggregateOperator("a", ["k"], window, "t", aggregates, schema)
 
 
 class Slots:
     """Subtasks side by side, which are restored at other parallelisms."""
 
-    def __init__(self, step: str, aggregates: Mapping[str, Any], kind: Kind = "memory") -> None:
-        self._step, self._aggregates, self._kind = step, aggregates, kind
+    def __init__(
+        self, step: str, aggregates: Mapping[str, Any], kind: Kind = "memory", schema: pa.Schema | None = None
+    ) -> None:
+        self._step, self.aggregates, self._kind, self._schema = step, aggregates, kind, schema
         self._shared = World(kind)
         self._checkpoint = 0
         self._open(1, ())
@@ -51,17 +54,19 @@ class Slots:
             world = World(self._kind, subtask, parallelism)
             world.store, world._numbers = self._shared.store, self._shared._numbers
             world.directory = Path(self._shared.directory) / f"{self._checkpoint}-{subtask}"
-            made = operator_of(self._step, self._aggregates)
+            made = operator_of(self._step, self.aggregates, self._schema)
             self.subtasks.append(Driven(made, world, tuple(snapshots), name="a"))
 
     def rescale(self, parallelism: int, entries: bool = False) -> None:
+        """Goes on with `aggregates`, which may have been changed. `entries`: no snapshot has segments any more."""
         self._checkpoint += 1
         if entries:
             for it in self.subtasks:
-                table = it.operator._table  # type: ignore[attr-defined]
-                if table._in_segments:  # as the table itself does it
+                table = getattr(it.operator, "_table", None)  # none before the first row, where types are not declared
+                if table is not None and table._in_segments:  # as the table itself does it
                     table._leave_segments()
         snapshots = [it.snapshot(self._checkpoint) for it in self.subtasks]
+        assert not disagreement(snapshots)
         self.close()
         self._open(parallelism, snapshots)
 

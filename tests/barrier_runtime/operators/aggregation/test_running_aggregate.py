@@ -175,32 +175,6 @@ def test_groups_are_numbered_by_first_appearance_in_small_and_large_batches(rows
     assert [groups.keys[i] for i in groups.of_row.tolist()] == keys
 
 
-def test_an_aggregate_that_is_added_to_state_is_refused_as_what_it_is() -> None:
-    world = World()
-    driven = Driven(RunningAggregateOperator("r", ["k"], {"n": count()}), world, name="r")
-    driven.feed([{"k": 1, "x": 2}])
-    snapshot = driven.snapshot(1)
-    both = RunningAggregateOperator("r", ["k"], {"n": count(), "s": sum_("x")})
-    with pytest.raises(
-        InvalidJob,
-        match=r"running aggregate 'r': its state was made of \(k: int64\), but now it uses 'x' as well.*another name",
-    ):
-        Driven(both, world, (snapshot,), name="r")
-
-
-@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
-def test_an_aggregate_that_is_added_over_a_column_in_use_is_refused_with_operator_and_remedy(kind: Kind) -> None:
-    world = World(kind)
-    driven = Driven(RunningAggregateOperator("r", ["k"], {"s": sum_("x")}), world, name="r")
-    driven.feed([{"k": 1, "x": 2}])
-    snapshot = driven.snapshot(1)
-    both = RunningAggregateOperator("r", ["k"], {"s": sum_("x"), "m": max_("x")})
-    with pytest.raises(
-        InvalidJob, match=r"operator 'r': its state 'running' was written with other columns .*aggregates.* a new name"
-    ):
-        Driven(both, world, (snapshot,), name="r")
-
-
 @pytest.mark.parametrize("entries", [False, True])
 def test_aggregates_of_a_column_may_change_places(entries: bool) -> None:
     """`entries`: not as segments, as evicted tables are written; their rows do not name their columns."""
@@ -219,15 +193,3 @@ def test_aggregates_of_a_column_may_change_places(entries: bool) -> None:
         driven = Driven(RunningAggregateOperator("r", ["k"], aggregates), world, (snapshot,), name="r")
         driven.feed([{"k": 1, "x": 5}])
         assert driven.rows == [{"k": 1, "x": 5, "low": 3, "high": 9}]
-
-
-@pytest.mark.parametrize("entries", [False, True])
-def test_another_aggregate_of_the_same_column_is_refused(entries: bool) -> None:
-    world = World()
-    driven = Driven(RunningAggregateOperator("r", ["k"], {"x1": min_("x")}), world, name="r")
-    driven.feed([{"k": 1, "x": 3}])
-    if entries:
-        driven.operator._table._leave_segments()  # type: ignore[attr-defined]
-    snapshot = driven.snapshot(1)
-    with pytest.raises(InvalidJob, match=r"operator 'r': its state 'running' .* other columns .*min:x.* a new name"):
-        Driven(RunningAggregateOperator("r", ["k"], {"x1": max_("x")}), world, (snapshot,), name="r")

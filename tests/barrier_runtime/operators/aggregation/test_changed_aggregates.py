@@ -1,0 +1,361 @@
+"""Aggregates that come and go between a checkpoint and the program that goes on from it: one that came begins at its
+zero in every key and open window, the others go on, and one that is gone and comes back begins anew."""
+
+import datetime
+import logging
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from everywhere import MS, Row, Slots, model
+from hypothesis import given
+from hypothesis import strategies as st
+from operator_harness import Driven, Kind, World
+
+from barrier_runtime import (
+    CollectSink,
+    ColumnAggregate,
+    Dataflow,
+    InvalidJob,
+    RowAggregate,
+    arg_max,
+    collect_list,
+    count,
+    count_distinct,
+    first,
+    last,
+    max_,
+    mean,
+    min_,
+    sum_,
+    variance,
+)
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
+from tests.drawn import examples
+
+SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("x", pa.int64()), ("y", pa.float64()), ("s", pa.string())])
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+class Joined(RowAggregate):
+    """The texts one after the other."""
+
+    type, state = pa.string(), str
+
+    def zero(self) -> str:
+        return ""
+
+    def add(self, state: str, text: str | None) -> str:  # type: ignore[override]
+        return state + (text or "-")
+
+    def merge(self, state: str, later: str) -> str:
+        return state + later
+
+    def result(self, state: str) -> str:
+        return state
+
+
+class Spread(ColumnAggregate):
+    type = pa.float64()
+    state = {"low": ("float64", np.inf), "high": ("float64", -np.inf)}
+
+    def add(self, state: Any, groups: Any, values: Any) -> None:  # type: ignore[override]
+        np.minimum.at(state["low"], groups, values)
+        np.maximum.at(state["high"], groups, values)
+
+    def merge(self, state: Any, later: Any) -> None:
+        np.minimum(state["low"], later["low"], out=state["low"])
+        np.maximum(state["high"], later["high"], out=state["high"])
+
+    def result(self, state: Any) -> Any:
+        return state["high"] - state["low"]
+
+
+def known(rows: list[Row], column: str) -> list[Any]:
+    return [row[column] for row in rows if row[column] is not None]
+
+
+# result -> (the aggregate, what it means); none of them shares its state with another one
+EVERY: dict[str, tuple[Any, Any]] = {
+    "total": (sum_("x"), lambda rows: sum(known(rows, "x")) if known(rows, "x") else None),
+    "low": (min_("x"), lambda rows: min(known(rows, "x"), default=None)),
+    "high": (max_("x"), lambda rows: max(known(rows, "x"), default=None)),
+    "low_y": (min_("y"), lambda rows: min(known(rows, "y"), default=None)),
+    "mean_y": (mean("y"), lambda rows: sum(known(rows, "y")) / len(known(rows, "y")) if known(rows, "y") else None),
+    "text": (max_("s"), lambda rows: max(known(rows, "s"), default=None)),
+    "last": (last("s"), lambda rows: rows[-1]["s"] if rows else None),
+    "best": (
+        arg_max("s", by="x"),
+        lambda rows: next(
+            (row["s"] for row in rows if row["x"] is not None and row["x"] == max(known(rows, "x"))), None
+        ),
+    ),
+    "texts": (collect_list("s", limit=100), lambda rows: known(rows, "s")),
+    "different": (count_distinct("x"), lambda rows: len(set(known(rows, "x")))),
+    "joined": (Joined("s"), lambda rows: "".join(row["s"] or "-" for row in rows)),
+    "spread": (
+        Spread("y"),
+        lambda rows: max(known(rows, "y"), default=-np.inf) - min(known(rows, "y"), default=np.inf),
+    ),
+}
+ALWAYS = {"first_x": first("x"), "first_y": first("y"), "first_s": first("s")}  # so that all columns are in use
+STEPS = ["running", "tumbling", "sliding", "session"]
+
+
+def batch(rows: list[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA], schema=SCHEMA)
+
+
+def chosen(rng: random.Random) -> dict[str, Any]:
+    names = rng.sample(list(EVERY), rng.randint(1, 5))
+    return {name: EVERY[name][0] for name in names}
+
+
+@pytest.mark.parametrize("kind", ["memory", pytest.param("rocksdb", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", STEPS)
+@given(seed=st.integers(0, 2**32))
+@examples(20)
+def test_an_aggregate_counts_what_came_since_it_was_there_over_any_number_of_changes(
+    step: str, kind: Kind, seed: int
+) -> None:
+    rng = random.Random(seed)
+    declared = rng.random() < 0.7
+    always = {} if declared else ALWAYS
+    aggregates = {**chosen(rng), **always}
+    slots = Slots(step, aggregates, kind, SCHEMA if declared else None)
+    rows: list[Row] = []
+    got: list[tuple[Row, dict[str, int]]] = []
+    since = dict.fromkeys(aggregates, 0)  # result -> number of the first row that it counts
+    for _ in range(rng.randint(2, 6)):
+        if rng.random() < 0.9:
+            fed = [
+                {
+                    "k": rng.randint(0, 3),
+                    "t": rng.randint(0, 150),
+                    "x": rng.choice([None, 1, 2, -3, 7]),
+                    "y": rng.choice([None, 0.5, 2.0, 4.0]),
+                    "s": rng.choice([None, "", "a", "bc"]),
+                }
+                for _ in range(rng.choice([1, 3, 20]))
+            ]
+            slots.feed(batch(fed), as_list=rng.random() < 0.5)
+            rows += [{**row, "n": len(rows) + at} for at, row in enumerate(fed)]
+            got += [(row, dict(since)) for row in slots.take()]
+        if rng.random() < 0.8:
+            slots.aggregates = {**chosen(rng), **always}
+            since = {name: since.get(name, len(rows)) for name in slots.aggregates}
+        slots.rescale(rng.choice([1, 1, 2, 3]), entries=rng.random() < 0.5)
+    got += [(row, dict(since)) for row in slots.finish()]
+    slots.close()
+
+    if step == "running":
+        expected = model(step, rows, lambda held: list(held))
+        assert len(got) == len(expected)
+        for held, (row, begins) in _matched(expected, got):
+            _check(row, begins, held)
+    else:
+        final = {(k, start): held for k, start, held in model(step, rows, lambda held: list(held))}
+        assert len(got) == len(final)
+        for row, begins in got:
+            start = (row["window_start"] - EPOCH) // MS
+            _check(row, begins, final[row["k"], start])
+
+
+def _matched(expected: list[Any], got: list[Any]) -> Any:
+    """Rows of one key come out in the order in which they went in."""
+    of_key: dict[int, list[Any]] = {}
+    for _, _, held in expected:
+        of_key.setdefault(held[-1]["k"], []).append(held)
+    at = dict.fromkeys(of_key, 0)
+    for row, begins in got:
+        yield of_key[row["k"]][at[row["k"]]], (row, begins)
+        at[row["k"]] += 1
+
+
+def _check(row: Row, begins: Mapping[str, int], held: list[Row]) -> None:
+    for name, begin in begins.items():
+        if name in EVERY:
+            counted = [each for each in held if each["n"] >= begin]
+            assert row[name] == EVERY[name][1](counted), (name, begin, held)
+
+
+def restarted(
+    aggregates: list[dict[str, Any]], rows: list[list[Row]], kind: Kind = "memory", entries: bool = False
+) -> list[list[Row]]:
+    """What each version of a running step gives for its rows."""
+    schema = pa.schema([("k", pa.int64()), ("x", pa.int64())])
+    world, snapshots, given = World(kind), (), []
+    for checkpoint, (version, part) in enumerate(zip(aggregates, rows, strict=True), 1):
+        driven = Driven(RunningAggregateOperator("r", ["k"], version, schema), world, snapshots, name="r")
+        driven.feed(part, schema)
+        given.append([{name: row[name] for name in version} for row in driven.take()])
+        if entries and driven.operator._table._in_segments:  # type: ignore[attr-defined]
+            driven.operator._table._leave_segments()  # type: ignore[attr-defined]
+        snapshots = (driven.snapshot(checkpoint),)  # type: ignore[assignment]
+        driven.operator.close()
+    return given
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_an_aggregate_that_shares_all_its_state_with_one_that_was_there_goes_on_with_it(entries: bool) -> None:
+    given = restarted(
+        [{"total": sum_("x")}, {"total": sum_("x"), "mean": mean("x"), "n": count(), "values": count("x")}],
+        [[{"k": 1, "x": 4}, {"k": 1, "x": None}], [{"k": 1, "x": 8}]],
+        entries=entries,
+    )
+    assert given[1] == [{"total": 12, "mean": 6.0, "n": 3, "values": 2}]
+
+
+@pytest.mark.parametrize("entries", [False, True])
+@pytest.mark.parametrize("added", [min_("x"), max_("x"), sum_("x"), mean("x")])
+def test_an_aggregate_that_came_is_null_until_there_is_a_value_though_the_column_was_counted(
+    added: Any, entries: bool
+) -> None:
+    given = restarted(
+        [{"n": count("x")}, {"n": count("x"), "new": added}, {"n": count("x"), "new": added, "low": min_("x")}],
+        [[{"k": 1, "x": 5}], [{"k": 1, "x": None}, {"k": 1, "x": 3}], [{"k": 1, "x": None}]],
+        entries=entries,
+    )
+    assert given[1] == [{"n": 1, "new": None}, {"n": 2, "new": 3}]
+    assert [(row["n"], row["new"]) for row in given[2]] == [(2, 3)]
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_a_sum_that_had_left_64_bits_is_not_given_as_one_that_has_not(entries: bool) -> None:
+    """The mean that told how often it did is gone."""
+    most = 2**63 - 1
+    with pytest.raises(InvalidJob, match=r"sum_\('x'\) of key 1 leaves 64 bits: use sum_\('x', widen=True\)"):
+        restarted(
+            [{"mean": mean("x")}, {"total": sum_("x")}],
+            [[{"k": 1, "x": most}, {"k": 1, "x": most}], [{"k": 1, "x": 1}]],
+            entries=entries,
+        )
+
+
+def test_state_that_no_key_has_any_more_does_not_come_back_with_an_aggregate() -> None:
+    """Windows that are all over leave a table without rows, of which the next checkpoint says so."""
+    low, total = {"low": min_("x")}, {"total": sum_("x")}
+    slots = Slots("tumbling", {**low, **total}, schema=SCHEMA)
+    base = {"x": 5, "y": None, "s": None}
+    slots.feed(batch([{"k": 1, "t": 10, **base}]))
+    slots.rescale(1)
+    slots.subtasks[0].watermark(200)
+    assert [row["low"] for row in slots.take()] == [5]
+    slots.rescale(1)
+    slots.aggregates = total
+    slots.rescale(1)
+    slots.rescale(1)
+    slots.feed(batch([{"k": 1, "t": 210, **base}]))
+    slots.aggregates = {**low, **total}
+    slots.rescale(1)
+    (row,) = slots.finish()
+    assert (row["low"], row["total"]) == (None, 5)
+    slots.close()
+
+
+def test_types_of_columns_that_came_must_be_known_before_there_are_rows() -> None:
+    world = World()
+    driven = Driven(RunningAggregateOperator("r", ["k"], {"n": count()}), world, name="r")
+    driven.feed([{"k": 1, "x": 2}])
+    snapshot = driven.snapshot(1)
+    both = RunningAggregateOperator("r", ["k"], {"n": count(), "s": sum_("x")})
+    with pytest.raises(
+        InvalidJob, match=r"running aggregate 'r': it goes on with state .* \(k: int64\) and now uses 'x' .*schema="
+    ):
+        Driven(both, world, (snapshot,), name="r")
+
+
+class Kept(RowAggregate):
+    """Adds whole numbers, in a state whose type a test chooses."""
+
+    type, state = pa.int64(), int
+
+    def zero(self) -> Any:
+        return 0
+
+    def add(self, state: Any, value: int | None) -> Any:  # type: ignore[override]
+        return state + (value or 0)
+
+    def result(self, state: Any) -> int:
+        return int(state)
+
+
+def with_state(kind: Any) -> Any:
+    return type("Kept", (Kept,), {"state": kind})("value")
+
+
+def with_columns(columns: Mapping[str, Any]) -> Any:
+    return type("Spread", (Spread,), {"state": dict(columns)})("value")
+
+
+def run(folder: Path, aggregates: Mapping[str, Any], fails: bool = False, **options: Any) -> list[Row]:
+    """A whole job over 400 numbers from 0 on, which stops after some checkpoints if it `fails`."""
+    log = folder / "counted" / "log"
+
+    def at(row: dict[str, int]) -> dict[str, Any]:
+        if fails and row["value"] % 20 == 0 and len(list(log.iterdir())) > 3:
+            raise ValueError("enough")
+        return {"k": row["value"] % 2, "value": row["value"]}
+
+    flow, sink = Dataflow("counted"), CollectSink()
+    numbers = flow.rate("numbers", 400 if fails else 1_000_000, 400, splits=1)
+    rows = numbers.map(at, schema={"k": int, "value": int})
+    rows.key_by("k").aggregate("stats", **aggregates).sink("out", sink)
+    if fails:
+        with pytest.raises(JobFailed, match="enough"):
+            flow.run_local(checkpoints=str(folder), checkpoint_interval=0.05, restart="none", **options)
+    else:
+        flow.run_local(checkpoints=str(folder), checkpoint_interval=0.05, restart="none", **options)
+    return sink.rows()
+
+
+def test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun(tmp_path: Path) -> None:
+    """R5: an aggregate that is gone, and states of users' own aggregates that have other types."""
+    stats = {"n": count(), "own": with_state(int), "spread": Spread("value")}
+    run(tmp_path, stats, fails=True)
+    log = tmp_path / "counted" / "log"
+    records = sorted(path.name for path in log.iterdir())
+    low_only = {"low": ("float64", np.inf)}
+    for changed, told in (
+        ({"own": stats["own"], "spread": stats["spread"]}, r"'stats': .* has the aggregate count\(\*\), which"),
+        ({"n": count()}, r"the aggregates own \(your own\), spread \(your own\), .* allow_non_restored"),
+        ({**stats, "own": with_state(str)}, r"'stats', aggregate own .* was int .* is str now.*another name"),
+        ({**stats, "spread": with_columns(low_only)}, r"aggregate spread .* was columns \(low <f8, high <f8\)"),
+        ({**stats, "own": Spread("value")}, r"aggregate own .*: its state was a value .* is columns \(low <f8, high"),
+    ):
+        with pytest.raises(JobFailed, match=told):
+            run(tmp_path, changed)
+    assert sorted(path.name for path in log.iterdir()) == records
+
+
+def test_what_is_dropped_by_wish_and_what_came_are_told_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = run(tmp_path, {"n": count(), "high": max_("value")}, fails=True)
+    with caplog.at_level(logging.WARNING, "barrier_runtime.state"):
+        after = run(tmp_path, {"n": count(), "total": sum_("value")}, allow_non_restored=True)
+    assert "running aggregate 'stats': sum(value) came since the checkpoint" in caplog.text
+    fence = [path.read_bytes() for path in sorted((tmp_path / "counted" / "log").iterdir())]
+    assert any(b"new since checkpoint" in data and b"sum(value) of 'stats'" in data for data in fence)
+    counted = sorted((row["k"], row["n"]) for row in before + after)
+    assert counted == [(k, n) for k in (0, 1) for n in range(1, 201)]
+    for k in (0, 1):
+        mine = [row for row in after if row["k"] == k]
+        assert [row["total"] for row in mine] == list(np.cumsum([row["value"] for row in mine]))
+
+
+def test_the_state_of_an_own_aggregate_is_read_as_the_wider_type_that_it_has_now(tmp_path: Path) -> None:
+    run(tmp_path, {"own": with_state(int)}, fails=True)
+    after = run(tmp_path, {"own": with_state(float)})
+    assert [row["own"] for row in after if row["value"] in (398, 399)] == [sum(range(0, 400, 2)), sum(range(1, 400, 2))]
+
+
+def test_variance_beside_a_sum_begins_at_its_own_zero() -> None:
+    rows = [[{"k": 1, "x": 1}], [{"k": 1, "x": 4}, {"k": 1, "x": 8}]]
+    given = restarted([{"s": sum_("x")}, {"s": sum_("x"), "v": variance("x")}], rows)
+    assert given[1] == [{"s": 5, "v": None}, {"s": 13, "v": 8.0}]
