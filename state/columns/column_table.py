@@ -82,7 +82,7 @@ class ColumnTable:
         self._cells = CellBytes()
         self._added_bytes = sum(self._row[column].itemsize for column in added)
         self._added = frozenset(added)
-        self._changed = before is not None  # and what is in memory was not written since
+        self._changed = before is not None
         self._complete = not stored  # every entry there is has a row id
         self._keys: IntKeys | TupleKeys = IntKeys(key_width)
         self._removed: IntKeys | TupleKeys = IntKeys(key_width)  # keys to delete from the store
@@ -441,7 +441,7 @@ class ColumnTable:
         for name, column in self.columns.items():
             column[row_ids] = segment.columns.get(name, self._initial[name])
         self._stored[row_ids] = True
-        self._dirty[row_ids] = self._changed
+        self._dirty[row_ids] = self._changed  # then all are written again, and the next segment is a base
         if self._wide:
             self._count_cells(row_ids)
 
@@ -453,11 +453,10 @@ class ColumnTable:
 
     def _freeze_segment(self) -> None:
         dirty = np.flatnonzero(self._dirty)
-        if not len(dirty) and not len(self._removed) and not self._changed:
+        if not len(dirty) and not len(self._removed):
             return
         changed = len(dirty) + len(self._removed) + sum(map(len, self._segments))  # with leftovers of aborted ones
-        base = 2 * changed > len(self._keys) or self._changed  # deltas would be about as large
-        self._changed = False
+        base = 2 * changed > len(self._keys)  # deltas would be about as large
         if base:
             dirty = np.flatnonzero(self._dirty | self._stored)
             self._segments = []

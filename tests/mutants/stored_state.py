@@ -5,12 +5,12 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "dropped-columns-come-back",
-        "the first segment after a change of the aggregates holds all rows as they are now",
+        "after a change of the aggregates all rows are written again, or old segments had what was dropped",
         "state/columns/column_table.py",
-        "2 * changed > len(self._keys) or self._changed ",
-        "2 * changed > len(self._keys) ",
+        "        self._dirty[row_ids] = self._changed ",
+        "        self._dirty[row_ids] = False ",
         (
-            "tests/barrier_runtime/operators/aggregation/test_changed_aggregates.py::test_state_that_no_key_has_any_more_does_not_come_back_with_an_aggregate",
+            "tests/barrier_runtime/operators/aggregation/test_changed_aggregates.py::test_what_was_dropped_does_not_come_back_with_its_aggregate",
         ),
     ),
     Mutant(

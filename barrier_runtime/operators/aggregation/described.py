@@ -32,7 +32,7 @@ def describe_aggregates(backend: KeyedBackend, aggregates: Mapping[str, AnyAggre
     if added:
         log.warning(
             "%s: %s came since the checkpoint that it goes on from: without the rows before it, keys and open windows "
-            "that it knows begin at zero (one that shares its state with an aggregate that was there goes on with that)",
+            "that it knows begin at zero (an aggregate whose state was there for others goes on with that)",
             where,
             ", ".join(added),
         )

@@ -258,6 +258,15 @@ def test_state_that_no_key_has_any_more_does_not_come_back_with_an_aggregate() -
     slots.close()
 
 
+@pytest.mark.parametrize("entries", [False, True])
+def test_what_was_dropped_does_not_come_back_with_its_aggregate(entries: bool) -> None:
+    """Though only one of many keys was changed since."""
+    low, total = {"low": min_("x")}, {"total": sum_("x")}
+    every, one, another = [{"k": k, "x": 1} for k in range(9)], [{"k": 0, "x": 2}], [{"k": 5, "x": 7}]
+    given = restarted([low | total, total, low | total], [every, one, another], entries=entries)
+    assert given[1:] == [[{"total": 3}], [{"low": 7, "total": 8}]]
+
+
 def test_types_of_columns_that_came_must_be_known_before_there_are_rows() -> None:
     world = World()
     driven = Driven(RunningAggregateOperator("r", ["k"], {"n": count()}), world, name="r")
