@@ -98,9 +98,7 @@ class StatefulSteps(KeyedSteps[S]):
             output = running_schema(schema, aggregates, where)
         make = partial(RunningAggregateOperator, keys=rows.keys, aggregates=aggregates, schema=schema)
         said, described = aggregates_said(aggregates), described_aggregates(aggregates)
-        stream: S = self._stateful(
-            name, "running aggregate", make, output, said, timeless=True, described=described
-        )
+        stream: S = self._stateful(name, "running aggregate", make, output, said, timeless=True, described=described)
         return stream
 
     @overload
