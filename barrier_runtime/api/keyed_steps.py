@@ -17,6 +17,7 @@ from barrier_runtime.operators.aggregation.running import RunningAggregateOperat
 from barrier_runtime.operators.declared_outputs import side_schemas
 from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.process import ProcessOperator, check_event_time_of_states, declared_states
+from barrier_runtime.operators.process_groups import ProcessGroupsOperator, declared_columns, described_columns
 from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
@@ -99,6 +100,36 @@ class StatefulSteps(KeyedSteps[S]):
         make = partial(RunningAggregateOperator, keys=rows.keys, aggregates=aggregates, schema=schema)
         said, described = aggregates_said(aggregates), described_aggregates(aggregates)
         stream: S = self._stateful(name, "running aggregate", make, output, said, timeless=True, described=described)
+        return stream
+
+    def process_groups(
+        self, name: str, function: Any, *, schema: SchemaLike | None = None, state: Mapping[str, Any] | None = None
+    ) -> S:
+        """A function of whole batches, with state per key as numpy columns: for Arrow, numpy and pandas
+        (docs/process-groups.md).
+
+        `function` is a class with `process_groups(self, keys, batch, state)` and an attribute `state`, name → numpy
+        dtype of a number or (dtype, initial value), or a plain function of these with its columns in `state=`. `batch`
+        is a `pyarrow.RecordBatch` of any number of rows of any keys; `keys` is a `BatchKeys`, whose `of_row` has the
+        number of each row's key; `state` has an array per column with an element per key, to be changed in place. It
+        returns a RecordBatch, a Table, a dict of columns, or None.
+
+        >>> readings.key_by("sensor").process_groups("changes", Changes, schema={"sensor": int, "value": float})
+        """
+        where = f"process_groups {name!r}"
+        if not callable(getattr(function, "process_groups", None if isinstance(function, type) else function)):
+            raise InvalidJob(
+                f"{where}: {function!r} is not a function and has no process_groups(self, keys, batch, state): pass one"
+            )
+        described = described_columns(declared_columns(function, state, where))
+        rows = self._keyed_input()
+        output = as_schema(schema, where) if schema is not None else None
+        make = partial(
+            ProcessGroupsOperator, keys=rows.keys, function=function, state=state, output=output, schema=rows.schema
+        )
+        stream: S = self._stateful(
+            name, "process_groups", make, output, function_name(function), timeless=True, described=described
+        )
         return stream
 
     @overload

@@ -16,6 +16,7 @@ _CONNECT = (
 AFTER_KEY_BY = {
     "window": "it comes after .key_by(…), which says what belongs together; window_all(…) is for all rows",
     "aggregate": "it comes after .key_by(…), which says what belongs together",
+    "process_groups": "it comes after .key_by(…), which says what belongs together",
     **dict.fromkeys(
         ("join", "window_join", "asof_join", "table_join"),
         "it comes after .key_by(…) of both streams; broadcast_join() joins with a small table without one",
@@ -37,6 +38,7 @@ BEFORE_BROADCAST = {
         (
             *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
             *("rebalance", "deduplicate", "sink", "key_by", "split", "process", "window", "aggregate"),
+            "process_groups",
         ),
         "a broadcast stream is an input of connect(…, rules=rules.broadcast()): its own steps come before that",
     ),

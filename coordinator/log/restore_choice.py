@@ -14,7 +14,7 @@ from barrier_runtime.coordinator.log.manifest import Manifest, check_files
 from barrier_runtime.coordinator.log.records import Complete, Finish
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.snapshots.continued_aggregates import AGGREGATE, added_aggregates, check_aggregates
+from barrier_runtime.state.snapshots.continued_aggregates import COME_AND_GO, added_aggregates, check_aggregates
 from barrier_runtime.state.snapshots.continued_state import continued
 from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS, ONE_VALUE, SHARED, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
@@ -153,7 +153,7 @@ def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ..
             check_aggregates(declared_here, snapshot.keyed.described, spec.allow_non_restored, where)
             for name in sorted(declared_here.keys() & known):
                 declared = declared_here[name]
-                if declared.kind == AGGREGATE:
+                if declared.kind in COME_AND_GO:
                     continue
                 continued(declared, snapshot.keyed.described.get(name, ONE_VALUE), f"{where}, state {name!r}")
 

@@ -1,4 +1,5 @@
-"""A step's aggregates from a checkpoint to the program that goes on from it. Pure; asked before a generation begins.
+"""A step's aggregates, or columns of state, from a checkpoint to the program that goes on from it. Pure; asked before a
+generation begins.
 
     checkpoint \\ program    has it                                        has it no more
     had it                  goes on; the state of a user's own must be    dropped, if the user allows it; refused else
@@ -15,13 +16,13 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.snapshots.value_types import fields_said, misfit
 
-AGGREGATE = "aggregate"  # kind of a `StateDescription`
-_PREFIX = "aggregate "
+AGGREGATE, COLUMN = "aggregate", "column"  # kinds of a `StateDescription`
+COME_AND_GO = frozenset((AGGREGATE, COLUMN))
 
 
-def described_name(aggregate: str) -> str:
-    """Among the names of an operator's states, where no state has a space in its name."""
-    return _PREFIX + aggregate
+def described_name(kind: str, what: str) -> str:
+    """Among the names of an operator's states, where no state has a space in its name. For people, too."""
+    return f"{kind} {what}"
 
 
 def added_aggregates(now: Mapping[str, StateDescription], before: Mapping[str, StateDescription]) -> list[str]:
@@ -39,16 +40,15 @@ def check_aggregates(
     gone = [name for name in known if name not in declared]
     if gone and declared and not may_drop:
         raise InvalidJob(
-            f"{where}: the checkpoint has the aggregate{'s' if len(gone) > 1 else ''} {', '.join(gone)}, which the "
-            "program has no more: give the step all aggregates that it had, or set allow_non_restored to drop their "
-            "values"
+            f"{where}: the checkpoint has values of {', '.join(gone)}, which the program has no more: give the step "
+            "all that it had, or set allow_non_restored to drop these values"
         )
     for name in known.keys() & declared.keys():
-        _check_state(declared[name], known[name], f"{where}, aggregate {name}")
+        _check_state(declared[name], known[name], f"{where}, {name}")
 
 
 def _aggregates(described: Mapping[str, StateDescription]) -> dict[str, StateDescription]:
-    return {name[len(_PREFIX) :]: what for name, what in described.items() if what.kind == AGGREGATE}
+    return {name: what for name, what in described.items() if what.kind in COME_AND_GO}
 
 
 def _check_state(now: StateDescription, before: StateDescription, where: str) -> None:
@@ -56,8 +56,8 @@ def _check_state(now: StateDescription, before: StateDescription, where: str) ->
         if now.fields == before.fields and (now.type is None) == (before.type is None):
             return
         raise InvalidJob(
-            f"{where}: its state was {_columns(before)} in the checkpoint and is {_columns(now)} now: declare the "
-            "columns as they were, or give the result another name, under which it begins at its zero"
+            f"{where}: its state was {_columns(before)} in the checkpoint and is {_columns(now)} now: declare it "
+            "as it was, or give it another name, under which it begins at its zero"
         )
     gone = [field for field in before.fields if field not in now.fields]
     added = [field for field in now.fields if before.fields and field not in before.fields]

@@ -21,7 +21,7 @@ def described_aggregates(aggregates: Mapping[str, AnyAggregate]) -> dict[str, St
     found = {}
     for output, aggregate in aggregates.items():
         text = f"{output} (your own)" if isinstance(aggregate, OwnAggregate) else str(aggregate)
-        found[described_name(text)] = _described(aggregate)
+        found[described_name(AGGREGATE, text)] = _described(aggregate)
     return found
 
 

@@ -112,24 +112,7 @@ class ColumnAggregate(OwnAggregate):
 
     def storage(self) -> dict[str, tuple[str, int | float]]:
         """Its columns: name → (dtype, initial value). Raises `InvalidJob` for what is no column of numbers."""
-        name, declared = type(self).__name__, getattr(type(self), "state", None)
-        if not isinstance(declared, Mapping) or not declared:
-            raise InvalidJob(
-                f"{name} does not say what its state is: declare state, such as state = {{'total': 'float64'}}"
-            )
-        found: dict[str, tuple[str, int | float]] = {}
-        for column, kind in declared.items():
-            dtype, initial = kind if isinstance(kind, tuple) else (kind, 0)
-            refused = f"{name}.state[{column!r}] = {kind!r} is no numpy dtype of a number: use 'int64' or 'float64'"
-            try:
-                known = np.dtype(dtype)
-                known.type(initial)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidJob(f"{refused} ({error})") from error
-            if known.kind not in "iuf":
-                raise InvalidJob(refused)
-            found[column] = known.str, initial
-        return found
+        return columns_of_numbers(type(self).__name__, getattr(type(self), "state", None))
 
     @abstractmethod
     def add(self, state: dict[str, Values], groups: npt.NDArray[np.intp], /, *values: Values) -> None:
@@ -145,6 +128,28 @@ class ColumnAggregate(OwnAggregate):
     @abstractmethod
     def result(self, state: dict[str, Values], /) -> Any:
         """A numpy array, or one of Arrow, with the result of each element of `state`, which it must not change."""
+
+
+def columns_of_numbers(name: str, declared: Any) -> dict[str, tuple[str, int | float]]:
+    """The `state` that `name` declares: column → (numpy dtype, initial value). Raises `InvalidJob` for what is no
+    column of numbers."""
+    if not isinstance(declared, Mapping) or not declared:
+        raise InvalidJob(
+            f"{name} does not say what its state is: declare state, such as state = {{'total': 'float64'}}"
+        )
+    found: dict[str, tuple[str, int | float]] = {}
+    for column, kind in declared.items():
+        dtype, initial = kind if isinstance(kind, tuple) else (kind, 0)
+        refused = f"{name}.state[{column!r}] = {kind!r} is no numpy dtype of a number: use 'int64' or 'float64'"
+        try:
+            known = np.dtype(dtype)
+            known.type(initial)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidJob(f"{refused} ({error})") from error
+        if known.kind not in "iuf":
+            raise InvalidJob(refused)
+        found[column] = known.str, initial
+    return found
 
 
 AnyAggregate: TypeAlias = Aggregate | OwnAggregate
