@@ -27,7 +27,9 @@ _GROUPS = {
         "In `slots[…].metrics`, as `<operator>.<name>`, once there is something to count; latencies of all slots\n"
         "together in `latency` and `latency_last_minute`, as `<operator>:<name>`. A slot runs one subtask of every\n"
         "operator. What a keyed function counts itself (`ctx.metrics.counter(name).inc()`, `.gauge(name).set(value)`)\n"
-        "is beside them, as `<operator>.user_<name>`; a row that is processed again after a failure counts again.",
+        "is beside them, as `<operator>.user_<name>`; a row that is processed again after a failure counts again.\n"
+        "Figures that it records (`ctx.metrics.histogram(name).record(value)`) are beside the latencies, as\n"
+        "`<operator>:user_<name>`, with their number, median, 99th percentile and greatest.",
     ),
     "Of a slot": (
         "slot",

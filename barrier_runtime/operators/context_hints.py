@@ -18,7 +18,10 @@ _HINTS = {
     **dict.fromkeys(("current_key", "get_current_key"), "the key is ctx.key"),
     **dict.fromkeys(("current_watermark", "get_watermark"), "event time is ctx.watermark"),
     **dict.fromkeys(("get_state", "getValueState"), "states are attributes of the class, or ctx.state.<name>"),
-    **dict.fromkeys(("counter", "gauge"), "metrics are ctx.metrics: counter(name).inc() and gauge(name).set(value)"),
+    **dict.fromkeys(
+        ("counter", "gauge", "histogram"),
+        "metrics are ctx.metrics: counter(name).inc(), gauge(name).set(value) and histogram(name).record(value)",
+    ),
 }
 
 

@@ -44,8 +44,8 @@ class ProcessContext:
     the row (when `event_time=` is given; None if null) or of the timer, ms; None to a wall-clock timer. `watermark`:
     event time the stream has reached, ms; to a timer of event time its own time. `state`: the states by name.
     `timers`: `register(ms)` and `delete(ms)`. `wall_timers`: the same by the wall clock, and `after(timedelta)`.
-    `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()` and
-    `gauge(name).set(value)`, told with the step's own.
+    `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()`,
+    `gauge(name).set(value)` and `histogram(name).record(value)`, told with the step's own.
     """
 
     __slots__ = (

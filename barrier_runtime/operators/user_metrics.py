@@ -3,14 +3,19 @@ that no name of ours is ever taken.
 """
 
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
+from barrier_runtime.data.latency import LatencyRecorder
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.errors import InvalidJob
 
 PREFIX = "user_"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MOST = 100  # of a step: each is sent with every heartbeat
+_MOST_HISTOGRAMS = 20
+_NS = 1_000_000  # a histogram holds nanoseconds and shows milliseconds: a figure is recorded as so many milliseconds
+_GREATEST = 3_600_000.0
 
 
 class UserCounter:
@@ -42,30 +47,72 @@ class UserGauge:
         self._counts[self._name] = float(value)
 
 
-_Made = TypeVar("_Made", UserCounter, UserGauge)
+class UserHistogram:
+    """How figures are spread: their number, median, 99th percentile and greatest, over all slots, since the processes
+    began and over the last minute."""
+
+    __slots__ = ("_latencies", "_name")
+
+    def __init__(self, group: MetricGroup, name: str) -> None:
+        self._latencies = group.latencies
+        self._name = name
+
+    def record(self, value: float, count: int = 1) -> None:
+        """`value`, `count` times: from 0.001 to 3,600,000 (what is beyond counts as the bound), kept to three digits.
+        The status shows it as it is; of times take milliseconds, as the status' own."""
+        if not value >= 0 or count < 0:
+            raise InvalidJob(
+                f"histogram {self._name[len(PREFIX) :]!r}: record({value!r}, {count!r}): record figures from 0 on, any "
+                "number of times; a difference that may be negative is two histograms, or a gauge"
+            )
+        recorder = self._latencies.get(self._name)
+        if recorder is None:
+            recorder = self._latencies[self._name] = LatencyRecorder()
+        recorder.record(int(min(value, _GREATEST) * _NS), count)
+
+
+_Made = TypeVar("_Made", UserCounter, UserGauge, UserHistogram)
 
 
 class UserMetrics:
-    """`ctx.metrics`: of one step, in one slot, over all keys. A name is a counter or a gauge for good."""
+    """`ctx.metrics`: of one step, in one slot, over all keys. A name is a counter, gauge or histogram for good."""
 
     def __init__(self, where: str, group: MetricGroup) -> None:
         self._where = where
+        self._group = group
         self._counts = group.counts
-        self._made: dict[str, UserCounter | UserGauge] = {}
+        self._made: dict[str, UserCounter | UserGauge | UserHistogram] = {}
 
     def counter(self, name: str) -> UserCounter:
         """The counter `name`. A row that is processed again after a failure counts again."""
         found = self._made.get(name)
-        return found if type(found) is UserCounter else self._new(name, UserCounter)
+        return found if type(found) is UserCounter else self._new(name, lambda key: UserCounter(self._counts, key))
 
     def gauge(self, name: str) -> UserGauge:
         """The gauge `name`; it is there once it was set."""
         found = self._made.get(name)
-        return found if type(found) is UserGauge else self._new(name, UserGauge)
+        return found if type(found) is UserGauge else self._new(name, lambda key: UserGauge(self._counts, key))
 
-    def _new(self, name: str, kind: type[_Made]) -> _Made:
+    def histogram(self, name: str) -> UserHistogram:
+        """The histogram `name`; it is there once something was recorded. Twenty of a step at most."""
+        found = self._made.get(name)
+        if type(found) is UserHistogram:
+            return found
+        made = sum(type(each) is UserHistogram for each in self._made.values())
+        if made == _MOST_HISTOGRAMS and name not in self._made:
+            raise InvalidJob(
+                f"{self._where}: histogram {name!r} would be number {made + 1}, and each is sent whole with every "
+                "heartbeat: take fewer, or gauges"
+            )
+        return self._new(name, lambda key: UserHistogram(self._group, key))
+
+    def _new(self, name: str, make: Callable[[str], _Made]) -> _Made:
         if name in self._made:
-            raise InvalidJob(f"{self._where}: metric {name!r} is a counter in one place and a gauge in another")
+            before = type(self._made[name]).__name__[len("User") :].lower()
+            raise InvalidJob(
+                f"{self._where}: metric {name!r} is a {before} in one place and something else in another: give one of "
+                "them another name"
+            )
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidJob(
                 f"{self._where}: metric {name!r}: use 1 to 64 small letters, digits and '_', beginning with a letter"
@@ -75,5 +122,5 @@ class UserMetrics:
                 f"{self._where}: metric {name!r} would be number {_MOST + 1}: count fewer things; what differs by key "
                 "belongs in state"
             )
-        made = self._made[name] = kind(self._counts, PREFIX + name)
+        made = self._made[name] = make(PREFIX + name)
         return made

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.coordinator.checkpoints.agreement import disagreement
+from barrier_runtime.coordinator.status.latency import merged
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.rows import Row
@@ -165,9 +166,16 @@ class KeyedHarness:
         return rows
 
     def metrics(self) -> dict[str, float]:
-        """What the function counted with `ctx.metrics`, by name, over all subtasks."""
+        """What the function counted with `ctx.metrics`, by name, over all subtasks. A histogram `n` is `n.count`,
+        `n.p50`, `n.p99` and `n.max`."""
         counts = self._metrics.counts.items()
-        return {name.removeprefix(PREFIX): value for name, value in counts if name.startswith(PREFIX)}
+        found = {name.removeprefix(PREFIX): value for name, value in counts if name.startswith(PREFIX)}
+        recorded = {name: recorder.encoded() for name, recorder in self._metrics.latencies.items()}
+        for name, spread in merged([recorded]).items():
+            if name.startswith(PREFIX):
+                for figure in ("count", "p50", "p99", "max"):
+                    found[f"{name.removeprefix(PREFIX)}.{figure}"] = float(getattr(spread, figure))
+        return found
 
     def state(self, key: Any, at_ms: int | None = None) -> dict[str, Any]:
         """All states of `key` (a tuple, of several columns) by name: the value, a list, or a dict. What has a TTL in

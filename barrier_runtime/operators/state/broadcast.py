@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 from barrier_runtime.operators.state.broadcast_copy import BroadcastCopies, BroadcastCopy
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, Unbound, refuse
 from barrier_runtime.operators.state.maps import key_conversion
+from barrier_runtime.operators.state.migration import Migrate
 from barrier_runtime.operators.state.stored_type import StoredType
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
@@ -45,7 +46,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
     read. Iteration, `keys()`, `values()` and `items()` go in the order in which the keys came.
 
     `key` is int, str, bytes, bool, float, date or datetime; `kind` the type of the values, as of a `ValueState`, and
-    `renamed` as there. A value that is read is a copy (unless nobody can change it): it is changed in the state by
+    `renamed` and `migrate` as there; it takes no `ttl`. A value that is read is a copy (unless nobody can change it): it is changed in the state by
     `state[key] = value` only. Dicts in values come back in the order of their keys. None is no value. It is held in
     memory, and stored whole whenever it has changed since the last checkpoint.
     """
@@ -53,11 +54,25 @@ class BroadcastState(KeyedState, Generic[K, V]):
     __slots__ = ("_access", "_as_key", "_copy", "_encode", "_key", "_type")
     remedy = "write {0}[…] = … for an entry, {0}.update(…) for several, {0}.clear() for none"
 
-    def __init__(self, key: type[K], kind: type[V], *, renamed: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self,
+        key: type[K],
+        kind: type[V],
+        *,
+        renamed: Mapping[str, str | None] | None = None,
+        migrate: Migrate | None = None,
+        ttl: None = None,
+    ) -> None:
         super().__init__(None)
+        if ttl is not None:
+            raise InvalidJob(
+                f"BroadcastState(…, ttl={ttl!r}): it has no time to live, because subtasks are at different times when "
+                "a broadcast row comes, and their copies would differ: remove entries in the handler of a broadcast "
+                "input, or compare a time in the value with ctx.timestamp where it is read"
+            )
         self._as_key = key_conversion(key, "BroadcastState")
         self._key: Any = key
-        self._type = StoredType(kind, "msgpack", "BroadcastState", renamed)
+        self._type = StoredType(kind, "msgpack", "BroadcastState", renamed, migrate)
         self._copy = cast(BroadcastCopy, Unbound("BroadcastState"))
         self._encode: Callable[[Any], bytes] = Unbound("BroadcastState")
         self._access: BroadcastCopies | None = None

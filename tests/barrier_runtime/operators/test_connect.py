@@ -311,6 +311,51 @@ def test_fields_of_values_may_be_renamed_and_kinds_may_not_change() -> None:
         ruled(Later, restore=mapped)
 
 
+def test_values_of_an_earlier_version_are_migrated_beside_those_written_since() -> None:
+    """Over two versions, at other parallelisms: what was never written again goes through both functions."""
+    with ruled() as harness:
+        harness.push("rules", {"n": 7}, {"n": 8})
+        snapshot = harness.snapshot()
+
+    def to_text(old: Rule) -> str:
+        return f"{old.shop} {old.most}"
+
+    def to_words(old: str) -> list[str]:
+        return old.split()
+
+    class Text(Ruled):
+        rules = BroadcastState(int, str, migrate=to_text)
+
+        def on_rules(self, row: Row, ctx: ProcessContext) -> None:
+            self.rules[row["n"]] = "b 2.5"
+
+    class Words(Ruled):
+        rules = BroadcastState(int, list[str], migrate=[to_text, to_words])
+
+        def on_rules(self, row: Row, ctx: ProcessContext) -> None:
+            self.rules[row["n"]] = ["c", "3.5"]
+
+    with ruled(Text, restore=snapshot, parallelism=3) as harness:
+        assert harness.broadcast("rules") == {7: "a 1.5", 8: "a 1.5"}
+        harness.push("rules", {"n": 8})
+        snapshot = harness.snapshot()
+    with ruled(Words, restore=snapshot, parallelism=2) as harness:
+        harness.push("rules", {"n": 9})
+        assert harness.broadcast("rules") == {7: ["a", "1.5"], 8: ["b", "2.5"], 9: ["c", "3.5"]}
+        snapshot = harness.snapshot()
+    with ruled(Words, restore=snapshot) as harness:
+        assert harness.broadcast("rules") == {7: ["a", "1.5"], 8: ["b", "2.5"], 9: ["c", "3.5"]}
+    with pytest.raises(InvalidJob, match=r"values of version 2, .* keep all of them, in their order"):
+        ruled(Text, restore=snapshot)
+
+
+def test_it_has_no_time_to_live_and_says_what_to_do_in_its_place() -> None:
+    with pytest.raises(
+        InvalidJob, match=r"BroadcastState\(…, ttl=.*copies would differ: remove entries in the handler"
+    ):
+        BroadcastState(int, Rule, ttl=TTL(datetime.timedelta(hours=1)))  # type: ignore[arg-type]
+
+
 def test_a_value_that_does_not_fit_is_refused_where_it_is_written() -> None:
     class Wrong(Ruled):
         def on_rules(self, row: Row, ctx: ProcessContext) -> None:

@@ -37,6 +37,30 @@ def test_a_harness_gives_them_of_all_subtasks() -> None:
         assert harness.metrics() == {"rows": 10.0, "total": 45.0, "last": 9.0}
 
 
+def spread(key: str, row: Row, ctx: ProcessContext) -> None:
+    ctx.metrics.histogram("sizes").record(row["n"])
+
+
+def test_the_status_has_how_figures_are_spread_over_all_slots() -> None:
+    flow = Dataflow("spread")
+    rows = flow.from_iterator(
+        "in", lambda index, of: iter([{"k": f"k{n}", "n": n} for n in range(1, 101)]), schema=ROWS, splits=1
+    )
+    rows.key_by("k").process("step", spread, schema=ROWS).sink("out", CollectSink())
+    found = flow.run_local(parallelism=2).status.latency["step:user_sizes"]
+    assert found.count == 100
+    assert (found.p50, found.p99, found.max) == pytest.approx((50, 99, 100), rel=0.001)
+
+
+def test_a_harness_gives_how_figures_are_spread_also_beyond_the_bounds() -> None:
+    with KeyedHarness(spread, key="k", rows=ROWS, parallelism=2) as harness:
+        harness.push(*({"k": f"k{n}", "n": n} for n in (0, 7, 10**12)))
+        found = harness.metrics()
+    assert found["sizes.count"] == 3
+    assert found["sizes.p50"] == pytest.approx(7, rel=0.001)
+    assert found["sizes.max"] == pytest.approx(3_600_000, rel=0.001)
+
+
 def names() -> Iterator[str]:
     yield from (f"m{n}" for n in range(101))
 
@@ -49,9 +73,13 @@ def names() -> Iterator[str]:
         (lambda metrics: metrics.gauge(""), "metric '': use 1 to 64 small letters"),
         (
             lambda metrics: (metrics.counter("n"), metrics.gauge("n")),
-            "metric 'n' is a counter in one place and a gauge",
+            "metric 'n' is a counter in one place and something else in another: give one",
         ),
         (lambda metrics: [metrics.gauge(name) for name in names()], "metric 'm100' would be number 101"),
+        (lambda metrics: [metrics.histogram(name) for name in names()], "histogram 'm20' would be number 21, .* heart"),
+        (lambda metrics: (metrics.histogram("n"), metrics.gauge("n")), "metric 'n' is a histogram in one place"),
+        (lambda metrics: metrics.histogram("n").record(-1), r"histogram 'n': record\(-1, 1\): record figures from 0"),
+        (lambda metrics: metrics.histogram("n").record(float("nan")), r"histogram 'n': record\(nan, 1\)"),
     ],
 )
 def test_wrong_use_is_refused(use: Callable[[Any], object], said: str) -> None:
