@@ -46,9 +46,9 @@ class BroadcastState(KeyedState, Generic[K, V]):
     read. Iteration, `keys()`, `values()` and `items()` go in the order in which the keys came.
 
     `key` is int, str, bytes, bool, float, date or datetime; `kind` the type of the values, as of a `ValueState`, and
-    `renamed` and `migrate` as there; it takes no `ttl`. A value that is read is a copy (unless nobody can change it): it
-    is changed in the state by `state[key] = value` only. Dicts in values come back in the order of their keys. None is
-    no value. It is held in memory, and stored whole whenever it has changed since the last checkpoint.
+    `renamed` and `migrate` as there; it takes no `ttl`. A value that is read is a copy (unless nobody can change it):
+    it is changed in the state by `state[key] = value` only. Dicts in values come back in the order of their keys. None
+    is no value. It is held in memory, and stored whole whenever it has changed since the last checkpoint.
     """
 
     __slots__ = ("_access", "_as_key", "_copy", "_encode", "_key", "_type")
