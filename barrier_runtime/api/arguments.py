@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from barrier_runtime.api.handlers import refuse_coroutines
 from barrier_runtime.data.rows import Row
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.failures import OnError
@@ -41,6 +42,7 @@ def with_errors(function: str, on_error: OnError) -> str:
 def check_callable(function: Any, where: str) -> None:
     if not callable(function):
         raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of a row")
+    refuse_coroutines(function, where)
 
 
 def check_generator(generator: Any, bound_ms: int, where: str) -> None:

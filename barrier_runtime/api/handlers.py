@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from barrier_runtime.operators.process import declared_states
@@ -10,6 +10,16 @@ from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 
 TIMERS = {"on_timer": ("key", "timestamp_ms", "ctx"), "on_wall_timer": ("key", "due_ms", "ctx")}
+
+
+def refuse_coroutines(function: Any, where: str, methods: Iterable[str] = ()) -> None:
+    """Raises `InvalidJob` for a function, or one of these methods of a class or object, that is an `async def`."""
+    for called in (function, *(getattr(function, name, None) for name in ("__call__", *methods))):
+        if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+            raise InvalidJob(
+                f"{where}: {function_name(called)} is an async def, and nobody awaits it here: write a plain function; "
+                'what asks another system belongs in lookup("name", function, key=…), which runs coroutines'
+            )
 
 
 def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where: str) -> None:
@@ -33,6 +43,7 @@ def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where
             f"{where}: nothing calls {said}.{name}(): its inputs are {', '.join(handlers)}: {hint}let its name not "
             "begin with 'on_', or give connect() an input of that name"
         )
+    refuse_coroutines(function, where, (*handlers, *TIMERS, "open", "close"))
     for name, takes in {**handlers, **TIMERS}.items():
         if callable(getattr(function, name, None)) and not takes_arguments(function, name, len(takes)):
             raise InvalidJob(
@@ -49,6 +60,7 @@ def check_row_function(function: Any, where: str) -> None:
         raise InvalidJob(
             f"{where}: {function!r} is neither a function of (row, ctx) nor has it process(self, row, ctx)"
         )
+    refuse_coroutines(function, where, ("process", "open", "close"))
     states = declared_states(function)
     if states:
         raise InvalidJob(

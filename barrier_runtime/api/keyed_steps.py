@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal, overload
 
 from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free, why_by_wall_clock, with_errors
+from barrier_runtime.api.handlers import TIMERS, refuse_coroutines
 from barrier_runtime.api.steps import KeyedSteps, S
 from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.data.event_time import check_event_time_type
@@ -121,6 +122,7 @@ class StatefulSteps(KeyedSteps[S]):
             raise InvalidJob(
                 f"{where}: {function!r} is not a function and has no process_groups(self, keys, batch, state): pass one"
             )
+        refuse_coroutines(function, where, ("process_groups",))
         described = described_columns(declared_columns(function, state, where))
         rows = self._keyed_input()
         output = as_schema(schema, where) if schema is not None else None
@@ -206,6 +208,7 @@ class StatefulSteps(KeyedSteps[S]):
             raise InvalidJob(f"{where}: {function!r} is not a function and has no process() method: pass one")
         if isinstance(function, type) and not callable(getattr(function, "process", None)):
             raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
+        refuse_coroutines(function, where, ("process", *TIMERS, "open", "close"))
         states = declared_states(function, state)
         refuse_broadcast_state(states, where)
         rows = self._keyed_input()

@@ -350,9 +350,7 @@ def test_values_of_an_earlier_version_are_migrated_beside_those_written_since() 
 
 
 def test_it_has_no_time_to_live_and_says_what_to_do_in_its_place() -> None:
-    with pytest.raises(
-        InvalidJob, match=r"BroadcastState\(…, ttl=.*would differ: remove entries in the handler"
-    ):
+    with pytest.raises(InvalidJob, match=r"BroadcastState\(…, ttl=.*would differ: remove entries in the handler"):
         BroadcastState(int, Rule, ttl=TTL(datetime.timedelta(hours=1)))  # type: ignore[arg-type]
 
 

@@ -1,0 +1,88 @@
+"""An `async def` where nobody awaits it is refused when the flow is written, with where such a function belongs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, connect
+
+
+async def row_function(row: Any) -> Any:
+    return row
+
+
+async def rows_function(row: Any) -> Any:
+    yield row
+
+
+class Called:
+    async def __call__(self, row: Any) -> Any:
+        return row
+
+
+class Unkeyed:
+    async def process(self, row: Any, ctx: Any) -> Any:
+        return row
+
+
+class Keyed:
+    async def process(self, key: Any, row: Any, ctx: Any) -> Any:
+        yield row
+
+
+class Timed:
+    def process(self, key: Any, row: Any, ctx: Any) -> Any: ...
+
+    async def on_wall_timer(self, key: Any, due_ms: int, ctx: Any) -> Any: ...
+
+
+class Batches:
+    state = {"n": "int64"}
+
+    async def process_groups(self, keys: Any, batch: Any, state: Any) -> Any: ...
+
+
+class Inputs:
+    async def on_left(self, key: Any, row: Any, ctx: Any) -> Any: ...
+
+
+class Opened:
+    async def open(self, ctx: Any) -> None: ...
+
+    def process(self, key: Any, row: Any, ctx: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("write", "named"),
+    [
+        (lambda rows: rows.map(row_function), r"map: row_function\(\)"),
+        (lambda rows: rows.map(Called()), r"map: Called\.__call__\(\)"),
+        (lambda rows: rows.flat_map(rows_function), r"flat_map: rows_function\(\)"),
+        (lambda rows: rows.filter(row_function, name="f"), r"filter f: row_function\(\)"),
+        (lambda rows: rows.map_batches(row_function), r"map_batches: row_function\(\)"),
+        (lambda rows: rows.process("p", Unkeyed), r"process 'p': Unkeyed\.process\(\)"),
+        (lambda rows: rows.key_by("value").process("p", Keyed), r"process 'p': Keyed\.process\(\)"),
+        (lambda rows: rows.key_by("value").process("p", Timed()), r"process 'p': Timed\.on_wall_timer\(\)"),
+        (lambda rows: rows.key_by("value").process("p", Opened), r"process 'p': Opened\.open\(\)"),
+        (
+            lambda rows: rows.key_by("value").process_groups("p", Batches),
+            r"process_groups 'p': Batches\.process_groups",
+        ),
+        (lambda rows: connect(left=rows.key_by("value")).process("c", Inputs), r"connect 'c': Inputs\.on_left\(\)"),
+    ],
+)
+def test_an_async_function_is_refused_where_nobody_awaits_it(write: Callable[[Any], Any], named: str) -> None:
+    with pytest.raises(InvalidJob, match=named + r".* is an async def, .*write a plain function; .*lookup\("):
+        write(Dataflow("f").rate("numbers", 1, 1))
+
+
+def test_a_lookup_takes_coroutines_as_ever() -> None:
+    async def fetch(keys: Any) -> Any:
+        return [{"text": str(key)} for key in keys]
+
+    flow, sink = Dataflow("f"), CollectSink()
+    rows = flow.rate("numbers", 1_000_000, 3, splits=1)
+    rows.lookup("texts", fetch, key="value", schema={"text": str}).sink("out", sink)
+    flow.run_local(parallelism=1)
+    assert sorted(row["text"] for row in sink.rows()) == ["0", "1", "2"]
