@@ -6,7 +6,8 @@ from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.restore_choice import check_fits
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, StateDescription
+from barrier_runtime.state.snapshots.continued_aggregates import COME_AND_GO
+from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot, StateDescription
 
 
 class RestoreDiff:
@@ -54,6 +55,8 @@ def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot
         if snapshot.keyed is not None:
             described |= snapshot.keyed.described
             names |= {*snapshot.keyed.states, *snapshot.keyed.described}
+    yield from _aggregates(declared, described)
+    declared, described = _but_aggregates(declared), _but_aggregates(described)
     for name, now in declared.items():
         if name not in names:
             yield f"  state {name}: new, begins empty"
@@ -66,3 +69,23 @@ def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot
         yield f"  state {name}: matched{', ' if what else ''}{', '.join(what)}"
     for name in sorted(described.keys() - declared.keys()) if declared else ():
         yield f"  state {name}: no longer declared; its values stay where they are and are not read"
+
+
+def _aggregates(declared: dict[str, StateDescription], described: dict[str, StateDescription]) -> Iterable[str]:
+    """Aggregates and columns of state, which come and go by themselves. A checkpoint of an older release names none."""
+    if any(what.kind in COME_AND_GO for what in described.values()):
+        for name in sorted({*declared, *described}):
+            now, before = declared.get(name), described.get(name)
+            if (now or before or ONE_VALUE).kind not in COME_AND_GO:
+                continue
+            if before is None:
+                yield f"  {name}: new, begins at its zero in keys and open windows that are there"
+            elif now is None:
+                yield f"  {name}: gone; its values are dropped if allow_non_restored is set, refused otherwise"
+            else:
+                changed = (now.type, now.fields) != (before.type, before.fields)
+                yield f"  {name}: matched{', type changed' if changed else ''}"
+
+
+def _but_aggregates(states: dict[str, StateDescription]) -> dict[str, StateDescription]:
+    return {name: what for name, what in states.items() if what.kind not in COME_AND_GO}

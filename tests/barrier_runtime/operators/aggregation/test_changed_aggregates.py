@@ -34,6 +34,7 @@ from barrier_runtime import (
     sum_,
     variance,
 )
+from barrier_runtime.api.dataflow import preview_of_restore
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from tests.drawn import examples
@@ -303,6 +304,13 @@ def with_columns(columns: Mapping[str, Any]) -> Any:
     return type("Spread", (Spread,), {"state": dict(columns)})("value")
 
 
+def flow_of(aggregates: Mapping[str, Any], sink: CollectSink, function: Any = dict, per_second: int = 400) -> Dataflow:
+    flow = Dataflow("counted")
+    rows = flow.rate("numbers", per_second, ROWS, splits=1).map(function, schema={"k": int, "value": int})
+    rows.key_by("k").aggregate("stats", **aggregates).sink("out", sink)
+    return flow
+
+
 def run(folder: Path, aggregates: Mapping[str, Any], fails: bool = False, **options: Any) -> list[Row]:
     """A whole job over ROWS numbers from 0 on, slow and ended after some checkpoints if it `fails`."""
     log = folder / "counted" / "log"
@@ -312,10 +320,8 @@ def run(folder: Path, aggregates: Mapping[str, Any], fails: bool = False, **opti
             raise ValueError("enough")
         return {"k": row["value"] % 2, "value": row["value"]}
 
-    flow, sink = Dataflow("counted"), CollectSink()
-    numbers = flow.rate("numbers", 400 if fails else 1_000_000, ROWS, splits=1)
-    rows = numbers.map(at, schema={"k": int, "value": int})
-    rows.key_by("k").aggregate("stats", **aggregates).sink("out", sink)
+    sink = CollectSink()
+    flow = flow_of(aggregates, sink, at, 400 if fails else 1_000_000)
     if fails:
         with pytest.raises(JobFailed, match="enough"):
             flow.run_local(checkpoints=str(folder), checkpoint_interval=0.05, restart="none", **options)
@@ -341,6 +347,22 @@ def test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun(tmp
         with pytest.raises(JobFailed, match=told):
             run(tmp_path, changed)
     assert sorted(path.name for path in log.iterdir()) == records
+
+
+def test_a_preview_says_of_each_aggregate_what_a_start_would_do_with_it(tmp_path: Path) -> None:
+    run(tmp_path, {"n": count(), "own": with_state(int), "low": min_("value")}, fails=True)
+    flow = flow_of({"n": count(), "own": with_state(float), "high": max_("value")}, CollectSink())
+    page, starts = preview_of_restore(flow, {"checkpoints": str(tmp_path)}, local=True)
+    told = [line.strip() for line in page.splitlines() if "aggregate" in line]
+    assert told[:-1] == [
+        "aggregate count(*): matched",
+        "aggregate max(value): new, begins at its zero in keys and open windows that are there",
+        "aggregate min(value): gone; its values are dropped if allow_non_restored is set, refused otherwise",
+        "aggregate own (your own): matched, type changed",
+    ]
+    assert told[-1].startswith("refused: ")
+    assert not starts
+    assert preview_of_restore(flow, {"checkpoints": str(tmp_path), "allow_non_restored": True}, local=True)[1]
 
 
 def test_what_is_dropped_by_wish_and_what_came_are_told_and_the_others_go_on(
