@@ -95,6 +95,7 @@ class EventTimes:
     lateness_ms: int = 0  # for which windows are kept
     window_gap_ms: int = 250  # of session windows
     clocks_jump: bool = False  # so that a wall-clock timer may seem to be early or late
+    decoys: int = 0  # timers that each event of a session sets far ahead, for the next one of its key to delete
 
     def exists(self, split: int, seq: int) -> bool:
         if seq < 0 or (self.bounded and seq >= self.count):
@@ -213,15 +214,21 @@ class _EventReader:
 
 
 class Sessions:
-    """Per split and key: events until none came for `gap_ms` of event time. State is cleared when a session is over."""
+    """Per split and key: events until none came for `gap_ms` of event time. State is cleared when a session is over.
+
+    With `decoys` so many timers wait that memory cannot hold them all beside those that end sessions. The decoys of an
+    event are deleted by the next one of its key, so until all input has ended none fires; one that does gives a row
+    that is no session."""
 
     n = ValueState(int, default=0)
     first = ValueState(int, default=-1)
     last = ValueState(int, default=-1)
     over = ValueState(int, default=-1)
+    decoys_ms = ValueState(int, default=0)  # the first one's time
 
-    def __init__(self, gap_ms: int) -> None:
+    def __init__(self, gap_ms: int, decoys: int = 0) -> None:
         self._gap_ms = gap_ms
+        self._decoys = decoys
 
     def process(self, key: Any, row: dict[str, Any], ctx: Any) -> None:
         if self.n.value == 0:
@@ -232,9 +239,20 @@ class Sessions:
         self.last.value = row["seq"]
         self.over.value = row["at"] + self._gap_ms
         ctx.timers.register(row["at"] + self._gap_ms)
+        if self._decoys:
+            self._set_decoys(row, ctx.timers)
+
+    def _set_decoys(self, row: dict[str, Any], timers: Any) -> None:
+        before_ms, from_ms = self.decoys_ms.value, row["at"] + FOR_EVER_MS + row["seq"] * self._decoys
+        for number in range(self._decoys):
+            timers.delete(before_ms + number)
+            timers.register(from_ms + number)
+        self.decoys_ms.value = from_ms
 
     def on_timer(self, key: Any, timestamp_ms: int, ctx: Any) -> Iterator[dict[str, Any]]:
         split, number = key
+        if self.decoys_ms.value <= timestamp_ms < self.decoys_ms.value + self._decoys:
+            return
         yield {
             "split": split,
             "key": number,
@@ -416,7 +434,7 @@ class EventWorkload:
 
     def _sessions(self, events: Any) -> Any:
         return events.key_by("split", "number").process(
-            "sessions", Sessions(self.times.gap_ms), schema=SESSIONS, event_time="at"
+            "sessions", Sessions(self.times.gap_ms, self.times.decoys), schema=SESSIONS, event_time="at"
         )
 
     def _expiring(self, events: Any) -> Any:

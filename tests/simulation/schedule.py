@@ -374,6 +374,7 @@ def _draw_events(schedule: Schedule) -> Schedule:
         lateness_ms=period_ms * random.Random(f"lateness {schedule.seed}").choice((0, 0, 0, 2, 6)),
         window_gap_ms=min(400, period_ms * random.Random(f"gap {schedule.seed}").choice((1, 2, 4))),
         clocks_jump=schedule.clocks_jump,
+        decoys=random.Random(f"decoys {schedule.seed}").choice((0, 0, 60)),
     )
     rescaled_every = rng.choice((2, 5))
     expires = random.Random(f"expiring {schedule.seed}").random() < 0.6

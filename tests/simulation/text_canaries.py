@@ -19,6 +19,8 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "merged-cells-lose-one-side": "events",
     "sessions-are-looked-at-once": "events",
     "windows-go-as-they-fire": "events",
+    "waiting-timers-leave-memory": "events",
+    "timers-before-the-held-ones-are-lost": "events",
     "in-flight-tail-is-lost": "bank",
     "ended-subtasks-are-remembered": "bank",
     "permit-ignores-lead": "bank",
