@@ -163,10 +163,10 @@ def begin_at_zero(spec: JobSpec, manifest: Manifest) -> str:
     states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
     found: dict[str, list[str]] = {}
     for snapshot in manifest.operators:
-        if snapshot.keyed is not None:
-            added = added_aggregates(states.get(snapshot.operator, {}), snapshot.keyed.described)
-            if added:
-                found[snapshot.operator] = added
+        described = {} if snapshot.keyed is None else snapshot.keyed.described
+        added = added_aggregates(states.get(snapshot.operator, {}), described)
+        if added:
+            found[snapshot.operator] = added
     shown = "; ".join(f"{', '.join(added)} of {operator!r}" for operator, added in sorted(found.items()))
     return f"new since checkpoint {manifest.checkpoint}, without the rows before it: {shown}" if shown else ""
 
