@@ -417,7 +417,7 @@ MUTANTS = (
         "barrier_runtime/operators/timers.py",
         "if self._dead > max(_FEW_DEAD, len(self._heap) // 2):",
         "if False:",
-        ("tests/barrier_runtime/operators/test_timers.py",),
+        ("tests/barrier_runtime/operators/test_timers.py::test_deleted_timers_leave_memory_long_before_that_is_full",),
     ),
     Mutant(
         "written-timers-stay-in-memory",

@@ -199,6 +199,17 @@ def test_timers_that_are_moved_with_every_event_take_no_memory(events: int, fold
     assert len(job.fire(WATERMARK_MAX)) == 100
 
 
+def test_deleted_timers_leave_memory_long_before_that_is_full(folder: Path) -> None:
+    """With as many timers in memory as production holds, which those of the test above never are."""
+    subtask = Job(Bench(folder, kind="memory")).subtasks[0]
+    timers, subtask.current.key = Timers(subtask.table, subtask.current), ("key",)
+    for at_ms in range(1_000):
+        timers.register(at_ms)
+        timers.delete(at_ms)
+        assert len(timers) <= 2 * 64
+    assert list(timers.due(WATERMARK_MAX)) == []
+
+
 @pytest.mark.parametrize("same_time", [True, False])
 def test_memory_holds_the_next_timers_only_whether_they_are_due_together_or_not(same_time: bool, folder: Path) -> None:
     bench = Bench(folder, cache_bytes=1 << 20)
