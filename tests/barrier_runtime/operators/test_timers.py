@@ -199,6 +199,18 @@ def test_timers_that_are_moved_with_every_event_take_no_memory(events: int, fold
     assert len(job.fire(WATERMARK_MAX)) == 100
 
 
+def test_a_stored_timer_that_is_deleted_before_it_is_read_does_not_fire(folder: Path) -> None:
+    job = Job(Bench(folder))
+    for number in range(3):
+        job.register((f"key {number}",), 5 + number)
+    job.complete()
+    job.close()
+    job.begin(1)
+    job.delete(("key 1",), 6)
+    assert job.fire(10) == [(("key 0",), 5), (("key 2",), 7)]
+    job.close()
+
+
 def test_deleted_timers_leave_memory_long_before_that_is_full(folder: Path) -> None:
     """With as many timers in memory as production holds, which those of the test above never are."""
     subtask = Job(Bench(folder, kind="memory")).subtasks[0]
