@@ -311,6 +311,20 @@ def test_fields_of_values_may_be_renamed_and_kinds_may_not_change() -> None:
         ruled(Later, restore=mapped)
 
 
+def test_the_keyed_side_may_not_write_after_a_broadcast_row_either() -> None:
+    class Writes(Ruled):
+        def on_rows(self, key: int, row: Row, ctx: ProcessContext) -> Row:
+            del self.rules[7]
+            return row
+
+    with ruled(Writes) as harness:
+        harness.push("rules", {"n": 7})
+        with pytest.raises(
+            UserCodeError, match="is a BroadcastState, which only handlers of broadcast inputs may change"
+        ):
+            harness.push("rows", {"k": 1})
+
+
 def test_values_of_an_earlier_version_are_migrated_beside_those_written_since() -> None:
     """Over two versions, at other parallelisms: what was never written again goes through both functions."""
     with ruled() as harness:
