@@ -96,7 +96,7 @@ class Register(Message, frozen=True):
     died: dict[int, str] = {}  # processes of this host that died of a signal lately: pid -> "SIGSEGV"
 
 
-class HeldBack(msgspec.Struct, frozen=True, array_like=True):
+class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What holds back the event time of one source in one slot. `split`: the unfinished one that is least far, its id
     shortened; "" if there is none."""
 

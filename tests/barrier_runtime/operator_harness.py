@@ -95,6 +95,7 @@ class World:
             job_store=self.store,
             call_later=lambda seconds, callback: callback(),
             wake=lambda: None,
+            wake_from_thread=lambda: None,  # tests look until something is there
             wall_ms=lambda: self.wall_ms,
         )
 

@@ -26,7 +26,7 @@ def test_the_status_has_them_by_step_and_name() -> None:
     )
     rows.key_by("k").process("step", counts, schema=ROWS).sink("out", CollectSink())
     (slot,) = flow.run_local(parallelism=1).status.slots
-    found = {name: value for name, value in slot.metrics.items() if name.startswith("step.")}
+    found = {name: value for name, value in slot.metrics.items() if name.startswith("step.user_")}
     assert found == {"step.user_rows": 3.0, "step.user_total": 9.0, "step.user_last": 3.0}
 
 
