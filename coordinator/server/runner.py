@@ -148,7 +148,10 @@ class JobRunner:
     async def run(self) -> JobEnded:
         """Lead the job to its end. Cancelling this stops leading without any farewell."""
         self._ended = asyncio.get_running_loop().create_future()
-        self._post(Begin())
+        if self.outcome is None:
+            self._post(Begin())
+        else:  # it was stopped before it began
+            self._ended.set_result(self.outcome)
         try:
             outcome = await asyncio.shield(self._ended)
             await asyncio.sleep(0)  # let links flush what was just sent

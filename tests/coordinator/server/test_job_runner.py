@@ -157,6 +157,16 @@ def test_stop_ends_the_job_with_a_checkpoint():
     assert "CheckpointComplete" in slot.kinds()
 
 
+def test_a_job_that_is_stopped_before_it_begins_ends():
+    async def whole():
+        runner = JobRunner(JOB, MemoryStore(), leader="a", host="h")
+        running = asyncio.create_task(runner.run())
+        runner.stop("now")
+        return await asyncio.wait_for(running, 20)
+
+    assert asyncio.run(whole()).outcome == "cancelled"
+
+
 def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
     job = spec(parallelism=1, reconnect_grace_ms=20, resource_wait_timeout_ms=200)
 
