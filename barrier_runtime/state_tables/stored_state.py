@@ -141,13 +141,17 @@ class StoredState:
                 )
         return [found[place] for place in sorted(found)]
 
-    def table(self, operator: str, state: str, where: Mapping[str, Any] | None = None) -> pa.RecordBatchReader:
+    def parts(self, operator: str, state: str) -> int:
+        """In how many parts the state can be read: one per subtask that had it."""
+        return len(self._parts(operator, state))
+
+    def table(
+        self, operator: str, state: str, where: Mapping[str, Any] | None = None, *, part: int | None = None
+    ) -> pa.RecordBatchReader:
         """The state as batches, in no order. `where`: only keys with these values; with all columns of the key only the
-        files of the subtask that has it are read."""
-        parts = [each for each in self._manifest.operators if each.operator == operator and state in _states_of(each)]
-        if not parts:
-            known = ", ".join(f"{each.operator}.{each.state}" for each in self.tables()) or "none"
-            raise InvalidJob(f"{self._what} has no state {state!r} of operator {operator!r}; it has: {known}")
+        files of the subtask that has it are read. `part`: only that one of `parts`, from 0 on."""
+        parts = self._parts(operator, state)
+        parts = parts if part is None else parts[part : part + 1]
         keys = _Keys(parts[0].values.get(KEYS, b"").decode(), where or {}, f"{operator}.{state}")
         groups = keys.groups(self._manifest.max_parallelism)
         if groups is not None:
@@ -175,6 +179,13 @@ class StoredState:
         return pa.table({n: pa.array(c, t) for n, c, t in zip(names, columns, types, strict=True)})
 
     # ------------------------------------------------------------ inside
+
+    def _parts(self, operator: str, state: str) -> list[OperatorSnapshot]:
+        parts = [each for each in self._manifest.operators if each.operator == operator and state in _states_of(each)]
+        if not parts:
+            known = ", ".join(f"{each.operator}.{each.state}" for each in self.tables()) or "none"
+            raise InvalidJob(f"{self._what} has no state {state!r} of operator {operator!r}; it has: {known}")
+        return parts
 
     def _batches(
         self,

@@ -1,0 +1,116 @@
+"""State of a checkpoint or savepoint as a Spark DataFrame: PySpark's Python data source over `state_tables`.
+
+    spark.dataSource.register(BarrierStateSource)
+    spark.read.format("barrier-state").option("path", url).option("job", "orders").option("state", "alarms.last").load()
+
+A partition per subtask of the job that wrote it. With .option("pushdown", "true") conditions that a column of the key
+has one value are pushed down: with the whole key only one subtask's files are read. Spark then demands
+spark.sql.python.filterPushdown.enabled, and a source cannot see whether it is set: hence the option.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
+
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state_tables.stored_state import StoredState, open_checkpoint
+
+_OPTIONS = ("path", "job", "checkpoint", "state", "pushdown")
+
+
+class BarrierStateSource(DataSource):  # type: ignore[misc]
+    """Options: `path` (a savepoint, or with `job` the folder of checkpoints), `checkpoint` (a number; default: the
+    newest when the DataFrame is made) and `state`, as operator.state. Raises `InvalidJob` for what is not there."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "barrier-state"
+
+    def schema(self) -> Any:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(_Wanted(self.options).schema())
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        pushes = str(self.options.get("pushdown", "false")).lower() == "true"
+        return (_PushingReader if pushes else _Reader)(_Wanted(self.options))
+
+
+class _Wanted:
+    """What the options name. The number of the checkpoint is fixed here, so that all partitions read the same one."""
+
+    def __init__(self, options: Any) -> None:
+        given = dict(options)
+        self.path, self.job = given.get("path", ""), given.get("job", "")
+        self.operator, dot, self.state = given.get("state", "").partition(".")
+        if not self.path or not dot:
+            raise InvalidJob(
+                'barrier-state needs .option("path", …) and .option("state", "operator.state"); it knows '
+                + ", ".join(_OPTIONS)
+            )
+        number = given.get("checkpoint")
+        self._checkpoint = None if number is None else int(number)
+        if self.job and number is None:
+            with self.opened() as stored:
+                self._checkpoint = stored.checkpoint
+
+    def opened(self) -> StoredState:
+        return open_checkpoint(self.path, self.job, self._checkpoint)
+
+    def schema(self) -> pa.Schema:
+        with self.opened() as stored:
+            return _for_spark(stored.table(self.operator, self.state).schema)
+
+
+class _Part(InputPartition):  # type: ignore[misc]
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class _Reader(DataSourceReader):  # type: ignore[misc]
+    def __init__(self, wanted: _Wanted) -> None:
+        self._wanted = wanted
+        self._where: dict[str, Any] = {}
+        with wanted.opened() as stored:
+            info = next(
+                each for each in stored.tables() if (each.operator, each.state) == (wanted.operator, wanted.state)
+            )
+            self._keys = [each.rpartition(": ")[0] for each in info.key.split(", ")] if info.key else []
+            self._parts = stored.parts(wanted.operator, wanted.state)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_Part(number) for number in range(self._parts)]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        wanted = self._wanted
+        schema = wanted.schema()
+        with wanted.opened() as stored:
+            for batch in stored.table(wanted.operator, wanted.state, self._where, part=partition.number):
+                if batch.num_rows:
+                    yield batch.cast(schema)
+
+
+class _PushingReader(_Reader):
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for each in filters:
+            if isinstance(each, EqualTo) and len(each.attribute) == 1 and each.attribute[0] in self._keys:
+                self._where[each.attribute[0]] = each.value
+            else:
+                yield each
+
+
+def _for_spark(schema: pa.Schema) -> pa.Schema:
+    """Spark has one kind of binary and of text, and no unsigned numbers."""
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_unsigned_integer(kind):
+        return pa.int64()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", tz=kind.tz)
+    return kind

@@ -1,0 +1,70 @@
+"""State of a checkpoint as a Spark DataFrame: `spark.read.format("barrier-state")`."""
+
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, MapState, ValueState, count
+from barrier_runtime.spark.state_source import BarrierStateSource
+
+pytestmark = pytest.mark.spark
+
+ROWS = [{"user": f"user-{n % 20}", "n": n} for n in range(1_000)]
+
+
+class Kept:
+    last = ValueState(int)
+    by_digit = MapState(str, int)
+
+    def process(self, user, row, ctx):
+        self.last.value = row["n"]
+        self.by_digit[str(row["n"] % 10)] = row["n"]
+        return [row]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("state") / "checkpoints")
+    flow = Dataflow("kept")
+    rows = flow.from_iterator("in", lambda index, of: iter(ROWS), schema={"user": str, "n": int}, splits=1)
+    kept = rows.key_by("user").process("kept", Kept, schema={"user": str, "n": int})
+    kept.key_by("user").aggregate("sums", rows=count()).sink("out", CollectSink())
+    flow.run_local(checkpoints=folder, parallelism=3)
+    return folder
+
+
+def read(spark, folder, state, **options):
+    spark.dataSource.register(BarrierStateSource)
+    reader = spark.read.format("barrier-state").option("path", folder).option("job", "kept").option("state", state)
+    return reader.options(**options).load()
+
+
+def test_a_state_is_a_data_frame_with_a_partition_per_subtask(spark, folder):
+    rows = read(spark, folder, "kept.last")
+    assert rows.schema.simpleString() == "struct<user:string,value:bigint>"
+    assert rows.rdd.getNumPartitions() == 3
+    assert {row.user: row.value for row in rows.collect()} == {f"user-{n}": 980 + n for n in range(20)}
+    assert read(spark, folder, "kept.by_digit").count() == sum(
+        len({row["n"] % 10 for row in ROWS if row["user"] == f"user-{n}"}) for n in range(20)
+    )
+
+
+def test_it_is_joined_and_filtered_as_any_other(spark, folder):
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        (row,) = read(spark, folder, "kept.last", pushdown="true").where("user = 'user-7'").collect()
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    assert row.value == 987
+    sums = read(spark, folder, next(iter(_columns(folder))))
+    assert sums.where("user = 'user-3'").count() == 1
+
+
+def _columns(folder):
+    from barrier_runtime.state_tables import open_checkpoint
+
+    with open_checkpoint(folder, "kept") as stored:
+        return [f"{each.operator}.{each.state}" for each in stored.tables() if each.operator == "sums"]
+
+
+def test_what_is_not_there_is_named(spark, folder):
+    with pytest.raises(Exception, match=r"no state 'first' of operator 'kept'; it has: kept\."):
+        read(spark, folder, "kept.first").collect()
