@@ -8,14 +8,15 @@
 Copies share one ledger (each subtask runs a copy). It cannot leave the process: the attempt says so.
 
 With `checkpoints=` a job goes on where an earlier run ended, and so does what it collects: a sink has the rows of its
-own run. What that earlier run decided and did not show any more comes to the new sink if it happened in this process;
-what another process had collected has gone with it.
+own run. What that earlier run decided and did not show any more comes to the new sink if it happened in this process
+(of the last 256 sinks that staged anything, whether or not the program still has them); what another process had
+collected has gone with it.
 """
 
 import threading
 import uuid
+from collections import OrderedDict
 from typing import Any, NoReturn
-from weakref import WeakValueDictionary
 
 import msgspec
 import pyarrow as pa
@@ -42,7 +43,6 @@ class _Ledger:
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
-        _LEDGERS[self.id] = self
         self._lock = threading.Lock()
         self._next = 0
         self._staged: dict[int, list[pa.RecordBatch]] = {}
@@ -52,6 +52,7 @@ class _Ledger:
         with self._lock:
             self._next += 1
             self._staged[self._next] = batches
+            _keep(self.id, self._staged)
             return self._next
 
     def commit(self, number: int) -> None:
@@ -64,26 +65,30 @@ class _Ledger:
                 )
             self._visible[number] = self._staged.pop(number)
 
-    def adopt(self, earlier: "_Ledger | None", number: int) -> None:
-        """Show what an earlier run decided and did not show."""
-        staged = None if earlier is None else earlier.give(number)
+    def adopt(self, earlier: str, number: int) -> None:
+        """Show what an earlier run, whose ledger had that id, decided and did not show."""
+        with _recent_lock:
+            staged = _recent.get(earlier, {}).pop(number, None)
         if staged is not None:
             self.commit(self.stage(staged))
-
-    def give(self, number: int) -> list[pa.RecordBatch] | None:
-        with self._lock:
-            return self._staged.pop(number, None)
-
-    def abort(self, number: int) -> None:
-        with self._lock:
-            self._staged.pop(number, None)
 
     def batches(self) -> list[pa.RecordBatch]:
         with self._lock:
             return [batch for staged in self._visible.values() for batch in staged]
 
 
-_LEDGERS: WeakValueDictionary[str, _Ledger] = WeakValueDictionary()  # of this process, by id
+_KEPT = 256
+_recent: OrderedDict[str, dict[int, list[pa.RecordBatch]]] = OrderedDict()  # what is staged, by ledger's id
+_recent_lock = threading.Lock()
+
+
+def _keep(ledger: str, staged: dict[int, list[pa.RecordBatch]]) -> None:
+    """Beyond the life of its sink, which a program that runs a job again may have dropped."""
+    with _recent_lock:
+        _recent[ledger] = staged
+        _recent.move_to_end(ledger)
+        while len(_recent) > _KEPT:
+            _recent.popitem(last=False)
 
 
 class CollectSink(TwoPhaseCommitSink):
@@ -140,10 +145,9 @@ class CollectSink(TwoPhaseCommitSink):
         if staged.ledger == self._ledger.id:
             self._ledger.commit(staged.number)
         else:
-            self._ledger.adopt(_LEDGERS.get(staged.ledger), staged.number)
+            self._ledger.adopt(staged.ledger, staged.number)
 
     def abort(self, committable: bytes) -> None:
         staged = _STAGED.decode(committable, self._where)
-        ledger = _LEDGERS.get(staged.ledger)
-        if ledger is not None:
-            ledger.abort(staged.number)
+        with _recent_lock:
+            _recent.get(staged.ledger, {}).pop(staged.number, None)
