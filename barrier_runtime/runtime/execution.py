@@ -162,7 +162,8 @@ class Execution:
             self.scheduler.start(self.subtasks)
             self._adapted_s = now_s = self._res.clock.monotonic_s()
             starved_s = self._res.starved_s()
-            self._loads = {subtask.id: LoadSince(now_s, starved_s) for subtask in self.subtasks}
+            for subtask in self.subtasks:
+                self._loads.setdefault(subtask.id, LoadSince(now_s, starved_s))
             self._adapting = self._timer(_ADAPT_S, self._adapt_windows)
 
     def _adapt_windows(self) -> None:
@@ -242,7 +243,8 @@ class Execution:
     ) -> None:
         now_s, starved_s = self._res.clock.monotonic_s(), self._res.starved_s()
         steps = self.scheduler.long_steps
-        times = self._loads[subtask.id].add_to(times, subtask.load, subtask.rows_in, starved_s, steps, now_s)
+        load = self._loads.setdefault(subtask.id, LoadSince(now_s, starved_s))  # a barrier may come before the start
+        times = load.add_to(times, subtask.load, subtask.rows_in, starved_s, steps, now_s)
         self._checkpointing.begin(subtask, barrier, captures, times, recording)
 
     def recorded(self, subtask: Subtask, checkpoint: int, in_flight: InFlightData) -> None:

@@ -19,6 +19,7 @@ from barrier_runtime.connectors.sink_bases.file_committable import FileNames, St
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
 from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead, Record, encode_record
+from barrier_runtime.coordinator.log.savepoint import savepoint_copy
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, encode_pending
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress, SplitProgress
@@ -291,6 +292,19 @@ class History:
             lot += self.bank.read(*place, self._read[place], upto)
             self._read[place] = positions[place] = upto
         return self.decide(checkpoint, positions=positions, committables=[file_committable(checkpoint)], files=files)
+
+    def savepoint(
+        self, checkpoint: int, *, sinks: Sequence[str] | None = None, lost: str = "", token: int = 1
+    ) -> "History":
+        """A savepoint of a decided checkpoint is written. `sinks`: those whose transactions are left out; `lost`: this
+        file has other bytes in it."""
+        manifest = next(each.manifest for each in self.facts.decisions if each.record.checkpoint == checkpoint)
+        manifest = msgspec.structs.replace(manifest, token=token)
+        copy = savepoint_copy(manifest, self.workload.sinks if sinks is None else sinks, f"wish-{checkpoint}")
+        objects = {to: b"other" if lost and lost in key else self.store.get(key) for key, to in copy.objects.items()}
+        for checker in self.checkers:
+            checker.on_savepoint(copy.savepoint, objects.__getitem__)
+        return self
 
     # ---- what readers see
 

@@ -388,6 +388,32 @@ READERS: Table = {
             lambda: History("two-inputs").fence().checkpoint(1, 3).given(1, place, PLACES).out(1).side(1),
         ),
     ),
+    "SavepointsAreVisible": (
+        Case(
+            "a sink does not show all of its checkpoint yet",
+            lambda: two_sinks().checkpoint(1, 4).out(1).savepoint(1),
+            "the savepoint of checkpoint 1 was written, but sink side shows 16 of its rows not yet",
+        ),
+        Case(
+            "it has transactions",
+            lambda: job().checkpoint(1, 4).out(1).savepoint(1, sinks=()),
+            "the savepoint of checkpoint 1 has transactions of sink out",
+        ),
+        Case(
+            "a file was replaced while it was copied",
+            lambda: job().checkpoint(1, 4, "f", "g").out(1).savepoint(1, lost="/g"),
+            "than the checkpoint had",
+        ),
+        Case(
+            "of a checkpoint that another generation decided",
+            lambda: job().checkpoint(1, 4).out(1).savepoint(1, token=7),
+            "generation 7, is of none that is complete",
+        ),
+        Case(
+            "all of it is visible, and more",
+            lambda: two_sinks().checkpoint(1, 4, "f").out(1).side(1).checkpoint(2, 6, "g").out(2).side(2).savepoint(1),
+        ),
+    ),
     "NothingReordered": (
         Case(
             "rows of a split that change places",
