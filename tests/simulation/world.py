@@ -180,9 +180,10 @@ class World(SimCluster):
         out = self._make_out
         side = lambda: LedgerSink(self.ledger, self._weather)  # noqa: E731
         if schedule.events is not None:
+            now_ms = lambda: self.now_ms()  # noqa: E731 - a method would be copied with its object, the whole world
             if schedule.joined is not None:
-                return JoinWorkload(schedule.joined, schedule.events, self.now_ms, out, side, schedule.unaligned)
-            return EventWorkload(schedule.graph, schedule.events, self.now_ms, out, side, schedule.unaligned)
+                return JoinWorkload(schedule.joined, schedule.events, now_ms, out, side, schedule.unaligned)
+            return EventWorkload(schedule.graph, schedule.events, now_ms, out, side, schedule.unaligned)
         return Workload(
             schedule.graph,
             schedule.splits,
