@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -268,10 +269,9 @@ class JobHandle:
         """Copy the job's state to the folder `url`, which needs nothing else: a job begins with it by `restore=url`.
         The job runs on meanwhile. Returns when it is there; raises `SavepointFailed`, or `Unavailable` when `timeout`
         (seconds) is over."""
-        asked = asked_at(url)
-        return wait_for_savepoint(
-            self._coordinator.client, self._spec.job, self._spec.run_id, asked, self._coordinator.status, timeout
-        )
+        asked, client, spec = asked_at(url), self._coordinator.client, self._spec
+        ask = partial(client.savepoint, spec.job, asked, spec.run_id)
+        return wait_for_savepoint(spec.job, asked, ask, self._coordinator.status, timeout)
 
     def stop(
         self, mode: Literal["checkpoint", "now"] = "checkpoint", *, savepoint: str | None = None

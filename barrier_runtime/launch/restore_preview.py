@@ -6,14 +6,13 @@ from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.restore_choice import start_run
 from barrier_runtime.coordinator.log.restore_diff import RestoreDiff
 from barrier_runtime.coordinator.log.savepoint_choice import GoOn, import_run_id, savepoint_choice
-from barrier_runtime.coordinator.savepoints.files import missing_objects, read_savepoint
+from barrier_runtime.coordinator.savepoints.files import check_whole, named, read_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.savepoints import is_savepoint_url
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state.store.urls import shown
 
 
 def restore_preview(spec: JobSpec, options: JobOptions) -> tuple[str, bool]:
@@ -25,12 +24,10 @@ def restore_preview(spec: JobSpec, options: JobOptions) -> tuple[str, bool]:
     if is_savepoint_url(options.restore):
         savepoint = read_savepoint(options.restore)
         taken = savepoint.taken
-        what = f"the savepoint {shown(options.restore)} (checkpoint {taken.checkpoint} of job {taken.job})"
+        what = named(options.restore, savepoint)
         view = read_log(store, paths.log_record, completes=1, restore=None, run_id=import_run_id(savepoint))
-        missing = missing_objects(options.restore, savepoint)
-        if missing:
-            return f"restore: {what}\nrefused: {len(missing)} of its files are missing, e.g. {missing[0]}\n", False
         try:
+            check_whole(options.restore, savepoint)
             choice = savepoint_choice(spec, savepoint, view)
         except InvalidJob as error:
             return f"restore: {what}\nrefused: {error}\n", False

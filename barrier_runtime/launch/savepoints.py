@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from barrier_runtime.coordinator.client.client import CoordinatorClient
-from barrier_runtime.coordinator.client.failover import FailoverClient
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
@@ -45,28 +43,30 @@ def asked_at(url: str) -> SavepointAsked:
 
 
 def wait_for_savepoint(
-    client: CoordinatorClient | FailoverClient,
     job: str,
-    run_id: str,
     asked: SavepointAsked,
+    ask: Callable[[], object],
     status: Callable[[], JobStatus | None],
     timeout: float | None,
+    *,
+    ends: bool = False,
 ) -> SavepointTaken:
-    """Until it is there. `status`: None while the coordinator is being restarted; one that was does not know of the
-    wish, and is asked again. Raises `SavepointFailed`, or `Unavailable` when `timeout` (seconds) is over."""
+    """Until it is there, and with `ends` the job has ended, too. `status`: None while the coordinator is being
+    restarted; one that was does not know of the wish, and hears it again by `ask`. Raises `SavepointFailed`, or
+    `Unavailable` when `timeout` (seconds) is over."""
     until = None if timeout is None else time.monotonic() + timeout
     leader = ""
     while until is None or time.monotonic() < until:
         known = status()
         if known is not None:
             taken = savepoint_of(known, asked.id)
-            if taken is not None:
+            if taken is not None and not (ends and known.outcome is None):
                 return taken
             if known.outcome is not None:
                 raise SavepointFailed(f"job {job} ended ({known.outcome}) before the savepoint was taken")
             if known.leader != leader:
                 try:
-                    client.savepoint(job, asked, run_id)
+                    ask()
                     leader = known.leader
                 except Unavailable:
                     pass  # away again: the next status tells

@@ -79,17 +79,17 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
             )
             self._keys = [each.rpartition(": ")[0] for each in info.key.split(", ")] if info.key else []
             self._parts = stored.parts(wanted.operator, wanted.state)
+            self._schema = _for_spark(stored.table(wanted.operator, wanted.state).schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         return [_Part(number) for number in range(self._parts)]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         wanted = self._wanted
-        schema = wanted.schema()
         with wanted.opened() as stored:
             for batch in stored.table(wanted.operator, wanted.state, self._where, part=partition.number):
                 if batch.num_rows:
-                    yield batch.cast(schema)
+                    yield batch.cast(self._schema)
 
 
 class _PushingReader(_Reader):

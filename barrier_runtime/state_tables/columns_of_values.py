@@ -22,8 +22,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.operators.state.migration import without_version
 from barrier_runtime.state.errors import UNREADABLE, Corrupt
 from barrier_runtime.state.snapshots.value_types import ValueType
+from barrier_runtime.state.values.expiry import without_time
 
 _PLAIN: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
@@ -33,10 +35,6 @@ _PLAIN: dict[str, pa.DataType] = {
     "bytes": pa.binary(),
 }
 _TEXT = {"datetime", "time", "date", "timedelta", "uuid", "decimal"}
-_TIMED = (b"\xc1E", b"\xc1P")  # a write time is before the value: see `state.values.expiry`
-_TIMED_BYTES = 10
-_VERSIONED = b"\xc1V"  # a version is: see `operators.state.migration`
-_VERSIONED_BYTES = 3
 _decode = msgspec.msgpack.Decoder().decode
 _json = msgspec.json.Encoder(order="deterministic")
 
@@ -116,12 +114,8 @@ def _of_class(kind: ValueType) -> ValueColumn:
 
 def without_marks(data: bytes) -> tuple[int | None, bytes]:
     """Write time (ms; None: it has none) and the value's own bytes."""
-    written_ms = None
-    if data[:2] in _TIMED:
-        written_ms, data = int.from_bytes(data[2:_TIMED_BYTES], "big", signed=True), data[_TIMED_BYTES:]
-    if data[:2] == _VERSIONED:
-        data = data[_VERSIONED_BYTES:]
-    return written_ms, data
+    written_ms, data = without_time(data)
+    return written_ms, without_version(data)
 
 
 def decoded(data: bytes, pickled: bool, where: str) -> Any:

@@ -43,6 +43,7 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.columns_of_values import ValueColumn, column_of, decoded, without_marks
 
 _BATCH_ROWS = 16_384
@@ -332,7 +333,7 @@ def _rows(entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: 
         if what.kind == "timers" and what != ONE_VALUE:
             key, beside = fields[1:], fields[0]
         elif what.kind in ("list", "map"):
-            if fields[-1] is True and data[:2] == b"\xc1\x00":
+            if fields[-1] is True and is_number(data):
                 continue  # the number of entries
             key, beside = fields[:-2], fields[-1]
         if not keys.wants_all and not keys.wants(key):

@@ -6,7 +6,6 @@ interrupted with 130, and a local one that got SIGTERM with 143, after a last ch
 
 import importlib.util
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -234,7 +233,7 @@ def stop(
         raise InvalidJob("--now takes no last checkpoint, so there can be no savepoint: leave one of them out")
     from barrier_runtime.tools.savepoints import stop_with
 
-    _print_savepoint(lambda: stop_with(client, job, savepoint, time.sleep))
+    _print_savepoint(lambda: stop_with(client, job, savepoint))
 
 
 @app.command("savepoint")

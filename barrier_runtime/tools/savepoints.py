@@ -1,58 +1,42 @@
 """The commands about savepoints: `savepoint`, `stop --savepoint`, `savepoints describe` and `savepoints delete`."""
 
-from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import Any
 
 from barrier_runtime.coordinator.log.savepoint import object_sizes
 from barrier_runtime.coordinator.savepoints.files import claimed_by, delete_savepoint, missing_objects, read_savepoint
+from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.launch.savepoints import (
-    SavepointFailed,
     SavepointTaken,
     asked_at,
-    savepoint_of,
     wait_for_savepoint,
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import shown
 
-T = TypeVar("T")
-
 
 def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTaken:
     """Ask for one and wait until it is there."""
-    run_id = client.status(job).run_id
+    run_id, asked = client.status(job).run_id, asked_at(url)
     return wait_for_savepoint(
-        client, job, run_id, asked_at(url), lambda: _patiently(lambda: client.status(job, run_id)), timeout
+        job, asked, lambda: client.savepoint(job, asked, run_id), lambda: _status(client, job, run_id), timeout
     )
 
 
-def stop_with(client: Any, job: str, url: str, sleep: Callable[[float], None]) -> SavepointTaken:
+def stop_with(client: Any, job: str, url: str) -> SavepointTaken:
     """Stop the job with a savepoint, and wait until both are done. Raises `SavepointFailed` when the job goes on."""
-    asked, leader = asked_at(url), ""
-    run_id = client.status(job).run_id
-    while True:
-        status = _patiently(lambda: client.status(job, run_id))
-        if status is not None:
-            taken = savepoint_of(status, asked.id)
-            if taken is not None and status.outcome is not None:
-                return taken
-            if status.outcome is not None:
-                raise SavepointFailed(f"job {job} ended ({status.outcome}) before the savepoint was taken")
-            if (
-                status.leader != leader
-                and _patiently(lambda: client.stop(job, "checkpoint", run_id, asked)) is not None
-            ):
-                leader = status.leader
-        sleep(0.05)
+    run_id, asked = client.status(job).run_id, asked_at(url)
+    stop = lambda: client.stop(job, "checkpoint", run_id, asked)  # noqa: E731
+    return wait_for_savepoint(job, asked, stop, lambda: _status(client, job, run_id), None, ends=True)
 
 
-def _patiently(ask: Callable[[], T]) -> T | None:
+def _status(client: Any, job: str, run_id: str) -> JobStatus | None:
     """None while nobody answers."""
     try:
-        return ask()
+        status: JobStatus = client.status(job, run_id)
     except Unavailable:
         return None
+    return status
 
 
 def describe(url: str) -> tuple[str, bool]:

@@ -50,7 +50,6 @@ class SavepointRequest:
     id: str  # the same for the same wish, however often it is asked for
     url: str  # of its folder
     stops: bool = False  # the job stops with it
-    drained: bool = False  # and its sources were made to end before
 
 
 @dataclass
@@ -73,7 +72,7 @@ class SavepointEntry:
 
 @dataclass(frozen=True)
 class DueCopy:
-    request: SavepointRequest
+    url: str
     copy: SavepointCopy
 
 
@@ -153,10 +152,8 @@ class Savepoints:
             if all_through(entry.manifest.checkpoint):
                 entry.state = SavepointState.COPYING
                 request = entry.request
-                copy = savepoint_copy(
-                    entry.manifest, self._sinks, request.id, final=request.stops, drained=request.drained
-                )
-                copies.append(DueCopy(request, copy))
+                copy = savepoint_copy(entry.manifest, self._sinks, request.id, final=request.stops)
+                copies.append(DueCopy(request.url, copy))
         return tuple(copies)
 
     def copied(self, id: str, checkpoint: int, size: int, now_ms: int) -> None:

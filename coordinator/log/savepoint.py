@@ -40,7 +40,6 @@ class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     id: str  # of the request that it answers; never used twice
     taken: Manifest
     final: bool = False  # the job stopped with it: nothing was read behind it
-    drained: bool = False  # all windows and timers were made to fire before: event time is at its end
 
 
 @dataclass(frozen=True)
@@ -78,16 +77,14 @@ def decode_savepoint(where: str, data: bytes) -> Savepoint:
     return savepoint
 
 
-def savepoint_copy(
-    manifest: Manifest, sinks: Collection[str], id: str, *, final: bool = False, drained: bool = False
-) -> SavepointCopy:
+def savepoint_copy(manifest: Manifest, sinks: Collection[str], id: str, *, final: bool = False) -> SavepointCopy:
     """`manifest`: of a completed checkpoint whose rows are all visible. `sinks`: the operators that commit."""
     settled = tuple(_settled(snapshot) if snapshot.operator in sinks else snapshot for snapshot in manifest.operators)
     keys = sorted({ref.key for snapshot in settled for ref in snapshot.files if ref.key is not None})
     folder = f"{DATA_PREFIX}{manifest.checkpoint}-{manifest.token}-{id}/"  # another attempt has other names
     objects = {key: f"{folder}{number}" for number, key in enumerate(keys, 1)}
     taken = msgspec.structs.replace(manifest, operators=tuple(with_keys(each, objects) for each in settled))
-    return SavepointCopy(objects, Savepoint(id=id, taken=taken, final=final, drained=drained))
+    return SavepointCopy(objects, Savepoint(id=id, taken=taken, final=final))
 
 
 def imported(

@@ -86,6 +86,21 @@ def claimed_by(url: str) -> str | None:
     return None if data is None else data.decode(errors="replace")
 
 
+def named(url: str, savepoint: Savepoint) -> str:
+    """For messages."""
+    return f"the savepoint {shown(url)} (checkpoint {savepoint.taken.checkpoint} of job {savepoint.taken.job})"
+
+
+def check_whole(url: str, savepoint: Savepoint) -> None:
+    """Raises `InvalidJob` unless all of its files are there."""
+    missing = missing_objects(url, savepoint)
+    if missing:
+        raise InvalidJob(
+            f"{named(url, savepoint)} lacks {len(missing)} of its {len(object_sizes(savepoint.taken))} files, e.g. "
+            f"{missing[0]}: copy the whole folder again from where it is intact"
+        )
+
+
 def missing_objects(url: str, savepoint: Savepoint) -> tuple[str, ...]:
     """Files of the savepoint that are not there, or are shorter than they were."""
     found = {info.key: info.size for info in open_existing_store(url).list(DATA_PREFIX)}

@@ -35,12 +35,13 @@ from barrier_runtime.coordinator.log.restore_choice import Lineage, RestoreFrom,
 from barrier_runtime.coordinator.log.savepoint import Savepoint, imported, object_sizes
 from barrier_runtime.coordinator.log.savepoint_choice import GoOn, Import, import_run_id, savepoint_choice
 from barrier_runtime.coordinator.savepoints.files import (
+    check_whole,
     claim,
     claimed_by,
     copy_objects,
     delete_savepoint,
     find_savepoint,
-    missing_objects,
+    named,
     no_savepoint,
 )
 from barrier_runtime.coordinator.wire.messages import JobSpec, ManifestRef
@@ -71,14 +72,9 @@ def begin_with_savepoint(
         if mode == "claim" and claimed_by(url) == spec.job and _has_checkpoints(store, spec):
             return f"job {spec.job} claimed the savepoint {shown(url)} before, and goes on from what it has reached"
         raise no_savepoint(url)
-    what = f"the savepoint {shown(url)} (checkpoint {savepoint.taken.checkpoint} of job {savepoint.taken.job})"
+    what = named(url, savepoint)
     check_fits(spec, savepoint.taken, what)
-    missing, files = missing_objects(url, savepoint), len(object_sizes(savepoint.taken))
-    if missing:
-        raise InvalidJob(
-            f"{what} lacks {len(missing)} of its {files} files, e.g. {missing[0]}: copy the whole folder again from "
-            "where it is intact"
-        )
+    check_whole(url, savepoint)
     if mode == "claim":
         claim(url, spec.job)
     importing = _Importing(store, url, spec, savepoint, now_ms, sleep)

@@ -34,6 +34,11 @@ _STALE = 1_000  # entry keys of an order that are in the store by now
 _INDEX_BYTES = 120  # of an entry in the index
 
 
+def is_number(data: bytes) -> bool:
+    """Whether it is the number of a key's entries: no value and no time begins so."""
+    return data[:2] == _NUMBER_HEAD
+
+
 class _Number(int):
     """How many entries a key has: among the values of a table, told from them by its class."""
 
@@ -238,7 +243,7 @@ def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 def _decoder(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def decoded(data: bytes) -> Any:
-        if data[:2] != _NUMBER_HEAD:
+        if not is_number(data):
             return decode(data)
         if len(data) == _NUMBER_BYTES:
             return _Number.from_bytes(data[1:], "big")

@@ -113,6 +113,11 @@ class Expiry:
         return decoded
 
 
+def without_time(data: bytes) -> tuple[int | None, bytes]:
+    """The time of an encoded entry, of either clock (None: it has none), and its value."""
+    return (_time.unpack_from(data, 2)[0], data[_HEAD:]) if is_timed(data) else (None, data)
+
+
 def is_timed(data: bytes) -> bool:
     """Whether an encoded entry has a time of either clock."""
     return data[:2] in (b"\xc1E", b"\xc1P")

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any
 
 from barrier_runtime.state.kv.shard import entry_key
-from barrier_runtime.state.values.entry_table import EntryTable
+from barrier_runtime.state.values.entry_table import EntryTable, is_number
 from barrier_runtime.state.values.expiry import Expiry, Stamped
 from barrier_runtime.state.values.table import Key, StateTable
 from barrier_runtime.state.values.watched_table import WatchedTable
@@ -282,8 +282,7 @@ class TimedEntries(Timed):
             self._table.put_entry(key, entry, self._stamp(stamped, now_ms, stamped[1]))
 
     def _is_number(self, whole: bytes, data: bytes) -> bool:
-        # Only a number begins with C1 00: no value and no time does.
-        return data[:2] == b"\xc1\x00"
+        return is_number(data)
 
     def _delete(self, whole: Key) -> None:
         self.remove(whole[:-2], whole[-1])

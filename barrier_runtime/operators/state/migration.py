@@ -56,6 +56,11 @@ def version_encoder(encode: Callable[[Any], bytes], version: int) -> Callable[[A
     return encoded
 
 
+def without_version(data: bytes) -> bytes:
+    """A stored value without the mark of its version."""
+    return data[_HEAD:] if data[:2] == _MARK else data
+
+
 def migrating_decoder(
     decode: Callable[[bytes], Any],
     renamed: Sequence[Renamed],

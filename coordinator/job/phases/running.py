@@ -364,7 +364,7 @@ class Running(Phase):
 
     def _copy_savepoints(self, job: Job) -> None:
         for due in job.savepoints.due(job.commits.all_through):
-            job.outbox.put(CopySavepoint(due.request.url, due.copy))
+            job.outbox.put(CopySavepoint(due.url, due.copy))
 
     def _tell_visible(self, job: Job, slot: RegisteredSlot) -> None:
         """It may have been said while this slot did not hear."""
