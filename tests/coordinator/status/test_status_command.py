@@ -1,5 +1,7 @@
 """`barrier-runtime status` against a real daemon: the whole state as JSON, and in one line whether the job gets on."""
 
+import time
+
 import msgspec
 import pytest
 from command_line import run_here
@@ -44,8 +46,17 @@ def test_the_command_tells_what_a_job_waits_for_and_with_which_options(daemon):
     assert shown["progress_timeout_ms"] == 600_000
 
 
-def test_for_people_it_is_tables(daemon):
+def waits_for_its_slots(daemon):
+    """Submits the job, and returns when its log is read and fenced."""
     daemon.submit(JOB)
+    latest = time.monotonic() + 120
+    while (phase := msgspec.json.decode(status(daemon, "flights")[0], type=JobStatus).phase) != "waiting":
+        assert time.monotonic() < latest, f"the job is {phase} after two minutes"
+        time.sleep(0.01)
+
+
+def test_for_people_it_is_tables(daemon):
+    waits_for_its_slots(daemon)
     address = f"http://127.0.0.1:{daemon.sockets[1].getsockname()[1]}"
     where = ("--coordinator", address, "--token-file", str(daemon.token_file))
     jobs, one = run_here("status", *where), run_here("status", "flights", *where)
@@ -64,7 +75,7 @@ def why(daemon, *arguments):
 
 
 def test_why_of_a_job_that_waits_for_its_slots_tells_how_many_came(daemon):
-    daemon.submit(JOB)
+    waits_for_its_slots(daemon)
     told = why(daemon, "flights")
     assert told.returncode == 0, told.stderr
     assert told.stdout.startswith("Job flights does not start: it needs 2 slots, 0 have come.")
