@@ -26,6 +26,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_programs_of_a_page_print_what_stands_below_them(page: str) -> None:
     """One after the other: later ones may use the names of earlier ones."""

@@ -84,6 +84,7 @@ def in_a_fresh_process(code: str) -> bytes:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_decoders_of_ours_are_used_for_the_first_time_by_four_threads_at_once() -> None:
     assert in_a_fresh_process(_OURS).startswith(b"all")
 

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import joins, operators, snapshots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workload", "out"), [("window", 2_000), ("running", 40_000), ("process", 40_000)])
 def test_each_keyed_workload_gives_its_rows(workload: str, out: int, tmp_path: Path, capsys) -> None:
     """1,000 keys in two windows of 20,000 rows each."""
@@ -25,6 +26,7 @@ def test_checkpoints_of_a_state_table_say_what_was_uploaded(tmp_path: Path, caps
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("join", "least"), [("interval", 1), ("outer", 4_000), ("asof", 4_000)])
 def test_each_join_gives_its_rows(join: str, least: int, tmp_path: Path, capsys) -> None:
     sizes = ["--rows", "4000", "--keys", "100", "--batch", "50"]

@@ -16,6 +16,7 @@ BURN = "import time\nwhile time.process_time() < 0.4: pass\nprint('burnt', flush
 PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN + 'input()'!r}])\n"
 
 
+@pytest.mark.slow
 def test_cpu_time_of_grandchildren_counts_also_when_they_have_ended() -> None:
     program = [sys.executable, "-c", PARENT]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -126,6 +126,7 @@ def test_a_peer_connects_to_a_slot_whose_places_are_all_taken(monkeypatch: pytes
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+@pytest.mark.slow
 def test_a_stranger_that_pours_is_cut_off_at_once(tmp_path: Path) -> None:
     """H3, B3: what is no handshake is not collected."""
     with living_daemon(tmp_path) as daemon:
@@ -138,6 +139,7 @@ def test_a_stranger_that_pours_is_cut_off_at_once(tmp_path: Path) -> None:
         a_slot_comes_and_is_served(daemon)
 
 
+@pytest.mark.slow
 def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) -> None:
     """B3: no memory for the announcement; the slot may come again."""
     with living_daemon(tmp_path) as daemon:
@@ -188,6 +190,7 @@ def test_http_connections_without_a_request_are_closed_in_time(tmp_path: Path) -
         a_slot_comes_and_is_served(daemon)
 
 
+@pytest.mark.slow
 def test_one_more_http_connection_than_there_are_places_is_refused(tmp_path: Path) -> None:
     """G5, H3: at once; no timeout could have done it."""
     with living_daemon(tmp_path, "--handshake-timeout", "600") as daemon:
@@ -209,6 +212,7 @@ def test_a_request_head_without_an_end_is_cut_off(shared_daemon: Daemon, head: b
         assert b" 200 " not in wait_until_closed(connection)
 
 
+@pytest.mark.slow
 def test_a_body_is_not_read_for_who_has_no_token(tmp_path: Path) -> None:
     """G2, G5: the answer comes from the head alone, and what is poured after it is not kept."""
     with living_daemon(tmp_path, "--handshake-timeout", "2") as daemon:

@@ -70,6 +70,7 @@ def test_a_running_local_job_leaves_nothing_in_the_temporary_folder_that_others_
     assert after == "[]"
 
 
+@pytest.mark.slow
 def test_a_coordinators_files_are_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """G2, J7: token file 0600 in a folder 0700, whatever the umask."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -178,6 +179,7 @@ def test_a_token_given_where_its_file_is_wanted_is_not_repeated() -> None:
     assert "0123456789abcdef" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_callers_refuse_a_token_file_that_others_can_read(tmp_path: Path) -> None:
     """G2: the command line too."""
     path = tmp_path / "t.token"

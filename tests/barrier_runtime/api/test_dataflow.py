@@ -66,6 +66,7 @@ def test_importing_the_package_imports_neither_pyspark_nor_pyarrow() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_using_the_dataflow_language_does_not_import_pyspark() -> None:
     code = "import sys; from barrier_runtime import Dataflow, ValueState, count; print('pyspark' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

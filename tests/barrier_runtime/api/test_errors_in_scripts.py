@@ -105,6 +105,7 @@ def test_a_mistake_is_told_in_one_traceback_with_one_frame_of_ours(mistake: Call
     assert (shown.__cause__, shown.__suppress_context__) == (None, True)
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_prints_the_users_frames_then_the_message(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

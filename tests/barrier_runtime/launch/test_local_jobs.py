@@ -168,6 +168,7 @@ def test_a_stream_says_what_its_rows_are_on_an_edge():
     assert "dictionary" not in str(flow.explain())
 
 
+@pytest.mark.slow
 def test_checkpoints_go_on_while_the_commits_of_seventeen_sinks_hang():
     """C5: no executor waits for another, however many there are."""
     never = threading.Event()

@@ -100,6 +100,7 @@ def without_gaps(of_key: list[int]) -> bool:
     return of_key == list(range(of_key[0], of_key[0] + len(of_key)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parallelism", "later"), [(1, 3), (2, 2), (3, 5), (3, 1)])
 async def test_a_successor_goes_on_where_the_job_stopped(tmp_path: Path, parallelism: int, later: int) -> None:
     """No row is lost or doubled: each key's numbers of both jobs are 1, 2, 3, and so on."""
@@ -120,6 +121,7 @@ async def test_a_successor_goes_on_where_the_job_stopped(tmp_path: Path, paralle
     assert all(of_key[0] == 1 and without_gaps(of_key) for of_key in both.values()), both
 
 
+@pytest.mark.slow
 async def test_a_fork_goes_on_from_the_savepoint_and_the_job_is_not_disturbed(tmp_path: Path) -> None:
     target, forked = Target(), Target()
     job = Running(flow("job", target), tmp_path / "job")
@@ -135,6 +137,7 @@ async def test_a_fork_goes_on_from_the_savepoint_and_the_job_is_not_disturbed(tm
     assert all(grown[key][0] - 1 in origin[key] for key in grown), "it begins with what the job had counted"
 
 
+@pytest.mark.slow
 async def test_windows_and_timers_are_in_it(tmp_path: Path) -> None:
     """A window that is open in the savepoint has its rows of before and after once."""
 
@@ -163,6 +166,7 @@ async def test_windows_and_timers_are_in_it(tmp_path: Path) -> None:
     assert set(sums) == {800}, "4,000 rows/s make 800 in 200 ms"
 
 
+@pytest.mark.slow
 async def test_a_savepoint_where_one_is_already_is_refused_and_the_job_runs_on(tmp_path: Path) -> None:
     target = Target()
     job = Running(flow("job", target), tmp_path / "job")

@@ -112,6 +112,7 @@ async def with_away(**options: object) -> AsyncIterator[Job]:
         yield job
 
 
+@pytest.mark.slow
 async def test_a_store_outage_is_shown_with_the_object_until_it_heals() -> None:
     """O5, O6: the coordinator's own writes."""
     async with watched() as job:
@@ -144,6 +145,7 @@ async def test_uploads_that_fail_are_shown_with_the_object_until_they_succeed() 
         await job.until("RUNNING")
 
 
+@pytest.mark.slow
 async def test_a_commit_that_fails_is_shown_with_the_sink_until_it_succeeds() -> None:
     """T4: retried for ever, shown as such, never dropped."""
     async with watched() as job:
@@ -200,6 +202,7 @@ class Away(CollectSink):
             raise Unavailable("the server at 10.0.0.1 does not answer: start it")
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_down_is_waited_for_in_one_generation_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

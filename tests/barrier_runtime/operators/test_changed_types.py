@@ -294,6 +294,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     )
 
 
+@pytest.mark.slow
 @examples(400)
 @given(st.data())
 def test_what_is_not_refused_can_be_read(data: st.DataObject) -> None:

@@ -222,6 +222,7 @@ def test_deleted_timers_leave_memory_long_before_that_is_full(folder: Path) -> N
     assert list(timers.due(WATERMARK_MAX)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same_time", [True, False])
 def test_memory_holds_the_next_timers_only_whether_they_are_due_together_or_not(same_time: bool, folder: Path) -> None:
     bench = Bench(folder, cache_bytes=1 << 20)

@@ -564,6 +564,7 @@ def test_a_sweep_leaves_what_was_refreshed_in_the_same_step(kind: Kind) -> None:
     job.close()
 
 
+@pytest.mark.slow
 def test_a_sweep_works_in_slices_and_ends_with_its_operator() -> None:
     later: list[Callable[[], None]] = []
     world = World("rocksdb")

@@ -120,6 +120,7 @@ def manifest_bytes(job: TcpJob) -> bytes:
     return job.store.get(complete_of(view.completes[0]).manifest)
 
 
+@pytest.mark.slow
 async def test_a_job_with_17_megabytes_of_finished_splits_goes_on_after_a_failure(tmp_path: Path) -> None:
     """R4: what is decided can be deployed, whatever its size."""
     ids = [f"done-{number}-{'x' * 850_000}" for number in range(20)]

@@ -70,6 +70,7 @@ def test_a_coordinator_that_dies_of_a_signal_is_told_by_its_name(tmp_path, caplo
     assert "coordinator/server/daemon.py" in written, "where it was"
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_writes_where_it_was_and_its_daemon_of_what(tmp_path):
     """The daemon and a worker as Spark starts them, without Spark: a port on standard output, a worker per
     connection."""

@@ -116,6 +116,7 @@ def test_only_the_folders_of_dead_slots_are_removed(tmp_path):
     remove_what_the_dead_left(tmp_path / "never-made")
 
 
+@pytest.mark.slow
 def test_the_worker_daemon_has_everything_a_slot_needs_before_it_forks():
     """What is imported after the fork is time in which a killed slot is not replaced."""
     script = """

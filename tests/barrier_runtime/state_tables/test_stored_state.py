@@ -227,6 +227,7 @@ def test_what_is_not_there_is_named(storage: str, tmp_path: Path) -> None:
         open_checkpoint(storage)
 
 
+@pytest.mark.slow
 def test_it_needs_no_part_of_the_program(storage: str) -> None:
     """Another process, which has none of the classes."""
     program = f"""

@@ -154,6 +154,7 @@ def test_a_right_flow_gives_the_same_rows_whatever_dies_in_whatever_phase() -> N
     assert "80 rows in 'out'" in str(checked)
 
 
+@pytest.mark.slow
 def test_a_few_crashes_of_a_right_flow_change_nothing() -> None:
     for only in ("0/2/decision/2/process", "0/2/ack/3/program", "0/2/commit globally/1/process"):
         checked = check(flow_of(LastSeen), {"payments": ROWS}, parallelism=(2, 1), sinks={"out": table}, only=only)
@@ -172,6 +173,7 @@ def test_at_every_point_of_a_run() -> None:
     assert checked.crashes > 100
 
 
+@pytest.mark.slow
 def test_a_flow_that_does_not_look_at_arrival_may_read_any_number_of_splits() -> None:
     splits = [ROWS[:15], [], ROWS[15:]]
     checked = check(rich_sums, {"payments": splits}, crashes="none", parallelism=(1, 2, 3), seeds=[0, 1])
@@ -245,6 +247,7 @@ def test_state_in_a_closure_is_found_with_the_first_crash_that_loses_it() -> Non
     assert f"the first: {dict(found.missing[0])!r}" in text
 
 
+@pytest.mark.slow
 def test_rows_that_depend_on_the_order_of_arrival_are_found_without_a_crash() -> None:
     found = failure(flow_of(LastSeen), {"payments": [ROWS[:20], ROWS[20:]]}, parallelism=(1, 2, 3))
     assert (found.phase, found.parallelism) == ("", 2)
@@ -260,6 +263,7 @@ def test_a_sink_that_shows_rows_in_pre_commit_is_found() -> None:
     assert f"rows too many: {len(found.unexpected)}, the first: {dict(found.unexpected[0])!r}" in str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["process", "program"])
 def test_a_run_alone_gives_the_failure_of_the_whole_check(victim: str) -> None:
     only = f"0/1/pre-committed/3/{victim}"
@@ -286,6 +290,7 @@ def test_a_flow_from_which_nothing_comes_checks_nothing() -> None:
 # ---------------------------------------------------------------- runs
 
 
+@pytest.mark.slow
 def test_the_same_scenario_gives_the_same_run_and_another_seed_another_one() -> None:
     tables = {"payments": tables_of("payments", ROWS, PAYMENTS)}
     flow = FlowUnderTest(rich_flow, tables, {}, (2, 1))
@@ -351,6 +356,7 @@ def test_a_source_that_does_not_replay_is_refused_as_in_production() -> None:
         check(flow, {"payments": ROWS})
 
 
+@pytest.mark.slow
 def test_harnesses_do_not_need_what_the_simulation_needs() -> None:
     code = "import sys; import barrier_runtime.testing; print('greenlet' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

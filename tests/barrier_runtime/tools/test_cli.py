@@ -65,6 +65,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 # ---------------------------------------------------------------- run --local
 
 
+@pytest.mark.slow
 def test_a_local_run_writes_its_output_and_says_what_it_did(app: str, tmp_path: Path) -> None:
     done = run("run", f"{app}:flow", "--local", "--checkpoints", str(tmp_path / "checkpoints"))
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,6 +14,7 @@ from barrier_runtime.tools.report import report
 JOB = spec(checkpoints=options(interval_ms=50))
 
 
+@pytest.mark.slow
 def test_a_report_of_a_running_job_and_of_the_same_job_when_it_has_ended(tmp_path: Path) -> None:
     to = tmp_path / "report.html"
     store = str(tmp_path / "store")

@@ -52,6 +52,7 @@ def test_who_leads_no_more_has_no_permit_and_deletes_nothing():
     assert job.outbox.take() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "by"),
     [

@@ -102,6 +102,7 @@ def reconnect(slots, address):
 # ---------------------------------------------------------------- life
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_is_back_on_its_address_and_the_generation_goes_on(embedded, tmp_path):
     """F6, G7: kill -9; the slots reconnect, LEAD, checkpoints resume, no FENCE."""
     slots = running_slots(embedded)
@@ -177,6 +178,7 @@ def asked(port):
     return any(c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in connections)
 
 
+@pytest.mark.slow
 def test_the_child_leaves_when_its_parent_does(tmp_path):
     program = (
         "import sys, time\n"
@@ -206,6 +208,7 @@ def alive(pid):
     return state != "Z"
 
 
+@pytest.mark.slow
 def test_closing_leaves_no_process_and_no_file(tmp_path):
     coordinator = EmbeddedCoordinator(str(tmp_path / "store"))
     coordinator.wait_ready()
@@ -217,6 +220,7 @@ def test_closing_leaves_no_process_and_no_file(tmp_path):
     assert not directory.exists()
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_can_not_start_says_why(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with EmbeddedCoordinator(str(tmp_path / "file")) as coordinator:
@@ -304,6 +308,7 @@ def refused(tmp_path, *arguments, mode=0o600, token="5" * 64):
     return done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--listen", "--http"])
 def test_other_than_loopback_needs_the_operators_word(tmp_path, option):
     """G1."""
@@ -312,11 +317,13 @@ def test_other_than_loopback_needs_the_operators_word(tmp_path, option):
     assert "--insecure-network-ok" in said
 
 
+@pytest.mark.slow
 def test_a_token_file_that_others_can_read_is_refused(tmp_path):
     """G2."""
     assert "chmod 600" in refused(tmp_path, mode=0o644)
 
 
+@pytest.mark.slow
 def test_a_short_token_is_refused(tmp_path):
     """G2."""
     said = refused(tmp_path, token="short-secret")
@@ -328,6 +335,7 @@ def test_an_unknown_storage_is_refused_with_the_forms(tmp_path):
     assert "scheme" in refused(tmp_path, "--storage", "ftp://x/y")
 
 
+@pytest.mark.slow
 def test_a_terminated_daemon_leaves_the_jobs_and_the_store_alone(tmp_path):
     """F9: no exit path deletes anything or ends a job."""
     with Daemon(tmp_path) as daemon:
@@ -346,6 +354,7 @@ def test_a_terminated_daemon_leaves_the_jobs_and_the_store_alone(tmp_path):
 # ---------------------------------------------------------------- bad connections
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [
@@ -374,6 +383,7 @@ def read_to_end(connection):
         return b""
 
 
+@pytest.mark.slow
 def test_a_half_open_handshake_is_closed_and_disturbs_nobody(tmp_path):
     """H3."""
     daemon = Daemon(tmp_path, "--handshake-timeout", "1")
@@ -451,6 +461,7 @@ def test_many_silent_connections_do_not_keep_slots_out_for_long(tmp_path):
             connection.close()
 
 
+@pytest.mark.slow
 def test_the_log_of_a_daemon_holds_no_secret(tmp_path):
     """J6."""
     with Daemon(tmp_path) as daemon:
@@ -467,6 +478,7 @@ def test_the_log_of_a_daemon_holds_no_secret(tmp_path):
     assert b"5" * 64 not in stored
 
 
+@pytest.mark.slow
 def test_submissions_from_many_threads_are_one_job(embedded):
     """G6."""
     replies = []

@@ -113,6 +113,7 @@ def test_a_slot_that_lost_its_connection_is_sent_back_to_the_healthy_leader(unhu
     assert "LEAD" not in records(str(tmp_path / "store"))
 
 
+@pytest.mark.slow
 def test_a_killed_leader_is_followed_by_the_standby_in_the_same_generation(daemons, tmp_path):
     """F6, F8, F9: no FENCE, no CancelGeneration: what runs goes on; counters and history go on."""
     leader, standby = daemons

@@ -64,6 +64,7 @@ def test_a_decision_that_the_history_lacks_is_counted_from_the_log(store):
     assert known[status.completed - 1].reason == "known from the log alone"
 
 
+@pytest.mark.slow
 def test_at_most_the_last_hundred_checkpoints_are_kept(store):
     lead(store, job=msgspec.structs.replace(JOB, checkpoints=options(interval_ms=10)), checkpoints=110)
     kept = stored(store)

@@ -34,6 +34,7 @@ def daemon(tmp_path):
         yield running
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_a_job_waits_for_and_with_which_options(daemon):
     daemon.submit(JOB)
     whole, line = status(daemon, "flights")
@@ -55,6 +56,7 @@ def waits_for_its_slots(daemon):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_for_people_it_is_tables(daemon):
     waits_for_its_slots(daemon)
     address = f"http://127.0.0.1:{daemon.sockets[1].getsockname()[1]}"
@@ -74,6 +76,7 @@ def why(daemon, *arguments):
     return run_here("why", *arguments, "--coordinator", address, "--token-file", str(daemon.token_file))
 
 
+@pytest.mark.slow
 def test_why_of_a_job_that_waits_for_its_slots_tells_how_many_came(daemon):
     waits_for_its_slots(daemon)
     told = why(daemon, "flights")
@@ -84,6 +87,7 @@ def test_why_of_a_job_that_waits_for_its_slots_tells_how_many_came(daemon):
     assert [reason.cause for reason in answer.reasons] == ["cores"]
 
 
+@pytest.mark.slow
 def test_why_of_a_checkpoint_that_is_not_known_names_those_that_are(daemon):
     daemon.submit(JOB)
     told = why(daemon, "flights", "42")

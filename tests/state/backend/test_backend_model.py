@@ -7,6 +7,7 @@ barrier.
 from typing import Any
 
 import numpy as np
+import pytest
 from backend_bench import values
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
@@ -119,5 +120,5 @@ class RocksDbModel(KeyedBackendModel):
 
 TestMemoryBackendAgainstADict = KeyedBackendModel.TestCase
 TestMemoryBackendAgainstADict.settings = examples(40, stateful_step_count=50)
-TestRocksDbBackendAgainstADict = RocksDbModel.TestCase
+TestRocksDbBackendAgainstADict = pytest.mark.slow(RocksDbModel.TestCase)
 TestRocksDbBackendAgainstADict.settings = examples(12, stateful_step_count=50)

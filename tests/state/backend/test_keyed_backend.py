@@ -532,6 +532,7 @@ def test_state_moves_between_the_kinds_of_backend(tmp_path: Path, store: MemoryS
     assert len(dict(values(back).scan())) == 200
 
 
+@pytest.mark.slow
 def test_another_max_parallelism_is_refused_with_both_numbers(bench: Bench) -> None:
     """R5"""
     snapshot = checkpoint(bench.open(max_parallelism=128), 1)

@@ -172,6 +172,7 @@ def test_integer_keys_may_become_mixed_while_some_are_frozen(bench: Bench) -> No
     assert {key: row[0] for key, row in content(restored).items()} == {(number,): 1 for number in range(4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_text", [False, True])
 def test_an_evictable_table_holds_a_bounded_part_and_forgets_nothing(bench: Bench, as_text: bool) -> None:
     bench.cache_bytes = 1

@@ -136,6 +136,7 @@ def test_entries_are_written_in_the_order_of_their_keys_in_the_store(bench: Benc
     assert len(written) > 10_000
 
 
+@pytest.mark.slow
 def test_an_evictable_table_forgets_nothing_of_keys_with_two_fields(bench: Bench) -> None:
     bench.cache_bytes = 1
     backend = bench.open()

@@ -138,6 +138,7 @@ def test_checkpoints_that_are_aborted_before_they_are_written_pile_up_no_copies(
     assert content(restored) == {key: 61 if key < 1_000 else 31 for key in range(20_000)}
 
 
+@pytest.mark.slow
 def test_rows_that_a_disk_changed_are_noticed_when_they_are_read(bench: Bench) -> None:
     backend = bench.open()
     count(dense(backend), np.arange(1_000))

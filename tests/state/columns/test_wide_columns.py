@@ -69,6 +69,7 @@ def test_cells_come_back_as_they_were_at_the_freeze(bench: Bench, as_text: bool,
     assert content(table_of(backend)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_text", [False, True])
 def test_an_evictable_table_counts_the_bytes_of_its_cells_and_forgets_none(bench: Bench, as_text: bool) -> None:
     bench.cache_bytes = 3_000_000

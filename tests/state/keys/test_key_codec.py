@@ -37,6 +37,7 @@ def _rank(field: Any) -> tuple[int, Any]:
     return (position, 0 if field is None else field)  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @examples(500)
 @given(_key)
 def test_a_key_comes_back_as_it_was(key: tuple[Any, ...]) -> None:

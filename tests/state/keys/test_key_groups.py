@@ -193,6 +193,7 @@ def test_what_cannot_be_a_key_is_refused_with_its_type() -> None:
         key_group(("\ud800",), 128)
 
 
+@pytest.mark.slow
 def test_keys_spread_over_all_groups() -> None:
     for column in (pa.array(range(100_000)), pa.array([f"user-{n}" for n in range(100_000)])):
         counts = np.bincount(key_groups_of([column], 128), minlength=128)

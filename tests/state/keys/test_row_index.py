@@ -39,6 +39,7 @@ def test_a_key_keeps_its_slot_until_it_is_removed_and_no_two_share_one(fields: i
     assert [row_id if row_id >= 0 else None for row_id in found] == [expected.get(key) for key in asked]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [1, 2])
 def test_many_keys_come_and_go_in_large_batches(fields: int) -> None:
     random, keys, expected = np.random.default_rng(5), IntKeys(fields), dict[Key, int]()

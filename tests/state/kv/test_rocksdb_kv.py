@@ -106,6 +106,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_the_remedy_is_named_and_closing_is_still_possible(small_disk: Path) -> None:
     kv = RocksDbKv(small_disk / "db", MEMORY)
     kv.write([(number.to_bytes(4, "big"), os.urandom(100)) for number in range(20_000)])

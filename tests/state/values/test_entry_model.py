@@ -9,6 +9,7 @@ import random
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -157,5 +158,5 @@ class RocksDbEntryModel(EntryModel):
 
 TestEntriesInMemoryAgainstListsAndDicts = EntryModel.TestCase
 TestEntriesInMemoryAgainstListsAndDicts.settings = examples(30, stateful_step_count=30)
-TestEntriesInRocksDbAgainstListsAndDicts = RocksDbEntryModel.TestCase
+TestEntriesInRocksDbAgainstListsAndDicts = pytest.mark.slow(RocksDbEntryModel.TestCase)
 TestEntriesInRocksDbAgainstListsAndDicts.settings = examples(12, stateful_step_count=30)

@@ -170,6 +170,7 @@ def test_state_of_another_kind_is_refused_with_operator_state_and_both_kinds(ben
         entries(bench.open(snapshots), "one", LIST)
 
 
+@pytest.mark.slow
 def test_a_kind_is_known_after_a_generation_that_did_not_use_the_state_and_at_another_parallelism(bench: Bench) -> None:
     backend = bench.open()
     put_all(entries(backend), "k", 3)

@@ -125,6 +125,7 @@ def test_a_key_of_another_subtask_is_a_broken_law_that_names_key_and_ranges(benc
         values(backend).get((foreign,))
 
 
+@pytest.mark.slow
 def test_a_small_cache_spills_what_is_dirty_and_forgets_nothing(bench: Bench) -> None:
     """More entries than the cache may hold, blind puts and reads mixed, with checkpoints between."""
     bench.cache_bytes = 200_000

@@ -11,6 +11,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -217,5 +218,5 @@ class RocksDbTtlModel(TtlModel):
 
 TestTtlInMemoryAgainstDicts = TtlModel.TestCase
 TestTtlInMemoryAgainstDicts.settings = examples(60, stateful_step_count=40)
-TestTtlInRocksDbAgainstDicts = RocksDbTtlModel.TestCase
+TestTtlInRocksDbAgainstDicts = pytest.mark.slow(RocksDbTtlModel.TestCase)
 TestTtlInRocksDbAgainstDicts.settings = examples(15, stateful_step_count=40)

@@ -319,6 +319,7 @@ def gets(store: MemoryStore, work: Callable[[], object]) -> int:
     return store.calls.get("get", 0)
 
 
+@pytest.mark.slow
 def test_a_log_is_read_with_few_requests_and_names_what_its_records_name() -> None:
     """1,123 records: two requests for each of 4 summaries, one for each of the last 123 records, few for none."""
     store = summarised(1_123)
@@ -388,6 +389,7 @@ def test_a_zombie_and_its_successor_write_the_same_summary(store: MemoryStore) -
     assert store.get(key) == written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["a byte", "empty", "another version", "other records", "gone"])
 def test_a_summary_is_never_the_truth(damage: str) -> None:
     """B4: the records are; a summary that is not intact, or not of them, is as good as none."""

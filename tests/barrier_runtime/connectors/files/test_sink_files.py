@@ -193,6 +193,7 @@ def test_a_commit_that_fails_in_recovery_is_tried_until_it_succeeds(store: Memor
 # ---------------------------------------------------------------- who may drop what
 
 
+@pytest.mark.slow
 def test_what_an_expired_checkpoint_staged_is_visible_once_with_the_next(make_store: MakeStore) -> None:
     """T15, first half"""
     store = make_store()
@@ -319,6 +320,7 @@ def test_what_a_release_without_tags_staged_is_committed_and_swept_only_where_it
     assert staged_in(store) == [strangers]
 
 
+@pytest.mark.slow
 def test_two_logs_that_write_into_one_folder_share_its_commit_log_and_each_file_is_named_once(
     make_store: MakeStore,
 ) -> None:
@@ -354,6 +356,7 @@ def test_a_zombie_that_commits_late_and_stages_on_changes_nothing_visible(store:
     assert numbers_in(store) == [1, 2]
 
 
+@pytest.mark.slow
 def test_fresh_checkpoint_ids_on_a_used_target_skip_nothing_and_meet_nothing(make_store: MakeStore) -> None:
     """T14: same job, token, ids and even rows."""
     store = make_store()
@@ -460,6 +463,7 @@ def test_an_empty_transaction_leaves_no_file(store: MemoryStore) -> None:
     assert subtask.reports.committed_checkpoints == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", [ParquetSink, JsonlSink, CsvSink])
 def test_each_format_keeps_every_row(sink: type[FileSink], make_store: MakeStore) -> None:
     store = make_store()

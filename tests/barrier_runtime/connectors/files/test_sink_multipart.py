@@ -229,6 +229,7 @@ def test_a_zombie_and_its_successor_complete_the_same_upload_once(make_store: Ma
     assert uploads_in(store) == []
 
 
+@pytest.mark.slow
 def test_commit_and_abort_may_be_repeated_and_commit_after_abort_is_an_error(make_store: MakeStore) -> None:
     """T6"""
     store = make_store()
@@ -315,6 +316,7 @@ def test_what_was_never_decided_is_aborted_by_the_successor_and_strangers_are_le
     assert numbers_in(store) == [1]
 
 
+@pytest.mark.slow
 def test_leftovers_of_three_subtasks_are_aborted_by_one(make_store: MakeStore) -> None:
     """T8"""
     store = make_store()
@@ -330,6 +332,7 @@ def test_leftovers_of_three_subtasks_are_aborted_by_one(make_store: MakeStore) -
     assert uploads_in(store) == []
 
 
+@pytest.mark.slow
 def test_a_job_may_change_its_staging_between_two_starts(make_store: MakeStore) -> None:
     store = make_store()
     for number, (before, after) in enumerate((("object", "multipart"), ("multipart", "object"))):
@@ -389,6 +392,7 @@ def test_a_large_file_travels_in_parts_and_is_byte_identical(make_store: MakeSto
     assert store.get("big") == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", [ParquetSink, JsonlSink, CsvSink])
 def test_each_format_keeps_every_row(sink: type[FileSink], make_store: MakeStore) -> None:
     store = make_store()
@@ -465,6 +469,7 @@ def test_an_upload_that_a_new_rule_aborted_is_never_passed_over_and_the_job_says
     assert numbers_in(store) == [], "nothing newer is shown before it"
 
 
+@pytest.mark.slow
 def test_a_completion_that_another_process_has_under_way_is_waited_for(make_store: MakeStore) -> None:
     """T10: its upload is gone, and its object is not to be seen yet. That must not pass for damage and end the job."""
     zombies_store, store = make_store(), make_store()

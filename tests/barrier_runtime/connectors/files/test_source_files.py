@@ -122,6 +122,7 @@ def test_files_lists_and_globs_name_the_same_rows(tmp_path: Path, format: str) -
         assert len(rows_of(drained(opened(spec, World())))) == 651
 
 
+@pytest.mark.slow
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(polls=st.lists(st.one_of(st.integers(1, 300), st.none()), max_size=8))
 def test_from_any_position_the_very_next_row_comes(tmp_path: Path, format: str, polls: list[int | None]) -> None:
@@ -212,6 +213,7 @@ def test_rows_of_json_lack_fields_as_nulls(tmp_path: Path) -> None:
     assert rows_of(drained(opened(spec_of(source), World()))) == [{"n": 1, "s": None}, {"n": None, "s": "x"}]
 
 
+@pytest.mark.slow
 def test_files_in_s3_are_listed_and_read(tmp_path: Path, s3_url: Callable[[str], str], s3_endpoint: str) -> None:
     import boto3
 

@@ -232,6 +232,7 @@ def test_a_bucket_is_watched(s3_url: Callable[[str], str], s3_endpoint: str) -> 
     driver.close()
 
 
+@pytest.mark.slow
 def test_a_bucket_that_does_not_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")

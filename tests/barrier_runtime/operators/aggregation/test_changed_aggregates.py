@@ -381,6 +381,7 @@ def test_what_is_dropped_by_wish_and_what_came_are_told_and_the_others_go_on(
         assert [row["total"] for row in mine] == list(np.cumsum([row["value"] for row in mine]))
 
 
+@pytest.mark.slow
 def test_the_state_of_an_own_aggregate_is_read_as_the_wider_type_that_it_has_now(tmp_path: Path) -> None:
     run(tmp_path, {"own": with_state(int)}, fails=True)
     after = run(tmp_path, {"own": with_state(float)})

@@ -143,6 +143,7 @@ def results(driven: Driven, names: Any) -> list[Row]:
     return [{name: same(row[name]) for name in names} for row in driven.take()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregates", GROUPS, ids=NAMES)
 @examples(60)
 @given(st.lists(st.tuples(ROWS, st.booleans(), st.booleans()), max_size=5))
@@ -165,6 +166,7 @@ def test_running_values_equal_those_row_by_row_in_any_batches_over_restarts(
             driven = Driven(RunningAggregateOperator("r", ["k"], aggregates), world, (snapshot,), name="r")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregates", GROUPS, ids=NAMES)
 @examples(40)
 @given(st.lists(st.tuples(ROWS, st.booleans(), st.integers(0, 350)), max_size=5), st.sampled_from([SIZE, SIZE // 4]))
@@ -284,6 +286,7 @@ def test_state_is_restored_by_a_program_that_names_its_aggregates_in_another_ord
     assert driven.rows == [{"k": 1, "v": 8, "spread": pytest.approx(35 / 12), "top": 9, "last": 8, "first": 5}]
 
 
+@pytest.mark.slow
 def test_keys_that_are_evicted_and_come_back_go_on() -> None:
     world, seen = World("rocksdb"), defaultdict(list)
     aggregates = {"first": first("v"), "sum": sum_("d"), "top": arg_max("v", by="v"), "spread": var_pop("v")}

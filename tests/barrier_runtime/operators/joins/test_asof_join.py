@@ -101,6 +101,7 @@ def test_an_as_of_join_equals_pandas(
     check(seed, tolerance, exact, how, keys, disorder, restarts)
 
 
+@pytest.mark.slow
 def test_some_as_of_joins_equal_pandas() -> None:
     for seed in range(24):
         check(seed, (None, 5, 50)[seed % 3], seed % 2 == 0, "left" if seed % 5 else "inner", 3, 10, 2)

@@ -256,6 +256,7 @@ def test_event_time_row_by_row_tells_late_rows_wherever_batches_end() -> None:
     assert it.world.metrics.counts["late_right_rows"] == 1
 
 
+@pytest.mark.slow
 def test_a_hot_key_goes_out_in_batches_of_a_bounded_size() -> None:
     it = Driven(operator("inner", -10, 10))
     feed(it, 0, *[left("k", 0, n) for n in range(400)])

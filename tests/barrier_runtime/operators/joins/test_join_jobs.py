@@ -182,6 +182,7 @@ def test_other_bounds_are_refused_before_the_run_begins(tmp_path: Any) -> None:
 ROWS: Rows = [{"id": n, "at": n, "amount": n} for n in range(5)]
 
 
+@pytest.mark.slow
 def test_a_join_that_failed_goes_on_at_another_parallelism_from_an_unaligned_checkpoint(tmp_path: Path) -> None:
     log, total = tmp_path / "again" / "log", 20_000
 

@@ -94,6 +94,7 @@ def test_many_tables_are_joined_as_they_were() -> None:
         check_versioned(seed)
 
 
+@pytest.mark.slow
 def test_some_tables_are_joined_as_they_were() -> None:
     for seed in range(30):
         check_versioned(seed)
@@ -139,6 +140,7 @@ def test_many_tables_are_joined_as_they_are() -> None:
         check_newest(seed)
 
 
+@pytest.mark.slow
 def test_some_tables_are_joined_as_they_are() -> None:
     for seed in range(30):
         check_newest(seed)

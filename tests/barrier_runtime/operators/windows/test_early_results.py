@@ -367,6 +367,7 @@ def test_by_the_wall_clock_what_changed_before_a_restore_is_told_after_it() -> N
     assert [tuple(each.values()) for each in restored.turn()] == [("b", 1, True, 1)]
 
 
+@pytest.mark.slow
 def test_many_windows_are_told_in_slices_each_once() -> None:
     clocked = Clocked(Every(datetime.timedelta(seconds=1), clock="processing"))
     clocked.it.feed([row(str(k), 1) for k in range(40_000)], SCHEMA)

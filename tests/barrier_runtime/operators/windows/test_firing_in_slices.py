@@ -139,6 +139,7 @@ def test_subtasks_that_stopped_at_different_slices_go_on_at_another_parallelism(
     assert plain(found + slots.take()) == plain(at_once.take())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tumbling", "sliding", "session"])
 def test_what_a_subtask_had_been_told_is_late_after_rescaling_though_others_had_not_been(kind: str) -> None:
     slots = Slots(lambda: operator(kind), 2)

@@ -223,6 +223,7 @@ def test_rows_in_time_give_the_sessions_of_their_sorted_times_and_late_rows_are_
     assert len(in_time) == len(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 def test_many_keys_equal_the_model_before_and_after_a_restore(kind: Kind) -> None:
     rng = np.random.default_rng(3)

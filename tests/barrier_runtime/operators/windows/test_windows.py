@@ -138,6 +138,7 @@ def test_windows_equal_a_row_by_row_model_whatever_the_order_lateness_and_restar
     assert world.metrics.counts.get("late_rows", 0) == model.late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 def test_a_batch_of_many_keys_equals_the_model_before_and_after_a_restore(kind: Kind) -> None:
     random = np.random.default_rng(7)
@@ -319,6 +320,7 @@ def test_results_carry_the_latest_emission_time_seen() -> None:
     assert driven.batches[0].emit_ns == 9
 
 
+@pytest.mark.slow
 def test_many_results_come_in_batches_of_bounded_size() -> None:
     driven = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()}))
     driven.feed(pa.RecordBatch.from_pydict({"k": pa.array(range(70_000)), "t": pa.array([0] * 70_000)}))

@@ -27,6 +27,7 @@ def kernel():
     return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in _GET or kernel() < (6, 12), reason="needs Linux 6.12"
 )

@@ -87,6 +87,7 @@ def test_a_batch_whose_large_rows_stand_together_is_cut_until_every_frame_fits()
     assert arrived.equals(batch.column(0))
 
 
+@pytest.mark.slow
 def test_a_row_that_no_frame_can_hold_is_refused_with_its_size_and_the_remedy():
     row = pa.record_batch({"v": pa.array([b"x" * (MAX_PAYLOAD + 1)])})
     with pytest.raises(RowTooLarge, match=r"a row of 67,1.* bytes is over the 67,108,864 .*: split it"):

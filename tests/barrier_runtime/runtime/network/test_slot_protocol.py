@@ -88,6 +88,7 @@ async def test_a_connection_whose_deployment_was_cancelled_is_closed():
     receiver.close()
 
 
+@pytest.mark.slow
 async def test_more_connections_than_a_small_job_has_may_wait_for_a_slow_slot():
     receiver, sender = plane(), plane()
     peer = await listening(receiver)

@@ -114,6 +114,7 @@ def stored(capture: Capture) -> dict[str, FileRef]:
 # ---------------------------------------------------------------- work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source_class", [Many, Appearing])
 def test_the_work_for_a_finished_split_does_not_depend_on_how_many_there_are(
     source_class: type[Many], monkeypatch: pytest.MonkeyPatch
