@@ -1,4 +1,4 @@
-"""What all keyed operators share: one keyed backend, the watermark, and binding to the columns they depend on."""
+"""What all keyed operators of one input share: binding to the columns that their state depends on."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.data.elements import WATERMARK_MIN, Batch
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.data.plain_rows import plain_schema
-from barrier_runtime.operators.base import Capture, Operator, OperatorContext
+from barrier_runtime.operators.base import Capture, OperatorContext
+from barrier_runtime.operators.keyed_life import KeyedLife
 from barrier_runtime.operators.keyed_progress import (
     COLUMNS,
     VALUE,
-    Floors,
     Progress,
     StateColumns,
     check_same,
@@ -22,16 +22,14 @@ from barrier_runtime.operators.keyed_progress import (
     columns_to_bind,
     keys_said,
     restored_columns,
-    restored_progress,
     schema_bytes,
     schema_of,
 )
-from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.columns.column_table import ColumnTable, other_columns
 from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS
 
 
-class KeyedOperator(Operator):
+class KeyedOperator(KeyedLife):
     """Base of the stateful operators after `key_by`."""
 
     kind = "keyed operator"
@@ -47,6 +45,7 @@ class KeyedOperator(Operator):
     ) -> None:
         """`columns`: all columns that the state depends on, keys included, and `more` those that may be others in the
         next version of the program. `schema`: of the input, when known."""
+        super().__init__()
         self.name = name
         self.where = f"{self.kind} {name!r}"
         self._key_columns = tuple(keys)
@@ -58,23 +57,11 @@ class KeyedOperator(Operator):
         self._bound_bytes = b""
         self._state_columns: tuple[str, ...] = ()
         self._state_types: dict[str, str] = {}  # of the columns, where it is known
-        self._watermark_ms = WATERMARK_MIN
-        self._floors: Floors | None = None  # while a key group is ahead of the watermark
-        self._emit_ns = 0
         self._going_to_ms: int | None = None  # event time is on its way there
         self._timers_from_ms: Mapping[str, int] = {}  # see `Progress`
-        self._opened = False
 
     def open(self, context: OperatorContext) -> None:
-        self.context = context
-        self.metrics = context.metrics
-        self.backend: KeyedBackend = context.open_keyed()
-        self._opened = True
-        groups = self.backend.key_group_first, self.backend.key_group_last
-        progress = restored_progress(context.restored, self.name, *groups)
-        self._watermark_ms = progress.watermark_ms
-        self._floors = Floors(progress.floors, context.max_parallelism) if progress.floors else None
-        self._emit_ns = progress.emit_ns
+        progress = self._restore_progress(context)
         self._state_columns = progress.state_columns
         self._state_types = restored_columns(context.restored, self.name)
         self._going_to_ms = progress.going_to_ms
@@ -87,12 +74,11 @@ class KeyedOperator(Operator):
 
     def snapshot(self, checkpoint: int) -> Capture:
         self.backend.freeze(checkpoint)
-        floors = self._floors.above(self._watermark_ms) if self._floors is not None else ()
         progress = Progress(
             self._watermark_ms,
             self._emit_ns,
             self._bound_bytes,
-            floors=floors,
+            floors=self._floors_to_store(),
             state_columns=self._state_columns,
             going_to_ms=self._going_to_ms,
             timers_from_ms=self._timers_from_ms,
@@ -105,17 +91,6 @@ class KeyedOperator(Operator):
         if self.definition:
             values[DEFINITION] = self.definition.encode()
         return Capture(values=values, keyed=self.backend)
-
-    def on_complete(self, checkpoint: int) -> None:
-        self.backend.completed(checkpoint)
-
-    def on_abort(self, checkpoint: int) -> None:
-        self.backend.aborted(checkpoint)
-
-    def close(self) -> None:
-        if self._opened:
-            self._opened = False
-            self.backend.close()
 
     def _check(self, schema: pa.Schema) -> None:
         """Called per batch: almost always the very same schema object."""
@@ -139,21 +114,10 @@ class KeyedOperator(Operator):
         self.bind(columns)
 
     def _row_floors(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
-        """Event time at each row, as its key group had it before rescaling or as the subtask has it; None where that is
-        the subtask's watermark for all of them."""
-        if self._floors is None:
-            return None
-        if not self._floors.above(self._watermark_ms):
-            self._floors = None
-            return None
-        return self._floors.watermarks([rows.column(key) for key in self._key_columns], self._watermark_ms)
+        return self._floors_by_key(rows, self._key_columns)
 
     def _row_watermarks(self, batch: Batch) -> npt.NDArray[np.int64] | None:
-        """Event time at each row; None where it is the subtask's watermark for all of them."""
-        reached, floors = batch.reached, None if self._floors is None else self._row_floors(batch.rows)
-        if reached is None or not len(reached) or reached[-1] <= self._watermark_ms:
-            return floors
-        return np.maximum(reached, self._watermark_ms if floors is None else floors)
+        return self._watermarks_by_key(batch, self._key_columns)
 
     def _column_table(
         self, name: str, columns: Mapping[str, tuple[str, Any]], added: Collection[str], evictable: bool = False

@@ -281,8 +281,8 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "the first millisecond after the watermark is late, too",
         "joins",
         "barrier_runtime/operators/joins/base.py",
-        "        late = times_ms <= self._watermarks(batch, rows, port)\n",
-        "        late = times_ms <= self._watermarks(batch, rows, port) + 1\n",
+        "        late = times_ms <= self._watermarks(batch, port)\n",
+        "        late = times_ms <= self._watermarks(batch, port) + 1\n",
     ),
     (
         "decided-rows-swept-from-the-table",

@@ -14,17 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.coordinator.metric_table import LATE_LEFT_ROWS, LATE_RIGHT_ROWS
-from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
-from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
+from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.joins.columns import JoinColumns, Side
 from barrier_runtime.operators.joins.join_buffer import JoinBuffer
 from barrier_runtime.operators.joins.key_numbers import KeyNumbers
 from barrier_runtime.operators.joins.row_run import RowRun
 from barrier_runtime.operators.joins.stored_runs import RunStore, restored_runs
 from barrier_runtime.operators.joins.times import JoinClock
-from barrier_runtime.operators.keyed_progress import VALUE, Floors, Progress, check_same, columns_of, restored_progress
+from barrier_runtime.operators.keyed_life import KeyedLife
+from barrier_runtime.operators.keyed_progress import VALUE, Progress, check_same, columns_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import DEFINITION
@@ -37,13 +38,14 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
-class JoinOperator(Operator):
+class JoinOperator(KeyedLife):
     """`definition`: what the rows held mean; a restore with another one is refused."""
 
     def __init__(
         self, kind: str, name: str, left: Side, right: Side, columns: JoinColumns, definition: str, late: bool
     ) -> None:
         """`late`: late rows go to the side outputs `LATE_LEFT` and `LATE_RIGHT`; else they are counted."""
+        super().__init__()
         self.name = name
         self.where = f"{kind} {name!r}"
         self.definition = definition
@@ -59,44 +61,20 @@ class JoinOperator(Operator):
         self._numbers = KeyNumbers(len(left.keys))
         self._buffers = (JoinBuffer(self._numbers), JoinBuffer(self._numbers))
         self._store = RunStore()
-        self._watermark_ms = WATERMARK_MIN
-        self._floors: Floors | None = None
-        self._emit_ns = 0
-        self._opened = False
 
     # ---- life
 
     def open(self, context: OperatorContext) -> None:
-        self.context = context
-        self.metrics = context.metrics
-        self.backend = context.open_keyed()
-        self._opened = True
-        groups = self.backend.key_group_first, self.backend.key_group_last
-        progress = restored_progress(context.restored, self.name, *groups)
-        self._watermark_ms = progress.watermark_ms
-        self._floors = Floors(progress.floors, context.max_parallelism) if progress.floors else None
-        self._emit_ns = progress.emit_ns
+        self._restore_progress(context)
         for side, rows, alive, matched in restored_runs(context.restored):
             check_same(self._schemas[side], self._without_added(rows.schema), self.where)
             self._restore(side, rows, alive, matched)
 
     def snapshot(self, checkpoint: int) -> Capture:
         self.backend.freeze(checkpoint)
-        floors = self._floors.above(self._watermark_ms) if self._floors is not None else ()
-        progress = Progress(self._watermark_ms, self._emit_ns, floors=floors)
+        progress = Progress(self._watermark_ms, self._emit_ns, floors=self._floors_to_store())
         values = {VALUE: progress.encode(), DEFINITION: self.definition.encode()}
         return self._store.capture([buffer.runs for buffer in self._buffers], values, keyed=self.backend)
-
-    def on_complete(self, checkpoint: int) -> None:
-        self.backend.completed(checkpoint)
-
-    def on_abort(self, checkpoint: int) -> None:
-        self.backend.aborted(checkpoint)
-
-    def close(self) -> None:
-        if self._opened:
-            self._opened = False
-            self.backend.close()
 
     @property
     def held(self) -> tuple[int, int]:
@@ -152,18 +130,10 @@ class JoinOperator(Operator):
             )
         return rows, event_times_ms(times)
 
-    def _watermarks(self, batch: Batch, rows: pa.RecordBatch, port: int) -> Ints:
+    def _watermarks(self, batch: Batch, port: int) -> Ints:
         """Event time at each row, wherever batches end."""
-        reached: Ints = np.full(len(batch), self._watermark_ms)
-        if batch.reached is not None:
-            reached = np.maximum(reached, batch.reached)
-        if self._floors is not None:
-            if self._floors.above(self._watermark_ms):
-                keys = [rows.column(key) for key in self._sides[port].keys]
-                reached = np.maximum(reached, self._floors.watermarks(keys, self._watermark_ms))
-            else:
-                self._floors = None
-        return reached
+        reached = self._watermarks_by_key(batch, self._sides[port].keys)
+        return np.full(len(batch), self._watermark_ms) if reached is None else reached
 
     def _give_late(self, batch: Batch, late: Bools, port: int, emit: Emit) -> None:
         if self._late:
@@ -178,7 +148,7 @@ class JoinOperator(Operator):
     def _in_time(self, batch: Batch, port: int, emit: Emit) -> tuple[pa.RecordBatch, Ints] | None:
         """Rows that are not late, with their times; None: there are none."""
         rows, times_ms = self._rows_of(batch, port)
-        late = times_ms <= self._watermarks(batch, rows, port)
+        late = times_ms <= self._watermarks(batch, port)
         if late.any():
             self._give_late(batch, late, port, emit)
             rows, times_ms = rows.filter(pa.array(~late)), times_ms[~late]

@@ -58,7 +58,7 @@ class WindowJoinOperator(MatchingJoin):
             )
         assigned, starts = self._window.assign(times_ms)
         of_row = np.arange(len(rows)) if assigned is None else assigned
-        watermarks = self._watermarks(batch, rows, port)
+        watermarks = self._watermarks(batch, port)
         open_ = starts >= self._window.first_open_starts(watermarks)[of_row]
         if not open_.all():
             of_row, starts = of_row[open_], starts[open_]
