@@ -14,7 +14,7 @@ MUTANTS = (
     Mutant(
         "watermark-is-not-restored",
         "rows that were late before a failure are late after it",
-        "barrier_runtime/operators/keyed_operator.py",
+        "barrier_runtime/operators/keyed_life.py",
         "        self._watermark_ms = progress.watermark_ms\n",
         "",
         ("tests/barrier_runtime/operators/windows/test_windows.py",),
