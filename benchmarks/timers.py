@@ -30,7 +30,7 @@ _EVERY = 1_000_000  # timers between two checkpoints
 _FIRED = 100_000
 
 
-def _opened(folder: Path, name: str, memory_mb: int, restored: tuple[OperatorSnapshot, ...] = ()) -> KeyedBackend:
+def opened(folder: Path, name: str, memory_mb: int, restored: tuple[OperatorSnapshot, ...] = ()) -> KeyedBackend:
     """Of the memory two thirds for RocksDB, one for what tables hold, as in a slot."""
     numbers = iter(range(1 << 30))
     return open_keyed_backend(
@@ -52,7 +52,7 @@ def _opened(folder: Path, name: str, memory_mb: int, restored: tuple[OperatorSna
     )
 
 
-def _checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
+def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
     backend.freeze(number)
     while not backend.drain():
         pass
@@ -68,7 +68,7 @@ def _rss_mb() -> float:
 
 
 def _register(folder: Path, count: int, memory_mb: int) -> dict[str, float]:
-    backend, current = _opened(folder, "first", memory_mb), CurrentKey()
+    backend, current = opened(folder, "first", memory_mb), CurrentKey()
     timers = Timers(backend.timer_table(TABLE, 1), current)
     began_s, calls_s = time.process_time(), 0.0
     for start in range(0, count, _EVERY):
@@ -77,7 +77,7 @@ def _register(folder: Path, count: int, memory_mb: int) -> dict[str, float]:
             current.key = (number * 2_654_435_761 % 1_000_003,)
             timers.register(number * 7_919 % count)
         calls_s += time.process_time() - call_s
-        snapshot = _checkpoint(backend, 1 + start // _EVERY)
+        snapshot = checkpoint(backend, 1 + start // _EVERY)
     total_s = time.process_time() - began_s
     (folder / "snapshot").write_bytes(msgspec.msgpack.encode(snapshot))
     (folder / "from").write_text(str(timers.lowest_ms))
@@ -94,7 +94,7 @@ def _register(folder: Path, count: int, memory_mb: int) -> dict[str, float]:
 def _restore(folder: Path, count: int, memory_mb: int) -> dict[str, float]:
     keyed = msgspec.msgpack.decode((folder / "snapshot").read_bytes(), type=KeyedSnapshot)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    backend = _opened(folder, "restored", memory_mb, (OperatorSnapshot("timers", 0, 1, keyed=keyed),))
+    backend = opened(folder, "restored", memory_mb, (OperatorSnapshot("timers", 0, 1, keyed=keyed),))
     opened_s = time.perf_counter()
     timers = Timers(backend.timer_table(TABLE, 1), CurrentKey(), None, int((folder / "from").read_text()))
     next(timers.due(count))

@@ -13,7 +13,7 @@ from examples.run_progress import Display
 from examples.servers import Server
 
 _LOOK_S = 0.1
-_PATIENCE_S = 60.0  # for what has to happen after a kill
+_PATIENCE_S = 240.0  # for what has to happen after a kill
 
 
 class Observer:
