@@ -8,7 +8,7 @@ KILLS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored
+UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
-	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta or fraud, on real servers, with kills"
+	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta, fraud or bids, on real servers, with kills"
 	@echo "make test                   every test; all steps run also when one fails"
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
 	@echo "make style                  style and types alone"

@@ -1,6 +1,5 @@
 """Payments of the example `fraud`, from a seed, and what plain Python makes of them: the right answer."""
 
-import io
 import json
 import random
 from collections import Counter
@@ -8,11 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from barrier_runtime.state.store.object_store import ObjectStore
 from examples.fraud import SPREE
-from examples.run_check import Verdict, visible
+from examples.run_check import Verdict
 
 FIRST_MS = 1_767_225_600_000
 _STEP_MS = 10  # between two payments
@@ -117,10 +113,6 @@ class AlarmsTold:
     def _is_settled(self, number: int, confirmed: bool) -> bool:
         told = Counter(row["what"] for row in self.rows.get(number, ()))
         return told["alarm"] > 0 and told["unconfirmed"] - told["withdrawn"] == (0 if confirmed else 1)
-
-
-def rows_of(store: ObjectStore) -> list[dict[str, Any]]:
-    return [row for data in visible(store) for row in pq.read_table(io.BytesIO(data)).to_pylist()]
 
 
 def compare(

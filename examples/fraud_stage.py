@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow.parquet as pq
 
-from barrier_runtime.state.store.open import open_store
 from examples import fraud
-from examples.fraud_data import AlarmsTold, cards_of, compare, end_ms, holder_of, payments_of, rows_of, rules_of
+from examples.fraud_data import AlarmsTold, cards_of, compare, end_ms, holder_of, payments_of, rules_of
 from examples.run_check import Verdict
 from examples.run_feeds import KafkaFeed
+from examples.run_files import ParquetFolder
 from examples.run_stage import Stage
 from examples.run_topic import TopicReader
 from examples.servers import kafka_server, postgres_server
@@ -47,34 +46,19 @@ class Fraud(Stage):
         self.feed = _FraudFeed(kafka.bootstrap, [msgspec.json.encode(row) for row in rows], rules, seconds)
         self._reader = stack.enter_context(contextlib.closing(TopicReader(kafka.bootstrap, "alarms")))
         self._told = AlarmsTold()
-        self._judged, self._bad = _Files(output / "judged"), _Files(output / "bad")
+        self._judged, self._bad = ParquetFolder(output / "judged"), ParquetFolder(output / "bad")
 
     def visible_rows(self) -> int:
         """Alarms count when nothing is awaited of them any more."""
         self._told.add(self._reader.read())
-        return self._judged.rows() + self._bad.rows() + self._told.settled(self._answer)
+        return self._judged.count() + self._bad.count() + self._told.settled(self._answer)
 
     def expected_rows(self) -> int:
         return len(self._answer.judged) + len(self._answer.bad) + len(self._answer.alarms)
 
     def check(self) -> Verdict:
         self._told.add(self._reader.read())
-        judged, bad = (rows_of(open_store(str(files.folder))) for files in (self._judged, self._bad))
-        return compare(self._answer, judged, bad, self._told)
-
-
-class _Files:
-    """Rows of the visible Parquet files of a folder; each file is looked into once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._rows: dict[str, int] = {}
-
-    def rows(self) -> int:
-        for path in self.folder.glob("[!_.]*"):
-            if path.name not in self._rows:
-                self._rows[path.name] = pq.ParquetFile(path).metadata.num_rows
-        return sum(self._rows.values())
+        return compare(self._answer, self._judged.rows(), self._bad.rows(), self._told)
 
 
 class _FraudFeed(KafkaFeed):

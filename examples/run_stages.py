@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from examples import kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta
+from examples.bids_stage import Bids
 from examples.flights_data import load_flights, prepare
 from examples.fraud_stage import Fraud
 from examples.run_check import Key, Verdict, batch_answer, compare_windows
@@ -168,6 +169,7 @@ class RabbitToDelta(Stage):
 
 
 STAGES: dict[str, type[Stage]] = {
+    "bids": Bids,
     "fraud": Fraud,
     "kafka_to_kafka": KafkaToKafka,
     "kafka_to_postgres": KafkaToPostgres,
