@@ -98,6 +98,8 @@ BUSY_S = Counter("busy_s", "s", "time in which the slot's loop worked on rows, o
 BACKPRESSURED_S = Counter("backpressured_s", "s", "time in which a subtask had to wait for its receivers, of this "
                           "generation", "slot")
 STARVED_S = Counter("starved_s", "s", "time in which the slot's loop was ready to run and got no processor", "slot")
+WAITING_SPLITS = Gauge("waiting_splits", "splits", "splits that are not read because their event time is ahead of the "
+                       "slowest one by `max_drift`", "slot")
 LOOP_LAG_MS = Gauge("loop_lag_ms", "ms", "how late the last heartbeat was: what else kept the slot's loop", "slot",
                     "max")
 RSS_BYTES = Gauge("rss_bytes", "bytes", "memory of the slot's process", "slot")

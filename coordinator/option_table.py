@@ -171,6 +171,9 @@ SLOTS = (
     _seconds("resource_wait_timeout", 60.0, 0.1, DAY_S, "how long to wait for all slots"),
     _seconds("latency_target", 0.001, 0, 10, "most that rows of a source with a schedule wait to be worked off with "
              "others, while the slot rests; 0: they never wait"),
+    _seconds("max_drift", None, 0.001, 10 * YEAR_S, "most that event time of any split may be ahead of the one that is "
+             "furthest behind, in all sources with event time: faster ones pause", none="no split waits for another",
+             also="timedelta"),
     _choice("state_backend", "rocksdb", Literal["rocksdb", "memory"], "where keyed state is kept while the job runs"),
     _count("state_memory_mb", 256, 1, 1_048_576, "MiB", "memory for RocksDB, per slot"),
     _count("state_cache_mb", 64, 1, 1_048_576, "MiB", "values held decoded, per stateful step and slot"),

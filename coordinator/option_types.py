@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -114,6 +115,9 @@ class LocalRunOptions(TypedDict, total=False):
     latency_target: float
     """most that rows of a source with a schedule wait to be worked off with others, while the slot rests; 0: they never
     wait. 0 to 10 s. Default: 0.001 s."""
+    max_drift: float | timedelta | None
+    """most that event time of any split may be ahead of the one that is furthest behind, in all sources with event
+    time: faster ones pause. 0.001 s to 10 years. Default: no split waits for another."""
     state_backend: Literal["rocksdb", "memory"]
     """where keyed state is kept while the job runs. rocksdb or memory. Default: rocksdb."""
     state_memory_mb: int
@@ -183,6 +187,7 @@ class OptionValues:
     slot_timeout: float = 10.0
     resource_wait_timeout: float = 60.0
     latency_target: float = 0.001
+    max_drift: float | None = None
     state_backend: Literal["rocksdb", "memory"] = "rocksdb"
     state_memory_mb: int = 256
     state_cache_mb: int = 64

@@ -33,6 +33,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 import msgspec

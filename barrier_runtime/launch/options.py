@@ -3,6 +3,7 @@
 Times are seconds, as users write them; inside the runtime they are milliseconds.
 """
 
+import datetime
 import difflib
 import getpass
 import math
@@ -116,6 +117,7 @@ class JobOptions(OptionValues):
             self.state_cache_mb * _MIB,
             watched=bool(self.check_state),
             latency_target_s=self.latency_target,
+            max_drift_ms=None if self.max_drift is None else max(1, round(self.max_drift * 1000)),
         )
 
 
@@ -151,6 +153,8 @@ def _typed(option: Option, value: object) -> Any:
     """`value` as the option's type; paths become text and checkpoint numbers may be numbers."""
     if "PathLike" in option.also and isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if option.also == "timedelta" and isinstance(value, datetime.timedelta):
+        value = value.total_seconds()
     if option.also == "int" and isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if "Sequence" in option.also and isinstance(value, list | tuple) and all(isinstance(url, str) for url in value):

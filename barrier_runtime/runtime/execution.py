@@ -44,6 +44,7 @@ from barrier_runtime.runtime.opening import OpenChains
 from barrier_runtime.runtime.reporting import CommitReporter, ExecutionEvents
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.scheduler import Scheduler
+from barrier_runtime.runtime.sources.telling import LOOK_S, EventTimeTelling
 from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
@@ -106,6 +107,8 @@ class Execution:
         self._adapting: asyncio.TimerHandle | None = None
         self._loads: dict[SubtaskId, LoadSince] = {}
         self._timers: dict[SubtaskId, asyncio.TimerHandle] = {}
+        self._telling = EventTimeTelling()
+        self._told_of: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ restore and connect
 
@@ -165,6 +168,20 @@ class Execution:
             for subtask in self.subtasks:
                 self._loads.setdefault(subtask.id, LoadSince(now_s, starved_s))
             self._adapting = self._timer(_ADAPT_S, self._adapt_windows)
+            self._align_event_time(self._res.settings.max_drift_ms)
+
+    def _align_event_time(self, max_drift_ms: int | None) -> None:
+        sources = [subtask.source[1] for subtask in self.subtasks if subtask.source is not None]
+        if max_drift_ms is not None and any(driver.has_event_time for driver in sources):
+            for driver in sources:
+                driver.wait_for_slower(max_drift_ms)
+            self._tell_event_time()
+
+    def _tell_event_time(self) -> None:
+        sources = self.source_progress()
+        if self._telling.due(sources, self._res.clock.monotonic_s()):
+            self._events.event_time_reached(sources)
+        self._told_of = self._timer(LOOK_S, self._tell_event_time)
 
     def _adapt_windows(self) -> None:
         now_s = self._res.clock.monotonic_s()
@@ -201,6 +218,18 @@ class Execution:
                     order(operator)
 
         self._guarded(tell)
+
+    def lowest_event_time(self, watermark_ms: int) -> None:
+        """Of all splits of the job, which those of this slot do not leave behind."""
+        self._telling.answered(watermark_ms)
+        for subtask in self.subtasks:
+            if subtask.source is not None:
+                subtask.source[1].lowest_in_job(watermark_ms)
+        self.scheduler.wake()
+
+    def tell_again(self) -> None:
+        """There may be another coordinator."""
+        self._telling.forget()
 
     def abort(self, checkpoint: int) -> None:
         self._guarded(lambda subtask: subtask.on_abort(checkpoint))
@@ -311,7 +340,7 @@ class Execution:
         self._chains.cancel()
         self._checkpointing.cancel()
         self.scheduler.stop()
-        for timer in (self._adapting, *self._timers.values()):
+        for timer in (self._adapting, self._told_of, *self._timers.values()):
             if timer is not None:  # it would keep this generation in memory
                 timer.cancel()
         self._wiring.disconnect()
@@ -367,6 +396,11 @@ class Execution:
             figures[BLOCKED_S.key(name)] = round(subtask.load.blocked_s, 4)
             figures[HELD_S.key(name)] = round(subtask.load.held_s, 4)
         return figures
+
+    @property
+    def waiting_splits(self) -> int:
+        """Those that wait for slower ones, of a job with `max_drift`."""
+        return sum(subtask.source[1].waiting_splits for subtask in self.subtasks if subtask.source is not None)
 
     def source_progress(self) -> dict[str, HeldBack]:
         """Of each source with event time that is not at its end: what holds it back."""

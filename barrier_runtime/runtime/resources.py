@@ -30,6 +30,7 @@ class SlotOptions:
     )  # which files of a snapshot are packed, or travel inside the manifest
     watched: bool = False  # refuse values that were changed in place and not stored
     latency_target_s: float = 0.001  # most that rows of a source wait for others
+    max_drift_ms: int | None = None  # most that a split's event time is ahead of the one furthest behind
 
 
 @dataclass

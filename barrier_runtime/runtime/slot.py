@@ -23,6 +23,7 @@ from barrier_runtime.coordinator.metric_table import (
     RECORDS,
     RSS_BYTES,
     STARVED_S,
+    WAITING_SPLITS,
     WATERMARK_MS,
 )
 from barrier_runtime.coordinator.wire.carried import too_large_ack
@@ -36,8 +37,11 @@ from barrier_runtime.coordinator.wire.messages import (
     Committed,
     Decline,
     Deploy,
+    EventTimeReached,
     Heard,
     Heartbeat,
+    HeldBack,
+    LowestEventTime,
     Register,
     Registered,
     Restored,
@@ -162,6 +166,8 @@ class Slot:
         if message.token != self.token or self.token == 0:
             return
         self._tell_figures()
+        if self._execution is not None:
+            self._execution.tell_again()
         if message.last_completed:
             self._on_complete(CheckpointComplete(self.token, message.last_completed))
         if self._restored is not None and self._phase == "restoring":
@@ -239,6 +245,10 @@ class Slot:
     def _on_visible(self, message: Visible) -> None:
         if message.token == self.token and self._execution is not None:
             self._execution.visible(message.operator, message.checkpoint)
+
+    def _on_lowest_event_time(self, message: LowestEventTime) -> None:
+        if message.token == self.token and self._execution is not None:
+            self._execution.lowest_event_time(message.watermark_ms)
 
     def _on_abort(self, message: AbortCheckpoint) -> None:
         if message.token == self.token and self._execution is not None:
@@ -329,6 +339,9 @@ class Slot:
     def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None:
         self._send(CommitFailing(self.token, checkpoint, operator, subtask, attempts, _shortened(error)))
 
+    def event_time_reached(self, sources: dict[str, HeldBack]) -> None:
+        self._send(EventTimeReached(self.token, sources))
+
     def waiting(self, operator: str, attempts: int, error: str) -> None:
         self._send(Waiting(self.token, operator, attempts, _shortened(error)))
 
@@ -382,6 +395,8 @@ class Slot:
             figures[BUSY_S.name] = execution.scheduler.busy_s
             figures[BACKPRESSURED_S.name] = execution.scheduler.backpressured_s
             figures.update(execution.load_figures())
+            if self._res.settings.max_drift_ms is not None:
+                figures[WAITING_SPLITS.name] = float(execution.waiting_splits)
             if execution.watermark_ms is not None:
                 figures[WATERMARK_MS.name] = float(execution.watermark_ms)
         return figures
@@ -412,6 +427,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     CheckpointComplete: Slot._on_complete,
     CommitGlobally: Slot._on_commit_globally,
     Visible: Slot._on_visible,
+    LowestEventTime: Slot._on_lowest_event_time,
     AbortCheckpoint: Slot._on_abort,
     Heard: Slot._on_heard,
     Shutdown: Slot._on_shutdown,

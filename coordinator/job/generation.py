@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
+from barrier_runtime.coordinator.job.event_times import ReachedEventTimes
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.wire.messages import SubtaskId, Waiting
 
@@ -21,6 +22,7 @@ class Generation:
     written: DecidedManifest | None = None  # its decision is under way
     appended: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_APPENDED_KNOWN))
     # manifest decided by this process, and the highest checkpoint that had been triggered then; newest last
+    event_times: ReachedEventTimes = field(default_factory=ReachedEventTimes)
     ended: set[SubtaskId] = field(default_factory=set)
     final: int | None = None  # a completed checkpoint taken after all input ended
     waiting: dict[str, Waiting] = field(default_factory=dict)  # what cannot be opened, by operator and slot

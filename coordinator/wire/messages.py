@@ -117,6 +117,14 @@ class Heartbeat(Message, frozen=True):
     sources: dict[str, HeldBack] = {}  # those with event time
 
 
+class EventTimeReached(Message, frozen=True):
+    """How far the sources with event time of this slot are, of a job with `max_drift`. Answered by `LowestEventTime`.
+    A source that is not named has ended here."""
+
+    token: int
+    sources: dict[str, HeldBack] = {}
+
+
 class Restored(Message, frozen=True):
     """State is restored and every channel of this slot is connected."""
 
@@ -281,6 +289,14 @@ class Visible(Message, frozen=True):
     operator: str
 
 
+class LowestEventTime(Message, frozen=True):
+    """Answer to `EventTimeReached`: the lowest watermark that any split of the job allows. The least int64: of a split
+    without rows, or a slot that has not told yet; the greatest: no split holds the others back."""
+
+    token: int
+    watermark_ms: int
+
+
 class AbortCheckpoint(Message, frozen=True):
     token: int
     checkpoint: int
@@ -306,7 +322,17 @@ class Shutdown(Message, frozen=True):
 
 
 ToCoordinator = (
-    Register | Heartbeat | Restored | Ack | Decline | SubtaskEnded | Committed | CommitFailing | Waiting | SubtaskFailed
+    Register
+    | Heartbeat
+    | EventTimeReached
+    | Restored
+    | Ack
+    | Decline
+    | SubtaskEnded
+    | Committed
+    | CommitFailing
+    | Waiting
+    | SubtaskFailed
 )
 ToSlot = (
     Registered
@@ -317,6 +343,7 @@ ToSlot = (
     | CheckpointComplete
     | CommitGlobally
     | Visible
+    | LowestEventTime
     | AbortCheckpoint
     | Heard
     | TryElsewhere

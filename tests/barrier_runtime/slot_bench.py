@@ -145,6 +145,7 @@ class Bench:
         feed=None,
         clock=SYSTEM_CLOCK,
         trim_memory=lambda dropped: None,
+        max_drift_ms=None,
         **source_options,
     ):
         self.loop = asyncio.get_running_loop()
@@ -152,6 +153,7 @@ class Bench:
         self.feed = feed or Feed(splits or parallelism)
         self.clock = clock
         self._trim_memory = trim_memory
+        self._settings = SlotOptions("memory", max_drift_ms=max_drift_ms)
         self._source_options = source_options
         self.store, self.output = MemoryStore(), MemoryStore()
         self.operators = []
@@ -187,7 +189,7 @@ class Bench:
             local_dir=directory,
             copies=LocalCopies(),
             memory=SlotMemory(8 << 20),
-            settings=SlotOptions("memory"),
+            settings=self._settings,
             new_uuid=iter(map(str, range(1_000_000))).__next__,
             clock=self.clock,
             trim_memory=self._trim_memory,

@@ -65,6 +65,7 @@ _FAR_MS = _DAY_MS  # ahead of the clock: an event time that is told of
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; the rest when their turn comes
 _POLL_NS = 10_000_000  # for discovered splits, when nothing is due before
 _POLL_WAKING_NS = 500_000_000  # the same of a discovery that wakes
+_WAITING_NS = 1_000_000_000  # for a split that waits for slower ones; the slot is woken when it may go on
 _REOPEN_S = 1.0  # a discovered split that cannot be opened now is tried again then
 _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # its `order`, a number that no other place has, and the split
 
@@ -94,6 +95,9 @@ class SourceDriver:
         self._told_ns = -_DAY_MS * 1_000_000  # when operators heard of a watermark last
         self._turn = 0
         self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the batch returned last
+        self._max_drift_ms: int | None = None
+        self._ahead_ms = WATERMARK_MAX  # splits whose event time is above this wait for slower ones
+        self._polled_ns = 0
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
@@ -148,14 +152,38 @@ class SourceDriver:
                 reader.prepare()
                 prepared += 1
 
+    def wait_for_slower(self, max_drift_ms: int) -> None:
+        """From now on no split is read whose event time is ahead of the slowest split of the job by more than this.
+        Until `lowest_in_job` has told of that one, splits without rows alone are read."""
+        if self.has_event_time:
+            self._max_drift_ms = max_drift_ms
+            self._ahead_ms = WATERMARK_MIN
+
+    def lowest_in_job(self, watermark_ms: int) -> None:
+        """The lowest watermark that a split of the job allows; WATERMARK_MIN: it has none; WATERMARK_MAX: no split
+        holds the others back."""
+        if self._max_drift_ms is None:
+            return
+        if watermark_ms in (WATERMARK_MIN, WATERMARK_MAX):
+            self._ahead_ms = watermark_ms
+            return
+        lowest_ms = watermark_ms + self._spec.max_out_of_orderness_ms + 1
+        self._ahead_ms = min(WATERMARK_MAX, lowest_ms + self._max_drift_ms)
+
+    @property
+    def waiting_splits(self) -> int:
+        """Unfinished ones that wait for slower splits."""
+        return sum(1 for place in self._queue if place[0] > self._ahead_ms)
+
     def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
         """Rows of one split that are there (and due) now; None when there are none. Never waits."""
+        self._polled_ns = now_ns
         if self._discovery is not None:
             self._look_for_splits(self._discovery, now_ns)
         limit = max_rows or self._spec.max_rows_per_batch
         in_vain: list[_Place] = []  # in order
         try:
-            while self._queue:
+            while self._queue and self._queue[0][0] <= self._ahead_ms:
                 place = heapq.heappop(self._queue)
                 split = place[-1]
                 in_vain.append(place)
@@ -237,6 +265,10 @@ class SourceDriver:
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
         for *_, split in self._queue:
             assert split.reader is not None
+            if split.greatest_ms > self._ahead_ms:
+                waits_ns = self._polled_ns + _WAITING_NS
+                earliest = waits_ns if earliest is None else min(earliest, waits_ns)
+                continue
             due_ns = split.reader.next_due_ns()
             if due_ns is None:
                 return None

@@ -31,6 +31,8 @@ from barrier_runtime.coordinator.wire.messages import (
     CommitFailing,
     Committed,
     Decline,
+    EventTimeReached,
+    LowestEventTime,
     ManifestRef,
     SubtaskEnded,
     SubtaskFailed,
@@ -145,6 +147,10 @@ class Running(Phase):
         elif isinstance(message, SubtaskEnded):
             job.mark_ended(slot, (message.subtask,))
             return self._pump(job, now_ms)
+        elif isinstance(message, EventTimeReached):
+            reached = job.generation.event_times
+            reached.told(slot.index, message.sources)
+            job.outbox.send(slot, LowestEventTime(message.token, reached.lowest_ms(job.spec.parallelism)))
         elif isinstance(message, SubtaskFailed):
             if message.retryable:
                 return Restart(message.error, message.unavailable)

@@ -210,3 +210,23 @@ def test_checkpoints_go_on_while_the_commits_of_seventeen_sinks_hang():
         await running
 
     asyncio.run(asyncio.wait_for(main(MemoryStore()), 120))
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_job_whose_splits_wait_for_slower_ones_ends_with_all_its_rows(parallelism):
+    """The fast source is ahead at once; its splits wait for the slow one, and it ends before them."""
+
+    def events(count, step):
+        return lambda index, of: ({"k": n % 3, "at": n * step} for n in range(index, count, of))
+
+    flow, sink = Dataflow("drift"), CollectSink()
+    schema = {"k": int, "at": int}
+    fast, slow = (
+        flow.from_iterator(name, events(count, step), schema=schema, splits=2, event_time="at").key_by("k")
+        for name, count, step in (("fast", 60, 1_000), ("slow", 1_000, 10))
+    )
+    fast.join("both", slow, between=(-SECOND, SECOND), event_time="at").sink("out", sink)
+    result = flow.run_local(parallelism=parallelism, checkpoint_interval=0.05, max_drift=datetime.timedelta(seconds=5))
+    assert result.status.outcome == "finished"
+    near = [(a, b) for a in range(60) for b in range(1_000) if abs(b * 10 - a * 1_000) <= 1_000 and a % 3 == b % 3]
+    assert len(sink.rows()) == len(near)

@@ -16,8 +16,12 @@ from barrier_runtime.coordinator.wire.messages import (
     CheckpointComplete,
     CommitGlobally,
     Committed,
+    EventTimeReached,
     Heartbeat,
+    HeldBack,
+    LowestEventTime,
     Register,
+    Registered,
     Restored,
     Shutdown,
     Start,
@@ -690,4 +694,40 @@ async def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_worked_off_
     await bench.until(lambda: sum(each.total for each in bench.operators[3:]) == 27)
     again = await bench.checkpoint(2, 6)
     assert sum(len(each.in_flight) for each in again) == 0
+    await bench.close()
+
+
+# ---------------------------------------------------------------- splits that wait for slower ones
+
+
+async def test_a_slot_reads_no_further_ahead_than_it_was_told_and_tells_how_far_it_is(tmp_path):
+    bench = Bench(tmp_path, max_drift_ms=10, event_time="n")
+    bench.feed.rows[0] += [100, 105, 111, 200]
+    await bench.running(5)
+    link, told = bench.links[0], lambda: [each.sources for each in bench.links[0].got(EventTimeReached)]
+    await bench.until(lambda: {"numbers": HeldBack("0", 99)} in told())
+    assert told()[0] == {"numbers": HeldBack("0", None)}, "before its first row"
+    bench.tell(LowestEventTime(4, 500), LowestEventTime(5, 98))  # the first one is of an older generation
+    await bench.until(lambda: {"numbers": HeldBack("0", 110)} in told())
+    assert bench.operators[0].total == 3
+    link.said.clear()
+    bench.tell(Registered(5, 0, 0))  # there may be another coordinator, which knows nothing
+    await bench.until(lambda: told() == [{"numbers": HeldBack("0", 110)}])
+    bench.feed.end()
+    bench.tell(LowestEventTime(5, 2**63 - 1))
+    await bench.until(lambda: link.got(SubtaskEnded))
+    assert bench.operators[0].total == 4
+    await bench.until(lambda: told()[-1] == {})
+    await bench.close()
+
+
+async def test_the_figures_say_how_many_splits_wait(tmp_path):
+    bench = Bench(tmp_path, splits=3, max_drift_ms=10, event_time="n")
+    bench.feed.rows[0] += [1, 2]
+    bench.feed.rows[1] += [1, 2]
+    await bench.running(5)
+    await bench.until(lambda: bench.operators[0].total == 2)
+    bench.tell(Trigger(5, 1, 0, stop=True))
+    await bench.acks(1, 5)
+    assert bench.links[0].got(Heartbeat)[-1].metrics["waiting_splits"] == 2
     await bench.close()

@@ -2,9 +2,10 @@
 
 import msgspec
 import pytest
-from coordinator_world import Coordinator, keys_of, kinds, log_of, options, spec, started
+from coordinator_world import Coordinator, keys_of, kinds, log_of, new_generation, options, spec, started
 
 from barrier_runtime.coordinator.job.effects import Append, CloseLink, Delete, ListForSweep, WriteManifest
+from barrier_runtime.coordinator.job.event_times import UNKNOWN_MS
 from barrier_runtime.coordinator.job.events import ManifestFailed, SlotRegistered, Tick
 from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire.messages import (
@@ -13,7 +14,10 @@ from barrier_runtime.coordinator.wire.messages import (
     CheckpointComplete,
     CommitFailing,
     Deploy,
+    EventTimeReached,
     Heartbeat,
+    HeldBack,
+    LowestEventTime,
     Registered,
     RestartOptions,
     Shutdown,
@@ -684,3 +688,33 @@ def test_an_unsound_job_is_refused_before_anything_is_written(store):
 def test_nothing_is_listed_or_deleted_before_the_first_decision():
     coordinator, _a, _b = started(MemoryStore())
     assert not any(isinstance(effect, ListForSweep | Delete) for effect in coordinator.todo)
+
+
+# ---------------------------------------------------------------- event time of slots that wait for slower ones
+
+
+def test_a_slot_that_tells_how_far_it_is_hears_how_far_the_slowest_one_is(store):
+    _, a, b = started(store)
+    a.say(EventTimeReached(1, {"numbers": HeldBack("p-0", 9_000)}))
+    assert a.last(LowestEventTime) == LowestEventTime(1, UNKNOWN_MS), "the other one has not told yet"
+    b.say(EventTimeReached(1, {"numbers": HeldBack("p-1", 4_000)}))
+    assert b.last(LowestEventTime) == LowestEventTime(1, 4_000)
+    a.say(EventTimeReached(1, {"numbers": HeldBack("p-0", 9_000)}))
+    assert a.last(LowestEventTime) == LowestEventTime(1, 4_000)
+    b.say(EventTimeReached(1))
+    assert b.last(LowestEventTime) == LowestEventTime(1, 9_000), "its splits have ended"
+
+
+def test_what_slots_told_before_a_restart_is_forgotten_and_what_comes_late_is_not_heard(store):
+    """The next generation begins at its checkpoint: what was reached before is further than that."""
+    coordinator, a, b = started(store)
+    for slot in (a, b):
+        slot.say(EventTimeReached(1, {"numbers": HeldBack("p", 9_000)}))
+    a.fail()
+    new_generation(coordinator, a, b)
+    a.say(EventTimeReached(2, {"numbers": HeldBack("p", 3_000)}))
+    b.say(EventTimeReached(1, {"numbers": HeldBack("p", 9_500)}))
+    a.say(EventTimeReached(2, {"numbers": HeldBack("p", 3_000)}))
+    assert a.last(LowestEventTime) == LowestEventTime(2, UNKNOWN_MS)
+    b.say(EventTimeReached(2, {"numbers": HeldBack("p", 2_000)}))
+    assert b.last(LowestEventTime) == LowestEventTime(2, 2_000)

@@ -1,0 +1,224 @@
+"""`max_drift`: splits that are ahead of the slowest one of the job are not read until it has come closer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from operator_harness import World
+from source_harness import opened, snapshot_of, spec_of
+
+from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.coordinator.job.event_times import NOBODY_MS, UNKNOWN_MS, ReachedEventTimes
+from barrier_runtime.coordinator.wire.messages import HeldBack
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.runtime.sources.driver import SourceDriver
+from barrier_runtime.runtime.sources.telling import LOOK_S, EventTimeTelling
+from tests.drawn import examples
+
+SCHEMA = pa.schema([("split", pa.int64()), ("t", pa.int64())])
+DRIFT_MS = 50
+
+
+class Numbers:
+    """`rows` rows per split; event time rises by `step_ms[split]` per row. All of them are there."""
+
+    schema = SCHEMA
+    exactly_once = True
+
+    def __init__(self, rows: int, *step_ms: int) -> None:
+        self.rows = rows
+        self.step_ms = step_ms
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return [Split(str(index), b"%d" % index) for index in range(len(self.step_ms))]
+
+    def reader(self, split: Split) -> "NumbersReader":
+        return NumbersReader(self.rows, int(split.payload), self.step_ms[int(split.payload)])
+
+
+class NumbersReader:
+    def __init__(self, rows: int, split: int, step_ms: int) -> None:
+        self._rows = rows
+        self._split = split
+        self._step_ms = step_ms
+        self._next = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._next == self._rows
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled:
+        end = min(self._rows, self._next + max_rows)
+        times = [number * self._step_ms for number in range(self._next, end)]
+        self._next = end
+        split = pa.array([self._split] * len(times), pa.int64())
+        return Polled(pa.RecordBatch.from_arrays([split, pa.array(times, pa.int64())], schema=SCHEMA), 0)
+
+    def next_due_ns(self) -> int | None:
+        return None
+
+    def position(self) -> bytes:
+        return b"%d" % self._next
+
+    def seek(self, position: bytes) -> None:
+        self._next = int(position)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def drivers(source: Numbers, subtasks: int, **options: Any) -> list[SourceDriver]:
+    """One per subtask, which wait for each other."""
+    spec = spec_of(source, event_time="t", **options)
+    made = [opened(spec, World(subtask=subtask, parallelism=subtasks)) for subtask in range(subtasks)]
+    for driver in made:
+        driver.wait_for_slower(DRIFT_MS)
+    return made
+
+
+def told(driver: SourceDriver) -> dict[str, HeldBack]:
+    """What a slot tells of it."""
+    return {} if driver.finished else {"src": HeldBack(*driver.least_far(), driver.idle)}
+
+
+def greatest(driver: SourceDriver, batch_of: int = 1) -> int | None:
+    """The event time of the last row of the next batch."""
+    batch = driver.poll(0, batch_of)
+    return None if batch is None else batch.rows.column("t")[-1].as_py()
+
+
+def test_until_the_job_has_told_no_split_is_read_on_that_has_had_rows() -> None:
+    (driver,) = drivers(Numbers(10, 1, 1), 1)
+    assert [greatest(driver), greatest(driver), greatest(driver)] == [0, 0, None]
+    assert driver.waiting_splits == 2
+    driver.lowest_in_job(-1)
+    assert greatest(driver) == 1
+
+
+@pytest.mark.parametrize("bound_ms", [0, 7])
+def test_a_split_is_read_as_long_as_it_is_no_further_ahead_than_the_drift(bound_ms: int) -> None:
+    (driver,) = drivers(Numbers(100, 10), 1, max_out_of_orderness_ms=bound_ms)
+    driver.lowest_in_job(0 - bound_ms - 1)  # somewhere a split is at 0 ms
+    assert [greatest(driver) for _ in range(8)] == [0, 10, 20, 30, 40, 50, 60, None]
+    driver.lowest_in_job(11 - bound_ms - 1)
+    assert [greatest(driver), greatest(driver)] == [70, None]
+
+
+def test_a_split_that_waits_does_not_keep_the_slot_awake() -> None:
+    (driver,) = drivers(Numbers(100, 10), 1)
+    assert driver.next_due_ns() is None, "as soon as may be"
+    greatest(driver)
+    assert driver.poll(5) is None
+    assert driver.next_due_ns() == 1_000_000_005
+    driver.lowest_in_job(WATERMARK_MAX)
+    assert driver.next_due_ns() is None
+
+
+def test_a_split_with_rows_waits_also_after_a_restore() -> None:
+    spec = spec_of(Numbers(100, 10), event_time="t")
+    world = World()
+    driver = opened(spec, world)
+    driver.poll(0, 3)
+    restored = opened(spec, World(), (snapshot_of(driver, world),))
+    restored.wait_for_slower(DRIFT_MS)
+    assert restored.poll(0) is None
+    assert restored.waiting_splits == 1
+
+
+def test_a_source_without_event_time_and_a_job_without_drift_wait_for_nobody() -> None:
+    without_time = opened(spec_of(Numbers(3, 10)), World())
+    without_time.wait_for_slower(DRIFT_MS)
+    without_time.lowest_in_job(WATERMARK_MIN)
+    without_drift = opened(spec_of(Numbers(3, 10), event_time="t"), World())
+    without_drift.lowest_in_job(WATERMARK_MIN)
+    for driver in (without_time, without_drift):
+        assert [greatest(driver) for _ in range(3)] == [0, 10, 20]
+        assert driver.waiting_splits == 0
+
+
+@given(
+    steps=st.lists(st.integers(1, 200), min_size=2, max_size=5),
+    order=st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(1, 4)), max_size=60),
+)
+@examples(25)
+def test_however_slots_poll_and_tell_none_is_ahead_by_more_and_all_come_to_their_end(
+    steps: list[int], order: list[tuple[int, bool, int]]
+) -> None:
+    subtasks, rows = 3, 8
+    made = drivers(Numbers(rows, *steps), subtasks)
+    job, reached = ReachedEventTimes(), dict.fromkeys(range(len(steps)), (-1, 0))  # greatest and rows
+
+    def poll(subtask: int, most: int) -> None:
+        batch = made[subtask].poll(0, most)
+        if batch is None:
+            return
+        split = batch.rows.column("split")[0].as_py()
+        before, count = reached[split]
+        lowest = min((at for at, had in reached.values() if had < rows), default=0)
+        assert before <= max(lowest, 0) + DRIFT_MS
+        assert before < 0 or lowest >= 0, "one that has no row yet holds all others"
+        reached[split] = batch.rows.column("t")[-1].as_py(), count + len(batch)
+
+    def tell(subtask: int) -> None:
+        job.told(subtask, told(made[subtask]))
+        made[subtask].lowest_in_job(job.lowest_ms(subtasks))
+
+    for subtask, polls, most in order:
+        poll(subtask, most) if polls else tell(subtask)
+    for _ in range(len(steps) * rows * 2 + subtasks):  # in turns: somebody always gets on
+        for subtask in range(subtasks):
+            tell(subtask)
+            poll(subtask, 1)
+    assert all(driver.finished for driver in made)
+
+
+# ---------------------------------------------------------------- what the coordinator answers
+
+
+def test_nobody_goes_ahead_until_all_slots_have_told() -> None:
+    job = ReachedEventTimes()
+    job.told(0, {"a": HeldBack("a-0", 7_000)})
+    assert job.lowest_ms(2) == UNKNOWN_MS == WATERMARK_MIN
+    job.told(1, {"a": HeldBack("a-1", 9_000), "b": HeldBack("b-1", 6_000)})
+    assert job.lowest_ms(2) == 6_000
+    job.told(1, {"a": HeldBack("a-1", 9_000)})  # `b` has ended there
+    assert job.lowest_ms(2) == 7_000
+
+
+def test_a_split_without_rows_holds_the_others_and_an_idle_one_does_not() -> None:
+    job = ReachedEventTimes()
+    job.told(0, {"a": HeldBack("a-0", 7_000)})
+    job.told(1, {"a": HeldBack("a-1", None)})
+    assert job.lowest_ms(2) == UNKNOWN_MS
+    job.told(1, {"a": HeldBack("", None, idle=True)})
+    assert job.lowest_ms(2) == 7_000
+    job.told(0, {})
+    assert job.lowest_ms(2) == NOBODY_MS == WATERMARK_MAX
+
+
+# ---------------------------------------------------------------- when a slot tells
+
+
+def test_a_slot_tells_what_has_changed_and_else_asks_ever_more_seldom() -> None:
+    telling, here, later = EventTimeTelling(), {"a": HeldBack("a-0", 1)}, {"a": HeldBack("a-0", 2)}
+    assert telling.due(here, 0.0)
+    asked = [tick for tick in range(1, 200) if telling.due(here, tick * LOOK_S)]
+    gaps = [after - before for before, after in zip([0, *asked], asked, strict=False)]
+    assert gaps[:4] == [1, 2, 4, 8]
+    assert 20 <= max(gaps) <= 21, "once a second"
+    assert telling.due(later, 200 * LOOK_S)
+
+
+def test_it_asks_at_once_when_the_others_move_and_when_the_coordinator_may_be_another_one() -> None:
+    telling, here = EventTimeTelling(), {"a": HeldBack("a-0", 1)}
+    for tick in range(100):
+        telling.due(here, tick * LOOK_S)
+    telling.answered(5)
+    assert telling.due(here, 100 * LOOK_S)
+    telling.answered(5)
+    assert not telling.due(here, 100 * LOOK_S)
+    telling.forget()
+    assert telling.due(here, 100 * LOOK_S)
