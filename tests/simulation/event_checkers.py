@@ -351,6 +351,40 @@ class WatermarksMove(EventChecker):
             self.wrong(f"event time is {self.reached_ms}, though {calm_s} s of calm passed since {since_ms}: {state}")
 
 
+class NoneRunsAhead(EventChecker):
+    """With a `max_drift` no split is read that is ahead of the slowest one by more, and none that has had rows while
+    another one has had none.
+
+    How far a split is, is taken as the furthest that any process has read it, also one that has been replaced and does
+    not know it yet; a process was told of no more than that."""
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._ends = [0] * self.workload.times.splits  # events of each split that were ever read
+        self.workload.watches.append(self.read)
+
+    def read(self, split: int, first: int, end: int) -> None:
+        drift_ms, slowest = self.workload.times.max_drift_ms, self._slowest(split)
+        if drift_ms is not None and first and slowest is not None:
+            ahead_ms = self._greatest_ms(split, first) - self._greatest_ms(slowest, self._ends[slowest])
+            if not self._ends[slowest]:
+                self.wrong(f"split {split} was read at {first} though split {slowest} has had no row")
+            elif ahead_ms > drift_ms:
+                self.wrong(f"split {split} was read at {first} though it was {ahead_ms} ms ahead of split {slowest}")
+        self._ends[split] = max(self._ends[split], end)
+
+    def _slowest(self, split: int) -> int | None:
+        """Of the others that have not ended."""
+        count = self.workload.times.count
+        others = [(self._greatest_ms(at, end), at) for at, end in enumerate(self._ends) if at != split and end < count]
+        return min(others)[1] if others else None
+
+    def _greatest_ms(self, split: int, events: int) -> int:
+        """Of its first `events`; without any: before all time."""
+        times = self.workload.times
+        return max((times.at_ms(split, seq) for seq in range(events)), default=-FOR_EVER_MS)
+
+
 EVENT_CHECKERS: tuple[type[Checker], ...] = (
     FiresOnce,
     WholeWindows,
@@ -360,4 +394,5 @@ EVENT_CHECKERS: tuple[type[Checker], ...] = (
     ExpiresInTime,
     WallTimersFireOnce,
     WatermarksMove,
+    NoneRunsAhead,
 )

@@ -95,6 +95,7 @@ class EventTimes:
     lateness_ms: int = 0  # for which windows are kept
     window_gap_ms: int = 250  # of session windows
     clocks_jump: bool = False  # so that a wall-clock timer may seem to be early or late
+    max_drift_ms: int | None = None  # most that a split may be ahead of the slowest one; only without idle timeout
     decoys: int = 0  # timers that each event of a session sets far ahead, for the next one of its key to delete
 
     def exists(self, split: int, seq: int) -> bool:
@@ -155,6 +156,7 @@ class EventSource:
     name: str = SOURCE
     first: int = 0  # split; it has every `step`th from there on
     step: int = 1
+    reading: Callable[[int, int, int], None] = field(default=lambda split, first, end: None, repr=False)
     schema = EVENTS
     exactly_once = True
 
@@ -170,6 +172,7 @@ class _EventReader:
     def __init__(self, source: EventSource, split: int) -> None:
         self._name = source.name
         self._times = source.times
+        self._reading = source.reading
         self._now_ms = source.now_ms
         self._split = split
         self._skew_ns: int | None = None  # of the clock that asks
@@ -187,6 +190,7 @@ class _EventReader:
             end += 1
         if end == self._next:
             return None
+        self._reading(split, self._next, end)
         rows = [self._row(seq) for seq in range(self._next, end)]
         self._next = end
         columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), EVENTS, strict=True)]
@@ -373,11 +377,23 @@ class EventWorkload:
         self._now_ms = now_ms
         self._out = out
         self._side = side
+        self.watches: list[Callable[[int, int, int], None]] = []  # who hears of events that are read
         self._indexed: list[int] = [0] * times.splits  # events of each split that are in …
         self._of_window: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         self._greatest: list[list[int]] = [[] for _ in range(times.splits)]  # event time so far, by number
 
     # ------------------------------------------------------------ the job
+
+    @property
+    def reading(self) -> Callable[[int, int, int], None]:
+        """Called by readers that are about to give events `first` to `end` (exclusive) of a split. It is no method, as
+        that would be copied with its object."""
+
+        def reading(split: int, first: int, end: int) -> None:
+            for watch in self.watches:
+                watch(split, first, end)
+
+        return reading
 
     @property
     def shows_event_time(self) -> bool:
@@ -396,7 +412,7 @@ class EventWorkload:
         flow = Dataflow(job)
         events = flow.source(
             SOURCE,
-            EventSource(times, self._now_ms),
+            EventSource(times, self._now_ms, reading=self.reading),
             event_time="at",
             max_out_of_orderness=in_ms(times.bound_ms),
             idle_timeout=None if times.idle_ms is None else in_ms(times.idle_ms),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from checkers import Checker, Report
-from event_checkers import WatermarksMove
+from event_checkers import NoneRunsAhead, WatermarksMove
 from facts import Facts
 from joins import JOINED, Event, JoinRow, JoinWorkload, id_of
 
@@ -203,4 +203,5 @@ JOIN_CHECKERS: tuple[type[Checker], ...] = (
     LateIsLate,
     NothingLacks,
     WatermarksMove,
+    NoneRunsAhead,
 )

@@ -111,7 +111,7 @@ class JoinWorkload(EventWorkload):
         left_events, right_events = (
             flow.source(
                 name,
-                EventSource(times, self._now_ms, name, first, 2),
+                EventSource(times, self._now_ms, name, first, 2, self.reading),
                 event_time="at",
                 max_out_of_orderness=in_ms(times.bound_ms),
                 idle_timeout=None if times.idle_ms is None else in_ms(times.idle_ms),

@@ -138,7 +138,18 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
-    return _draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed)))))
+    return _draw_drift(_draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed))))))
+
+
+def _draw_drift(schedule: Schedule) -> Schedule:
+    """In some jobs in event time splits wait for slower ones: one pauses for a while, from the start or later."""
+    rng, events = random.Random(f"drift {schedule.seed}"), schedule.events
+    if events is None or events.splits < 2 or not events.bounded or rng.random() > 0.4:
+        return schedule
+    pausing = rng.choice((None, 0, events.count // 3))
+    drift_ms = events.period_ms * rng.choice((1, 4))
+    waiting = replace(events, idle_ms=None, pause_at=pausing, max_drift_ms=drift_ms)
+    return replace(schedule, events=waiting)
 
 
 def _draw_savepoints(schedule: Schedule) -> Schedule:

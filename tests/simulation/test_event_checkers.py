@@ -45,6 +45,14 @@ def sink() -> JsonlSink:
     return JsonlSink("sim://target")
 
 
+def reading(*reads: tuple[int, int, int], drift_ms: int | None = 200) -> "Shown":
+    """Splits are read: (split, first event, end)."""
+    shown = Shown("windows", replace(IN_ORDER, max_drift_ms=drift_ms))
+    for read in reads:
+        shown.workload.reading(*read)
+    return shown
+
+
 class Shown:
     """What readers see of one job in event time."""
 
@@ -460,6 +468,24 @@ TABLE: Table = {
             "event time is 1000000, though 90 s of calm passed since 1000001",
         ),
         Case("event time goes on", lambda: shown("windows", Shown.windows).calm()),
+    ),
+    "NoneRunsAhead": (
+        Case(
+            "two events further than the slowest and one more",
+            lambda: reading((0, 0, 2), (1, 0, 5), (1, 5, 6)),
+            "split 1 was read at 5 though it was 300 ms ahead of split 0",
+            once=True,
+        ),
+        Case(
+            "another split has had no row",
+            lambda: reading((1, 0, 1), (1, 1, 2)),
+            "split 1 was read at 1 though split 0 has had no row",
+            once=True,
+        ),
+        Case("as far as the drift", lambda: reading((0, 0, 2), (1, 0, 4), (1, 4, 5))),
+        Case("read again after a restore", lambda: reading((0, 0, 9), (1, 0, 9), (0, 1, 2), (1, 1, 9))),
+        Case("the slowest has ended", lambda: reading((0, 0, 24), (1, 0, 1), (1, 1, 24))),
+        Case("a job without drift", lambda: reading((1, 0, 1), (1, 1, 24), drift_ms=None)),
     ),
     "MessagesOnce": (
         Case("a message twice", lambda: messages(*range(6), 2), "shows message 1 again", once=True),

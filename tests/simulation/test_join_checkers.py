@@ -41,6 +41,14 @@ AS_OF = Joined("as-of", "left", tolerance_ms=500)
 TABLE_JOIN = Joined("table", "left")
 
 
+def reading(*reads: tuple[int, int, int]) -> "Shown":
+    """Splits are read: (split, first event, end)."""
+    shown = Shown(FULL, replace(IN_ORDER, max_drift_ms=IN_ORDER.period_ms))
+    for read in reads:
+        shown.workload.reading(*read)
+    return shown
+
+
 class Shown:
     """What readers see of one job that joins."""
 
@@ -287,6 +295,15 @@ TABLE: Table = {
     "WatermarksMove": (
         Case("event time stands still", lambda: shown(FULL, lambda s: s.rows()[:1]).calm(), "event time is"),
         Case("event time goes on", lambda: shown(FULL).calm()),
+    ),
+    "NoneRunsAhead": (
+        Case(
+            "the right side is ahead",
+            lambda: reading((0, 0, 1), (1, 0, 4), (1, 4, 5)),
+            "split 1 was read at 4 though it was",
+            once=True,
+        ),
+        Case("both sides keep step", lambda: reading((0, 0, 2), (1, 0, 2), (0, 2, 4), (1, 2, 4))),
     ),
 }
 

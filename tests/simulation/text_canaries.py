@@ -285,6 +285,22 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "        late = times_ms <= self._watermarks(batch, port) + 1\n",
     ),
     (
+        "split-runs-ahead",
+        "a split is read however far ahead of the slowest one it is",
+        "events",
+        "barrier_runtime/runtime/sources/driver.py",
+        "            while self._queue and self._queue[0][0] <= self._ahead_ms:\n",
+        "            while self._queue:\n",
+    ),
+    (
+        "split-without-rows-holds-nobody",
+        "splits go ahead while another one has had no row",
+        "events",
+        "coordinator/job/event_times.py",
+        "                if source.split:",
+        "                if source.split and source.watermark_ms is not None:",
+    ),
+    (
         "decided-rows-swept-from-the-table",
         "a sink that opens drops what older generations staged, also what is decided and not moved yet",
         "staged",

@@ -121,6 +121,7 @@ class World(SimCluster):
                 unreached=0.3,
                 mark="" if beside is None else "twin-",
                 first_name=0 if beside is None else _NAMES_OF_ONE,
+                max_drift_ms=None if schedule.events is None else schedule.events.max_drift_ms,
             ),
         )
         self.violations: list[tuple[str, str]] = [] if beside is None else beside.violations

@@ -130,6 +130,7 @@ class ClusterOptions:
     unreached: float = 0.0
     mark: str = ""
     first_name: int = 0
+    max_drift_ms: int | None = None
 
 
 class SimCluster:
@@ -395,7 +396,12 @@ class SimCluster:
             copies=LocalCopies(),
             memory=_NO_MEMORY,
             settings=SlotOptions(
-                "lsm", 1 << 20, _CACHE_BYTES, 1, Thresholds(inline_bytes=300, pack_bytes=250, value_bytes=120)
+                "lsm",
+                1 << 20,
+                _CACHE_BYTES,
+                1,
+                Thresholds(inline_bytes=300, pack_bytes=250, value_bytes=120),
+                max_drift_ms=self.options.max_drift_ms,
             ),
             new_uuid=self.sim.new_id,
             clock=process,
