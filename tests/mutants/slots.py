@@ -4,6 +4,30 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "slots-that-have-not-told-hold-nobody",
+        "until all slots have told how far they are, no split goes ahead",
+        "coordinator/job/event_times.py",
+        "        if len(self._of_slot) < slots:\n            return UNKNOWN_MS\n",
+        "",
+        ("tests/barrier_runtime/runtime/sources/test_max_drift.py", "tests/coordinator/job/test_job_running.py"),
+    ),
+    Mutant(
+        "drift-ignores-the-bound-on-disorder",
+        "what is told is a watermark: a split may be ahead of it by its own bound on disorder, too",
+        "barrier_runtime/runtime/sources/driver.py",
+        "        lowest_ms = watermark_ms + self._spec.max_out_of_orderness_ms + 1\n",
+        "        lowest_ms = watermark_ms + 1\n",
+        ("tests/barrier_runtime/runtime/sources/test_max_drift.py",),
+    ),
+    Mutant(
+        "waiting-splits-are-asked-at-once",
+        "a split that waits for slower ones does not keep the slot awake",
+        "barrier_runtime/runtime/sources/driver.py",
+        "            if split.greatest_ms > self._ahead_ms:\n",
+        "            if False:\n",
+        ("tests/barrier_runtime/runtime/sources/test_max_drift.py",),
+    ),
+    Mutant(
         "dictionaries-stay-on-local-edges",
         "rows have one type, whether their edge leaves the slot or not",
         "barrier_runtime/data/plain_rows.py",

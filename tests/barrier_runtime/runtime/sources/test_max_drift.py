@@ -1,19 +1,22 @@
 """`max_drift`: splits that are ahead of the slowest one of the job are not read until it has come closer."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_harness import World
+from operator_harness import Driven, World
 from source_harness import opened, snapshot_of, spec_of
 
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.coordinator.job.event_times import NOBODY_MS, UNKNOWN_MS, ReachedEventTimes
 from barrier_runtime.coordinator.wire.messages import HeldBack
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.operators.joins.columns import Side
+from barrier_runtime.operators.joins.interval import IntervalJoinOperator
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.runtime.sources.telling import LOOK_S, EventTimeTelling
 from tests.drawn import examples
@@ -173,6 +176,29 @@ def test_however_slots_poll_and_tell_none_is_ahead_by_more_and_all_come_to_their
             tell(subtask)
             poll(subtask, 1)
     assert all(driver.finished for driver in made)
+
+
+def test_a_join_holds_what_the_drift_brings_of_the_fast_side_and_no_more() -> None:
+    """3.14: at most 1.2 times the rows of one drift, while a fast stream catches up beside one that crawls."""
+    side = Side(("split",), "t", SCHEMA)
+    join = IntervalJoinOperator("j", side, side, (timedelta(0), timedelta(0)))
+    driven = Driven(join)
+    fast, slow = (drivers(Numbers(1_000, 1), 1)[0] for _ in range(2))
+    job, most = ReachedEventTimes(), 0
+    while not slow.finished:
+        job.told(0, told(fast))
+        job.told(1, told(slow))
+        for port, driver in enumerate((fast, slow)):
+            driver.lowest_in_job(job.lowest_ms(2))
+            for _ in range(1_000 if driver is fast else 1):  # it gives all that it may
+                if driver.finished or (batch := driver.poll(0, 5)) is None:
+                    break
+                driven.feed(batch.rows, port=port)
+        event_times = [driver.watermark() for driver in (fast, slow)]
+        driven.watermark(min(WATERMARK_MIN if at is None else at for at in event_times))
+        most = max(most, len(join._buffers[0]))
+    assert DRIFT_MS * 0.8 <= most <= DRIFT_MS * 1.2
+    assert len(driven.rows) == 1_000
 
 
 # ---------------------------------------------------------------- what the coordinator answers
