@@ -9,7 +9,7 @@ MUTANTS = (
         "coordinator/job/event_times.py",
         "        if len(self._of_slot) < slots:\n            return UNKNOWN_MS\n",
         "",
-        ("tests/barrier_runtime/runtime/sources/test_max_drift.py", "tests/coordinator/job/test_job_running.py"),
+        ("tests/barrier_runtime/runtime/sources/test_max_drift.py",),
     ),
     Mutant(
         "drift-ignores-the-bound-on-disorder",

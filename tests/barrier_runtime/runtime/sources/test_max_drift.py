@@ -178,6 +178,7 @@ def test_however_slots_poll_and_tell_none_is_ahead_by_more_and_all_come_to_their
     assert all(driver.finished for driver in made)
 
 
+@pytest.mark.slow
 def test_a_join_holds_what_the_drift_brings_of_the_fast_side_and_no_more() -> None:
     """3.14: at most 1.2 times the rows of one drift, while a fast stream catches up beside one that crawls."""
     side = Side(("split",), "t", SCHEMA)
