@@ -22,7 +22,7 @@ help:
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
 	@echo "make style                  style and types alone"
 	@echo "make format                 let ruff put the style right"
-	@echo "make tables                 what is generated anew: docs/behaviours, options and metrics, README's connectors"
+	@echo "make tables                 what is generated anew: docs/behaviours, options, metrics and connectors"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"

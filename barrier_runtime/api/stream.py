@@ -22,6 +22,7 @@ from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BE
 from barrier_runtime.api.row_steps import RowSteps
 from barrier_runtime.api.steps import KeyedInput, one_or_all
 from barrier_runtime.api.windowed import WindowedStream
+from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.keys import check_key_type
@@ -258,9 +259,18 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
     # ------------------------------------------------------------ the end
 
-    def sink(self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink]) -> None:
-        """Write the rows. Each subtask has its own copy of `sink` (or what the factory `sink` makes)."""
+    def sink(
+        self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink] | Callable[..., None]
+    ) -> None:
+        """Write the rows. Each subtask has its own copy of `sink` (or what the factory `sink` makes). The function
+        `print` writes each row on a line, as it comes and at least once; on Spark to the executors' output.
+
+        >>> orders.sink("orders", ParquetSink("s3://lake/orders"))
+        >>> orders.sink("look", print)
+        """
         where = f"sink {name!r}"
+        if sink is print:
+            sink = CallableSink(print_rows)
         if isinstance(sink, TwoPhaseCommitSink):
             check_methods(sink, where)
             make_sink: Callable[[], TwoPhaseCommitSink] = partial(copy.deepcopy, sink)

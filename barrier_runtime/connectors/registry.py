@@ -1,6 +1,6 @@
-"""Every connector in one row: folder, public classes, the library behind them, and what README says of them.
+"""Every connector in one row: folder, public classes, the library behind them, and what docs/connectors.md says of them.
 
-Made from it: README's tables (`make tables`), the kinds of sinks that a snapshot may name (`sink_value`), the
+Made from it: the tables of docs/connectors.md (`make tables`), the kinds of sinks that a snapshot may name (`sink_value`), the
 doorways that tests hold. Data only: nothing of a connector is imported here.
 """
 
@@ -33,7 +33,7 @@ class ClientLibrary:
 
 @dataclass(frozen=True)
 class Sources:
-    """A row of README's table of sources. `methods`: of `Dataflow`, with the classes' arguments."""
+    """A row of the page's table of sources. `methods`: of `Dataflow`, with the classes' arguments."""
 
     classes: tuple[PublicClass, ...]
     methods: tuple[str, ...]
@@ -43,7 +43,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Sinks:
-    """A row of README's table of targets. `also`: what else is described by it."""
+    """A row of the page's table of targets. `also`: what else is described by it."""
 
     classes: tuple[PublicClass, ...]
     guarantee: str
@@ -73,7 +73,7 @@ CONNECTORS = (
                 ),
                 ("read_parquet", "read_csv", "read_jsonl"),
                 "stable",
-                "see above; `from_spark` reads the files that a query has written",
+                "see [guarantees](guarantees.md); `from_spark` reads the files that a query has written",
             ),
         ),
         sinks=(
@@ -151,7 +151,7 @@ CONNECTORS = (
             Sinks(
                 (PublicClass("redis.sink", "RedisUpsertSink", "redis"),),
                 "exactly once with `deterministic=True`, else at least once",
-                "repeated writes of the same values; `docs/upserts.md` shows what happens when the declaration is a "
+                "repeated writes of the same values; [upserts](upserts.md) shows what happens when the declaration is a "
                 "lie",
                 also="your `UpsertSink`",
             ),
