@@ -1,4 +1,4 @@
-"""Writes the tables of sources and targets in docs/connectors.md from the registry, `barrier_runtime/connectors/registry.py`.
+"""Writes the tables of sources and targets in docs/connectors.md from `barrier_runtime/connectors/registry.py`.
 
 Run it after a change of the registry (`make tables`); `tests/house/test_connectors.py` fails when the page is stale.
 """
@@ -12,8 +12,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "connectors.md"
 _BEGIN, _END = "<!-- {}: written by `make tables` -->\n", "<!-- end of {} -->"
 _YOURS = (
     "| your `WriteAheadSink` | exactly once | for any target that takes an idempotency token |",
-    "| your `TwoPhaseCommitSink` | what it declares | [writing a sink](writing-a-sink.md); `barrier_runtime.testing.certify` "
-    "crashes it at every point |",
+    "| your `TwoPhaseCommitSink` | what it declares | [writing a sink](writing-a-sink.md); "
+    "`barrier_runtime.testing.certify` crashes it at every point |",
 )
 
 
@@ -50,7 +50,9 @@ def with_tables(text: str) -> str:
         before, begin, rest = text.partition(_BEGIN.format(name))
         _, end, after = rest.partition(_END.format(name))
         if not begin or not end:
-            raise SystemExit(f"docs/connectors.md has no marks around the table of {name}: put them back: {_BEGIN.format(name)}")
+            raise SystemExit(
+                f"docs/connectors.md has no marks around the table of {name}: put them back: {_BEGIN.format(name)}"
+            )
         text = before + begin + table + end + after
     return text
 

@@ -9,7 +9,7 @@ import copy
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
 import pyarrow as pa
 
@@ -277,7 +277,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         elif callable(sink) and hasattr(sink, "guarantee"):
             if isinstance(sink, type):
                 check_methods(sink, where)
-            make_sink = sink
+            make_sink = cast("Callable[[], TwoPhaseCommitSink]", sink)
         else:
             what = "give CallableSink(…) around a function of a pyarrow.RecordBatch, " if callable(sink) else "pass "
             raise InvalidJob(

@@ -1,7 +1,7 @@
-"""Every connector in one row: folder, public classes, the library behind them, and what docs/connectors.md says of them.
+"""Every connector in one row: folder, public classes, the library behind them, and what the docs say of them.
 
-Made from it: the tables of docs/connectors.md (`make tables`), the kinds of sinks that a snapshot may name (`sink_value`), the
-doorways that tests hold. Data only: nothing of a connector is imported here.
+Made from it: the tables of docs/connectors.md (`make tables`), the kinds of sinks that a snapshot may name
+(`sink_value`), the doorways that tests hold. Data only: nothing of a connector is imported here.
 """
 
 from dataclasses import dataclass
@@ -151,8 +151,8 @@ CONNECTORS = (
             Sinks(
                 (PublicClass("redis.sink", "RedisUpsertSink", "redis"),),
                 "exactly once with `deterministic=True`, else at least once",
-                "repeated writes of the same values; [upserts](upserts.md) shows what happens when the declaration is a "
-                "lie",
+                "repeated writes of the same values; [upserts](upserts.md) shows what happens when the "
+                "declaration is a lie",
                 also="your `UpsertSink`",
             ),
         ),
