@@ -65,6 +65,7 @@ _HOME = {
     "RabbitMQSource": "barrier_runtime.connectors.rabbitmq.source",
     "RateSource": "barrier_runtime.connectors.memory.rate",
     "IteratorSource": "barrier_runtime.connectors.memory.iterator",
+    "PollSource": "barrier_runtime.connectors.memory.poll",
     "TwoPhaseCommitSink": "barrier_runtime.connectors.sink",
     "ParquetSink": "barrier_runtime.connectors.files.sink.sink",
     "JsonlSink": "barrier_runtime.connectors.files.sink.sink",
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.memory.callable import CallableSink as CallableSink
     from barrier_runtime.connectors.memory.collect import CollectSink as CollectSink
     from barrier_runtime.connectors.memory.iterator import IteratorSource as IteratorSource
+    from barrier_runtime.connectors.memory.poll import PollSource as PollSource
     from barrier_runtime.connectors.memory.rate import RateSource as RateSource
     from barrier_runtime.connectors.postgres.sink import PostgresSink as PostgresSink
     from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource as RabbitMQSource

@@ -13,6 +13,7 @@ from barrier_runtime.connectors.kafka.source.decoders import FormatName
 from barrier_runtime.connectors.kafka.source.source import Config as KafkaConfig
 from barrier_runtime.connectors.kafka.source.source import KafkaSource, Start
 from barrier_runtime.connectors.memory.iterator import IteratorSource
+from barrier_runtime.connectors.memory.poll import Fetch, PollSource
 from barrier_runtime.connectors.memory.rate import RateSource
 from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource
 from barrier_runtime.connectors.source import DeadLetterSource, RedeliveringSource, Source, SourceDescription
@@ -198,6 +199,27 @@ class Readers:
         return self.source(
             name,
             IteratorSource(make_iterator, schema=schema, replayable=replayable, splits=splits),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def from_poll(
+        self,
+        name: str,
+        fetch: Fetch,
+        *,
+        every: datetime.timedelta,
+        schema: SchemaLike,
+        replayable: bool = True,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> Stream:
+        """`source` with a `PollSource`, which says what the arguments mean."""
+        return self.source(
+            name,
+            PollSource(fetch, every=every, schema=schema, replayable=replayable),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,

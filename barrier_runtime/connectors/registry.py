@@ -161,10 +161,14 @@ CONNECTORS = (
         "memory",
         sources=(
             Sources(
-                (PublicClass("memory.rate", "RateSource"), PublicClass("memory.iterator", "IteratorSource")),
-                ("rate", "from_iterator"),
+                (
+                    PublicClass("memory.rate", "RateSource"),
+                    PublicClass("memory.iterator", "IteratorSource"),
+                    PublicClass("memory.poll", "PollSource"),
+                ),
+                ("rate", "from_iterator", "from_poll"),
                 "stable",
-                "an iterator must give the same rows again, or say `replayable=False`",
+                "an iterator, and a function for a cursor, must give the same rows again, or say `replayable=False`",
             ),
         ),
         sinks=(
@@ -173,7 +177,11 @@ CONNECTORS = (
                 "exactly once",
                 "a list in the program's own process: for tests and `run_local`",
             ),
-            Sinks((PublicClass("memory.callable", "CallableSink"),), "at least once", "a function of a batch"),
+            Sinks(
+                (PublicClass("memory.callable", "CallableSink"),),
+                "at least once",
+                "a function of a batch; `print` itself is one, too",
+            ),
         ),
     ),
 )

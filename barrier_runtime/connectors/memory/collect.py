@@ -124,10 +124,9 @@ class CollectSink(TwoPhaseCommitSink):
     def to_pandas(self) -> Any:
         """Committed rows as a `pandas.DataFrame`."""
         try:
-            import pandas  # noqa: F401 - what Arrow needs for it
+            return self.to_arrow().to_pandas()
         except ImportError as error:
             raise InvalidJob("to_pandas() needs pandas: pip install pandas, or use to_arrow() or rows()") from error
-        return self.to_arrow().to_pandas()
 
     def __copy__(self) -> "CollectSink":
         twin = CollectSink()

@@ -21,6 +21,7 @@ from barrier_runtime import (
     JsonlSource,
     KafkaSource,
     ParquetSource,
+    PollSource,
     RabbitMQSource,
     RateSource,
 )
@@ -46,6 +47,7 @@ METHODS: dict[str, type] = {
     "read_kafka": KafkaSource,
     "read_rabbitmq": RabbitMQSource,
     "from_iterator": IteratorSource,
+    "from_poll": PollSource,
     "rate": RateSource,
 }
 FILES: dict[type, tuple[str, Callable[[Path], Any]]] = {
