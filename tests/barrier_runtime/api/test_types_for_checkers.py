@@ -29,6 +29,7 @@ reveal_type(br.KafkaSource("broker:9092", "t", group="g"))
 reveal_type(br.RabbitMQSource("amqp://h", "q", deduplicate=None))
 reveal_type(br.RateSource(10))
 reveal_type(br.IteratorSource(lambda index, of: [], schema={"n": int}))
+reveal_type(br.PollSource(lambda cursor: ([], cursor), every=datetime.timedelta(seconds=1), schema={"n": int}))
 
 flow = br.Dataflow("flow")
 kafka = br.KafkaSource("broker:9092", "t", group="g", bad_records="dead_letter")
@@ -49,6 +50,7 @@ REVEALED = [
     *("ParquetSink", "JsonlSink", "CsvSink", "DeltaSink", "PostgresSink", "KafkaSink", "RedisUpsertSink"),
     *("CollectSink", "CallableSink"),
     *("ParquetSource", "JsonlSource", "CsvSource", "KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource"),
+    "PollSource",
     *["Stream"] * 10,
 ]
 WRONG = """
