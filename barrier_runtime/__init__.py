@@ -61,6 +61,7 @@ _HOME = {
     "ParquetSource": "barrier_runtime.connectors.files.source.parquet",
     "JsonlSource": "barrier_runtime.connectors.files.source.jsonl",
     "CsvSource": "barrier_runtime.connectors.files.source.csv",
+    "TextSource": "barrier_runtime.connectors.files.source.plain_text",
     "KafkaSource": "barrier_runtime.connectors.kafka.source.source",
     "RabbitMQSource": "barrier_runtime.connectors.rabbitmq.source",
     "RateSource": "barrier_runtime.connectors.memory.rate",
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.files.source.csv import CsvSource as CsvSource
     from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
     from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
+    from barrier_runtime.connectors.files.source.plain_text import TextSource as TextSource
     from barrier_runtime.connectors.kafka.sink.sink import KafkaSink as KafkaSink
     from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
     from barrier_runtime.connectors.memory.callable import CallableSink as CallableSink

@@ -4,7 +4,10 @@ print what stands below them; and the licence."""
 import contextlib
 import hashlib
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +121,14 @@ def test_the_readme_leads_to_every_page() -> None:
     links = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
     pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     assert pages - links == set()
+
+
+@pytest.mark.slow
+def test_the_site_is_built_with_strict_links(tmp_path: Path) -> None:
+    """As `make docs`: a link or an anchor that leads nowhere, or a page that the navigation leaves out, is an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "read_parquet" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    assert len(list((tmp_path / "site").glob("*.html"))) > len(list((ROOT / "docs").glob("*.md")))

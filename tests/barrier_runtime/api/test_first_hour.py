@@ -81,3 +81,13 @@ def test_the_sample_is_there_with_its_types() -> None:
     assert stream.schema is not None
     assert stream.schema.names == ["sensor", "at", "ms"]
     assert pa.types.is_timestamp(stream.schema.field("at").type)
+
+
+def test_a_method_that_is_nearly_right_is_recognised() -> None:
+    stream = rows_in(Dataflow("first-hour"))
+    with pytest.raises(AttributeError, match=r"no attribute 'fliter': did you mean 'filter'\?"):
+        stream.fliter  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'agregate': did you mean 'aggregate'\?"):
+        stream.key_by("n").agregate  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
+        stream.xyzzy  # type: ignore[attr-defined]  # noqa: B018

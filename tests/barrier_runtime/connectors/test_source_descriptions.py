@@ -24,6 +24,7 @@ from barrier_runtime import (
     PollSource,
     RabbitMQSource,
     RateSource,
+    TextSource,
 )
 from barrier_runtime.connectors.source import SourceDescription
 
@@ -44,6 +45,7 @@ METHODS: dict[str, type] = {
     "read_parquet": ParquetSource,
     "read_csv": CsvSource,
     "read_jsonl": JsonlSource,
+    "read_text": TextSource,
     "read_kafka": KafkaSource,
     "read_rabbitmq": RabbitMQSource,
     "from_iterator": IteratorSource,
