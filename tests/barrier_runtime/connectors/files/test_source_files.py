@@ -255,7 +255,7 @@ def test_a_missing_column_is_named_with_its_file_before_the_job_starts(tmp_path:
         spec_of(ParquetFiles("src", str(tmp_path), SCHEMA, None))
     (tmp_path / "a.csv").write_text("n,s\n1,x\n")
     with pytest.raises(InvalidJob, match=r"a\.csv: it has no column 'at' \(its header has n, s\)"):
-        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None, CsvForm(",")))
+        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None))
 
 
 def test_a_column_of_another_type_is_named_with_both_types(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_file_that_vanished_or_changed_since_the_start_is_refused(tmp_path: Pa
 def test_a_csv_without_header_or_rows_and_impossible_options_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(InvalidJob, match="has no header line"):
-        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None, CsvForm(",")))
+        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None))
     (tmp_path / "a.csv").write_text("a,a\n1,2\n")
     with pytest.raises(InvalidJob, match="column 'a' is in its header twice"):
         CsvFiles("src", str(tmp_path), None, None)
