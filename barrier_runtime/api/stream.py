@@ -305,6 +305,29 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         )
         self._plan.add(node)
 
+    def take(self, rows: int = 20) -> pa.Table:
+        """The first rows, as an Arrow table, for looking at: what leads to this stream runs in this process until there
+        are enough, without checkpoints and without the flow's sinks. Not for sources that lose what was read
+        (RabbitMQ)."""
+        from barrier_runtime.launch.preview import first_rows
+
+        return first_rows(self._plan, self._as_input(), rows)
+
+    def show(self, rows: int = 20) -> None:
+        """Print the first rows as a table. See `take`.
+
+        >>> orders.filter("amount > 100").show(3)
+        """
+        from rich.console import Console
+        from rich.table import Table
+
+        table, found = Table(), self.take(rows)
+        for field in found.schema:
+            table.add_column(f"{field.name}\n{field.type}", overflow="fold")
+        for row in found.to_pylist():
+            table.add_row(*["" if value is None else str(value) for value in row.values()])
+        Console().print(table)
+
     # ------------------------------------------------------------ inside
 
     def _with_dead_letters(

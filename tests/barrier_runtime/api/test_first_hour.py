@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, InvalidJob, Stream
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, RabbitMQSource, Stream, count
 from barrier_runtime.samples import READINGS
 
 ROWS = [{"n": 1, "city": "b"}, {"n": 2, "city": "c"}]
@@ -91,3 +91,29 @@ def test_a_method_that_is_nearly_right_is_recognised() -> None:
         stream.key_by("n").agregate  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
         stream.xyzzy  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_first_rows_of_an_endless_stream_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    flow = Dataflow("first-hour")
+    ticks = flow.rate("ticks", 10_000, keys=3)
+    ticks.sink("never-written", print)
+    odd = ticks.filter("value % 2 = 1").key_by("key").aggregate("n", n=count())
+    assert odd.take(5).num_rows == 5
+    ticks.select(["value"]).show(2)
+    printed = capsys.readouterr().out
+    assert "value" in printed
+    assert "int64" in printed
+    assert "{" not in printed  # the flow's sink has got nothing
+
+
+def test_a_stream_that_ends_before_is_shown_whole() -> None:
+    assert rows_in(Dataflow("first-hour")).take(10).to_pylist() == ROWS
+    assert rows_in(Dataflow("first-hour")).filter("n > 5").take(10).num_rows == 0
+
+
+def test_messages_are_not_taken_from_a_queue_for_looking() -> None:
+    queue = Dataflow("first-hour").source("queue", RabbitMQSource("amqp://nowhere", "q", deduplicate=None))
+    with pytest.raises(InvalidJob, match="source 'queue' has messages that are gone once they were read"):
+        queue.show()
+    with pytest.raises(InvalidJob, match="0 rows: give a whole number"):
+        queue.take(0)
