@@ -13,7 +13,7 @@ UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run pictures test style check format tables bench sim sim-canaries mutants chaos java jdk servers clean
+.PHONY: help run pictures test docs wheel style check format tables bench sim sim-canaries mutants chaos java jdk servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
@@ -22,7 +22,9 @@ help:
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
 	@echo "make style                  style and types alone"
 	@echo "make format                 let ruff put the style right"
-	@echo "make tables                 what is generated anew: docs/behaviours, options and metrics, README's connectors"
+	@echo "make tables                 what is generated anew: docs/behaviours, options, metrics and connectors"
+	@echo "make docs                   the site of docs/ and the reference, with strict links: build/site"
+	@echo "make wheel                  build/dist, tried in an empty environment: README's program, new, demo (PYTHONS='python3.10 …')"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"
@@ -80,6 +82,12 @@ tables: $(STAMP)
 	$(BIN)/python tests/options_table.py
 	$(BIN)/python tests/metrics_table.py
 	$(BIN)/python tests/behaviours_table.py
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet
+
+wheel: $(STAMP)
+	.ci/wheel $(PYTHONS)
 
 bench: $(STAMP) jdk servers
 	$(BIN)/python -m benchmarks $(if $(QUICK),all --quick,$(if $(ALL),all,table)) $(if $(ROUNDS),--rounds $(ROUNDS))

@@ -61,10 +61,12 @@ _HOME = {
     "ParquetSource": "barrier_runtime.connectors.files.source.parquet",
     "JsonlSource": "barrier_runtime.connectors.files.source.jsonl",
     "CsvSource": "barrier_runtime.connectors.files.source.csv",
+    "TextSource": "barrier_runtime.connectors.files.source.plain_text",
     "KafkaSource": "barrier_runtime.connectors.kafka.source.source",
     "RabbitMQSource": "barrier_runtime.connectors.rabbitmq.source",
     "RateSource": "barrier_runtime.connectors.memory.rate",
     "IteratorSource": "barrier_runtime.connectors.memory.iterator",
+    "PollSource": "barrier_runtime.connectors.memory.poll",
     "TwoPhaseCommitSink": "barrier_runtime.connectors.sink",
     "ParquetSink": "barrier_runtime.connectors.files.sink.sink",
     "JsonlSink": "barrier_runtime.connectors.files.sink.sink",
@@ -105,11 +107,13 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.files.source.csv import CsvSource as CsvSource
     from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
     from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
+    from barrier_runtime.connectors.files.source.plain_text import TextSource as TextSource
     from barrier_runtime.connectors.kafka.sink.sink import KafkaSink as KafkaSink
     from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
     from barrier_runtime.connectors.memory.callable import CallableSink as CallableSink
     from barrier_runtime.connectors.memory.collect import CollectSink as CollectSink
     from barrier_runtime.connectors.memory.iterator import IteratorSource as IteratorSource
+    from barrier_runtime.connectors.memory.poll import PollSource as PollSource
     from barrier_runtime.connectors.memory.rate import RateSource as RateSource
     from barrier_runtime.connectors.postgres.sink import PostgresSink as PostgresSink
     from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource as RabbitMQSource

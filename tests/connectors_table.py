@@ -1,6 +1,6 @@
-"""Writes README's tables of sources and targets from the registry, `barrier_runtime/connectors/registry.py`.
+"""Writes the tables of sources and targets in docs/connectors.md from `barrier_runtime/connectors/registry.py`.
 
-Run it after a change of the registry (`make tables`); `tests/house/test_connectors.py` fails when README is stale.
+Run it after a change of the registry (`make tables`); `tests/house/test_connectors.py` fails when the page is stale.
 """
 
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from barrier_runtime.connectors.registry import CONNECTORS, Sinks, Sources
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "connectors.md"
 _BEGIN, _END = "<!-- {}: written by `make tables` -->\n", "<!-- end of {} -->"
 _YOURS = (
     "| your `WriteAheadSink` | exactly once | for any target that takes an idempotency token |",
-    "| your `TwoPhaseCommitSink` | what it declares | `docs/writing-a-sink.md`; `barrier_runtime.testing.certify` "
-    "crashes it at every point |",
+    "| your `TwoPhaseCommitSink` | what it declares | [writing a sink](writing-a-sink.md); "
+    "`barrier_runtime.testing.certify` crashes it at every point |",
 )
 
 
@@ -45,16 +45,18 @@ def _table(head: str, rule: str, rows: list[str]) -> str:
 
 
 def with_tables(text: str) -> str:
-    """`text` of README with the tables between their marks written anew."""
+    """`text` of the page with the tables between their marks written anew."""
     for name, table in (("sources", sources()), ("targets", targets())):
         before, begin, rest = text.partition(_BEGIN.format(name))
         _, end, after = rest.partition(_END.format(name))
         if not begin or not end:
-            raise SystemExit(f"README.md has no marks around the table of {name}: put them back: {_BEGIN.format(name)}")
+            raise SystemExit(
+                f"docs/connectors.md has no marks around the table of {name}: put them back: {_BEGIN.format(name)}"
+            )
         text = before + begin + table + end + after
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"{README.name}: {len(CONNECTORS)} connectors")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"{PAGE.name}: {len(CONNECTORS)} connectors")

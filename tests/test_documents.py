@@ -4,7 +4,10 @@ print what stands below them; and the licence."""
 import contextlib
 import hashlib
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,10 @@ def test_the_programs_of_a_page_print_what_stands_below_them(page: str) -> None:
 def test_no_page_of_what_users_write_is_without_programs() -> None:
     assert set(PAGES) >= {
         "aggregates.md",
+        "coming-from-bytewax.md",
+        "coming-from-flink.md",
+        "coming-from-kafka-streams.md",
+        "coming-from-spark.md",
         "connect.md",
         "expressions.md",
         "joins.md",
@@ -50,7 +57,9 @@ def test_no_page_of_what_users_write_is_without_programs() -> None:
         "state.md",
         "testing.md",
         "time.md",
+        "tutorial.md",
         "windows.md",
+        "writing-a-source.md",
     }
 
 
@@ -75,3 +84,51 @@ def test_what_the_readme_imports_is_public() -> None:
     imported = re.findall(r"^from barrier_runtime import (.+)$", readme, re.MULTILINE)
     assert imported
     assert {name.strip() for line in imported for name in line.split(",")} <= set(barrier_runtime.__all__)
+
+
+def test_the_readme_is_short_and_begins_with_its_sentence_and_a_program() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert lines[2].startswith("Exactly-once stream processing")
+    assert lines[4] == "```python"
+
+
+@pytest.mark.slow
+def test_the_program_of_the_readme_runs_as_printed() -> None:
+    code = PROGRAM.findall((ROOT / "README.md").read_text(encoding="utf-8"))[0][0]
+    assert len([line for line in code.splitlines() if line]) <= 11
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    *rows, last = printed.getvalue().splitlines()
+    assert len(rows) == 4
+    assert all(row.startswith("{'sensor': 'door', 'window_start': ") for row in rows)
+    assert last.startswith("job readings finished: 2,400 records read")
+
+
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_to_a_file_leads_to_one(document: str) -> None:
+    path = ROOT / document
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = [link for link in LINK.findall(text) if "://" not in link]
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    links = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert pages - links == set()
+
+
+@pytest.mark.slow
+def test_the_site_is_built_with_strict_links(tmp_path: Path) -> None:
+    """As `make docs`: a link or an anchor that leads nowhere, or a page that the navigation leaves out, is an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "read_parquet" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    assert len(list((tmp_path / "site").glob("*.html"))) > len(list((ROOT / "docs").glob("*.md")))

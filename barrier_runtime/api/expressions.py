@@ -3,7 +3,9 @@
 Arrow's expression engine and the parser take a while to import, so only flows that use expressions do.
 """
 
-from typing import TYPE_CHECKING, TypeAlias
+import datetime
+import decimal
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from barrier_runtime.data.sql_expressions import SqlExpression
 
 Expression: TypeAlias = "Compiled | SqlExpression"
+
+_LITERALS = (bool, int, float, decimal.Decimal, datetime.date, datetime.timedelta, bytes)
 
 
 def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> tuple[Expression, pa.DataType | None]:
@@ -31,6 +35,11 @@ def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> t
             return sql, None
         compiled = Compiled(sql.compiled(schema), given)
     return compiled, None if schema is None else evaluated_types(schema, [compiled.expression], where)[0]
+
+
+def literal_or(value: Any) -> Any:
+    """The expression of a plain value that all rows get; other values as they are."""
+    return pc.scalar(value) if isinstance(value, _LITERALS) else value
 
 
 def names_a_column(value: str | pc.Expression, schema: pa.Schema | None) -> bool:

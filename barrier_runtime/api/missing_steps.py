@@ -1,5 +1,6 @@
 """What is said when a stream has no method of a name: where the method is, if another kind of stream has it."""
 
+import difflib
 from collections.abc import Mapping
 
 from barrier_runtime.state.errors import InvalidJob
@@ -50,4 +51,7 @@ def no_step(stream: object, name: str, hints: Mapping[str, str]) -> AttributeErr
     kind = type(stream).__name__
     if name in hints:
         return NoSuchStep(f"{kind} has no method {name!r}: {hints[name]}")
-    return AttributeError(f"{kind!r} object has no attribute {name!r}")
+    steps = [step for step in dir(type(stream)) if not step.startswith("_")]
+    close = [] if name.startswith("_") else difflib.get_close_matches(name, [*steps, *hints], 1)
+    meant = "" if not close else f": did you mean {close[0]!r}?"
+    return AttributeError(f"{kind!r} object has no attribute {name!r}{meant}")

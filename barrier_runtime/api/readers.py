@@ -9,10 +9,12 @@ from barrier_runtime.connectors.files.source.csv import CsvSource
 from barrier_runtime.connectors.files.source.files import OnChange
 from barrier_runtime.connectors.files.source.jsonl import JsonlSource
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
+from barrier_runtime.connectors.files.source.plain_text import TextSource
 from barrier_runtime.connectors.kafka.source.decoders import FormatName
 from barrier_runtime.connectors.kafka.source.source import Config as KafkaConfig
 from barrier_runtime.connectors.kafka.source.source import KafkaSource, Start
 from barrier_runtime.connectors.memory.iterator import IteratorSource
+from barrier_runtime.connectors.memory.poll import Fetch, PollSource
 from barrier_runtime.connectors.memory.rate import RateSource
 from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource
 from barrier_runtime.connectors.source import DeadLetterSource, RedeliveringSource, Source, SourceDescription
@@ -144,6 +146,8 @@ class Readers:
         *,
         schema: SchemaLike | None = None,
         delimiter: str = ",",
+        encoding: str = "utf-8",
+        decimal_point: str = ".",
         pace: float | None = None,
         watch: datetime.timedelta | None = None,
         on_change: OnChange = "fail",
@@ -154,7 +158,16 @@ class Readers:
         """`source` with a `CsvSource`, which says what the arguments mean."""
         return self.source(
             name,
-            CsvSource(paths, schema=schema, pace=pace, watch=watch, on_change=on_change, delimiter=delimiter),
+            CsvSource(
+                paths,
+                schema=schema,
+                pace=pace,
+                watch=watch,
+                on_change=on_change,
+                delimiter=delimiter,
+                encoding=encoding,
+                decimal_point=decimal_point,
+            ),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
@@ -182,6 +195,28 @@ class Readers:
             idle_timeout=idle_timeout,
         )
 
+    def read_text(
+        self,
+        name: str,
+        paths: Paths,
+        *,
+        schema: SchemaLike | None = None,
+        pace: float | None = None,
+        watch: datetime.timedelta | None = None,
+        on_change: OnChange = "fail",
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> Stream:
+        """`source` with a `TextSource`, which says what the arguments mean."""
+        return self.source(
+            name,
+            TextSource(paths, schema=schema, pace=pace, watch=watch, on_change=on_change),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
     def from_iterator(
         self,
         name: str,
@@ -198,6 +233,27 @@ class Readers:
         return self.source(
             name,
             IteratorSource(make_iterator, schema=schema, replayable=replayable, splits=splits),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def from_poll(
+        self,
+        name: str,
+        fetch: Fetch,
+        *,
+        every: datetime.timedelta,
+        schema: SchemaLike,
+        replayable: bool = True,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> Stream:
+        """`source` with a `PollSource`, which says what the arguments mean."""
+        return self.source(
+            name,
+            PollSource(fetch, every=every, schema=schema, replayable=replayable),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,

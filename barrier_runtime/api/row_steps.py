@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import check_callable, listed, retried, with_errors
-from barrier_runtime.api.expressions import names_a_column, ready
+from barrier_runtime.api.expressions import literal_or, names_a_column, ready
 from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
 from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.data.rows import Row
@@ -209,18 +209,21 @@ class RowSteps(UnkeyedSteps[S]):
         make = partial(MapBatchesOperator, function=function, schema=output)
         return self._step("map_batches", name, make, output, function_name(function))
 
-    def select(self, columns: Mapping[str, str | pc.Expression] | Sequence[str], *, name: str | None = None) -> S:
-        """Columns in the given order: names, or a mapping of new name to column name or expression (as in `filter`).
+    def select(self, columns: Mapping[str, Any] | Sequence[str], *, name: str | None = None) -> S:
+        """Columns in the given order: names, or a mapping of new name to column name or expression (as in `filter`), or
+        to a value that all rows get: a number, a bool, a Decimal, a date, a time or bytes. Text is SQL, so a text for
+        all rows is in quotes twice.
 
-        >>> orders.select({"id": "id", "eur": "price * 0.908"})
+        >>> orders.select({"id": "id", "eur": "price * 0.908", "version": 2, "shop": "'berlin'"})
         """
         where = f"select {name or ''}".strip()
-        chosen = dict(columns) if isinstance(columns, Mapping) else {column: column for column in listed(columns)}
+        given_columns = columns if isinstance(columns, Mapping) else {column: column for column in listed(columns)}
+        chosen = {column: literal_or(value) for column, value in given_columns.items()}
         if not chosen:
             raise InvalidJob(f"{where}: no columns: name at least one")
         for column, value in chosen.items():
             if not isinstance(value, str | pc.Expression):
-                raise InvalidJob(f"{where}: {column!r} is {value!r}: give a column name or an expression")
+                raise InvalidJob(f"{where}: {column!r} is {value!r}: give a column name, an expression or a number")
         columns_only = not isinstance(columns, Mapping)
         names = {
             column: str(value)
@@ -252,13 +255,14 @@ class RowSteps(UnkeyedSteps[S]):
     def broadcast_join(
         self,
         name: str,
-        table: "pa.Table | Sequence[Mapping[str, Any]] | str",
+        table: Any,
         *,
         on: str | Sequence[str],
         how: How = "left",
     ) -> S:
-        """Add the columns of a small table (Arrow table, list of dicts, or path to a file), matched by the columns
-        `on`, whose values are unique in it. `how`: "left" keeps rows without a match (nulls), "inner" drops them."""
+        """Add the columns of a small table (Arrow table, pandas or Polars frame, list of dicts, or path to a file),
+        matched by the columns `on`, whose values are unique in it. `how`: "left" keeps rows without a match (nulls),
+        "inner" drops them."""
         where = f"broadcast_join {name!r}"
         if how not in ("left", "inner"):
             raise InvalidJob(f'{where}: how={how!r}: use "left" or "inner"')

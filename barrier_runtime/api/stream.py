@@ -9,7 +9,7 @@ import copy
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BE
 from barrier_runtime.api.row_steps import RowSteps
 from barrier_runtime.api.steps import KeyedInput, one_or_all
 from barrier_runtime.api.windowed import WindowedStream
+from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.keys import check_key_type
@@ -258,16 +259,25 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
     # ------------------------------------------------------------ the end
 
-    def sink(self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink]) -> None:
-        """Write the rows. Each subtask has its own copy of `sink` (or what the factory `sink` makes)."""
+    def sink(
+        self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink] | Callable[..., None]
+    ) -> None:
+        """Write the rows. Each subtask has its own copy of `sink` (or what the factory `sink` makes). The function
+        `print` writes each row on a line, as it comes and at least once; on Spark to the executors' output.
+
+        >>> orders.sink("orders", ParquetSink("s3://lake/orders"))
+        >>> orders.sink("look", print)
+        """
         where = f"sink {name!r}"
+        if sink is print:
+            sink = CallableSink(print_rows)
         if isinstance(sink, TwoPhaseCommitSink):
             check_methods(sink, where)
             make_sink: Callable[[], TwoPhaseCommitSink] = partial(copy.deepcopy, sink)
         elif callable(sink) and hasattr(sink, "guarantee"):
             if isinstance(sink, type):
                 check_methods(sink, where)
-            make_sink = sink
+            make_sink = cast("Callable[[], TwoPhaseCommitSink]", sink)
         else:
             what = "give CallableSink(…) around a function of a pyarrow.RecordBatch, " if callable(sink) else "pass "
             raise InvalidJob(
@@ -294,6 +304,29 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
             describe=repr(sink),
         )
         self._plan.add(node)
+
+    def take(self, rows: int = 20) -> pa.Table:
+        """The first rows, as an Arrow table, for looking at: what leads to this stream runs in this process until there
+        are enough, without checkpoints and without the flow's sinks. Not for sources that lose what was read
+        (RabbitMQ)."""
+        from barrier_runtime.launch.preview import first_rows
+
+        return first_rows(self._plan, self._as_input(), rows)
+
+    def show(self, rows: int = 20) -> None:
+        """Print the first rows as a table. See `take`.
+
+        >>> orders.filter("amount > 100").show(3)
+        """
+        from rich.console import Console
+        from rich.table import Table
+
+        table, found = Table(), self.take(rows)
+        for field in found.schema:
+            table.add_column(f"{field.name}\n{field.type}", overflow="fold")
+        for row in found.to_pylist():
+            table.add_row(*["" if value is None else str(value) for value in row.values()])
+        Console().print(table)
 
     # ------------------------------------------------------------ inside
 

@@ -1,7 +1,7 @@
-"""Every connector in one row: folder, public classes, the library behind them, and what README says of them.
+"""Every connector in one row: folder, public classes, the library behind them, and what the docs say of them.
 
-Made from it: README's tables (`make tables`), the kinds of sinks that a snapshot may name (`sink_value`), the
-doorways that tests hold. Data only: nothing of a connector is imported here.
+Made from it: the tables of docs/connectors.md (`make tables`), the kinds of sinks that a snapshot may name
+(`sink_value`), the doorways that tests hold. Data only: nothing of a connector is imported here.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class ClientLibrary:
 
 @dataclass(frozen=True)
 class Sources:
-    """A row of README's table of sources. `methods`: of `Dataflow`, with the classes' arguments."""
+    """A row of the page's table of sources. `methods`: of `Dataflow`, with the classes' arguments."""
 
     classes: tuple[PublicClass, ...]
     methods: tuple[str, ...]
@@ -43,7 +43,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Sinks:
-    """A row of README's table of targets. `also`: what else is described by it."""
+    """A row of the page's table of targets. `also`: what else is described by it."""
 
     classes: tuple[PublicClass, ...]
     guarantee: str
@@ -70,10 +70,11 @@ CONNECTORS = (
                     PublicClass("files.source.parquet", "ParquetSource"),
                     PublicClass("files.source.csv", "CsvSource"),
                     PublicClass("files.source.jsonl", "JsonlSource"),
+                    PublicClass("files.source.plain_text", "TextSource"),
                 ),
-                ("read_parquet", "read_csv", "read_jsonl"),
+                ("read_parquet", "read_csv", "read_jsonl", "read_text"),
                 "stable",
-                "see above; `from_spark` reads the files that a query has written",
+                "see [guarantees](guarantees.md); `from_spark` reads the files that a query has written",
             ),
         ),
         sinks=(
@@ -151,8 +152,8 @@ CONNECTORS = (
             Sinks(
                 (PublicClass("redis.sink", "RedisUpsertSink", "redis"),),
                 "exactly once with `deterministic=True`, else at least once",
-                "repeated writes of the same values; `docs/upserts.md` shows what happens when the declaration is a "
-                "lie",
+                "repeated writes of the same values; [upserts](upserts.md) shows what happens when the "
+                "declaration is a lie",
                 also="your `UpsertSink`",
             ),
         ),
@@ -161,10 +162,14 @@ CONNECTORS = (
         "memory",
         sources=(
             Sources(
-                (PublicClass("memory.rate", "RateSource"), PublicClass("memory.iterator", "IteratorSource")),
-                ("rate", "from_iterator"),
+                (
+                    PublicClass("memory.rate", "RateSource"),
+                    PublicClass("memory.iterator", "IteratorSource"),
+                    PublicClass("memory.poll", "PollSource"),
+                ),
+                ("rate", "from_iterator", "from_poll"),
                 "stable",
-                "an iterator must give the same rows again, or say `replayable=False`",
+                "an iterator, and a function for a cursor, must give the same rows again, or say `replayable=False`",
             ),
         ),
         sinks=(
@@ -173,7 +178,11 @@ CONNECTORS = (
                 "exactly once",
                 "a list in the program's own process: for tests and `run_local`",
             ),
-            Sinks((PublicClass("memory.callable", "CallableSink"),), "at least once", "a function of a batch"),
+            Sinks(
+                (PublicClass("memory.callable", "CallableSink"),),
+                "at least once",
+                "a function of a batch; `print` itself is one, too",
+            ),
         ),
     ),
 )

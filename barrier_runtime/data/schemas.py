@@ -2,43 +2,38 @@
 batches made to fit a schema."""
 
 import datetime
-import decimal
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.data.declared_types import ddl_columns, declared_type, fields_of_class
 from barrier_runtime.state.errors import InvalidJob
 
-SchemaLike: TypeAlias = pa.Schema | Mapping[str, Any]
-
-_PYTHON_TYPES: dict[Any, pa.DataType] = {
-    bool: pa.bool_(),
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    bytes: pa.binary(),
-    datetime.datetime: pa.timestamp("us", "UTC"),
-    datetime.date: pa.date32(),
-    datetime.timedelta: pa.duration("us"),
-    decimal.Decimal: pa.decimal128(38, 18),
-}
+SchemaLike: TypeAlias = pa.Schema | Mapping[str, Any] | str | type
 
 
 def as_schema(schema: SchemaLike, where: str) -> pa.Schema:
-    """A `pa.Schema`, or a mapping of column name to Arrow type, Arrow type name or plain Python type.
+    """A `pa.Schema`; a mapping of column name to type; a class with annotated fields (dataclass, pydantic model,
+    TypedDict, `msgspec.Struct`); or a text as in SQL, `"id BIGINT, at TIMESTAMP"`. A type is one of Arrow's, its name
+    as Arrow prints it or as SQL has it, or a Python type; `declared_type` has them.
 
-    >>> as_schema({"value": int, "at": "timestamp[ms]"}, "source 'numbers'").names
+    >>> as_schema({"value": int, "at": "timestamp[ms, tz=UTC]"}, "source 'numbers'").names
     ['value', 'at']
     """
     if isinstance(schema, pa.Schema):
         fields = schema
     elif isinstance(schema, Mapping):
-        fields = pa.schema([(name, _as_type(kind, name, where)) for name, kind in schema.items()])
+        fields = pa.schema([(name, declared_type(kind, name, where)) for name, kind in schema.items()])
+    elif isinstance(schema, str):
+        fields = pa.schema([(name, declared_type(kind, name, where)) for name, kind in ddl_columns(schema, where)])
+    elif isinstance(schema, type) and (hints := fields_of_class(schema)):
+        fields = pa.schema([(name, declared_type(kind, name, where)) for name, kind in hints.items()])
     else:
         raise InvalidJob(
-            f"{where}: schema= is {type(schema).__name__}: pass a pyarrow.Schema or a mapping such as "
-            '{"value": int, "at": pa.timestamp("ms")}'
+            f"{where}: schema= is {type(schema).__name__}: pass a pyarrow.Schema, a mapping such as "
+            '{"value": int, "at": pa.timestamp("ms")}, a text such as "value BIGINT, at TIMESTAMP", or a dataclass'
         )
     repeated = {name for name in fields.names if fields.names.count(name) > 1}
     if repeated:
@@ -46,24 +41,6 @@ def as_schema(schema: SchemaLike, where: str) -> pa.Schema:
     if not fields.names:
         raise InvalidJob(f"{where}: the schema has no columns: name at least one")
     return fields
-
-
-def _as_type(kind: Any, column: str, where: str) -> pa.DataType:
-    if isinstance(kind, pa.DataType):
-        return kind
-    if isinstance(kind, str):
-        try:
-            return pa.type_for_alias(kind)
-        except ValueError as error:
-            raise InvalidJob(
-                f"{where}: column {column!r} has the unknown type name {kind!r}: use an Arrow name such as 'int64'"
-            ) from error
-    known = _PYTHON_TYPES.get(kind) if isinstance(kind, type) else None
-    if known is None:
-        raise InvalidJob(
-            f"{where}: column {column!r} has type {kind!r}, which is not an Arrow type: use pa.int64() and such"
-        )
-    return known
 
 
 def milliseconds(duration: datetime.timedelta, what: str) -> int:
@@ -82,7 +59,9 @@ def require_columns(schema: pa.Schema | None, columns: tuple[str, ...], where: s
         return
     for column in columns:
         if column not in schema.names:
-            raise InvalidJob(f"{where}: there is no column {column!r}: use one of {', '.join(schema.names)}")
+            close = difflib.get_close_matches(str(column), schema.names, 1)
+            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            raise InvalidJob(f"{where}: there is no column {column!r}{meant}: use one of {', '.join(schema.names)}")
 
 
 def described(schema: pa.Schema) -> str:

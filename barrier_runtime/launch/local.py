@@ -187,6 +187,15 @@ def _run(
     return JobResult(status)
 
 
+def run_prepared(
+    plan: Plan,
+    options: JobOptions,
+    run: Callable[[JobGraph, JobSpec, ObjectStore, JobOptions], Coroutine[Any, Any, JobStatus]],
+) -> JobResult:
+    """Run `plan` in this process by `run`, which may follow or stop it."""
+    return _run(plan, options, run, ())
+
+
 class _Terminator:
     def __init__(self) -> None:
         self.came = False

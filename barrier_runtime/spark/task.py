@@ -56,7 +56,7 @@ _GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses 
 
 @dataclass(frozen=True)
 class SlotSettings:
-    """All a slot needs; travels in Spark's closure (so the secret is as safe as Spark's RPC, see README)."""
+    """All a slot needs; travels in Spark's closure (so the secret is as safe as Spark's RPC, see docs/operating.md)."""
 
     graph: JobGraph
     mode: str

@@ -21,6 +21,22 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"barrier-runtime {sys.modules['barrier_runtime'].__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and leave")
+    ] = False,
+) -> None:
+    """The command line of barrier-runtime."""
+
+
 savepoints = typer.Typer(no_args_is_help=True, help="Look at savepoints, delete them.")
 app.add_typer(savepoints, name="savepoints")
 
@@ -136,6 +152,32 @@ def explain(
         print(page, end="")
         if not starts:
             raise typer.Exit(2)
+
+
+@app.command()
+def demo(
+    rate: Annotated[float, typer.Option(help="orders per second")] = 2_000,
+    orders: Annotated[int | None, typer.Option(help="end after so many orders; without it at Ctrl-C")] = None,
+    browser: Annotated[bool, typer.Option(help="open the page in a browser")] = True,
+) -> None:
+    """Run a small live flow with its page, from this package alone: no Spark, no Java. Kill parts of it and look."""
+    from functools import partial
+
+    from barrier_runtime.tools.demo import demo as run_demo
+
+    on_terminal = sys.stdout.isatty()
+    print(run_demo(rate, orders, browser=browser and on_terminal, say=partial(print, flush=True)))
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="of the project: its folder, and the job's name")],
+) -> None:
+    """Make a project: a flow that runs, its test, a Makefile, and a compose file with Kafka, PostgreSQL and S3."""
+    from barrier_runtime.tools.new_project import new_project
+
+    for line in new_project(name, Path.cwd()):
+        print(line)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

@@ -1,4 +1,4 @@
-"""A connector is one row of the registry: what folder, exports, pyproject and README have is compared with it."""
+"""A connector is one row of the registry: what folder, exports, pyproject and docs have is compared with it."""
 
 import ast
 import re
@@ -8,12 +8,12 @@ import pytest
 
 import barrier_runtime
 from barrier_runtime.connectors.registry import CONNECTORS, Connector, PublicClass
-from tests.connectors_table import README, with_tables
+from tests.connectors_table import PAGE, with_tables
 from tests.house.test_layers import SHARED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "barrier_runtime" / "connectors"
-EXTRAS_OF_NO_CONNECTOR = {"spark", "s3", "sketches", "otel", "testing", "bench", "dev"}
+EXTRAS_OF_NO_CONNECTOR = {"spark", "s3", "sketches", "otel", "testing", "bench", "docs", "dev"}
 SOURCES = [each for row in CONNECTORS for sources in row.sources for each in sources.classes]
 SINKS = [each for row in CONNECTORS for sinks in row.sinks for each in sinks.classes]
 
@@ -51,9 +51,9 @@ def test_the_extra_installs_the_library_and_dev_has_it(row: Connector) -> None:
 
 
 @with_library
-def test_readme_says_why_the_library_was_chosen(row: Connector) -> None:
+def test_the_docs_say_why_the_library_was_chosen(row: Connector) -> None:
     assert row.library is not None
-    dependencies = README.read_text(encoding="utf-8").partition("## Dependencies")[2].partition("\n## ")[0]
+    dependencies = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
     assert f"(`[{row.library.extra}]`)" in dependencies
 
 
@@ -108,6 +108,6 @@ def test_every_method_that_reads_is_in_a_row() -> None:
     assert [name for name in methods if not hasattr(barrier_runtime.Dataflow, name)] == []
 
 
-def test_the_tables_of_readme_are_current() -> None:
-    text = README.read_text(encoding="utf-8")
+def test_the_tables_of_connectors_are_current() -> None:
+    text = PAGE.read_text(encoding="utf-8")
     assert text == with_tables(text), "run: make tables"

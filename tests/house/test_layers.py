@@ -28,7 +28,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("graph",),
         ("connectors",),
         ("operators",),
-        ("data",),
+        ("data", "samples"),
     ),
     "coordinator": (
         ("server",),

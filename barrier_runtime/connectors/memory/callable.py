@@ -9,7 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.data.rows import rows_of
 from barrier_runtime.operators.user_code import function_name, user_error
+
+
+def print_rows(rows: pa.RecordBatch) -> None:
+    """Each row as a dict on a line of its own."""
+    for row in rows_of(rows):
+        print(row)
 
 
 class CallableSink(TwoPhaseCommitSink):

@@ -92,7 +92,13 @@ def _keep(ledger: str, staged: dict[int, list[pa.RecordBatch]]) -> None:
 
 
 class CollectSink(TwoPhaseCommitSink):
-    """See the module."""
+    """Committed rows in this process's memory, for `run_local`: `rows()`, `batches()`, `to_arrow()`, `to_pandas()`.
+
+    >>> out = CollectSink()
+    >>> orders.sink("out", out)
+    >>> flow.run_local()
+    >>> out.to_pandas()
+    """
 
     _where = "CollectSink"  # until it is opened
 
@@ -109,6 +115,18 @@ class CollectSink(TwoPhaseCommitSink):
     def rows(self) -> list[dict[str, Any]]:
         """Committed rows as dicts."""
         return [row for batch in self.batches() for row in rows_of(batch)]
+
+    def to_arrow(self) -> pa.Table:
+        """Committed rows as one table; without rows it has no columns either."""
+        batches = self.batches()
+        return pa.Table.from_batches(batches) if batches else pa.table({})
+
+    def to_pandas(self) -> Any:
+        """Committed rows as a `pandas.DataFrame`."""
+        try:
+            return self.to_arrow().to_pandas()
+        except ImportError as error:
+            raise InvalidJob("to_pandas() needs pandas: pip install pandas, or use to_arrow() or rows()") from error
 
     def __copy__(self) -> "CollectSink":
         twin = CollectSink()

@@ -195,7 +195,7 @@ def test_a_broadcast_table_must_have_unique_keys() -> None:
 def test_what_is_no_sink_is_refused() -> None:
     _, ticks = flow_and_stream()
     with pytest.raises(InvalidJob, match="is not a sink"):
-        ticks.sink("out", print)  # type: ignore[arg-type]
+        ticks.sink("out", repr)
 
 
 def test_a_process_class_without_process_is_refused() -> None:
@@ -354,7 +354,7 @@ def test_explain_shows_chains_edges_settings_and_guarantees() -> None:
         ({"a": "int65"}, "unknown type name 'int65'"),
         ({"a": list}, "which is not an Arrow type"),
         ({}, "no columns"),
-        ([("a", int)], "pass a pyarrow.Schema or a mapping"),
+        ([("a", int)], "pass a pyarrow.Schema, a mapping"),
     ],
 )
 def test_a_schema_that_says_nothing_clear_is_refused(schema: Any, message: str) -> None:

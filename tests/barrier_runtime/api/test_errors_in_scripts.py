@@ -92,7 +92,7 @@ def test_the_cause_is_what_a_users_sink_raised() -> None:
         lambda flow: flow.run_local(parallelism=0),
         lambda flow: flow.run(),
         lambda flow: flow.explain(paralelism=2),
-        lambda flow: source(flow).sink("o", print),
+        lambda flow: source(flow).sink("o", repr),
     ],
     ids=["key_by", "schema", "empty", "option", "spark", "explain", "sink"],
 )

@@ -11,6 +11,8 @@ import barrier_runtime
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
+import datetime
+
 import barrier_runtime as br
 
 reveal_type(br.ParquetSink("out"))
@@ -29,6 +31,8 @@ reveal_type(br.KafkaSource("broker:9092", "t", group="g"))
 reveal_type(br.RabbitMQSource("amqp://h", "q", deduplicate=None))
 reveal_type(br.RateSource(10))
 reveal_type(br.IteratorSource(lambda index, of: [], schema={"n": int}))
+reveal_type(br.PollSource(lambda cursor: ([], cursor), every=datetime.timedelta(seconds=1), schema={"n": int}))
+reveal_type(br.TextSource("in"))
 
 flow = br.Dataflow("flow")
 kafka = br.KafkaSource("broker:9092", "t", group="g", bad_records="dead_letter")
@@ -49,6 +53,7 @@ REVEALED = [
     *("ParquetSink", "JsonlSink", "CsvSink", "DeltaSink", "PostgresSink", "KafkaSink", "RedisUpsertSink"),
     *("CollectSink", "CallableSink"),
     *("ParquetSource", "JsonlSource", "CsvSource", "KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource"),
+    *("PollSource", "TextSource"),
     *["Stream"] * 10,
 ]
 WRONG = """

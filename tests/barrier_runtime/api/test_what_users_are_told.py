@@ -227,6 +227,6 @@ def test_a_sink_that_fails_again_and_again_is_named_with_the_strategy_and_has_on
 
 def test_a_function_as_a_sink_is_told_of_callable_sink() -> None:
     _, source = stream()
-    with pytest.raises(InvalidJob, match=r"print> is not a sink: give CallableSink\(…\) around a function"):
-        source.sink("o", print)  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match=r"repr> is not a sink: give CallableSink\(…\) around a function"):
+        source.sink("o", repr)  # type: ignore[arg-type]
     source.sink("o", CallableSink(print))

@@ -21,8 +21,10 @@ from barrier_runtime import (
     JsonlSource,
     KafkaSource,
     ParquetSource,
+    PollSource,
     RabbitMQSource,
     RateSource,
+    TextSource,
 )
 from barrier_runtime.connectors.source import SourceDescription
 
@@ -43,9 +45,11 @@ METHODS: dict[str, type] = {
     "read_parquet": ParquetSource,
     "read_csv": CsvSource,
     "read_jsonl": JsonlSource,
+    "read_text": TextSource,
     "read_kafka": KafkaSource,
     "read_rabbitmq": RabbitMQSource,
     "from_iterator": IteratorSource,
+    "from_poll": PollSource,
     "rate": RateSource,
 }
 FILES: dict[type, tuple[str, Callable[[Path], Any]]] = {

@@ -1,7 +1,7 @@
 """The small side of a `broadcast_join`, read whole in the driver when the flow is written down."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +15,9 @@ from barrier_runtime.state.errors import InvalidJob
 _MAX_BYTES = 256 << 20  # it travels to every slot
 
 
-def small_table(table: "pa.Table | Sequence[Mapping[str, Any]] | str", where: str) -> pa.Table:
-    """An Arrow table, a list of dicts, or the path of a Parquet, CSV or JSONL file (or folder of Parquet files)."""
+def small_table(table: Any, where: str) -> pa.Table:
+    """An Arrow table, a pandas or Polars frame (anything that has `__arrow_c_stream__`), a list of dicts, or the path
+    of a Parquet, CSV or JSONL file (or folder of Parquet files)."""
     if isinstance(table, str | os.PathLike):
         path = str(table)
         if path.endswith(CsvFiles.suffixes):
@@ -28,10 +29,17 @@ def small_table(table: "pa.Table | Sequence[Mapping[str, Any]] | str", where: st
         table = _read_whole(description.named(where))
     elif isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
+    elif _is_pandas(table):
+        table = pa.Table.from_pandas(table, preserve_index=False)
+    elif hasattr(table, "__arrow_c_stream__") and not isinstance(table, pa.Table):
+        table = _without_views(pa.table(table))
     elif not isinstance(table, pa.Table):
-        rows = list(table)
+        rows = list(table) if isinstance(table, Iterable) else []
         if not rows or not all(isinstance(row, Mapping) for row in rows):
-            raise InvalidJob(f"{where}: the small table is not a table: pass an Arrow table, a list of dicts or a path")
+            raise InvalidJob(
+                f"{where}: the small table is not a table: pass an Arrow table, a pandas or Polars frame, a list of "
+                "dicts or a path"
+            )
         table = pa.Table.from_pylist([dict(row) for row in rows])
     if table.nbytes > _MAX_BYTES:
         raise InvalidJob(
@@ -39,6 +47,19 @@ def small_table(table: "pa.Table | Sequence[Mapping[str, Any]] | str", where: st
             f"keep it below {_MAX_BYTES >> 20} MiB, or join with keyed state"
         )
     return table
+
+
+def _is_pandas(table: object) -> bool:
+    """Its own stream has the index as a column."""
+    kind = type(table)
+    return kind.__module__.partition(".")[0] == "pandas" and kind.__name__ == "DataFrame"
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Polars' text is of a type that Arrow's kernels do not know yet."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields))
 
 
 def _read_whole(source: Source) -> pa.Table:

@@ -52,7 +52,7 @@ def write(path: Path, numbers: range) -> None:
 SOURCES: dict[str, Callable[[str], Source]] = {
     "jsonl": lambda path: JsonlFiles("src", path, SCHEMA, None),
     "jsonl.gz": lambda path: JsonlFiles("src", path, SCHEMA, None),
-    "csv": lambda path: CsvFiles("src", path, SCHEMA, None, ","),
+    "csv": lambda path: CsvFiles("src", path, SCHEMA, None),
     "parquet": lambda path: ParquetFiles("src", path, SCHEMA, None),
 }
 

@@ -17,7 +17,7 @@ from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.files.source import lines as line_blocks
-from barrier_runtime.connectors.files.source.csv import CsvFiles
+from barrier_runtime.connectors.files.source.csv import CsvFiles, CsvForm
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
 from barrier_runtime.connectors.files.source.listing import find_files
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
@@ -66,7 +66,7 @@ def compressed(write: Callable[[Path, pa.Table], None], codec: str) -> Callable[
 
 FORMATS: dict[str, tuple[Callable[[Path, pa.Table], None], Callable[..., Source]]] = {
     "parquet": (write_parquet, lambda paths, pace=None: ParquetFiles("src", paths, SCHEMA, pace)),
-    "csv": (write_csv, lambda paths, pace=None: CsvFiles("src", paths, SCHEMA, pace, ",")),
+    "csv": (write_csv, lambda paths, pace=None: CsvFiles("src", paths, SCHEMA, pace)),
     "jsonl": (write_jsonl, lambda paths, pace=None: JsonlFiles("src", paths, SCHEMA, pace)),
 }
 for ending, codec in (("gz", "gzip"), ("zst", "zstd"), ("bz2", "bz2")):
@@ -177,14 +177,14 @@ def test_only_wanted_columns_are_read_in_the_wanted_order_and_type(tmp_path: Pat
 def test_without_a_schema_types_are_guessed_from_the_first_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("n,at,s\n1,2020-01-01 00:00:00,x\n")
     (tmp_path / "a.jsonl").write_text('{"n": 1, "at": "2020-01-01T00:00:00Z", "s": "x"}\n')
-    assert CsvFiles("src", str(tmp_path), None, None, ",").schema.types[0] == pa.int64()
+    assert CsvFiles("src", str(tmp_path), None, None).schema.types[0] == pa.int64()
     assert JsonlFiles("src", str(tmp_path), None, None).schema.names == ["n", "at", "s"]
 
 
 def test_csv_may_have_a_byte_order_mark_other_delimiters_quotes_and_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes('\ufeffn;s\r\n1;"a;b"\r\n\r\n2;""\r\n3;\r\n'.encode())
     schema = pa.schema([("s", pa.string()), ("n", pa.int8())])
-    source = CsvFiles("src", str(tmp_path), schema, None, ";")
+    source = CsvFiles("src", str(tmp_path), schema, None, CsvForm(";"))
     assert rows_of(drained(opened(spec_of(source), World()))) == [
         {"s": "a;b", "n": 1},
         {"s": "", "n": 2},
@@ -255,7 +255,7 @@ def test_a_missing_column_is_named_with_its_file_before_the_job_starts(tmp_path:
         spec_of(ParquetFiles("src", str(tmp_path), SCHEMA, None))
     (tmp_path / "a.csv").write_text("n,s\n1,x\n")
     with pytest.raises(InvalidJob, match=r"a\.csv: it has no column 'at' \(its header has n, s\)"):
-        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None, ","))
+        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None))
 
 
 def test_a_column_of_another_type_is_named_with_both_types(tmp_path: Path) -> None:
@@ -321,17 +321,17 @@ def test_a_file_that_vanished_or_changed_since_the_start_is_refused(tmp_path: Pa
 def test_a_csv_without_header_or_rows_and_impossible_options_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(InvalidJob, match="has no header line"):
-        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None, ","))
+        spec_of(CsvFiles("src", str(tmp_path), SCHEMA, None))
     (tmp_path / "a.csv").write_text("a,a\n1,2\n")
     with pytest.raises(InvalidJob, match="column 'a' is in its header twice"):
-        CsvFiles("src", str(tmp_path), None, None, ",")
+        CsvFiles("src", str(tmp_path), None, None)
     (tmp_path / "a.csv").write_text("a,b\n")
     with pytest.raises(InvalidJob, match="no rows to guess types from: pass schema="):
-        CsvFiles("src", str(tmp_path), None, None, ",")
+        CsvFiles("src", str(tmp_path), None, None)
     with pytest.raises(InvalidJob, match="pace=0"):
-        CsvFiles("src", str(tmp_path), SCHEMA, 0, ",")
+        CsvFiles("src", str(tmp_path), SCHEMA, 0, CsvForm(","))
     with pytest.raises(InvalidJob, match="use one ASCII character"):
-        CsvFiles("src", str(tmp_path), SCHEMA, None, "::")
+        CsvFiles("src", str(tmp_path), SCHEMA, None, CsvForm("::"))
 
 
 def test_two_files_with_one_name_below_their_folders_are_refused(tmp_path: Path) -> None:
@@ -369,5 +369,5 @@ def test_a_json_column_that_changes_its_type_is_told_with_its_line(tmp_path: Pat
 
 def test_text_that_is_not_utf8_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("n,name\n1,Anna\n2,René\n".encode("latin-1"))
-    with pytest.raises(InvalidJob, match=r"line 3, byte 19: 0xe9 in column 'name' is not UTF-8: convert the file"):
+    with pytest.raises(InvalidJob, match=r"line 3, byte 19: 0xe9 in column 'name' is not UTF-8: pass encoding="):
         Dataflow("latin").read_csv("src", str(tmp_path))

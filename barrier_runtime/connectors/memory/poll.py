@@ -1,0 +1,221 @@
+"""A function that is asked again and again as a source: for an API, a table, whatever can be asked for what is new.
+
+The function gets a cursor and gives rows and the next cursor. A position is the cursor of the page at hand and how many
+of its rows went out, so a restored job asks for the page again and goes on inside it. The function runs in a thread of
+its own, a page ahead at most, which wakes the slot when there is one.
+"""
+
+import datetime
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.connectors.source import Polled, Split, SplitReader
+from barrier_runtime.data.rows import Row, RowWriter
+from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
+from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+
+Fetch = Callable[[Any], tuple[Iterable[Row], Any] | None]
+
+_LOOK_NS = 1_000_000_000  # without being woken
+
+
+class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cursor: Any
+    taken: int  # rows of the page that the cursor gives
+
+
+_POSITION = msgspec.json.Decoder(_Position)
+_CURSOR = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True)
+class PollSource:
+    """Rows (dicts) that `fetch(cursor)` gives, called every `every`. It returns `(rows, next_cursor)`, or None at the
+    end. The cursor is None at first, then what the last call gave; it is kept in checkpoints, so it is what JSON can
+    hold.
+
+    After a failure `fetch` gets the cursor of the page at hand again, and rows that went out are skipped. So the same
+    cursor must give the same rows first; where it cannot, say `replayable=False` (and the job cannot be exactly-once).
+
+    It runs in a thread of its own and may wait. What it raises fails the job; `Unavailable` is tried again under
+    `restart=`. One subtask asks.
+    """
+
+    fetch: Fetch
+    _: KW_ONLY
+    every: datetime.timedelta
+    schema: SchemaLike
+    replayable: bool = True
+
+    def named(self, name: str) -> "PolledRows":
+        where = f"source {name!r}"
+        if not callable(self.fetch):
+            raise InvalidJob(f"{where}: fetch={self.fetch!r} cannot be called: pass a function of a cursor")
+        every_ms = milliseconds(self.every, f"every of {where}")
+        return PolledRows(name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable)
+
+
+class PolledRows:
+    """A `PollSource` with its name."""
+
+    def __init__(self, name: str, fetch: Fetch, every_ms: int, schema: pa.Schema, replayable: bool) -> None:
+        self._name = name
+        self._fetch = fetch
+        self._every_ms = every_ms
+        self.schema = schema
+        self.exactly_once = replayable
+
+    def __repr__(self) -> str:
+        return f"poll {function_name(self._fetch)}, every {self._every_ms / 1000:g} s"
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return [Split("all")]
+
+    def reader(self, split: Split) -> SplitReader:
+        return PollReader(self._name, self._fetch, self._every_ms / 1000, self.schema)
+
+
+@dataclass(frozen=True)
+class _Page:
+    rows: pa.RecordBatch | None
+    cursor: Any
+    next_cursor: Any
+
+
+class PollReader:
+    def __init__(self, name: str, fetch: Fetch, every_s: float, schema: pa.Schema) -> None:
+        self._name = name
+        self._fetch = fetch
+        self._every_s = every_s
+        self._writer = RowWriter(f"{function_name(fetch)} of source {name!r}", schema)
+        self._changed = threading.Condition()
+        self._waiting: _Page | None = None  # made by the thread
+        self._ended = False
+        self._closed = False
+        self._error: BaseException | None = None
+        self._wake: Callable[[], None] = _nothing
+        self._thread: threading.Thread | None = None
+        self._page: _Page | None = None  # of which rows are given now
+        self._place = _Position(None, 0)
+        self._skip = 0  # rows of the first page that went out before a restore
+        self._due_ns: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        with self._changed:
+            return self._page is None and self._waiting is None and self._ended and self._error is None
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        self._start()
+        self._due_ns = None
+        while self._page is None:
+            page = self._take()
+            if page is None:
+                self._due_ns = now_ns + _LOOK_NS
+                return None
+            self._place = _Position(page.cursor, self._skip)
+            self._skip = 0
+            self._page = page
+            self._leave_if_over()
+        assert self._page.rows is not None
+        rows = self._page.rows.slice(self._place.taken, max_rows)
+        self._place = _Position(self._place.cursor, self._place.taken + rows.num_rows)
+        self._leave_if_over()
+        return Polled(rows, now_ns)
+
+    def next_due_ns(self) -> int | None:
+        return self._due_ns
+
+    def position(self) -> bytes:
+        return msgspec.json.encode(self._place)
+
+    def seek(self, position: bytes) -> None:
+        self._place = _POSITION.decode(position)
+        self._skip = self._place.taken
+
+    def close(self) -> None:
+        """Does not wait for a function that waits: the thread ends when that returns."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _leave_if_over(self) -> None:
+        page = self._page
+        assert page is not None
+        if page.rows is None or self._place.taken >= page.rows.num_rows:
+            self._place = _Position(page.next_cursor, 0)
+            self._page = None
+
+    def _take(self) -> _Page | None:
+        """The next page; None when there is none now. Raises what ended the thread."""
+        with self._changed:
+            page, self._waiting = self._waiting, None
+            if page is not None:
+                self._changed.notify_all()
+            elif self._error is not None:
+                raise self._error
+            return page
+
+    # ------------------------------------------------------------ the thread
+
+    def _start(self) -> None:
+        if self._thread is None:
+            begin = self._place.cursor
+            self._thread = threading.Thread(target=self._run, args=(begin,), name=f"poll-{self._name}", daemon=True)
+            self._thread.start()
+
+    def _run(self, cursor: Any) -> None:
+        error: BaseException | None = None
+        try:
+            self._ask_on(cursor)
+        except BaseException as raised:  # `poll` raises it again
+            error = raised
+        with self._changed:
+            self._error = error
+            self._ended = True
+        self._wake()
+
+    def _ask_on(self, cursor: Any) -> None:
+        while True:
+            page = self._asked(cursor)
+            if page is None:
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._waiting is None)
+                if self._closed:
+                    return
+                self._waiting = page
+            self._wake()
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, self._every_s):
+                    return
+            cursor = page.next_cursor
+
+    def _asked(self, cursor: Any) -> _Page | None:
+        try:
+            given = self._fetch(cursor)
+            if given is None:
+                return None
+            if not isinstance(given, tuple) or len(given) != 2:
+                raise TypeError(f"it gave {type(given).__name__}: return (rows, next cursor), or None at the end")
+            rows: list[Row] = list(given[0])
+            kept = _CURSOR.decode(msgspec.json.encode(given[1]))  # as a restored job gets it
+        except BarrierRuntimeError:
+            raise
+        except Exception as error:
+            function = f"{function_name(self._fetch)} (cursor {cursor!r})"
+            raise user_error(error, function=function, operator=self._name, subtask=0) from error
+        return _Page(self._writer.batch(rows) if rows else None, cursor, kept)
+
+
+def _nothing() -> None:
+    """Nobody waits to be woken."""

@@ -1,0 +1,223 @@
+"""`barrier-runtime demo`: a live flow with its page, from the package alone. No Spark and no Java: this process takes
+the part of Spark, starts a process per slot, and starts one again when it dies. The rest is what runs on a cluster.
+
+At the end what was written is counted: every window must be there once.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import webbrowser
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from barrier_runtime.connectors.files.sink.commit_log import committed_files
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.prepare import PreparedJob
+from barrier_runtime.launch.result import JobResult, raise_unless_ended_well
+from barrier_runtime.spark.task import SlotSettings, run_slot
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.tools.demo_flow import demo_flow
+
+_SLOTS = 2
+_INTERVAL_S = 1.0  # between checkpoints
+_LEASE_S = 10.0
+_LEAVE_S = 15.0  # how long slots may take to leave
+_LOOK_S = 1.0
+
+
+class _SlotOrder(msgspec.Struct, frozen=True):
+    """What a slot's process reads from its standard input."""
+
+    slot: int
+    attempt: int
+    run_id: str
+    secret: str
+    control: tuple[str, int]
+    folder: str
+    rows_per_second: float
+    rows: int | None
+
+
+_ORDER = msgspec.json.Decoder(_SlotOrder)
+
+
+def demo(
+    rows_per_second: float, rows: int | None, *, browser: bool, say: Callable[[str], None] = print
+) -> JobResult | None:
+    """Run until `rows` orders are read (None: until Ctrl-C). Raises what a job raises that fails."""
+    with tempfile.TemporaryDirectory(prefix="barrier-runtime-demo-") as folder:
+        job, _ = _prepared(folder, rows_per_second, rows)
+        job.prove(open_store(_checkpoints(folder)))
+        with EmbeddedCoordinator(_checkpoints(folder)) as coordinator, _Slots() as slots:
+            reply = coordinator.submit(job.spec)
+            address = (reply.control_host, reply.control_port)
+            orders = [
+                _SlotOrder(slot, 0, job.spec.run_id, reply.secret, address, folder, rows_per_second, rows)
+                for slot in range(_SLOTS)
+            ]
+            slots.start(orders)
+            link = coordinator.client.page_link(job.spec.job)
+            say(f"the page of the job: {link}")
+            say(f"its output: {folder}/out")
+            say(f"try it: kill -9 {slots.pids()[0]}   (a slot; or {coordinator.pid}, the coordinator)")
+            say("Ctrl-C takes a last checkpoint and ends it")
+            if browser:
+                webbrowser.open(link)
+            status = _follow(coordinator, job.spec.job, job.spec.run_id, slots, say)
+            slots.leave()
+        raise_unless_ended_well(status)
+        say(counted(f"{folder}/out/seconds"))
+        return JobResult(status)
+
+
+def counted(folder: str) -> str:
+    """What readers of the output folder find: windows, the orders in them, and whether each window is there once."""
+    found: Counter[tuple[int, str]] = Counter()
+    orders = 0
+    for url in committed_files(folder):
+        for line in Path(url.removeprefix("file://")).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            found[row["shop"], row["window_start"]] += 1
+            orders += row["orders"]
+    twice = sum(1 for times in found.values() if times > 1)
+    return f"written: {orders:,} orders in {len(found):,} windows, of which {twice} are there twice"
+
+
+def _prepared(
+    folder: str, rows_per_second: float, rows: int | None, run_id: str = ""
+) -> tuple[PreparedJob, JobOptions]:
+    """The same job in this process and in those of its slots."""
+    given: dict[str, Any] = {"run_id": run_id} if run_id else {}
+    options = JobOptions.from_keywords(
+        {
+            "parallelism": _SLOTS,
+            "checkpoints": _checkpoints(folder),
+            "checkpoint_interval": _INTERVAL_S,
+            "coordinator_lease": _LEASE_S,
+            **given,
+        }
+    )
+    return PreparedJob(demo_flow(f"{folder}/out", rows_per_second, rows).plan, options), options
+
+
+def _checkpoints(folder: str) -> str:
+    return f"{folder}/checkpoints"
+
+
+def _follow(
+    coordinator: EmbeddedCoordinator, job: str, run_id: str, slots: "_Slots", say: Callable[[str], None]
+) -> JobStatus:
+    """Until the job ended."""
+    status: JobStatus | None = None
+    stopping = False
+    while status is None or status.outcome is None:
+        try:
+            with contextlib.suppress(Unavailable):  # it is being started again
+                coordinator.ensure_alive()
+                status = coordinator.client.next_status(job, run_id, status, _LOOK_S)
+                for order in status.kill:
+                    slots.kill(order.task_attempt)
+            for line in slots.renewed():
+                say(line)
+            time.sleep(0.05)
+        except KeyboardInterrupt:
+            if stopping:
+                raise
+            stopping = True
+            say("stopping, with a last checkpoint")
+            coordinator.client.stop(job, "checkpoint", run_id)
+    return status
+
+
+class _Slots:
+    """A process per slot, as Spark has a task for each; ended when this is left."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[_SlotOrder, subprocess.Popen[bytes]]] = {}
+        self._attempts = 0
+
+    def start(self, orders: list[_SlotOrder]) -> None:
+        for order in orders:
+            self._begin(order)
+
+    def _begin(self, order: _SlotOrder) -> None:
+        self._attempts += 1
+        order = msgspec.structs.replace(order, attempt=self._attempts)
+        command = [sys.executable, "-m", "barrier_runtime.tools.demo"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # Ctrl-C is ours to handle
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(order))
+        process.stdin.close()
+        self._running[order.slot] = (order, process)
+
+    def pids(self) -> list[int]:
+        return [process.pid for _, process in self._running.values()]
+
+    def renewed(self) -> Iterator[str]:
+        """Start again what died; a line for each."""
+        for slot, (order, process) in list(self._running.items()):
+            code = process.poll()
+            if code:
+                self._begin(order)
+                pid = self._running[slot][1].pid
+                yield f"slot {slot} died ({code}) and was started again as process {pid}"
+
+    def kill(self, attempt: int) -> None:
+        for order, process in self._running.values():
+            if order.attempt == attempt:
+                process.kill()
+
+    def leave(self) -> None:
+        """The job has ended: slots leave by themselves."""
+        deadline = time.monotonic() + _LEAVE_S
+        for _, process in self._running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+
+    def __enter__(self) -> "_Slots":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for _, process in self._running.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _slot_main() -> int:
+    """A slot's process: `python -m barrier_runtime.tools.demo`, with its order on standard input."""
+    order = _ORDER.decode(sys.stdin.buffer.read())
+    job, options = _prepared(order.folder, order.rows_per_second, order.rows, order.run_id)
+    settings = SlotSettings(
+        graph=job.graph,
+        mode=job.spec.checkpoints.mode,
+        run_id=order.run_id,
+        secret=bytes.fromhex(order.secret),
+        control_addresses=(order.control,),
+        storage_url=_checkpoints(order.folder),
+        state=options.state,
+        lease_s=options.coordinator_lease,
+    )
+    try:
+        run_slot(order.slot, order.attempt, settings)
+    except BarrierRuntimeError as error:
+        print(f"slot {order.slot}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.pop("SPARK_LOCAL_DIRS", None)
+    sys.exit(_slot_main())

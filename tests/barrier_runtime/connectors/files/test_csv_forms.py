@@ -1,0 +1,58 @@
+"""CSV as it comes: Latin-1, German decimals, leading zeros, a byte-order mark."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, InvalidJob
+
+
+def rows_of_csv(path: Path, **options: Any) -> list[dict[str, Any]]:
+    flow, out = Dataflow("csv"), CollectSink()
+    flow.read_csv("in", str(path), **options).sink("out", out)
+    flow.run_local(parallelism=1)
+    return out.rows()
+
+
+def test_latin_1_and_german_decimals_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("Straße;Preis\nMüllerstraße;1,5\nÖrtchen;-2,25\n".encode("latin-1"))
+    rows = rows_of_csv(path, delimiter=";", encoding="latin-1", decimal_point=",")
+    assert rows == [{"Straße": "Müllerstraße", "Preis": 1.5}, {"Straße": "Örtchen", "Preis": -2.25}]
+
+
+def test_latin_1_without_its_name_is_told_with_the_option(tmp_path: Path) -> None:
+    for text in ("Straße\nx\n", "name\nMüller\n"):
+        path = tmp_path / "a.csv"
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(InvalidJob, match=r'pass encoding= \(such as "latin-1"\)'):
+            Dataflow("csv").read_csv("in", str(path))
+
+
+def test_numbers_with_leading_zeros_stay_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("\ufeffplz,n,x,zero\n01234,10,0.5,0\n99999,20,10.05,0\n")
+    stream = Dataflow("csv").read_csv("in", str(path))
+    assert stream.schema == pa.schema(
+        [("plz", pa.string()), ("n", pa.int64()), ("x", pa.float64()), ("zero", pa.int64())]
+    )
+    assert [row["plz"] for row in rows_of_csv(path)] == ["01234", "99999"]
+    assert [row["plz"] for row in rows_of_csv(path, schema={"plz": int})] == [1234, 99999]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"encoding": "utf-16"}, "in which ASCII is as it is"),
+        ({"encoding": "klingon"}, "in which ASCII is as it is"),
+        ({"decimal_point": ","}, "are both ','"),
+        ({"decimal_point": ""}, "decimal_point='': use one ASCII character"),
+        ({"delimiter": "::"}, "delimiter='::': use one ASCII character"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    with pytest.raises(InvalidJob, match=said):
+        Dataflow("csv").read_csv("in", str(tmp_path / "a.csv"), **options)

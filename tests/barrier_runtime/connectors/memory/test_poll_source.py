@@ -1,0 +1,102 @@
+"""Functions that are asked again and again: cursors in checkpoints, pages gone on with inside, what is refused."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow
+from barrier_runtime.connectors.memory.poll import PollReader
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.state.errors import InvalidJob, UserCodeError
+
+SCHEMA = pa.schema([("n", pa.int64())])
+EVERY = timedelta(milliseconds=1)
+GIVE_UP_S = 30.0
+
+
+def pages(cursor: Any) -> Any:
+    """0 to 9, four at a time; then an empty page, then the end."""
+    begin = 0 if cursor is None else cursor["next"]
+    if begin > 10:
+        return None
+    return [{"n": n} for n in range(begin, min(10, begin + 4))], {"next": begin + 4 if begin < 10 else 11}
+
+
+def read(reader: PollReader, rows: int, at_once: int) -> list[int]:
+    found: list[int] = []
+    deadline = time.monotonic() + GIVE_UP_S
+    while len(found) < rows and not reader.finished:
+        assert time.monotonic() < deadline, f"{len(found)} rows came"
+        polled = reader.poll(min(at_once, rows - len(found)), 0)
+        found += [] if polled is None else polled.rows.column("n").to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("taken", range(11))
+def test_a_position_names_the_very_next_row_also_inside_a_page(taken: int) -> None:
+    before, after = (PollReader("src", pages, 0.001, SCHEMA) for _ in range(2))
+    assert read(before, taken, 3) == list(range(taken))
+    after.seek(before.position())
+    assert read(after, 20, 3) == list(range(taken, 10))
+    before.close()
+
+
+def test_a_position_is_right_before_the_first_poll_after_a_restore() -> None:
+    first, second, third = (PollReader("src", pages, 0.001, SCHEMA) for _ in range(3))
+    read(first, 6, 6)
+    second.seek(first.position())
+    assert second.position() == first.position()
+    third.seek(second.position())
+    assert read(third, 20, 2) == [6, 7, 8, 9]
+    first.close()
+
+
+def test_a_job_goes_on_at_its_cursor(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def fetch(cursor: Any) -> Any:
+        asked.append(cursor)
+        return pages(cursor)
+
+    def run() -> list[int]:
+        flow, out = Dataflow("polled"), CollectSink()
+        flow.from_poll("src", fetch, every=EVERY, schema={"n": int}).sink("out", out)
+        flow.run_local(parallelism=2, checkpoints=str(tmp_path))
+        return [row["n"] for row in out.rows()]
+
+    assert run() == list(range(10))
+    before = len(asked)
+    assert run() == []
+    assert None not in asked[before:]
+
+
+def test_what_the_function_raises_names_it_and_the_cursor() -> None:
+    def fetch(cursor: Any) -> Any:
+        if cursor == 1:
+            raise OSError("HTTP 500")
+        return [{"n": 1}], 1
+
+    flow = Dataflow("polled")
+    flow.from_poll("src", fetch, every=EVERY, schema={"n": int}).sink("out", CollectSink())
+    with pytest.raises(JobFailed, match=r"fetch\(\) \(cursor 1\)|fetch") as failed:
+        flow.run_local(parallelism=1)
+    assert "HTTP 500" in str(failed.value)
+
+
+@pytest.mark.parametrize("given", [[], ({"n": 1},), ([], object())])
+def test_what_is_no_page_is_told(given: Any) -> None:
+    reader = PollReader("src", lambda cursor: given, 0.001, SCHEMA)
+    with pytest.raises(UserCodeError):
+        read(reader, 1, 1)
+
+
+def test_a_function_is_wanted_and_a_duration() -> None:
+    flow = Dataflow("polled")
+    with pytest.raises(InvalidJob, match="pass a function of a cursor"):
+        flow.from_poll("src", "http://x", every=EVERY, schema={"n": int})  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match=r"every of source 'src' is 5: pass a datetime\.timedelta"):
+        flow.from_poll("src", pages, every=5, schema={"n": int})  # type: ignore[arg-type]

@@ -1,0 +1,61 @@
+"""`barrier-runtime demo`: a job of real processes with a page, of which one is killed on the way."""
+
+import os
+import re
+import signal
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from command_line import run_here
+
+from barrier_runtime import __version__
+from barrier_runtime.tools.demo import counted, demo
+
+
+def kill_once_something_is_there(output: Path, slot: int) -> None:
+    while not list(output.glob("seconds/*.jsonl")):
+        time.sleep(0.02)
+    os.kill(slot, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_demo_has_a_page_and_survives_the_kill_of_a_slot() -> None:
+    said: list[str] = []
+    page: list[int] = []
+
+    def heard(line: str) -> None:
+        said.append(line)
+        if line.startswith("the page of the job"):
+            with urllib.request.urlopen(line.split(": ", 1)[1], timeout=20) as answer:
+                page.append(answer.status)
+        slot = re.search(r"kill -9 (\d+)", line)
+        if slot:
+            output = Path(said[-2].split(": ", 1)[1])
+            threading.Thread(target=kill_once_something_is_there, args=(output, int(slot[1])), daemon=True).start()
+
+    result = demo(1_000, 6_000, browser=False, say=heard)
+    assert result is not None
+    assert page == [200]
+    assert any("died (-9) and was started again" in line for line in said), said
+    assert re.fullmatch(r"written: 6,000 orders in \d+ windows, of which 0 are there twice", said[-1])
+
+
+def test_a_window_that_is_there_twice_is_told(tmp_path: Path) -> None:
+    from barrier_runtime import Dataflow, JsonlSink
+
+    rows = [{"shop": 1, "window_start": "a", "orders": 2}, {"shop": 1, "window_start": "a", "orders": 2}]
+    flow = Dataflow("twice")
+    schema = {"shop": int, "window_start": str, "orders": int}
+    flow.from_iterator("rows", lambda index, of: iter(rows), schema=schema, splits=1).sink(
+        "out", JsonlSink(str(tmp_path / "out"))
+    )
+    flow.run_local(parallelism=1)
+    assert counted(str(tmp_path / "out")) == "written: 4 orders in 1 windows, of which 1 are there twice"
+
+
+def test_the_command_tells_its_version() -> None:
+    done = run_here("--version")
+    assert (done.returncode, done.stdout) == (0, f"barrier-runtime {__version__}\n")
