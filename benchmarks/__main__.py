@@ -120,7 +120,11 @@ def _ends(chosen: argparse.Namespace) -> None:
 
 def _answers(chosen: argparse.Namespace) -> int:
     return compare(
-        chosen.workload or workloads.names("nexmark"), chosen.folder / "run", chosen.rows, chosen.parallelism
+        chosen.workload or workloads.names("nexmark"),
+        chosen.folder / "run",
+        chosen.rows,
+        chosen.parallelism,
+        chosen.engine or ["ours"],
     )
 
 
@@ -232,7 +236,8 @@ def _parser() -> argparse.ArgumentParser:
     targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
     add_arguments(targets)
 
-    same = command("answers", _answers, "whether our answers are those of Spark SQL, as a batch over the same events")
+    same = command("answers", _answers, "whether answers are those of Spark SQL, as a batch over the same events")
+    same.add_argument("--engine", action="append", choices=["ours", "flink"], help="again for each; ours, unless told")
     same.add_argument("--workload", action="append", help="again for each; all of Nexmark, unless told")
     same.add_argument("--rows", type=int, default=1_000_000, help="events (%(default)s)")
     same.add_argument("--parallelism", type=int, default=2)

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 Source = Literal["generator", "kafka", "parquet"]
-Sink = Literal["measure", "kafka", "discard"]
+Sink = Literal["measure", "kafka", "discard", "answer"]
 Storage = Literal["file", "s3"]
 Measure = Literal["latency", "visible", "throughput"]
 
@@ -197,6 +197,17 @@ class RateHeld(msgspec.Struct, frozen=True, kw_only=True):
     tried: list[tuple[float, bool]]
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's answer to a query over `events` events, set against a batch of Spark SQL."""
+
+    workload: str
+    engine: str
+    events: int
+    rows: int
+    same: bool
+    columns: list[str]  # that were compared
+
+
 class Results(msgspec.Struct, kw_only=True):
     """results.json."""
 
@@ -209,6 +220,7 @@ class Results(msgspec.Struct, kw_only=True):
     grid: list[CheckpointCost] = []
     sizes: list[CheckpointSize] = []
     targets: list[RunResult] = []  # of `latency-targets`
+    answers: list[Answer] = []
     left_out: dict[str, str] = {}  # engine, or what else did not run -> why
 
 
