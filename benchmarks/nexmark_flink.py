@@ -1,9 +1,9 @@
 """Nexmark q0 to q22 as Flink SQL 2.3, over the same table `events`; in Spark's SQL they are in `nexmark_queries`.
 
-Statements are separated by ";", the last one is the query. They are Nexmark's own but for these. Averages are of DOUBLE:
-Flink's AVG of BIGINT drops the fraction. The published text of q6 (OVER with 10 PRECEDING) is refused, because OVER
-takes no retractions (FLINK-19059); a Top-N takes them, and has the same ten auctions. q13's side table is a function,
-cheaper than any join: Flink's file connector has no look-up. Pure.
+Statements are separated by ";", the last one is the query. They are Nexmark's own but for these. Averages are of
+DOUBLE: Flink's AVG of BIGINT drops the fraction. The published text of q6 (OVER with 10 PRECEDING) is refused, because
+OVER takes no retractions (FLINK-19059); a Top-N takes them, and has the same ten auctions. q13's side table is a
+function, cheaper than any join: Flink's file connector has no look-up. Pure.
 """
 
 from collections.abc import Mapping
@@ -71,20 +71,23 @@ FLINK: Mapping[str, str] = {
     + "SELECT p.name, p.city, p.state, a.id, a.emitted FROM auction a JOIN person p ON a.seller = p.id "
     "WHERE a.category = 10 AND p.state IN ('OR', 'ID', 'CA')",
     "q4": _with(AUCTION, BID)
-    + "SELECT category, AVG(CAST(highest AS DOUBLE)) AS average, MAX(emitted) AS emitted FROM (SELECT a.id, a.category, "
-    f"MAX(b.price) AS highest, MAX(b.emitted) AS emitted FROM {_VALID} GROUP BY a.id, a.category) GROUP BY category",
-    "q5": _with(BID)
-    + f"CREATE TEMPORARY VIEW counts AS SELECT auction, {_WINDOW}, COUNT(*) AS n FROM {_HOP} GROUP BY auction, {_WINDOW};"
-    f"SELECT c.auction, c.n, {_end_s('c.window_end')} * 1000000000 AS emitted FROM counts c JOIN (SELECT MAX(n) AS most, "
-    f"{_WINDOW} FROM counts GROUP BY {_WINDOW}) m ON c.n = m.most AND {_SAME_WINDOW}",
+    + "SELECT category, AVG(CAST(highest AS DOUBLE)) AS average, MAX(emitted) AS emitted FROM (SELECT a.id, "
+    f"a.category, MAX(b.price) AS highest, MAX(b.emitted) AS emitted FROM {_VALID} GROUP BY a.id, a.category) "
+    "GROUP BY category",
+    "q5": _with(BID) + f"CREATE TEMPORARY VIEW counts AS SELECT auction, {_WINDOW}, COUNT(*) AS n FROM {_HOP} "
+    f"GROUP BY auction, {_WINDOW};"
+    f"SELECT c.auction, c.n, {_end_s('c.window_end')} * 1000000000 AS emitted FROM counts c JOIN "
+    f"(SELECT MAX(n) AS most, {_WINDOW} FROM counts GROUP BY {_WINDOW}) m ON c.n = m.most AND {_SAME_WINDOW}",
     "q6": _with(AUCTION, BID)
     + "SELECT seller, AVG(CAST(final AS DOUBLE)) AS average, MAX(emitted) AS emitted FROM (SELECT *, ROW_NUMBER() OVER "
-    "(PARTITION BY seller ORDER BY expires DESC, id DESC) AS place FROM (SELECT a.id, a.seller, a.expires, MAX(b.price) "
-    f"AS final, MAX(b.emitted) AS emitted FROM {_VALID} GROUP BY a.id, a.seller, a.expires)) WHERE place <= 10 "
+    "(PARTITION BY seller ORDER BY expires DESC, id DESC) AS place FROM (SELECT a.id, a.seller, a.expires, "
+    f"MAX(b.price) AS final, MAX(b.emitted) AS emitted FROM {_VALID} "
+    "GROUP BY a.id, a.seller, a.expires)) WHERE place <= 10 "
     "GROUP BY seller",
     "q7": _with(BID) + "SELECT c.auction, c.price, c.bidder, c.`at`, c.extra, "
-    f"{_end_s('c.window_end')} * 1000000000 AS emitted FROM (SELECT * FROM {_tumble('bid')}) c JOIN (SELECT MAX(price) AS "
-    f"most, {_WINDOW} FROM {_tumble('bid')} GROUP BY {_WINDOW}) m ON c.price = m.most AND {_SAME_WINDOW}",
+    f"{_end_s('c.window_end')} * 1000000000 AS emitted FROM (SELECT * FROM {_tumble('bid')}) c JOIN "
+    f"(SELECT MAX(price) AS most, {_WINDOW} FROM {_tumble('bid')} GROUP BY {_WINDOW}) m "
+    f"ON c.price = m.most AND {_SAME_WINDOW}",
     "q8": _with(PERSON, AUCTION)
     + f"SELECT DISTINCT c.id, c.name, {_end_s('c.window_end')} * 1000 AS end_ms FROM (SELECT id, name, {_WINDOW} FROM "
     f"{_tumble('person')}) c JOIN (SELECT seller, {_WINDOW} FROM {_tumble('auction')}) m ON c.id = m.seller AND "
@@ -116,8 +119,8 @@ FLINK: Mapping[str, str] = {
     "q17": _with(BID) + f"SELECT auction, {_DAY} AS `day`, {_BIDS}, MIN(price) AS min_price, MAX(price) AS max_price, "
     f"AVG(CAST(price AS DOUBLE)) AS average, SUM(price) AS total FROM bid GROUP BY auction, {_DAY}",
     "q18": _with(BID)
-    + "SELECT bidder, auction, price, channel, url, `at`, extra, emitted FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY "
-    "bidder, auction ORDER BY ts DESC) AS place FROM bid) WHERE place = 1",
+    + "SELECT bidder, auction, price, channel, url, `at`, extra, emitted FROM (SELECT *, ROW_NUMBER() OVER "
+    "(PARTITION BY bidder, auction ORDER BY ts DESC) AS place FROM bid) WHERE place = 1",
     "q19": _with(BID)
     + "SELECT auction, price, place FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC) "
     "AS place FROM bid) WHERE place <= 10",

@@ -103,6 +103,7 @@ class BoundedRun(msgspec.Struct, frozen=True, array_like=True):
 
     rows: int
     seconds: float
+    cpu_s: float | None = None  # of all processes; files of before have none
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +132,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     bounded: list[BoundedRun] = []  # over the small and the large input
     rows_per_s: float | None = None  # whole query over the large input
     rows_per_s_steady: float | None = None  # what the large run had more than the small one, rows by seconds
+    core_us_per_row: float | None = None  # steady, too: core-seconds of the difference, by its rows
     cpu_s_per_million: float | None = None
     cpu_s: float | None = None
     cores: float | None = None  # `cpu_s` by the seconds it was measured in; files of before have only `cpu_s`
