@@ -122,8 +122,8 @@ def test_the_table_names_what_we_lose_and_has_it_first() -> None:
     results = Results(runs=runs, answers=[answer("q4", "ours", True), answer("q4", "flink", False)])
     told, _, *table = nexmark_markdown(results).splitlines()
     assert told == (
-        "Slower than Flink SQL: q19. More core-seconds per event: q19. Faster, but not 3 times: q4. Fewer core-seconds, "
-        "but not half: q4. Without one of the ratios: q20."
+        "Slower than Flink SQL: q19. More core-seconds per event: q19. Faster, but not 3 times: q4. Fewer "
+        "core-seconds, but not half: q4. Without one of the ratios: q20."
     )
     rows = [line.strip("| ").split(" | ") for line in table[2:]]
     assert [row[0] for row in rows] == ["q20", "q19", "q4", "q0"]
