@@ -85,7 +85,9 @@ class KnownValues:
         """The indices of `values` that are not known; of those that are the same, the first."""
         known = self.known
         found = [index for index, value in enumerate(values) if value not in known]
-        return list({values[index]: index for index in reversed(found)}.values())[::-1]
+        if len(found) < 2:
+            return found
+        return sorted({values[index]: index for index in reversed(found)}.values())
 
     def learn(self, values: Sequence[bytes]) -> None:
         """`values`: none of them known, no two the same."""
