@@ -15,9 +15,11 @@ from benchmarks.ends import add_arguments, measure_all
 from benchmarks.engines import ENGINES
 from benchmarks.flink_setup import set_up
 from benchmarks.latency_targets import TargetSizes, runs
+from benchmarks.nexmark_beside import NexmarkSizes, beside
 from benchmarks.plan import Wanted
 from benchmarks.programme import SEARCHED, TableSizes
 from benchmarks.recovery import VICTIMS
+from benchmarks.report.nexmark_table import nexmark_markdown
 from benchmarks.report.target_table import targets_markdown
 from benchmarks.session import FOLDER, Store, latency_targets, measure, recover, search
 from examples.servers.base import ServerError
@@ -120,8 +122,22 @@ def _ends(chosen: argparse.Namespace) -> None:
 
 def _answers(chosen: argparse.Namespace) -> int:
     return compare(
-        chosen.workload or workloads.names("nexmark"), chosen.folder / "run", chosen.rows, chosen.parallelism
+        chosen.workload or workloads.names("nexmark"),
+        chosen.folder / "run",
+        chosen.rows,
+        chosen.parallelism,
+        chosen.engine or ["ours"],
     )
+
+
+def _nexmark(chosen: argparse.Namespace) -> int:
+    store = Store(chosen.folder, fresh=not chosen.add)
+    sizes = NexmarkSizes(answers=chosen.answers, rows=chosen.rows, rounds=chosen.rounds, parallelism=chosen.parallelism)
+    queries = chosen.workload or workloads.names("nexmark")
+    wrong = beside(store, chosen.engine or ("ours", "flink"), queries, sizes, chosen.folder)
+    store.report()
+    print(nexmark_markdown(store.results))
+    return wrong
 
 
 def _flink_setup(chosen: argparse.Namespace) -> None:
@@ -232,10 +248,20 @@ def _parser() -> argparse.ArgumentParser:
     targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
     add_arguments(targets)
 
-    same = command("answers", _answers, "whether our answers are those of Spark SQL, as a batch over the same events")
+    same = command("answers", _answers, "whether answers are those of Spark SQL, as a batch over the same events")
+    same.add_argument("--engine", action="append", choices=["ours", "flink"], help="again for each; ours, unless told")
     same.add_argument("--workload", action="append", help="again for each; all of Nexmark, unless told")
     same.add_argument("--rows", type=int, default=1_000_000, help="events (%(default)s)")
     same.add_argument("--parallelism", type=int, default=2)
+
+    auctions = command("nexmark", _nexmark, "Nexmark beside Flink SQL: rows/s, core-seconds, answers; a table")
+    auctions.add_argument("--add", action="store_true", help="to the results there are")
+    auctions.add_argument("--engine", action="append", choices=["ours", "flink"], help="again for each")
+    auctions.add_argument("--workload", action="append", help="again for each; all of Nexmark, unless told")
+    auctions.add_argument("--answers", type=int, default=NexmarkSizes.answers, help="events; 0: none (%(default)s)")
+    auctions.add_argument("--rows", type=int, default=NexmarkSizes.rows, help="at most; 0: none (%(default)s)")
+    auctions.add_argument("--rounds", type=int, default=NexmarkSizes.rounds, help="engines take turns (%(default)s)")
+    auctions.add_argument("--parallelism", type=int, default=2)
 
     command("report", _report, "the report again, from results.json")
     command("flink-setup", _flink_setup, "Flink and PyFlink in a side environment (about 1 GB in the user's cache)")

@@ -136,13 +136,13 @@ def q3(events: Stream) -> Stream:
     return joined.select({"name": "name", "city": "city", "state": "state", "id": "auction", "emitted": "emitted"})
 
 
-_AUCTION = (
+AUCTION = (
     "id", "item_name", "description", "initial_bid", "reserve", "at", "expires", "seller", "category", "extra",
 )  # fmt: skip
 
 
 def q20(events: Stream) -> Stream:
-    auctions = events.filter("kind = 1 AND category = 10").select(list(_AUCTION))
+    auctions = events.filter("kind = 1 AND category = 10").select(list(AUCTION))
     return bids(events).key_by("auction").join("q20", auctions.key_by("id"), between=_ANY_TIME, event_time="at")
 
 
@@ -205,16 +205,18 @@ def q6(events: Stream) -> Stream:
 
 
 def q9(events: Stream) -> Stream:
-    """The winning bid: of the highest ones the earliest."""
-    columns = _AUCTION[1:]
+    """The winning bid: of the highest ones the earliest. A rank has a price of up to 10^8 and 20 s in ns."""
+    columns = AUCTION[1:]
     valid = _valid_bids(events, *columns)
     every = {name: name for name in ("id", *columns, "bidder", "price", "at_bid", "extra_bid", "emitted")}
-    rank = pc.field("price") * 1_000_000 + (pc.field("expires") - pc.field("at_bid"))
+    left_ns = (pc.field("expires") + 1) * _NS_PER_MS - pc.field("emitted")
+    rank = pc.field("price") * 20_000_000_000 + left_ns
     ranked = valid.select({**every, "rank": rank})
     windows = ranked.key_by("id").window("closing", Tumbling(_INSTANT), event_time="expires")
     auction: dict[str, Any] = {name: first(name) for name in columns}
-    winner: dict[str, Any] = {name: arg_max(name, by="rank") for name in ("bidder", "at_bid", "extra_bid")}
-    winning: Stream = windows.aggregate(**auction, **winner, price=max_("price"), emitted=max_("emitted"))
+    bid = ("bidder", "at_bid", "extra_bid", "emitted")
+    winner: dict[str, Any] = {name: arg_max(name, by="rank") for name in bid}
+    winning: Stream = windows.aggregate(**auction, **winner, price=max_("price"))
     return winning
 
 

@@ -247,7 +247,7 @@ def _bounded(spec: RunSpec, engine: Engine, usage: Usage) -> dict[str, object]:
     cpu_s = usage.cpu_between(began_ns, finished_ns)
     seconds = (finished_ns - began_ns) / 1e9
     return {
-        "bounded": [BoundedRun(spec.rows, round(seconds, 3))],
+        "bounded": [BoundedRun(spec.rows, round(seconds, 3), round(cpu_s, 2))],
         "rows_per_s": round(spec.rows / seconds),
         "cpu_s": round(cpu_s, 2),
         "cores": round(cpu_s / seconds, 3),

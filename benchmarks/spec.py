@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 Source = Literal["generator", "kafka", "parquet"]
-Sink = Literal["measure", "kafka", "discard"]
+Sink = Literal["measure", "kafka", "discard", "answer"]
 Storage = Literal["file", "s3"]
 Measure = Literal["latency", "visible", "throughput"]
 
@@ -103,6 +103,7 @@ class BoundedRun(msgspec.Struct, frozen=True, array_like=True):
 
     rows: int
     seconds: float
+    cpu_s: float | None = None  # of all processes; files of before have none
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +132,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     bounded: list[BoundedRun] = []  # over the small and the large input
     rows_per_s: float | None = None  # whole query over the large input
     rows_per_s_steady: float | None = None  # what the large run had more than the small one, rows by seconds
+    core_us_per_row: float | None = None  # steady, too: core-seconds of the difference, by its rows
     cpu_s_per_million: float | None = None
     cpu_s: float | None = None
     cores: float | None = None  # `cpu_s` by the seconds it was measured in; files of before have only `cpu_s`
@@ -197,6 +199,17 @@ class RateHeld(msgspec.Struct, frozen=True, kw_only=True):
     tried: list[tuple[float, bool]]
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's answer to a query over `events` events, set against a batch of Spark SQL."""
+
+    workload: str
+    engine: str
+    events: int
+    rows: int
+    same: bool
+    columns: list[str]  # that were compared
+
+
 class Results(msgspec.Struct, kw_only=True):
     """results.json."""
 
@@ -209,6 +222,7 @@ class Results(msgspec.Struct, kw_only=True):
     grid: list[CheckpointCost] = []
     sizes: list[CheckpointSize] = []
     targets: list[RunResult] = []  # of `latency-targets`
+    answers: list[Answer] = []
     left_out: dict[str, str] = {}  # engine, or what else did not run -> why
 
 

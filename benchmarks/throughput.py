@@ -42,7 +42,9 @@ def _told(small: RunResult, large: RunResult) -> RunResult:
     if not large.bounded:
         return large
     pair = [small.bounded[0], large.bounded[0]]
-    return msgspec.structs.replace(large, bounded=pair, rows_per_s_steady=steady(*pair))
+    return msgspec.structs.replace(
+        large, bounded=pair, rows_per_s_steady=steady(*pair), core_us_per_row=core_us_per_row(*pair)
+    )
 
 
 def largest(rows: int, small: BoundedRun) -> int:
@@ -56,6 +58,14 @@ def steady(small: BoundedRun, large: BoundedRun) -> float | None:
     """None when the large input took hardly longer than the small one: then it says nothing."""
     more_s = large.seconds - small.seconds
     return round((large.rows - small.rows) / more_s) if more_s >= _SHORTEST_S else None
+
+
+def core_us_per_row(small: BoundedRun, large: BoundedRun) -> float | None:
+    """Microseconds of one core per row that the large input has more than the small one. None where no processor time
+    was kept, or that of the large input is not more."""
+    if small.cpu_s is None or large.cpu_s is None or large.cpu_s <= small.cpu_s or large.rows <= small.rows:
+        return None
+    return round((large.cpu_s - small.cpu_s) / (large.rows - small.rows) * 1e6, 3)
 
 
 def _one(spec: RunSpec, rows: int, inputs: Path) -> RunResult:

@@ -43,6 +43,10 @@ class Workload:
     spark_streams: bool = True  # Spark's streaming can run the SQL
     answer: tuple[str, ...] = ()  # columns to compare; () = all
     summed: str = ""  # the column whose values of a `group` are added: of windows that begin anywhere
+    flink_answer: tuple[str, ...] = ()  # columns that Flink's answer is compared in; () = as ours
+    flink_key: tuple[str, ...] = ()  # Flink's rows replace each other by it, without taking anything back
+    flink_ends: bool = True  # Flink brings out all that is in the input; if not, its sums are at most the answer's
+    listed: tuple[str, str] | None = None  # (ours, Flink's): a list per group, the greatest first; Flink has rows
 
     def flow(self, read: Callable[[Dataflow], Stream]) -> tuple[Dataflow, Stream]:
         """A flow of its own, and the result's stream, still without a sink."""

@@ -775,6 +775,14 @@ MUTANTS = (
         ("tests/barrier_runtime/operators/aggregation/test_collections.py",),
     ),
     Mutant(
+        "equal-values-of-one-batch-count-twice",
+        "0.0 and -0.0 that come new in one batch are one value of an exact distinct count",
+        "barrier_runtime/operators/aggregation/collecting.py",
+        "        return sorted({values[index]: index for index in reversed(found)}.values())\n",
+        "        return found\n",
+        ("tests/barrier_runtime/operators/aggregation/test_distinct.py",),
+    ),
+    Mutant(
         "text-compares-by-length",
         "text compares by code points",
         "barrier_runtime/operators/aggregation/picks.py",

@@ -69,6 +69,12 @@ class BatchValues:
                 raise self._too_large(column, array.type, error) from error
         return found
 
+    def codes(self, column: str) -> tuple[Ints, int]:
+        """A number per row, and how many there are: rows of one number have the same value. -1 where it is null."""
+        encoded = self._batch.column(column).dictionary_encode()
+        codes = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
+        return codes.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
+
     def plain(self, column: str) -> list[Any]:
         """One Python value per row, None where it is null."""
         return self._batch.column(column).to_pylist()  # type: ignore[no-any-return]

@@ -4,6 +4,7 @@ import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.collecting import ListCell, SetCell, lists
+from barrier_runtime.operators.aggregation.distinct import DistinctCells
 from barrier_runtime.operators.aggregation.encoded_values import EncodedValues
 from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.sketches import (
@@ -36,7 +37,7 @@ def cell_output(aggregate: Aggregate, kind: pa.DataType) -> tuple[Cells, Reader]
             return Cells(SetCell(column, distinct, limit, exact=False)), listed
         case "count_distinct" if not aggregate.approximate:
             counted = Reader("count", _INT64, lambda state: len(state.known), lambda read: pa.array(read, _INT64))
-            return Cells(SetCell(column, distinct, limit, exact=True)), counted
+            return DistinctCells(SetCell(column, distinct, limit, exact=True)), counted
         case "count_distinct" | "quantile" | "quantiles" | "top_k":
             require_sketches()
     match aggregate.kind:

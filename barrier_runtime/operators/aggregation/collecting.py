@@ -29,6 +29,11 @@ def _opened(cell: bytes) -> Collected:
     return (_count.unpack_from(cell)[0], cell[_count.size :]) if cell else (0, EMPTY)
 
 
+def number_of(cell: bytes) -> int:
+    """Of its values, without looking at them."""
+    return int(_count.unpack_from(cell)[0]) if cell else 0
+
+
 def _closed(count: int, data: bytes) -> bytes:
     return _count.pack(count) + data
 
@@ -75,6 +80,19 @@ class KnownValues:
     @property
     def collected(self) -> Collected:
         return len(self.known), self.data
+
+    def unknown(self, values: Sequence[bytes]) -> list[int]:
+        """The indices of `values` that are not known; of those that are the same, the first."""
+        known = self.known
+        found = [index for index, value in enumerate(values) if value not in known]
+        if len(found) < 2:
+            return found
+        return sorted({values[index]: index for index in reversed(found)}.values())
+
+    def learn(self, values: Sequence[bytes]) -> None:
+        """`values`: none of them known, no two the same."""
+        self.known.update(values)
+        self.data += b"".join(values)
 
 
 class _Recent:
@@ -145,6 +163,14 @@ class SetCell:
         cell = _closed(*state.collected)
         self._recent.keep(cell, state)
         return cell
+
+    def remember(self, cell: bytes, state: KnownValues) -> None:
+        """`state` was opened from `cell`, and nothing was added."""
+        self._recent.keep(cell, state)
+
+    def room(self, cell: bytes) -> int:
+        """For so many values more."""
+        return self.limit - number_of(cell)
 
     def merged(self, earlier: bytes, later: bytes) -> bytes:
         return self.closed(self.add(self.opened(earlier), self.encoding.split(_opened(later)[1])))

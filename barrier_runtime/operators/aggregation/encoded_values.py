@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues
-from barrier_runtime.operators.aggregation.state_columns import from_words, word_dtypes
+from barrier_runtime.operators.aggregation.state_columns import Values, from_words, word_dtypes
 from barrier_runtime.state.columns.wide_columns import WIDE
 
 _length = struct.Struct("<I")
@@ -27,9 +27,11 @@ class EncodedValues:
         self._wide = self._dtypes == (WIDE,)
         self._bytes = 0 if self._wide else _WORD_BYTES * len(self._dtypes)
 
-    def of(self, batch: BatchValues, column: str) -> list[bytes]:
-        """The bytes of each row's value; where the column is null they mean nothing."""
+    def of(self, batch: BatchValues, column: str, rows: Values | None = None) -> list[bytes]:
+        """The bytes of each row's value, or of those of `rows`; where the column is null they mean nothing."""
         words = batch.words(column)
+        if rows is not None:
+            words = tuple(word[rows] for word in words)
         if self._wide:
             return [_length.pack(len(cell)) + cell for cell in words[0]]
         width, data = self._bytes, np.stack([self._plain(word) for word in words], 1).tobytes()

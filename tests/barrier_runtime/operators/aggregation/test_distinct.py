@@ -1,0 +1,69 @@
+"""Exact distinct counts of many rows at once are those of one row at a time."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
+from barrier_runtime.operators.aggregation.cells import Cells, Reader
+from barrier_runtime.operators.aggregation.collecting import SetCell
+from barrier_runtime.operators.aggregation.distinct import DistinctCells
+from barrier_runtime.operators.aggregation.encoded_values import EncodedValues
+from barrier_runtime.state.errors import InvalidJob
+
+NAN = float("nan")
+VALUES = {
+    "int": pa.array([None, *range(200)], pa.int64()),
+    "float": pa.array([None, 0.0, -0.0, NAN, -NAN, float("inf"), *np.linspace(0, 3, 50)], pa.float64()),
+    "text": pa.array([None, "", "a", "é", *(f"text-{number}" for number in range(90))]),
+    "boolean": pa.array([None, True, False]),
+}
+
+
+def of(cells: type[Cells], kind: pa.DataType, limit: int = 1_000) -> Cells:
+    made = cells(SetCell("v", EncodedValues(kind, distinct=True), limit, exact=True))
+    made.readers["count"] = Reader(
+        "count", pa.int64(), lambda state: len(state.known), lambda read: pa.array(read, pa.int64())
+    )
+    return made
+
+
+def left(column: str, row_id: int, aggregate: str = "sum_") -> InvalidJob:
+    return InvalidJob(f"{aggregate} of {column} of key {row_id}")
+
+
+@pytest.mark.parametrize("keys", [1, 7])
+@pytest.mark.parametrize("name", VALUES)
+def test_after_each_row_and_at_the_end(name: str, keys: int) -> None:
+    random, values = np.random.default_rng(5), VALUES[name]
+    one, many = of(Cells, values.type), of(DistinctCells, values.type)
+    state = [np.array([b""] * keys, np.object_) for _ in range(2)]
+    for _ in range(4):  # batches: what is known already is in the cells
+        batch = pa.RecordBatch.from_arrays([values.take(pa.array(random.integers(0, len(values), 150)))], ["v"])
+        rows = RunningOrder.of(random.integers(0, keys, 150))
+        found = []
+        for made, cells in zip((one, many), state, strict=True):
+            before = {made.name: cells[rows.row_ids]}
+            added = made.added(before, rows, BatchValues(batch, "a step"), left)
+            ends, after = made.running(before, rows, BatchValues(batch, "a step"), left)
+            assert added[made.name].tolist() == ends[made.name].tolist()
+            cells[rows.row_ids] = ends[made.name]
+            found.append((made.result({**ends, **after}, "count"), made.result({made.name: cells}, "count")))
+        assert found[0] == found[1]
+    assert state[0].tolist() == state[1].tolist()
+
+
+def test_a_key_with_too_many_values_is_named_and_one_with_just_as_many_is_not() -> None:
+    values = pa.array([1, 2, 2, 1, 3, 1, 2, 3, 4, 4], pa.int64())
+    batch, groups = pa.RecordBatch.from_arrays([values], ["v"]), np.array([0] * 5 + [1] * 5)
+    rows = RunningOrder.of(groups)
+    before = {"count_distinct:v": np.array([b"", b""], np.object_)}
+    enough = of(DistinctCells, pa.int64(), limit=4)
+    assert enough.result(enough.added(before, rows, BatchValues(batch, "a step"), left), "count").to_pylist() == [3, 4]
+    with pytest.raises(InvalidJob, match="count_distinct of v of key 1"):
+        of(DistinctCells, pa.int64(), limit=3).running(before, rows, BatchValues(batch, "a step"), left)
+
+
+def test_equal_values_of_one_batch_that_look_unlike_are_one() -> None:
+    state = SetCell("v", EncodedValues(pa.int64(), distinct=True), 10, exact=True).opened(b"")
+    assert state.unknown([b"a", b"b", b"a", b"b", b"c"]) == [0, 1, 4]
