@@ -107,8 +107,8 @@ def job_status(
 
 def standbys_wanted(job: Job) -> StandbysWanted | None:
     """Slots that the driver is to start. A restarted coordinator dismisses its predecessor's, so it asks anew."""
-    rescale = job.rescales.before_moving
-    if rescale is None or rescale.parallelism <= rescale.before or not job.leads:
+    rescale = job.rescales.open
+    if rescale is None or rescale.parallelism <= job.spec.parallelism or not job.leads:
         return None
     return StandbysWanted(f"{job.identity.leader}/{rescale.request.id}", rescale.before, rescale.parallelism - 1)
 
