@@ -78,7 +78,8 @@ class Running(Phase):
 
     def deadline(self, job: Job) -> int | None:
         graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots if slot.lost_ms is not None]
-        pending = self._pending(job).next_deadline(with_trigger=not job.commits.too_far_behind)
+        triggers = not job.commits.too_far_behind and not self._stops_for_rescale(job)
+        pending = self._pending(job).next_deadline(with_trigger=triggers)
         rescale = job.rescales.open
         others = (pending, None if rescale is None else rescale.deadline_ms)
         return min([*graces, *(moment for moment in others if moment is not None)], default=None)
@@ -185,7 +186,8 @@ class Running(Phase):
     # ------------------------------------------------------------ checkpoints
 
     def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
-        self._pending(job).request()
+        if not self._stops_for_rescale(job):
+            self._pending(job).request()
         return self._pump(job, now_ms)
 
     def on_manifest_written(self, job: Job, key: str, now_ms: int) -> Decision | None:
@@ -276,16 +278,19 @@ class Running(Phase):
             pending.triggering = Triggering.ON_REQUEST
             if not any(checkpoint.final for checkpoint in pending.open):
                 pending.request()
-        if self._stop_needs_another(job) or job.savepoints.wants_checkpoint([each.id for each in pending.open]):
-            pending.request()
-        if self._stops_for_rescale(job):
-            pass  # what comes after that checkpoint is another generation's
-        elif pending.due(now_ms) and (pending.requested or not job.commits.too_far_behind):
-            self._trigger(job, now_ms)
+        if not self._stops_for_rescale(job):
+            self._trigger_if_due(job, now_ms)
         ready = pending.ready()
         if ready is not None and not job.log.in_flight:
             return self._persist(job, ready, now_ms)
         return None
+
+    def _trigger_if_due(self, job: Job, now_ms: int) -> None:
+        pending = self._pending(job)
+        if self._stop_needs_another(job) or job.savepoints.wants_checkpoint([each.id for each in pending.open]):
+            pending.request()
+        if pending.due(now_ms) and (pending.requested or not job.commits.too_far_behind):
+            self._trigger(job, now_ms)
 
     def _trigger(self, job: Job, now_ms: int) -> None:
         checkpoint = self._pending(job).trigger(now_ms)
@@ -420,7 +425,7 @@ class Running(Phase):
         return Restart(f"the job was not rescaled, and goes on: {error}", counted=False)
 
     def _stops_for_rescale(self, job: Job) -> bool:
-        """The checkpoint to move with is under way or decided."""
+        """The checkpoint to move with is under way or decided: what comes after it is another generation's."""
         rescale = job.rescales.open
         return rescale is not None and rescale.paused_ms is not None and rescale.state.pausing
 
