@@ -60,7 +60,7 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Move:
+class Resize:
     """Sources have stopped, and all they have read is visible: the next generation has `parallelism` slots."""
 
     parallelism: int
@@ -115,5 +115,16 @@ class EndJob:
 
 
 Decision: TypeAlias = (
-    LoadLog | TakeOver | BeginGeneration | Restart | Move | Gather | Run | FinishJob | Cancel | Fail | FencedBy | EndJob
+    LoadLog
+    | TakeOver
+    | BeginGeneration
+    | Restart
+    | Resize
+    | Gather
+    | Run
+    | FinishJob
+    | Cancel
+    | Fail
+    | FencedBy
+    | EndJob
 )

@@ -123,11 +123,11 @@ class SlotTable:
 
     def missing_standbys(self, now_ms: int) -> tuple[int, ...]:
         """Those that are not there, or were silent for long."""
-        patience_ms = 3 * self._heartbeat_ms
+        longest_ms = 3 * self._heartbeat_ms
         there = {
             slot.index
             for slot in self._standbys.values()
-            if slot.connected and now_ms - slot.last_seen_ms <= patience_ms
+            if slot.connected and now_ms - slot.last_seen_ms <= longest_ms
         }
         return tuple(index for index in range(self._parallelism, self._admitted) if index not in there)
 

@@ -7,7 +7,7 @@
     Gather           -         -         WaitingForSlots  -                -                -          -        -
     Run              -         Running   -                Running          -                -          -        -
     Restart          -         -         -                Fencing/Failing  Fencing/Failing  -          -        -
-    Move             -         -         -                -                Fencing          -          -        -
+    Resize           -         -         -                -                Fencing          -          -        -
     FinishJob        -         -         -                -                Finishing        -          -        -
     Fail             -         Failing   Failing          Failing          Failing          -          -        -
     Cancel           Ended     Ended     Finishing/Ended  Finishing/Ended  Finishing/Ended  -          -        -
@@ -32,7 +32,7 @@ from barrier_runtime.coordinator.job.decisions import (
     FinishJob,
     Gather,
     LoadLog,
-    Move,
+    Resize,
     Restart,
     Run,
     TakeOver,
@@ -63,7 +63,7 @@ MOVES: dict[type[Phase], _Moves] = {
     },
     Fencing: {LoadLog: {Loading}, Gather: {WaitingForSlots}, **_MAY_LEAD},
     WaitingForSlots: {Run: {Running}, Restart: {Fencing, Failing}, **_MAY_LEAD},
-    Running: {Restart: {Fencing, Failing}, Move: {Fencing}, FinishJob: {Finishing}, **_MAY_LEAD},
+    Running: {Restart: {Fencing, Failing}, Resize: {Fencing}, FinishJob: {Finishing}, **_MAY_LEAD},
     Finishing: _ENDS,
     Failing: _ENDS,
     Ended: {EndJob: {Ended}},
@@ -93,7 +93,7 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
             return WaitingForSlots(reason, deploy_from_ms)
         case Run(reason):
             return Running(reason)
-        case Move(parallelism, reason):
+        case Resize(parallelism, reason):
             return Fencing(BeginGeneration(None, reason, now_ms, parallelism=parallelism))
         case Restart():
             return _restarted(job, wanted, now_ms)

@@ -9,7 +9,7 @@ from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, 
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, kept_after_restore
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointState
 from barrier_runtime.coordinator.job.checkpoint_ends import abandon, checkpoint_appended, under_way
-from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, Move, Restart
+from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, Resize, Restart
 from barrier_runtime.coordinator.job.effects import CloseLink, CopySavepoint, ListForSweep, ReadRecord, WriteManifest
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
@@ -417,7 +417,7 @@ class Running(Phase):
         if missing:
             return self._stay(job, f"new slots were lost: {', '.join(map(str, missing))}", now_ms)
         job.rescales.move(now_ms)
-        return Move(rescale.parallelism, f"rescaled from {rescale.before} to {rescale.parallelism} slots")
+        return Resize(rescale.parallelism, f"rescaled from {rescale.before} to {rescale.parallelism} slots")
 
     def _stay(self, job: Job, error: str, now_ms: int) -> Decision:
         """The sources have stopped for good in this generation: the next one, of the same slots, reads on."""
