@@ -112,6 +112,7 @@ class AllSlots:
         self._first = SlotTasks(spark, settings, range(parallelism), lambda: self._wanted_of(self._first))
         self._carriers: dict[int, SlotTasks] = dict.fromkeys(range(parallelism), self._first)  # by slot
         self._asked = ""  # the last request for standbys
+        self._joined: set[SlotTasks] = set()  # whose slot the job has had: it leaves by itself
         self._started = 0
 
     def start(self) -> None:
@@ -124,13 +125,16 @@ class AllSlots:
             self._asked = standbys.request
             for slot in range(standbys.first, standbys.last + 1):
                 self._carry(slot)
-        for slot, carrier in self._carriers.items():
-            if carrier is self._first or (slot < parallelism) == carrier.alive:
+        for slot, carrier in tuple(self._carriers.items()):
+            if carrier is self._first:
                 continue
-            if slot < parallelism:  # it was told to leave by a coordinator that did not know better
+            if slot >= parallelism:
+                if standbys is None and carrier.alive and carrier not in self._joined:
+                    carrier.give_up()  # it may wait for a core in vain
+            elif carrier.alive:
+                self._joined.add(carrier)
+            else:  # it was told to leave by a coordinator that did not know better
                 self._carry(slot)
-            elif standbys is None:  # it may wait for a core in vain
-                carrier.give_up()
 
     def kill_task(self, task_attempt: int, reason: str) -> bool:
         """Ask Spark to kill one slot's task; it starts a replacement. False when it runs no such task."""

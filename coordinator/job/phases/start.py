@@ -222,10 +222,12 @@ class Fencing(Phase):
             return self._choose(job, now_ms)
         if not isinstance(record, Fence):
             return self._choose(job, now_ms)
-        if self._parallelism is not None:  # before anything else is counted: this is the job now
+        job.begin_generation(appended, self._verified)
+        if self._parallelism is not None:
+            for slot in job.slots:  # before any of them leaves: nobody is to miss its connections
+                job.cancel_generation_of(slot)
             job.resize(self._parallelism)
             job.commits.settled(job.log.completed)
-        job.begin_generation(appended, self._verified)
         if self._choice is not None and self._choice.settled:
             job.commits.settled(self._choice.checkpoint)
         job.record.recovery_began(job.led.token, self.reason, self._began_ms)
