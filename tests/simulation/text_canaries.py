@@ -209,14 +209,6 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "            if entry.manifest.checkpoint:\n",
     ),
     (
-        "sources-stay-stopped",
-        "sources that stopped for a rescale do not go on when its checkpoint is aborted",
-        "bank",
-        "barrier_runtime/runtime/subtask.py",
-        "        if checkpoint >= self._paused:\n            self._paused = 0\n",
-        "        if checkpoint < 0:\n            self._paused = 0\n",
-    ),
-    (
         "slots-of-a-rescale-divide-as-before",
         "a slot restores and divides rows by the number of slots that the job began with",
         "bank",
