@@ -8,6 +8,7 @@ import pytest
 from harness import counting_flow, kill, until, verdict
 
 from barrier_runtime.launch.rescaling import RescaleFailed
+from barrier_runtime.tools.rescaling import rescale
 
 pytestmark = pytest.mark.spark
 
@@ -31,12 +32,16 @@ def tasks_of(spark):
     return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
 
+def by_command(client, parallelism):
+    return rescale(client, "rescaled", parallelism, 60.0)
+
+
 def test_slots_come_and_go_and_cores_with_them(spark, tmp_path):
     out, rows = tmp_path / "out", 150_000
     with start(spark, out, tmp_path, rows) as handle:
         until(lambda: runs(handle), "the first checkpoint completed")
         for parallelism in (4, 3, 2, 4):
-            rescaled = handle.rescale(parallelism)
+            rescaled = handle.rescale(parallelism) if parallelism != 3 else by_command(handle._coordinator.client, 3)
             assert rescaled.parallelism == parallelism
             assert len(handle.status().slots) == parallelism
             until(lambda parallelism=parallelism: tasks_of(spark) == parallelism, "Spark has the other cores back")

@@ -332,4 +332,12 @@ MUTANTS = (
         "            self._paused = 0\n",
         ("tests/barrier_runtime/launch/test_rescaled_jobs.py",),
     ),
+    Mutant(
+        "sources-stay-stopped",
+        "sources that stopped for a rescale go on when its checkpoint is aborted",
+        "barrier_runtime/runtime/subtask.py",
+        "        if checkpoint >= self._paused:\n            self._paused = 0\n",
+        "        if checkpoint < 0:\n            self._paused = 0\n",
+        ("tests/barrier_runtime/runtime/test_slot.py",),
+    ),
 )
