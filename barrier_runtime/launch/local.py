@@ -45,6 +45,7 @@ from barrier_runtime.state.store.paths import Paths
 
 wire_by_default = False  # what `run_local` and `run_graph` do unless they are told; tests set it
 _LAST_CHECKPOINT_S = 8.0  # containers are killed ten seconds after they were asked to end
+_NEWS_WITHIN_S = 3.0
 _LEAVE_S = 10.0  # how long open files of operators are waited for at the end
 
 
@@ -325,13 +326,20 @@ async def run_graph(
     workers = Workers(loop)
     mesh = LocalMesh()
     slots: list[Slot] = []
+
+    def start(index: int) -> None:
+        link = _Link(runner, loop, wire)
+        slot = _slot(
+            graph, spec, index, len(slots), directory, workers, LocalDataPlane(mesh, output), store, options, output
+        )
+        slot.link, link.slot = link, slot
+        slots.append(slot)
+        slot.connected()
+
+    standing_by = loop.create_task(_start_standbys(runner, start))
     try:
         for index in range(graph.parallelism):
-            link = _Link(runner, loop, wire)
-            slot = _slot(graph, spec, index, directory, workers, LocalDataPlane(mesh, output), store, options, output)
-            slot.link, link.slot = link, slot
-            slots.append(slot)
-            slot.connected()
+            start(index)
         await running
         await asyncio.gather(*(slot.left for slot in slots))
         if troubles is not None:
@@ -339,15 +347,30 @@ async def run_graph(
         return runner.status()
     finally:
         running.cancel()
+        standing_by.cancel()
         for slot in slots:
             slot.handle(Shutdown("cancelled", "the program ends"))  # nothing new to a slot that has left
-        await asyncio.wait([running, *(loop.create_task(slot.closed()) for slot in slots)], timeout=_LEAVE_S)
+        await asyncio.wait(
+            [running, standing_by, *(loop.create_task(slot.closed()) for slot in slots)], timeout=_LEAVE_S
+        )
         # What is still being written would come into folders that are just being removed, and stay there.
         await asyncio.wait([loop.create_task(runner.quiet())], timeout=_LEAVE_S)
         await asyncio.to_thread(
             workers.drain, _LEAVE_S
         )  # a chain may be opening still, and would make its folder again
         shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _start_standbys(runner: JobRunner, start: Callable[[int], None]) -> None:
+    """What a driver does: start the slots that a rescale asks for, once for each request."""
+    asked = ""
+    while True:
+        wanted = runner.standbys
+        if wanted is not None and wanted.request != asked:
+            asked = wanted.request
+            for index in range(wanted.first, wanted.last + 1):
+                start(index)
+        await runner.changed(_NEWS_WITHIN_S)
 
 
 def _leave_the_heap(dropped: bool) -> None:
@@ -359,6 +382,7 @@ def _slot(
     graph: JobGraph,
     spec: JobSpec,
     index: int,
+    attempt: int,
     directory: Path,
     workers: Workers,
     plane: LocalDataPlane,
@@ -384,5 +408,5 @@ def _slot(
         local_output=output,
         starved_s=starved_s,
     )
-    identity = SlotIdentity(index, slot_uuid, os.getpid(), socket.gethostname(), index, "local", 0)
+    identity = SlotIdentity(index, slot_uuid, os.getpid(), socket.gethostname(), attempt, "local", 0)
     return Slot(graph, spec.checkpoints.mode, identity, resources, plane)

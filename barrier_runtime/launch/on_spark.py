@@ -1,7 +1,7 @@
 """Runs a flow on Spark: coordinator, Spark session, stage of slots, and a thread that keeps an eye on all three.
 
 Whatever dies is started again from here as long as the coordinator wants the job: the coordinator child by its
-supervisor, a single slot by Spark, the whole Spark job by `SlotTasks`. When the program ends, nothing stays behind.
+supervisor, a single slot by Spark, the whole Spark job by `AllSlots`. When the program ends, nothing stays behind.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
+from barrier_runtime.launch.rescaling import DEFAULT_TIMEOUT_S, Rescaled, asked_for, wait_for_rescale
 from barrier_runtime.launch.result import JobFailed, JobResult, raise_unless_ended_well
 from barrier_runtime.launch.savepoints import (
     SavepointFailed,
@@ -46,7 +47,7 @@ from barrier_runtime.spark.session import (
     stop_session,
     total_cores,
 )
-from barrier_runtime.spark.stage import SlotTasks
+from barrier_runtime.spark.stage import AllSlots
 from barrier_runtime.spark.task import SlotSettings, local_root
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -55,6 +56,7 @@ from barrier_runtime.state.store.urls import shown
 
 log = logging.getLogger("barrier_runtime.job")
 
+_LEADING = frozenset({"waiting", "restoring", "running"})  # phases in which a coordinator knows the job's slots
 _POLL_S = 0.25  # between two questions, however often there are news, or when nobody answers
 _NEWS_WITHIN_S = 1.0  # how long an answer may take without news: as often the JVM is looked at
 _TELL_AGAIN_S = 60.0  # of a trouble that lasts
@@ -221,8 +223,8 @@ class JobHandle:
             lease_s=options.coordinator_lease,
             environment=forwarded_environment(),
         )
-        self._slot_tasks = SlotTasks(spark, settings, options.parallelism, lambda: not self._ended.is_set())
-        self._slot_tasks.start()
+        self._slots = AllSlots(spark, settings, options.parallelism, lambda: not self._ended.is_set())
+        self._slots.start()
         if options.ui:
             self._tell_page()
         self._watching = threading.Thread(target=self._watch, name="barrier-job-watch", daemon=True)
@@ -303,6 +305,15 @@ class JobHandle:
             if ended and taken is not None:
                 return taken
 
+    def rescale(self, parallelism: int, timeout: float = DEFAULT_TIMEOUT_S) -> Rescaled:
+        """Go on with `parallelism` slots (at most max_parallelism) while the job runs: new ones are started first, then
+        the sources stop at a checkpoint, and the new slots go on from it; no row is read twice. Slots that are not
+        needed any more give their cores back. Raises `RescaleFailed` when the job goes on as it was, for example when
+        there are no cores within `timeout` seconds."""
+        asked, client, spec = asked_for(parallelism, timeout), self._coordinator.client, self._spec
+        ask = partial(client.rescale, spec.job, asked, spec.run_id)
+        return wait_for_rescale(spec.job, asked, ask, self._coordinator.status)
+
     def page_link(self) -> str:
         """The address of this job's page. It logs in by itself, once, within an hour: for a browser on this machine."""
         return self._coordinator.client.page_link(self._spec.job)
@@ -326,8 +337,8 @@ class JobHandle:
                 self.stop("now")
         self._ended.set()
         try:
-            if not self._slot_tasks.join(_LEAVE_S):
-                self._slot_tasks.cancel()
+            if not self._slots.join(_LEAVE_S):
+                self._slots.cancel()
             self._watching.join(5)
         finally:
             self._coordinator.close()
@@ -377,12 +388,12 @@ class JobHandle:
             if status is not None:
                 self._last = status
                 self._tell_condition(status)
+                if status.phase in _LEADING:
+                    self._slots.follow(status.parallelism, status.standbys)
                 for order in status.kill:
                     if order.task_attempt not in killed:
                         killed.add(order.task_attempt)
-                        self._slot_tasks.kill_task(
-                            order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up"
-                        )
+                        self._slots.kill_task(order.task_attempt, f"slot {order.slot} of {self._spec.job} was given up")
                 if status.outcome is not None:
                     return
                 self._repeat_stop(status)
@@ -410,9 +421,8 @@ class JobHandle:
             f"Spark has {total_cores(self._spark)} cores for {self._options.parallelism} slots; every slot occupies "
             "spark.task.cpus of them for the whole job: free some, add executors or use a smaller parallelism"
         ]
-        if self._slot_tasks.last_failure:
+        if self._slots.last_failure:
             lines.append(
-                f"the Spark job failed {self._slot_tasks.submissions} time(s), last with:\n"
-                f"{self._slot_tasks.last_failure}"
+                f"the Spark job failed {self._slots.submissions} time(s), last with:\n{self._slots.last_failure}"
             )
         return "\n".join(lines)

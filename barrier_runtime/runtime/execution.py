@@ -191,8 +191,9 @@ class Execution:
 
     # ------------------------------------------------------------ orders of the coordinator
 
-    def trigger(self, barrier: Barrier) -> None:
-        self._guarded(lambda subtask: subtask.on_trigger(barrier))
+    def trigger(self, barrier: Barrier, *, pause: bool = False) -> None:
+        """`pause`: sources read nothing after it, unless it is aborted."""
+        self._guarded(lambda subtask: subtask.on_trigger(barrier, pause))
 
     def complete(self, checkpoint: int) -> None:
         try:
@@ -234,6 +235,7 @@ class Execution:
     def abort(self, checkpoint: int) -> None:
         self._guarded(lambda subtask: subtask.on_abort(checkpoint))
         self._checkpointing.abort(checkpoint)
+        self.scheduler.wake()  # sources that were paused with it go on
 
     def _guarded(self, order: Callable[[Subtask], None]) -> None:
         for subtask in self.subtasks:

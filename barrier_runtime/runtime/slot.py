@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from barrier_runtime.coordinator.metric_table import (
     BACKPRESSURED_S,
@@ -109,6 +109,7 @@ class Slot:
         self._unresolved: dict[tuple[int, SubtaskId], Ack | Decline] = {}
         self._ended: dict[SubtaskId, SubtaskEnded] = {}
         self._stops = False  # a checkpoint was triggered with which the job stops
+        self._paused = 0  # the checkpoint behind which sources read nothing
         self._failure: SubtaskFailed | None = None
         self._told = ""  # of the last failure, which is told with its stack the first time
         self.trouble: BaseException | None = None  # the last one; for a program in whose process the slot is
@@ -133,7 +134,7 @@ class Slot:
                 data_host=i.data_host,
                 data_port=i.data_port,
                 token=self.token,
-                phase=self._phase,  # type: ignore[arg-type]
+                phase="paused" if self._paused else self._phase,  # type: ignore[arg-type]
                 highest_checkpoint=self._highest_seen(),
                 committed=dict(self._committed),
                 ended=tuple(self._ended),
@@ -192,7 +193,8 @@ class Slot:
         self._phase = "restoring"
         self._last_completed = message.checkpoint
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
-        execution = Execution(self._graph, message, self._mode, self._res, self._plane, self._metrics, self)
+        graph = replace(self._graph, parallelism=len(message.peers) or self._graph.parallelism)
+        execution = Execution(graph, message, self._mode, self._res, self._plane, self._metrics, self)
         self._execution = execution
         self._deploying = self._res.loop.create_task(self._deploy(execution))
 
@@ -228,8 +230,11 @@ class Slot:
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
         self._stops = self._stops or message.stop
         self._execution.trigger(
-            Barrier(message.checkpoint, message.token, message.triggered_at_ms, message.aligned_timeout_ms)
+            Barrier(message.checkpoint, message.token, message.triggered_at_ms, message.aligned_timeout_ms),
+            pause=message.pause,
         )
+        if message.pause:
+            self._paused = self._paused or message.checkpoint
 
     def _on_complete(self, message: CheckpointComplete) -> None:
         if message.token != self.token or self._execution is None or message.checkpoint <= self._last_completed:
@@ -254,6 +259,8 @@ class Slot:
         if message.token == self.token and self._execution is not None:
             self._resolve(lambda checkpoint: checkpoint == message.checkpoint)
             self._execution.abort(message.checkpoint)
+            if message.checkpoint >= self._paused:
+                self._paused = 0
 
     def _on_heard(self, message: Heard) -> None:
         """The link has noted when it came; that is all it is for."""
@@ -288,6 +295,7 @@ class Slot:
         self._unresolved.clear()
         self._ended.clear()
         self._stops = False
+        self._paused = 0
         self._failure = None
         self._restored = None
 

@@ -120,6 +120,7 @@ class Subtask:
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
         self._replay = deque(replay)
         self._in_flight = InFlightWriter(inputs)
+        self._paused = 0  # the checkpoint behind which the source gives nothing
         self._announcements: deque[tuple[int, Announced]] = deque()
         for channel in inputs:
             channel.announcements = self._announcements
@@ -136,7 +137,9 @@ class Subtask:
 
     @property
     def writable(self) -> bool:
-        """There is room for what a step may bring forth."""
+        """There is room for what a step may bring forth. A source that is to give nothing has none."""
+        if self._paused:
+            return False
         for output in self.outputs:
             if not output.writable:
                 return False
@@ -445,10 +448,13 @@ class Subtask:
         """The highest checkpoint whose barrier came here."""
         return max(self.last_checkpoint, self._aligner.aligning or 0)
 
-    def on_trigger(self, barrier: Barrier) -> None:
-        """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once."""
+    def on_trigger(self, barrier: Barrier, pause: bool = False) -> None:
+        """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once. `pause`:
+        a source reads nothing after it, unless it is aborted."""
         if barrier.token != self.token or barrier.id <= self.last_checkpoint:
             return
+        if pause and self.source is not None:
+            self._paused = barrier.id
         if self.ended or self.source is not None or self._all_in:
             self._capture(TakeSnapshot(barrier, max(0.0, self._host.now_ms() - barrier.triggered_at_ms), 0.0))
         else:
@@ -478,6 +484,8 @@ class Subtask:
         """The coordinator aborted `checkpoint`."""
         if self._wanted is not None and self._wanted.id <= checkpoint:
             self._wanted = None
+        if checkpoint >= self._paused:
+            self._paused = 0
         for effect in self._aligner.on_order_to_abort(checkpoint):
             if isinstance(effect, Unblock):
                 self._unblock(effect)

@@ -1,16 +1,21 @@
-"""The Spark job that carries the slots: one plain `mapPartitions` stage, submitted again when Spark gives it up.
+"""The Spark jobs that carry the slots: each a plain `mapPartitions` stage, submitted again when Spark gives it up.
 
-Spark replaces a single dead task by itself; this file only starts the stage, kills the task of a slot that the
-coordinator gave up, and submits a new job when the whole one failed while the coordinator still wants slots.
+Spark replaces a single dead task by itself; this file only starts the stages, kills the task of a slot that the
+coordinator gave up, and submits a new job when a whole one failed while the coordinator still wants its slots.
+
+The job that starts with the program has all slots of that time. A slot that is added later has a Spark job of its own
+(`AllSlots`), so that it is known whether it still runs. One that a rescale takes away leaves by itself: its task ends
+with success, and Spark has the core back.
 """
 
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from barrier_runtime.coordinator.status.status import StandbysWanted
 from barrier_runtime.spark.task import SlotSettings, run_slot
 
 _FIRST_DELAY_S = 0.2
@@ -19,14 +24,22 @@ _QUIET_S = 60.0  # a job that lived this long resets the back-off
 
 
 class SlotTasks:
-    """`wanted()`: does the coordinator still run the job? Asked before a failed Spark job is submitted again."""
+    """`wanted()`: the slots that the coordinator still wants of this Spark job. Asked before one that failed is
+    submitted again."""
 
-    def __init__(self, spark: Any, settings: SlotSettings, parallelism: int, wanted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        settings: SlotSettings,
+        slots: Sequence[int],
+        wanted: Callable[[], Sequence[int]],
+        group: str = "",
+    ) -> None:
         self._spark = spark
         self._settings = settings
-        self._parallelism = parallelism
+        self._slots = tuple(slots)
         self._wanted = wanted
-        self._group = f"barrier-runtime-{settings.run_id}"
+        self._group = f"barrier-runtime-{settings.run_id}{group}"
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="barrier-spark-job", daemon=True)
         self.last_failure = ""
@@ -50,9 +63,13 @@ class SlotTasks:
 
     def cancel(self) -> None:
         """End the Spark job whatever its slots do."""
+        self.give_up()
+        self._thread.join(30)
+
+    def give_up(self) -> None:
+        """The same, without waiting for it."""
         self._stopping.set()
         self._spark.sparkContext.cancelJobGroup(self._group)
-        self._thread.join(30)
 
     def _supervise(self) -> None:
         delay = _FIRST_DELAY_S
@@ -65,7 +82,10 @@ class SlotTasks:
                 self.last_failure = str(error)[:4000]
             if time.monotonic() - began > _QUIET_S:
                 delay = _FIRST_DELAY_S
-            if self._stopping.wait(delay) or not self._wanted():
+            if self._stopping.wait(delay):
+                return
+            self._slots = tuple(self._wanted())
+            if not self._slots:
                 return
             delay = min(delay * 2, _MAX_DELAY_S)
 
@@ -76,8 +96,87 @@ class SlotTasks:
         context.setLocalProperty("spark.jobGroup.id", self._group)
         context.setLocalProperty("spark.job.description", f"barrier-runtime {self._settings.graph.name}")
         context.setLocalProperty("spark.job.interruptOnCancel", "true")
-        slots = context.parallelize(range(self._parallelism), self._parallelism)
+        slots = context.parallelize(self._slots, len(self._slots))
         slots.mapPartitions(_slot_partition(self._settings)).collect()
+
+
+class AllSlots:
+    """The slots of a job, whichever Spark jobs carry them. For one thread, but for `join` and `cancel`."""
+
+    def __init__(self, spark: Any, settings: SlotSettings, parallelism: int, runs: Callable[[], bool]) -> None:
+        """`runs()`: does the coordinator still run the job?"""
+        self._spark = spark
+        self._settings = settings
+        self._runs = runs
+        self._parallelism = parallelism  # as the coordinator told last
+        self._first = SlotTasks(spark, settings, range(parallelism), lambda: self._wanted_of(self._first))
+        self._carriers: dict[int, SlotTasks] = dict.fromkeys(range(parallelism), self._first)  # by slot
+        self._asked = ""  # the last request for standbys
+        self._joined: set[SlotTasks] = set()  # whose slot the job has had: it leaves by itself
+        self._started = 0
+
+    def start(self) -> None:
+        self._first.start()
+
+    def follow(self, parallelism: int, standbys: StandbysWanted | None) -> None:
+        """What a coordinator that leads says now: the job has `parallelism` slots, and these are to stand by."""
+        self._parallelism = parallelism
+        if standbys is not None and standbys.request != self._asked:
+            self._asked = standbys.request
+            for slot in range(standbys.first, standbys.last + 1):
+                self._carry(slot)
+        for slot, carrier in tuple(self._carriers.items()):
+            if carrier is self._first:
+                continue
+            if slot >= parallelism:
+                if standbys is None and carrier.alive and carrier not in self._joined:
+                    carrier.give_up()  # it may wait for a core in vain
+            elif carrier.alive:
+                self._joined.add(carrier)
+            else:  # it was told to leave by a coordinator that did not know better
+                self._carry(slot)
+
+    def kill_task(self, task_attempt: int, reason: str) -> bool:
+        """Ask Spark to kill one slot's task; it starts a replacement. False when it runs no such task."""
+        return self._first.kill_task(task_attempt, reason)
+
+    @property
+    def last_failure(self) -> str:
+        return next((each.last_failure for each in self._all if each.last_failure), "")
+
+    @property
+    def submissions(self) -> int:
+        """Of the Spark job that has failed."""
+        return next((each.submissions for each in self._all if each.last_failure), self._first.submissions)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the slots to leave by themselves. True when they have."""
+        until = time.monotonic() + timeout_s
+        return all(each.join(max(0.0, until - time.monotonic())) for each in self._all)
+
+    def cancel(self) -> None:
+        """End the Spark jobs whatever their slots do."""
+        for each in self._all:
+            each.give_up()
+        for each in self._all:
+            each.cancel()
+
+    @property
+    def _all(self) -> tuple[SlotTasks, ...]:
+        return tuple(dict.fromkeys((self._first, *self._carriers.values())))
+
+    def _carry(self, slot: int) -> None:
+        self._started += 1
+        group = f"-{slot}-{self._started}"
+        carrier = SlotTasks(self._spark, self._settings, [slot], lambda: self._wanted_of(carrier), group)
+        self._carriers[slot] = carrier
+        carrier.start()
+
+    def _wanted_of(self, carrier: SlotTasks) -> Sequence[int]:
+        """A slot that moved to another Spark job, or that the job has no more, is not started here again."""
+        carriers = dict(self._carriers)
+        own = [slot for slot, by in carriers.items() if by is carrier and slot < self._parallelism]
+        return own if self._runs() else ()
 
 
 def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:

@@ -304,6 +304,31 @@ def _print_savepoint(take: Callable[[], Any]) -> None:
     print(f"savepoint {taken.url}: checkpoint {taken.checkpoint}, {taken.bytes:,} bytes")
 
 
+@app.command()
+def rescale(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    parallelism: Annotated[int, typer.Option(help="slots to go on with, at most the job's max_parallelism")],
+    timeout: Annotated[float, typer.Option(help="seconds for the new slots to come")] = 60.0,
+) -> None:
+    """Change a running job's number of slots. Exits with 1 when that failed: the job goes on as it was."""
+    from barrier_runtime.launch.rescaling import RescaleFailed
+    from barrier_runtime.tools.rescaling import rescale as rescaled
+
+    try:
+        done = rescaled(_client(coordinator, token_file), job, parallelism, timeout)
+    except RescaleFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if done.checkpoint is None:
+        print(f"job {job} has {done.parallelism} slots")
+    else:
+        print(
+            f"job {job}: {done.before} -> {done.parallelism} slots at checkpoint {done.checkpoint}, {done.pause_ms} ms"
+        )
+
+
 @savepoints.command("describe")
 def describe_savepoint(url: Annotated[str, typer.Argument(help="its folder or URL")]) -> None:
     """Say what a savepoint is of, and whether it is whole. Exits with 1 when files are missing."""

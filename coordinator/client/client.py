@@ -17,6 +17,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     Health,
     JobSummary,
     LoginLinkReply,
+    RescaleAsked,
     SavepointAsked,
     StopRequest,
     SubmitReply,
@@ -122,6 +123,10 @@ class CoordinatorClient:
     ) -> TriggerReply:
         body = msgspec.json.encode(StopRequest(mode, savepoint))
         return self._call("POST", _path(job, "/stop", run_id), body, _TRIGGER)
+
+    def rescale(self, job: str, asked: RescaleAsked, run_id: str = "") -> TriggerReply:
+        """Begin to; `status` tells how far it is. The same id again changes nothing."""
+        return self._call("POST", _path(job, "/rescale", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def page_link(self, job: str) -> str:
         """The address of a job's page that logs in by itself, once, within an hour. Raises `UnknownJob` when this

@@ -11,6 +11,7 @@ from barrier_runtime.coordinator.client.client import CoordinatorClient, LedByAn
 from barrier_runtime.coordinator.client.rest_types import (
     DaemonReply,
     JobSummary,
+    RescaleAsked,
     SavepointAsked,
     SubmitReply,
     TriggerReply,
@@ -87,6 +88,9 @@ class FailoverClient:
         savepoint: SavepointAsked | None = None,
     ) -> TriggerReply:
         return self._ask(lambda client: client.stop(job, mode, run_id, savepoint))
+
+    def rescale(self, job: str, asked: RescaleAsked, run_id: str = "") -> TriggerReply:
+        return self._ask(lambda client: client.rescale(job, asked, run_id))
 
     def page_link(self, job: str) -> str:
         return self._ask(lambda client: client.page_link(job))

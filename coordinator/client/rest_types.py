@@ -12,9 +12,18 @@ STORAGE_HEADER = "X-Storage"  # percent-encoded URL of the store that the submit
 
 
 def news_of(status: JobStatus) -> str:
-    """Of what a driver acts on: how the job is, whether and how it ended, which tasks to kill, and who says so. As long
-    as it is the same, a driver that asks with `unless=` waits for an answer."""
-    news = (status.leader, status.outcome, status.condition, status.condition_reason, status.kill)
+    """Of what a driver acts on: how the job is, whether and how it ended, which tasks to kill or slots to start, and
+    who says so. As long as it is the same, a driver that asks with `unless=` waits for an answer."""
+    moving = any(each.ended_ms is None for each in status.rescales)
+    news = (
+        status.leader,
+        status.outcome,
+        status.condition,
+        status.condition_reason,
+        status.kill,
+        status.standbys,
+        moving,
+    )
     return hashlib.sha256(msgspec.json.encode(news)).hexdigest()[:32]
 
 
@@ -40,6 +49,14 @@ class SavepointAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["checkpoint", "now"] = "checkpoint"
     savepoint: SavepointAsked | None = None  # to stop with
+
+
+class RescaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`id`: the same for the same wish, however often it is asked for."""
+
+    id: str
+    parallelism: int
+    timeout_ms: int = 60_000
 
 
 class TriggerReply(msgspec.Struct, frozen=True):

@@ -39,13 +39,14 @@ class TakeOver:
 @dataclass(frozen=True)
 class BeginGeneration:
     """`choice`: what it restores; None: what the run has reached when all that is under way is settled. `wait_ms`:
-    back-off before slots are deployed."""
+    back-off before slots are deployed. `parallelism`: its number of slots; None: as before."""
 
     choice: RestoreFrom | None
     reason: str
     began_ms: int
     wait_ms: int = 0
     attempts: Attempts = Attempts()
+    parallelism: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,14 @@ class Restart:
     reason: str
     unavailable: bool = False
     counted: bool = True
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Sources have stopped, and all they have read is visible: the next generation has `parallelism` slots."""
+
+    parallelism: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -106,5 +115,16 @@ class EndJob:
 
 
 Decision: TypeAlias = (
-    LoadLog | TakeOver | BeginGeneration | Restart | Gather | Run | FinishJob | Cancel | Fail | FencedBy | EndJob
+    LoadLog
+    | TakeOver
+    | BeginGeneration
+    | Restart
+    | Resize
+    | Gather
+    | Run
+    | FinishJob
+    | Cancel
+    | Fail
+    | FencedBy
+    | EndJob
 )

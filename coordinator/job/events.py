@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.decision_log import LogView
 from barrier_runtime.coordinator.wire.messages import Register, ToCoordinator
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
@@ -167,6 +168,13 @@ class UserSavepoint:
 
 
 @dataclass(frozen=True)
+class UserRescale:
+    """Go on with another number of slots."""
+
+    request: RescaleRequest
+
+
+@dataclass(frozen=True)
 class UserStop:
     mode: Literal["checkpoint", "now"]
     savepoint: SavepointRequest | None = None  # to stop with; if it cannot be had, the job goes on
@@ -195,5 +203,6 @@ Event: TypeAlias = (
     | HistoryTrouble
     | UserTrigger
     | UserSavepoint
+    | UserRescale
     | UserStop
 )

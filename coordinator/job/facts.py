@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, RestartPolicy
@@ -16,6 +18,7 @@ from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest,
 from barrier_runtime.coordinator.job.effects import Append, ReadManifest, ReadRecord
 from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.outbox import Outbox
+from barrier_runtime.coordinator.job.rescaling import Rescales
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState, SlotTable
 from barrier_runtime.coordinator.log.decision_log import (
     Appended,
@@ -28,7 +31,7 @@ from barrier_runtime.coordinator.log.decision_log import (
 )
 from barrier_runtime.coordinator.log.manifest import DecidedManifest, own_files
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
-from barrier_runtime.coordinator.log.records import Record
+from barrier_runtime.coordinator.log.records import Fence, Record
 from barrier_runtime.coordinator.status.statistics import JobRecord
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
@@ -39,6 +42,7 @@ from barrier_runtime.coordinator.wire.messages import (
     JobSpec,
     ManifestRef,
     Registered,
+    Shutdown,
     SubtaskFailed,
     SubtaskId,
     Visible,
@@ -72,10 +76,9 @@ class Job:
         self.identity = identity
         self.origin = origin
         self.paths = Paths(spec.job)
-        self.subtasks = frozenset(
-            SubtaskId(chain.chain, index) for chain in spec.chains for index in range(spec.parallelism)
-        )
+        self.subtasks = _subtasks(spec)
         self.slots = SlotTable(spec.job, spec.parallelism, self.heartbeat_ms)
+        self.slots.admit(spec.max_parallelism)  # until this process leads, and so knows how many there are
         self.commits = CommitTracker(spec)
         self.restarts = RestartPolicy(spec.restart, f"{spec.job}/{spec.run_id}")
         self.record = JobRecord(self.slots.during)
@@ -93,6 +96,7 @@ class Job:
         self.stop_from: int | None = None  # the first checkpoint id that counts for the stop
         self.savepoints = Savepoints(frozenset(sink for chain in spec.chains for sink in chain.sinks))
         self.stop_savepoint: SavepointRequest | None = None  # that the job stops with
+        self.rescales = Rescales()
         self.reported_failure: SubtaskFailed | None = None  # heard before we led; a slot says it once per connection
         self._deletable: tuple[str, ...] = ()
         self._append_attempts = 0
@@ -116,7 +120,9 @@ class Job:
         fence = self.log.fence
         assert fence is not None
         self.leadership = Leadership(appended.permit, fence.lineage)
-        self.has_led = True
+        if not self.has_led:  # before, a predecessor might have rescaled the job after we read the log
+            self.has_led = True
+            self.dismiss(self.slots.admit(self.spec.parallelism), f"job {self.spec.job} has no such slot")
 
     def begin_generation(self, appended: Appended, restored: DecidedManifest | None) -> None:
         """A FENCE of ours is appended."""
@@ -136,6 +142,42 @@ class Job:
             return
         keys, self._deletable = self._deletable, ()
         self.outbox.delete(self.led.permit, keys)
+
+    # ------------------------------------------------------------ the number of slots
+
+    def know_parallelism(self, view: LogView) -> None:
+        """The log says how many slots this run has by now."""
+        fence = None if view.fence is None else view.fence.record
+        if not isinstance(fence, Fence) or fence.spec.run_id != self.spec.run_id:
+            return
+        if fence.spec.parallelism != self.spec.parallelism:
+            self.resize(fence.spec.parallelism)
+            self.slots.admit(self.spec.max_parallelism)
+
+    def resized(self, parallelism: int) -> JobSpec:
+        return msgspec.structs.replace(self.spec, parallelism=parallelism)
+
+    def resize(self, parallelism: int) -> None:
+        """The newest FENCE says so: slots that the job has no more leave, standbys become its slots. What sinks have
+        committed is not known of the new ones."""
+        self.spec = spec = self.resized(parallelism)
+        self.subtasks = _subtasks(spec)
+        self.commits = CommitTracker(spec)
+        self.records.rescaled(spec)
+        self.dismiss(self.slots.resize(parallelism), f"job {spec.job} goes on with {parallelism} slots")
+
+    def dismiss(self, slots: Iterable[RegisteredSlot], reason: str) -> None:
+        """The job has no place for these; their tasks end well."""
+        for slot in slots:
+            self.outbox.send(slot, Shutdown("left", reason))
+            self.outbox.close(slot)
+
+    def fail_rescale(self, error: str, now_ms: int) -> None:
+        """The job goes on with the slots that it has."""
+        if self.rescales.before_moving is not None:
+            self.rescales.fail(error, now_ms)
+            self.record.revision += 1
+            self.dismiss(self.slots.admit(self.spec.parallelism), f"job {self.spec.job} was not rescaled: {error}")
 
     # ------------------------------------------------------------ the log
 
@@ -232,3 +274,7 @@ class Job:
 
     def kept(self, decided: DecidedManifest) -> Kept:
         return Kept(decided.manifest.checkpoint, decided.key, own_files(decided.manifest, self.paths.data_prefix))
+
+
+def _subtasks(spec: JobSpec) -> frozenset[SubtaskId]:
+    return frozenset(SubtaskId(chain.chain, index) for chain in spec.chains for index in range(spec.parallelism))

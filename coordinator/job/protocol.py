@@ -9,6 +9,8 @@ brings events to the present phase, and keeps out what must not reach it: messag
 that lost its place, of an old link.
 """
 
+import msgspec
+
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
 from barrier_runtime.coordinator.job.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
@@ -34,6 +36,7 @@ from barrier_runtime.coordinator.job.events import (
     StoreRefused,
     StoreRetried,
     Tick,
+    UserRescale,
     UserSavepoint,
     UserStop,
     UserTrigger,
@@ -43,15 +46,16 @@ from barrier_runtime.coordinator.job.health_facts import progress_facts
 from barrier_runtime.coordinator.job.phases.ending import Ended
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.start import Loading
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.job.slots import Reconnected, Refused
-from barrier_runtime.coordinator.job.status_view import job_status
+from barrier_runtime.coordinator.job.status_view import job_status, standbys_wanted
 from barrier_runtime.coordinator.job.transitions import next_phase
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, ReadBack, Repeat
 from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome, decode_history
-from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
 from barrier_runtime.coordinator.wire.messages import (
     CommitFailing,
     Committed,
@@ -113,7 +117,8 @@ class JobProtocol:
     def news(self) -> tuple[object, ...]:
         """What drivers act on: another value whenever it may be worth their while to look at the status."""
         condition, job = self._watch.condition, self._job
-        return (condition.state, condition.reason, self.outcome, job.slots.kills if job.leads else ())
+        kills = job.slots.kills if job.leads else ()
+        return (condition.state, condition.reason, self.outcome, kills, standbys_wanted(job), job.rescales.open is None)
 
     @property
     def lead_position(self) -> int | None:
@@ -130,6 +135,18 @@ class JobProtocol:
         if self.outcome is not None:
             return f"job {self.spec.job} has ended ({self.outcome}): restore from its last checkpoint instead"
         return self._job.savepoints.refusal(request)
+
+    def refuses_rescale(self, request: RescaleRequest) -> str:
+        """Why the job's parallelism cannot be this; "" if it can, or is going to be."""
+        if self.outcome is not None:
+            return f"job {self.spec.job} has ended ({self.outcome}): start it with another parallelism instead"
+        if self._job.stop is not None:
+            return f"job {self.spec.job} is being stopped: start it with another parallelism instead"
+        return self._job.rescales.refusal(request, self.spec.max_parallelism)
+
+    @property
+    def standbys(self) -> StandbysWanted | None:
+        return standbys_wanted(self._job)
 
     @property
     def undecided(self) -> bool:
@@ -157,7 +174,9 @@ class JobProtocol:
 
     def history(self, outcome: RunOutcome | None = None) -> History:
         job = self._job
-        return job.record.history_of(job.spec.job, job.spec.run_id, job.slots.known(), outcome)
+        history = job.record.history_of(job.spec.job, job.spec.run_id, job.slots.known(), outcome)
+        over = tuple(each for each in job.rescales.statuses if each.ended_ms is not None)
+        return msgspec.structs.replace(history, rescales=over)
 
     def next_deadline(self) -> int | None:
         """When the next `Tick` is due, on the clock of `now_ms`; None: not before another event."""
@@ -228,6 +247,14 @@ class JobProtocol:
                 job.stop_savepoint = event.savepoint
                 job.savepoints.ask(event.savepoint, job.highest_checkpoint() + 1, now_ms)
             return phase.on_stop(job, now_ms)
+        if isinstance(event, UserRescale):
+            if self.refuses_rescale(event.request):
+                return None
+            if job.rescales.ask(event.request, job.spec.parallelism, job.spec.max_parallelism, now_ms):
+                if job.leads:
+                    job.slots.admit(event.request.parallelism)
+                return phase.on_rescale(job, now_ms)
+            return None
         if isinstance(event, UserSavepoint):
             if job.savepoints.ask(event.request, job.stop_from or job.highest_checkpoint() + 1, now_ms):
                 return phase.on_savepoint(job, now_ms)
@@ -258,6 +285,7 @@ class JobProtocol:
         if isinstance(event, Begin):
             return phase.enter(job, now_ms)
         if isinstance(event, LogRead):
+            job.know_parallelism(event.view)
             self._remember(event, now_ms)
             return phase.on_log(job, event.view, now_ms)
         if isinstance(event, ManifestRead):
@@ -300,6 +328,7 @@ class JobProtocol:
         if trouble:
             job.record.ignored[trouble] += 1
         job.record.remember(known, read.view.completes)
+        job.rescales.remember(() if known is None else known.rescales)
         if known is not None and known.run_id == job.spec.run_id:
             for slot in known.slots:
                 job.slots.expect(slot, now_ms + job.spec.slot_timeout_ms)
@@ -310,7 +339,8 @@ class JobProtocol:
         job = self._job
         registration = job.slots.register(link, register, now_ms)
         if isinstance(registration, Refused):
-            job.outbox.put(SendTo(link, Shutdown("replaced", registration.reason)))
+            unneeded = registration.unneeded and register.token <= (job.log.token or 0)
+            job.outbox.put(SendTo(link, Shutdown("left" if unneeded else "replaced", registration.reason)))
             job.outbox.put(CloseLink(link))
             return None
         if isinstance(registration, Reconnected):
@@ -320,6 +350,9 @@ class JobProtocol:
             reason = f"slot {register.slot} is held by task attempt {register.task_attempt} now"
             job.outbox.put(SendTo(registration.replaced.link, Shutdown("replaced", reason)))
             job.outbox.put(CloseLink(registration.replaced.link))
+        if job.slots.stands_by(registration.slot):
+            job.greet(registration.slot, job.log.token or 0)
+            return self._phase.on_rescale(job, now_ms)
         job.commits.reconcile(register.slot, register.committed)
         return self._phase.on_slot(job, registration, now_ms)
 

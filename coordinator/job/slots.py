@@ -83,9 +83,10 @@ class Reconnected:
 
 @dataclass(frozen=True)
 class Refused:
-    """It must leave; `reason` is for its log."""
+    """It must leave; `reason` is for its log. `unneeded`: the job has fewer slots; no other process is to come."""
 
     reason: str
+    unneeded: bool = False
 
 
 Arrival: TypeAlias = Joined | Reconnected
@@ -99,6 +100,8 @@ class SlotTable:
         self._heartbeat_ms = heartbeat_ms
         self._parallelism = parallelism
         self._slots: dict[int, RegisteredSlot] = {}
+        self._standbys: dict[int, RegisteredSlot] = {}  # wait for a generation that has them
+        self._admitted = parallelism  # slots below this may come
         self._by_link: dict[Link, RegisteredSlot] = {}
         self._given_up: dict[str, str] = {}  # uuid -> why
         self._kills: dict[int, KillSlotTask] = {}
@@ -106,6 +109,42 @@ class SlotTable:
 
     def __iter__(self) -> Iterator[RegisteredSlot]:
         return iter(tuple(self._slots.values()))
+
+    # ------------------------------------------------------------ standbys
+
+    def admit(self, parallelism: int) -> tuple[RegisteredSlot, ...]:
+        """Slots below `parallelism` may come; those that the job does not have yet stand by. Returns the standbys that
+        are not wanted any more."""
+        self._admitted = max(parallelism, self._parallelism)
+        return self._taken_out(self._standbys, self._admitted)
+
+    def stands_by(self, slot: RegisteredSlot) -> bool:
+        return self._standbys.get(slot.index) is slot
+
+    def missing_standbys(self, now_ms: int) -> tuple[int, ...]:
+        """Those that are not there, or were silent for long."""
+        longest_ms = 3 * self._heartbeat_ms
+        there = {
+            slot.index
+            for slot in self._standbys.values()
+            if slot.connected and now_ms - slot.last_seen_ms <= longest_ms
+        }
+        return tuple(index for index in range(self._parallelism, self._admitted) if index not in there)
+
+    def resize(self, parallelism: int) -> tuple[RegisteredSlot, ...]:
+        """The job has this many slots from now on. Returns those that it has no more."""
+        self._parallelism = self._admitted = parallelism
+        for index in [index for index in self._standbys if index < parallelism]:
+            self._slots[index] = self._standbys.pop(index)
+        self._slots = dict(sorted(self._slots.items()))
+        for index in [index for index in self._kills if index >= parallelism]:
+            del self._kills[index]
+        return (*self._taken_out(self._slots, parallelism), *self._taken_out(self._standbys, parallelism))
+
+    def _taken_out(self, table: dict[int, RegisteredSlot], first: int) -> tuple[RegisteredSlot, ...]:
+        return tuple(table.pop(index) for index in sorted(table) if index >= first)
+
+    # ------------------------------------------------------------ members
 
     def at(self, index: int) -> RegisteredSlot | None:
         return self._slots.get(index)
@@ -138,9 +177,11 @@ class SlotTable:
 
     def register(self, link: Link, register: Register, now_ms: int) -> Registration:
         refusal = self._why_refused(register)
-        if refusal:
-            return Refused(refusal)
-        index, existing = register.slot, self._slots.get(register.slot)
+        if refusal is not None:
+            return refusal
+        index = register.slot
+        table = self._slots if index < self._parallelism else self._standbys
+        existing = table.get(index)
         self._kills.pop(index, None)
         if existing is not None and existing.uuid == register.uuid:
             old_link, existing.link = existing.link, link
@@ -154,7 +195,7 @@ class SlotTable:
         latency = ToldHistograms(began_empty=register.token == 0)
         contact = Contact(self._heartbeat_ms, now_ms)
         slot = RegisteredSlot(index, register, link, now_ms, contact, deployed_token=register.token, latency=latency)
-        self._slots[index] = slot
+        table[index] = slot
         self._slots = dict(sorted(self._slots.items()))  # so that iterating, which is frequent, need not sort
         self._by_link[link] = slot
         if existing is not None:
@@ -254,20 +295,21 @@ class SlotTable:
             self._by_link.pop(link, None)
         return link
 
-    def _why_refused(self, register: Register) -> str:
-        if not 0 <= register.slot < self._parallelism:
-            return f"slot {register.slot} does not exist in job {self._job} of parallelism {self._parallelism}"
+    def _why_refused(self, register: Register) -> Refused | None:
+        if not 0 <= register.slot < self._admitted:
+            reason = f"slot {register.slot} does not exist in job {self._job} of parallelism {self._parallelism}"
+            return Refused(reason, unneeded=register.slot >= 0)
         if register.uuid in self._given_up:
-            return f"slot {register.slot} of job {self._job} was given up: {self._given_up[register.uuid]}"
-        existing = self._slots.get(register.slot)
+            return Refused(f"slot {register.slot} of job {self._job} was given up: {self._given_up[register.uuid]}")
+        existing = (self._slots if register.slot < self._parallelism else self._standbys).get(register.slot)
         if existing is None or existing.uuid == register.uuid:
-            return ""
+            return None
         if register.task_attempt < existing.register.task_attempt:
-            return (
+            return Refused(
                 f"slot {register.slot} of job {self._job} was replaced by task attempt "
                 f"{existing.register.task_attempt} on {existing.register.host}"
             )
-        return ""
+        return None
 
     def _depart(self, slot: RegisteredSlot) -> None:
         if slot.link is not None:

@@ -16,6 +16,7 @@ from barrier_runtime.coordinator.status.status import (
     KillRequest,
     SavepointStatus,
     SlotStatus,
+    StandbysWanted,
 )
 
 _WATERMARK_NONE = -(2**63)
@@ -74,6 +75,8 @@ def job_status(
                 for failing in job.commits.troubles
             ),
         ),
+        rescales=job.rescales.statuses,
+        standbys=standbys_wanted(job),
         kill=tuple(KillRequest(kill.slot, kill.task_attempt, kill.uuid) for kill in job.slots.kills if job.leads),
         options=effective(job.spec),
         restored_checkpoint=0 if restored is None else restored.manifest.checkpoint,
@@ -100,6 +103,14 @@ def job_status(
         taken_over=job.record.times_taken_over,
         storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.record.store_retries.values()),
     )
+
+
+def standbys_wanted(job: Job) -> StandbysWanted | None:
+    """Slots that the driver is to start. A restarted coordinator dismisses its predecessor's, so it asks anew."""
+    rescale = job.rescales.open
+    if rescale is None or rescale.parallelism <= job.spec.parallelism or not job.leads:
+        return None
+    return StandbysWanted(f"{job.identity.leader}/{rescale.request.id}", rescale.before, rescale.parallelism - 1)
 
 
 def _checkpoints(job: Job) -> CheckpointsStatus:

@@ -7,6 +7,7 @@
     Gather           -         -         WaitingForSlots  -                -                -          -        -
     Run              -         Running   -                Running          -                -          -        -
     Restart          -         -         -                Fencing/Failing  Fencing/Failing  -          -        -
+    Resize           -         -         -                -                Fencing          -          -        -
     FinishJob        -         -         -                -                Finishing        -          -        -
     Fail             -         Failing   Failing          Failing          Failing          -          -        -
     Cancel           Ended     Ended     Finishing/Ended  Finishing/Ended  Finishing/Ended  -          -        -
@@ -31,6 +32,7 @@ from barrier_runtime.coordinator.job.decisions import (
     FinishJob,
     Gather,
     LoadLog,
+    Resize,
     Restart,
     Run,
     TakeOver,
@@ -61,7 +63,7 @@ MOVES: dict[type[Phase], _Moves] = {
     },
     Fencing: {LoadLog: {Loading}, Gather: {WaitingForSlots}, **_MAY_LEAD},
     WaitingForSlots: {Run: {Running}, Restart: {Fencing, Failing}, **_MAY_LEAD},
-    Running: {Restart: {Fencing, Failing}, FinishJob: {Finishing}, **_MAY_LEAD},
+    Running: {Restart: {Fencing, Failing}, Resize: {Fencing}, FinishJob: {Finishing}, **_MAY_LEAD},
     Finishing: _ENDS,
     Failing: _ENDS,
     Ended: {EndJob: {Ended}},
@@ -91,6 +93,8 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
             return WaitingForSlots(reason, deploy_from_ms)
         case Run(reason):
             return Running(reason)
+        case Resize(parallelism, reason):
+            return Fencing(BeginGeneration(None, reason, now_ms, parallelism=parallelism))
         case Restart():
             return _restarted(job, wanted, now_ms)
         case FinishJob():

@@ -37,8 +37,14 @@ class RecordBuilder:
         self._identity = identity
         self._put_ids = 0
 
-    def fence(self, log: DecisionLog, choice: RestoreFrom, reason: str, floor: int, now_ms: int) -> Fence:
-        """`floor`: the highest checkpoint id that anyone has seen."""
+    def rescaled(self, spec: JobSpec) -> None:
+        """The job goes on as `spec` from now on."""
+        self._spec = spec
+
+    def fence(
+        self, log: DecisionLog, choice: RestoreFrom, reason: str, floor: int, now_ms: int, spec: JobSpec | None = None
+    ) -> Fence:
+        """`floor`: the highest checkpoint id that anyone has seen. `spec`: of the new generation; None: as before."""
         head = self._head(log, log.next_position, now_ms)
         previous = log.fence
         if choice.lineage is Lineage.SAME and previous is not None:
@@ -61,7 +67,7 @@ class RecordBuilder:
             lineage=lineage,
             prior_run=prior_run,
             checkpoint_floor=max(floor, log.checkpoint_floor),
-            spec=self._spec,
+            spec=spec or self._spec,
         )
 
     def lead(self, log: DecisionLog, now_ms: int) -> Lead:

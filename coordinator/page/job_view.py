@@ -150,8 +150,8 @@ def first_of_generations(history: Sequence[CheckpointStatus]) -> list[int]:
 
 @dataclass(frozen=True)
 class EventView:
-    """A generation, takeover or savepoint. `gap_ms`: from the last completed checkpoint before it to the first after
-    it, which is how long no row became visible; None while there is none after it, or none is known before it."""
+    """A generation, takeover, savepoint or rescale. `gap_ms`: from the last completed checkpoint before it to the first
+    after it, which is how long no row became visible; None while there is none after it, or none is known before it."""
 
     at_ms: int
     what: str
@@ -181,6 +181,11 @@ def events(status: JobStatus) -> list[EventView]:
             f", of checkpoint {savepoint.checkpoint}" if savepoint.checkpoint else ""
         )
         found.append(EventView(savepoint.asked_ms, what, took, None, savepoint.error or shown(savepoint.url)))
+    for rescale in status.rescales:
+        took = None if rescale.ended_ms is None else rescale.ended_ms - rescale.asked_ms
+        what = f"rescale {rescale.before} -> {rescale.parallelism} slots: {rescale.state}"
+        pause = "" if rescale.pause_ms is None else f"sources stopped for {rescale.pause_ms} ms"
+        found.append(EventView(rescale.asked_ms, what, took, None, rescale.error or pause))
     return sorted(found, key=lambda event: event.at_ms, reverse=True)
 
 

@@ -83,6 +83,13 @@ def timeline(status: JobStatus, now_ms: int) -> Markup:
                 x(savepoint.asked_ms), f"{time_of_day(savepoint.asked_ms)} savepoint {savepoint.state}"
             )
         )
+    for rescale in status.rescales:
+        out.append(
+            Markup('<circle class="m-savepoint" cx="{:.1f}" cy="30" r="7"><title>{}</title></circle>').format(
+                x(rescale.asked_ms),
+                f"{time_of_day(rescale.asked_ms)} rescale {rescale.before} -> {rescale.parallelism}: {rescale.state}",
+            )
+        )
     for part in range(5):
         anchor = ("start", "middle", "middle", "middle", "end")[part]
         out.append(

@@ -33,12 +33,14 @@ from barrier_runtime.coordinator.client.rest_types import (
     ErrorReply,
     JobSummary,
     LoginLinkReply,
+    RescaleAsked,
     SavepointAsked,
     StopRequest,
     SubmitReply,
     TriggerReply,
     news_of,
 )
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.prometheus import CONTENT_TYPE, exposition
@@ -62,6 +64,7 @@ _REMEMBERED_REQUESTS = 1_000
 _DIGITS = 18  # of a number in a query
 _SPEC = msgspec.json.Decoder(JobSpec)
 _SAVEPOINT = msgspec.json.Decoder(SavepointAsked)
+_RESCALE = msgspec.json.Decoder(RescaleAsked)
 _STOP = msgspec.json.Decoder(StopRequest)
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -104,6 +107,7 @@ class Api:
             Route("/jobs/{job}/checkpoints", self.trigger, methods=["POST"]),
             Route("/jobs/{job}/savepoints", self.savepoints, methods=["GET"]),
             Route("/jobs/{job}/savepoints", self.savepoint, methods=["POST"]),
+            Route("/jobs/{job}/rescale", self.rescale, methods=["POST"]),
             Route("/jobs/{job}/stop", self.stop, methods=["POST"]),
             Route("/jobs/{job}/report", self.report, methods=["GET"]),
             Route("/login-links", self.login_link, methods=["POST"]),
@@ -180,6 +184,20 @@ class Api:
             ) from error
         wanted = await _checked(asked, stops=False)
         runner.savepoint(wanted)
+        return _json(TriggerReply("accepted", ""), 202)
+
+    async def rescale(self, request: Request) -> Response:
+        """Begins it; the job's status tells how far it is."""
+        runner = await self._runner(request)
+        try:
+            asked = _RESCALE.decode(await _body(request))
+        except UNREADABLE as error:
+            raise InvalidJob(
+                f'the body is not understood ({error}): send {{"id": "<a uuid>", "parallelism": 4}}'
+            ) from error
+        if asked.timeout_ms <= 0:
+            raise InvalidJob(f"timeout_ms={asked.timeout_ms}: give milliseconds for the new slots to come")
+        runner.rescale(RescaleRequest(check_job_id(asked.id, "rescale id"), asked.parallelism, asked.timeout_ms))
         return _json(TriggerReply("accepted", ""), 202)
 
     async def why(self, request: Request) -> Response:

@@ -32,19 +32,21 @@ from barrier_runtime.coordinator.job.events import (
     SlotMessage,
     SlotRegistered,
     Tick,
+    UserRescale,
     UserSavepoint,
     UserStop,
     UserTrigger,
 )
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
 from barrier_runtime.coordinator.server.last_word import write_end
 from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
 from barrier_runtime.coordinator.status.history import History
-from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
 from barrier_runtime.coordinator.wire.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -181,6 +183,11 @@ class JobRunner:
         return status
 
     @property
+    def standbys(self) -> StandbysWanted | None:
+        """Slots that whoever runs the job's slots is to start."""
+        return self._protocol.standbys
+
+    @property
     def condition(self) -> Condition:
         """Whether the job makes progress, as of its last event."""
         known = self._protocol.condition
@@ -208,6 +215,14 @@ class JobRunner:
         refusal = self._broken or self._protocol.refuses(request)
         if refusal:
             raise InvalidJob(refusal)
+
+    def rescale(self, request: RescaleRequest) -> None:
+        """Go on with another number of slots; the status tells how far it is. The same request again changes nothing.
+        Raises `InvalidJob` if it cannot be had."""
+        refusal = self._broken or self._protocol.refuses_rescale(request)
+        if refusal:
+            raise InvalidJob(refusal)
+        self._post(UserRescale(request))
 
     async def changed(self, wait_s: float) -> None:
         """Until what drivers act on is another than now, at most `wait_s`."""

@@ -14,6 +14,7 @@ from barrier_runtime.coordinator.status.status import (
     FailureStatus,
     LatencyPoint,
     RecoveryStatus,
+    RescaleStatus,
     TakeoverStatus,
 )
 from barrier_runtime.state.versioned import Format, VersionedDecoder
@@ -58,6 +59,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     durations: DurationCounts = DurationCounts()
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}
     slots: tuple[KnownSlot, ...] = ()
+    rescales: tuple[RescaleStatus, ...] = ()  # those that are over
     outcome: RunOutcome | None = None
 
 

@@ -71,6 +71,7 @@ def _status(
         failures=known.failures,
         takeovers=known.takeovers,
         taken_over=known.taken_over,
+        rescales=known.rescales,
         latency_hour=known.latency_hour,
         chains=chain_statuses(spec.chains, {}),
         watermark_ms=None,

@@ -222,6 +222,31 @@ class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the job's parallelism while it runs."""
+
+    id: str
+    before: int  # slots
+    parallelism: int  # slots afterwards
+    state: str  # a value of `job.rescaling.RescaleState`
+    asked_ms: int
+    ended_ms: int | None = None
+    checkpoint: int | None = None  # that moved
+    paused_ms: int | None = None  # sources were told to stop
+    decided_ms: int | None = None  # the checkpoint was decided
+    moved_ms: int | None = None  # all of it was visible: the new slots restore it from now on
+    pause_ms: int | None = None  # from there until the new slots ran; None: it failed, or there was nothing to do
+    error: str = ""
+
+
+class StandbysWanted(msgspec.Struct, frozen=True):
+    """The driver is asked to start these slots, once for each `request`; they wait until the job needs them."""
+
+    request: str
+    first: int
+    last: int
+
+
 class CommitTrouble(msgspec.Struct, frozen=True):
     sink: str  # "<operator>/<subtask>"
     checkpoint: int
@@ -273,6 +298,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[FailureStatus, ...] = ()  # the last 20, oldest first
     takeovers: tuple[TakeoverStatus, ...] = ()  # the last 100, oldest first
     taken_over: int = 0  # times
+    rescales: tuple[RescaleStatus, ...] = ()  # the last 50, oldest first
+    standbys: StandbysWanted | None = None
 
 
 def without_subtasks(status: JobStatus) -> JobStatus:

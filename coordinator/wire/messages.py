@@ -89,7 +89,7 @@ class Register(Message, frozen=True):
     data_host: str
     data_port: int
     token: int  # 0: never deployed
-    phase: Literal["idle", "restoring", "running"]
+    phase: Literal["idle", "restoring", "running", "paused"]  # paused: it runs, and its sources have stopped
     highest_checkpoint: int = 0  # highest barrier or trigger ever seen
     committed: dict[str, int] = {}  # `sink_key` -> all its transactions up to this checkpoint are committed
     ended: tuple[SubtaskId, ...] = ()  # those that reached the end of their input in generation `token`
@@ -259,6 +259,7 @@ class Trigger(Message, frozen=True, omit_defaults=True):  # what is not said old
     triggered_at_ms: int
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned however long it takes
     stop: bool = False  # the job stops with it: the slot's last figures come before its acks and commits
+    pause: bool = False  # sources read nothing after it, unless it is aborted: the job moves to other slots with it
 
 
 class CheckpointComplete(Message, frozen=True, tag="Complete"):  # the name that is on the wire
@@ -317,7 +318,7 @@ class TryElsewhere(Message, frozen=True):
 class Shutdown(Message, frozen=True):
     """Leave. `reason` is for the user; `outcome` says how the job ended for this slot."""
 
-    outcome: Literal["finished", "failed", "cancelled", "fenced", "replaced"]
+    outcome: Literal["finished", "failed", "cancelled", "fenced", "replaced", "left"]  # left: the job needs fewer slots
     reason: str
 
 

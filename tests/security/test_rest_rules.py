@@ -131,6 +131,7 @@ def test_no_route_takes_code_files_or_names_of_logs() -> None:
         ("/jobs/{job}", "PUT"),
         ("/jobs/{job}/checkpoints", "GET"),
         ("/jobs/{job}/checkpoints", "POST"),
+        ("/jobs/{job}/rescale", "POST"),
         ("/jobs/{job}/stop", "POST"),
         ("/jobs/{job}/report", "GET"),
         ("/jobs/{job}/savepoints", "GET"),

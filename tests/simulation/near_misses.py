@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
 from barrier_runtime.coordinator.checkpoints.retention import Retention, RetentionVerdict
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.protocol import JobProtocol
+from barrier_runtime.coordinator.job.rescaling import Rescales
 from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.wire.messages import Ack
 from barrier_runtime.operators.joins.base import JoinOperator
@@ -112,6 +113,24 @@ def _begin_generation(original: Any, note: Note) -> Any:
         original(self, landed, restored)
 
     return begin_generation
+
+
+def _moved(original: Any, note: Note) -> Any:
+    def move(self: Any, now_ms: int) -> None:
+        note("a running job moved to another number of slots")
+        original(self, now_ms)
+
+    return move
+
+
+def _not_moved(original: Any, note: Note) -> Any:
+    def fail(self: Any, error: str, now_ms: int) -> None:
+        found = self.open
+        if found is not None:
+            note(f"a rescale failed while {found.state.value}")
+        original(self, error, now_ms)
+
+    return fail
 
 
 def _find(original: Any, note: Note) -> Any:
@@ -225,6 +244,8 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (Retention, "classify", _classify),
     (Job, "begin_generation", _begin_generation),
     (LocalCopies, "find", _find),
+    (Rescales, "move", _moved),
+    (Rescales, "fail", _not_moved),
     (CommitLog, "append", _append),
     (in_flight, "_decoded", _read_in_flight),
     (WindowOperator, "_give_late", _late),

@@ -112,6 +112,7 @@ class Schedule:
     lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     savepoints: tuple[int, ...] = ()  # ms, when one is asked for
+    rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism): the running job is to have so many slots
     sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
     actions: tuple[Action, ...] = field(default=())
 
@@ -138,7 +139,7 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
-    return _draw_drift(_draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed))))))
+    return _draw_drift(_draw_rescales(_draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed)))))))
 
 
 def _draw_drift(schedule: Schedule) -> Schedule:
@@ -159,6 +160,15 @@ def _draw_savepoints(schedule: Schedule) -> Schedule:
         return schedule
     moments = tuple(sorted(rng.randrange(schedule.chaos_ms) for _ in range(rng.randint(1, 4))))
     return replace(schedule, savepoints=moments)
+
+
+def _draw_rescales(schedule: Schedule) -> Schedule:
+    """Of every third job."""
+    rng = random.Random(f"rescales {schedule.seed}")
+    if schedule.conditions_ignored or rng.random() > 0.35:
+        return schedule
+    moments = sorted(rng.randrange(schedule.chaos_ms) for _ in range(rng.randint(1, 5)))
+    return replace(schedule, rescales=tuple((at_ms, rng.randint(1, 5)) for at_ms in moments))
 
 
 def _timely(schedule: Schedule) -> Schedule:

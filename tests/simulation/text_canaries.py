@@ -11,6 +11,7 @@ from planting import planted
 from tests.mutants.catalogue import MUTANTS
 
 _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
+    "moves-before-its-rows-are-visible": "bank",
     "watermark-is-not-restored": "events",
     "no-tombstones": "events",
     "idle-ends-time": "events",
@@ -206,6 +207,14 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "coordinator/checkpoints/savepoints.py",
         "            if all_through(entry.manifest.checkpoint):\n",
         "            if entry.manifest.checkpoint:\n",
+    ),
+    (
+        "slots-of-a-rescale-divide-as-before",
+        "a slot restores and divides rows by the number of slots that the job began with",
+        "bank",
+        "barrier_runtime/runtime/slot.py",
+        "        graph = replace(self._graph, parallelism=len(message.peers) or self._graph.parallelism)\n",
+        "        graph = replace(self._graph, parallelism=self._graph.parallelism)\n",
     ),
     (
         "savepoint-with-transactions",

@@ -43,6 +43,7 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import running as phase_running
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
 from barrier_runtime.coordinator.log.savepoint import SavepointCopy
 from barrier_runtime.coordinator.savepoints import files as savepoint_files
@@ -119,6 +120,7 @@ class World(SimCluster):
                 schedule.turn_ms * 1000,
                 schedule.window_bytes,
                 unreached=0.3,
+                no_cores=0.1 if schedule.rescales else 0.0,
                 mark="" if beside is None else "twin-",
                 first_name=0 if beside is None else _NAMES_OF_ONE,
                 max_drift_ms=None if schedule.events is None else schedule.events.max_drift_ms,
@@ -170,6 +172,7 @@ class World(SimCluster):
             kinds = (*PROTOCOL_CHECKERS, *(EVENT_CHECKERS if schedule.joined is None else JOIN_CHECKERS))
         self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in kinds]
         self._wishes: list[SavepointRequest] = []  # for savepoints
+        self._rescales = 0  # that were asked for
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
         if beside is not None:
             self.target, self.target_faults = beside.target, beside.target_faults
@@ -246,6 +249,8 @@ class World(SimCluster):
                 self.sim.at(action.at_ms * 1000, self._both[action.variant % len(self._both)]._act, action)
             for at_ms in self.schedule.savepoints:
                 self.sim.at(at_ms * 1000, self._ask_for_savepoint)
+            for at_ms, parallelism in self.schedule.rescales:
+                self.sim.at(at_ms * 1000, self._ask_for_rescale, parallelism)
             for world in self._both:
                 self.sim.after(POLL_US, world._poll)
             self._watch_to(self.schedule.chaos_ms * 1000)
@@ -259,6 +264,7 @@ class World(SimCluster):
             for world in self._both:
                 world._expect_progress()
             self._expect_savepoints()
+            self._expect_rescales()
             self._expect_event_time()
             self._expect_wall_timers()
             self._expect_messages()
@@ -679,6 +685,26 @@ class World(SimCluster):
         if not self._until(all_over, HEALED_WITHIN_S):
             self._wrong("Liveness", f"savepoints do not come to an end: {runner.status().savepoints}")
 
+    # ------------------------------------------------------------ rescales
+
+    def _ask_for_rescale(self, parallelism: int) -> None:
+        runner = self._runner(self._current())
+        if runner is None:
+            return
+        self._rescales += 1
+        wish = RescaleRequest(f"rescale-{self._rescales}", parallelism, self.sim.rng.choice((300, 2_000, 5_000)))
+        self._on(self._current(), runner, partial(_ask_to_rescale, runner, wish))
+
+    def _expect_rescales(self) -> None:
+        """Each comes to an end, whatever happened in between."""
+
+        def all_over() -> bool:
+            known = self._runner(self._current())
+            return known is None or all(each.ended_ms is not None for each in known.status().rescales)
+
+        if self._rescales and not self._until(all_over, HEALED_WITHIN_S):
+            self._wrong("Liveness", "a rescale does not come to an end")
+
     # ------------------------------------------------------------ … at a certain moment
 
     def _leader(self, program: Program) -> SimCoordinator | None:
@@ -942,6 +968,11 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
 def _ask(runner: JobRunner, wish: SavepointRequest) -> None:
     with contextlib.suppress(InvalidJob):  # it ends just now, or has too many
         runner.savepoint(wish)
+
+
+def _ask_to_rescale(runner: JobRunner, wish: RescaleRequest) -> None:
+    with contextlib.suppress(InvalidJob):  # it ends just now, or is being rescaled
+        runner.rescale(wish)
 
 
 logging.getLogger("coordinator").setLevel(logging.CRITICAL)

@@ -89,6 +89,7 @@ class SlotTask:
     process: SimProcess
     slot: Slot | None = None
     given_up: bool = False  # Spark has started another attempt already
+    dismissed: bool = False  # the job had no place for it
 
 
 @dataclass
@@ -102,6 +103,7 @@ class Program:
     tasks: list[SlotTask] = field(default_factory=list)
     coordinators: list["SimCoordinator"] = field(default_factory=list)
     attempts: int = 0
+    standbys: str = ""  # the last request for some
     outcome: str = ""  # set when it ended; "killed" by whoever plays the user
     reason: str = ""
 
@@ -131,6 +133,7 @@ class ClusterOptions:
     mark: str = ""
     first_name: int = 0
     max_drift_ms: int | None = None
+    no_cores: float = 0.0  # how often there is none for a slot that is to stand by
 
 
 class SimCluster:
@@ -272,8 +275,24 @@ class SimCluster:
                 for task in program.tasks:
                     if (task.index, task.attempt) == (kill.slot, kill.task_attempt) and not task.given_up:
                         self._lose_slot(program, task, kill=not self.sim.chance(self.options.unreached))
+            self._start_what_is_wanted(program, runner)
             if self._stopping:
                 self._on(program, runner, partial(runner.stop, "checkpoint"))
+
+    def _start_what_is_wanted(self, program: Program, runner: JobRunner) -> None:
+        """Slots that are to stand by, and those of the job that somebody who did not know better told to leave. Now and
+        then there are no cores."""
+        wanted = runner.standbys
+        if wanted is not None and wanted.request != program.standbys:
+            program.standbys = wanted.request
+            for index in range(wanted.first, wanted.last + 1):
+                if not self.sim.chance(self.options.no_cores):
+                    self._start_slot(program, index)
+        if runner.lead_position is not None:
+            for index in range(runner.spec.parallelism):
+                own = [task for task in program.tasks if task.index == index]
+                if not own or own[-1].dismissed:
+                    self._start_slot(program, index)
 
     # ------------------------------------------------------------ coordinators
 
@@ -432,6 +451,7 @@ class SimCluster:
 
     def _slot_left(self, program: Program, task: SlotTask, shutdown: Shutdown) -> None:
         task.process.leave()
+        task.dismissed = shutdown.outcome == "left"
         if shutdown.outcome == "replaced" and not task.given_up:
             self._respawn(program, task)
         elif shutdown.outcome == "failed":  # the driver hears of it from the task, should the coordinator be gone

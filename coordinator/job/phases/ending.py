@@ -27,6 +27,8 @@ class Ended(Phase):
     def enter(self, job: Job, now_ms: int) -> Decision | None:
         job.leadership = None  # nothing may be decided or deleted any more (C16, F9)
         job.savepoints.job_ended(self.outcome, now_ms)
+        job.fail_rescale(f"the job ended: {self.outcome}", now_ms)
+        job.rescales.fail(f"the job ended: {self.outcome}", now_ms)
         job.record.fenced_by = self._fenced_by or job.record.fenced_by
         if self.outcome in ("failed", "fenced"):
             job.record.error = self.reason

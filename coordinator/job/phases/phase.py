@@ -73,6 +73,10 @@ class Phase:
         """One was asked for, or its copy is made or failed."""
         return None
 
+    def on_rescale(self, job: Job, now_ms: int) -> Decision | None:
+        """One was asked for, or a standby came."""
+        return None
+
     def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
         return None
 

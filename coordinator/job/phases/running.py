@@ -9,11 +9,12 @@ from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, 
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, kept_after_restore
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointState
 from barrier_runtime.coordinator.job.checkpoint_ends import abandon, checkpoint_appended, under_way
-from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, Restart
+from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, Resize, Restart
 from barrier_runtime.coordinator.job.effects import CloseLink, CopySavepoint, ListForSweep, ReadRecord, WriteManifest
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.rescaling import Rescale, RescaleState
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import Appended, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
@@ -61,6 +62,8 @@ class Running(Phase):
         self._told = job.highest_checkpoint()
         job.savepoints.generation_ended(job.generation.pending.next_id)
         job.restarts.running(now_ms)
+        if job.rescales.running(now_ms):
+            job.record.revision += 1
         job.record.recovered(now_ms)
         if job.retention is None:
             self._list(job)
@@ -77,8 +80,11 @@ class Running(Phase):
 
     def deadline(self, job: Job) -> int | None:
         graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots if slot.lost_ms is not None]
-        pending = self._pending(job).next_deadline(with_trigger=not job.commits.too_far_behind)
-        return min([*graces, *([] if pending is None else [pending])], default=None)
+        triggers = not job.commits.too_far_behind and not self._stops_for_rescale(job)
+        pending = self._pending(job).next_deadline(with_trigger=triggers)
+        rescale = job.rescales.open
+        others = (pending, None if rescale is None else rescale.deadline_ms)
+        return min([*graces, *(moment for moment in others if moment is not None)], default=None)
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
@@ -100,8 +106,10 @@ class Running(Phase):
         slot = arrival.slot
         if isinstance(arrival, Joined):
             return Restart(arrival.death or f"slot {slot.index} was replaced by a new process")
-        if slot.register.token != job.led.token or slot.register.phase != "running":
+        if slot.register.token != job.led.token or slot.register.phase not in ("running", "paused"):
             return Restart(f"slot {slot.index} came back without its state")
+        if slot.register.phase == "paused" and not job.rescales.pausing:  # it did not hear that the job goes on
+            return Restart(f"slot {slot.index} came back with its sources stopped", counted=False)
         if slot.register.highest_checkpoint > self._told:
             self._ask_the_log(job, slot, now_ms)
             return None
@@ -139,7 +147,7 @@ class Running(Phase):
             job.commit_globally()
             job.record.commits_seen(job.commits, now_ms)
             self._copy_savepoints(job)
-            return self._end_if_done(job)
+            return self._end_if_done(job) or self._rescale(job, now_ms)
         if isinstance(message, CommitFailing):
             job.commits.failing(message)
         elif isinstance(message, Decline):
@@ -184,7 +192,8 @@ class Running(Phase):
     # ------------------------------------------------------------ checkpoints
 
     def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
-        self._pending(job).request()
+        if not self._stops_for_rescale(job):
+            self._pending(job).request()
         return self._pump(job, now_ms)
 
     def on_manifest_written(self, job: Job, key: str, now_ms: int) -> Decision | None:
@@ -228,6 +237,7 @@ class Running(Phase):
         job.lead(appended)
         job.outbox.complete(appended.permit)
         checkpoint_appended(job, record, now_ms)
+        job.rescales.completed(record.checkpoint, now_ms)
         job.commit_globally()
         self._copy_savepoints(job)
         self._sweep_if_due(job, now_ms)
@@ -240,6 +250,9 @@ class Running(Phase):
             plan = job.retention.sweep(job.paths, listed.objects, job.led.token, now_ms, under_way(job.generation))
             job.delete(plan.keys)
         return None
+
+    def on_rescale(self, job: Job, now_ms: int) -> Decision | None:
+        return self._pump(job, now_ms)
 
     def on_savepoint(self, job: Job, now_ms: int) -> Decision | None:
         self._let_go(job)
@@ -264,18 +277,26 @@ class Running(Phase):
             exceeded = self._aborted(job, checkpoint, Cause.EXPIRED, reason, now_ms) or exceeded
         if exceeded:
             return Restart(exceeded)
+        moves = self._rescale(job, now_ms)
+        if moves is not None:
+            return moves
         if job.generation.final is None and job.all_ended:
             pending.triggering = Triggering.ON_REQUEST
             if not any(checkpoint.final for checkpoint in pending.open):
                 pending.request()
-        if self._stop_needs_another(job) or job.savepoints.wants_checkpoint([each.id for each in pending.open]):
-            pending.request()
-        if pending.due(now_ms) and (pending.requested or not job.commits.too_far_behind):
-            self._trigger(job, now_ms)
+        if not self._stops_for_rescale(job):
+            self._trigger_if_due(job, now_ms)
         ready = pending.ready()
         if ready is not None and not job.log.in_flight:
             return self._persist(job, ready, now_ms)
         return None
+
+    def _trigger_if_due(self, job: Job, now_ms: int) -> None:
+        pending = self._pending(job)
+        if self._stop_needs_another(job) or job.savepoints.wants_checkpoint([each.id for each in pending.open]):
+            pending.request()
+        if pending.due(now_ms) and (pending.requested or not job.commits.too_far_behind):
+            self._trigger(job, now_ms)
 
     def _trigger(self, job: Job, now_ms: int) -> None:
         checkpoint = self._pending(job).trigger(now_ms)
@@ -285,11 +306,12 @@ class Running(Phase):
             # What a job stops with, and a savepoint, can be restored by any successor.
             checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
         job.record.triggered += 1
+        job.rescales.triggered(checkpoint.id, now_ms)
         self._tell(job, job.slots.connected, checkpoint)
 
     def _tell(self, job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) -> None:
         for slot in slots:
-            job.outbox.send(slot, _trigger(checkpoint, job.stop_from))
+            job.outbox.send(slot, _trigger(checkpoint, job.stop_from, job.rescales.pauses(checkpoint.id)))
             self._told = max(self._told, checkpoint.id)
 
     def _persist(self, job: Job, checkpoint: Checkpoint, now_ms: int) -> Decision | None:
@@ -318,6 +340,8 @@ class Running(Phase):
         """A checkpoint ended without a decision. Returns why the generation must end, or ""."""
         job.record.checkpoint_ended(checkpoint, reason, now_ms)
         job.abort_checkpoint(checkpoint, reason)
+        if job.rescales.pauses(checkpoint.id):
+            job.fail_rescale(f"the checkpoint to move with, {checkpoint.id}, failed: {reason}", now_ms)
         abandon(job, checkpoint.acks.values())
         if self._swept_ms is not None:  # before the first decision nothing tells what is old
             self._sweep_if_due(job, now_ms)
@@ -368,6 +392,49 @@ class Running(Phase):
         job.stop, job.stop_from, job.stop_savepoint = None, None, None
         return Restart(f"the savepoint to stop with could not be written, so the job goes on: {error}", counted=False)
 
+    # ------------------------------------------------------------ another number of slots
+
+    def _rescale(self, job: Job, now_ms: int) -> Decision | None:
+        """Do what is due of it."""
+        rescale = job.rescales.before_moving
+        if rescale is None:
+            return None
+        if job.stop is not None or job.generation.final is not None or job.all_ended:
+            ends = "it is being stopped" if job.stop is not None else "it has read all of its input"
+            job.fail_rescale(f"job {job.spec.job} ends: {ends}", now_ms)
+            return None
+        job.slots.admit(rescale.parallelism)
+        missing = job.slots.missing_standbys(now_ms)
+        late = rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms
+        if rescale.state is RescaleState.STARTING:
+            if not missing:
+                job.rescales.stop_with(self._pending(job).request())
+            elif late:
+                job.fail_rescale(_why_not_started(rescale, missing), now_ms)
+        elif rescale.state is RescaleState.COMMITTING:
+            if job.commits.all_through(job.last_completed):
+                return self._move(job, rescale, missing, now_ms)
+            if late:
+                behind = ", ".join(job.commits.behind(job.last_completed))
+                return self._stay(job, f"sinks did not commit within {rescale.request.timeout_ms} ms: {behind}", now_ms)
+        return None
+
+    def _move(self, job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> Decision:
+        if missing:
+            return self._stay(job, f"new slots were lost: {', '.join(map(str, missing))}", now_ms)
+        job.rescales.move(now_ms)
+        return Resize(rescale.parallelism, f"rescaled from {rescale.before} to {rescale.parallelism} slots")
+
+    def _stay(self, job: Job, error: str, now_ms: int) -> Decision:
+        """The sources have stopped for good in this generation: the next one, of the same slots, reads on."""
+        job.fail_rescale(error, now_ms)
+        return Restart(f"the job was not rescaled, and goes on: {error}", counted=False)
+
+    def _stops_for_rescale(self, job: Job) -> bool:
+        """The checkpoint to move with is under way or decided: what comes after it is another generation's."""
+        rescale = job.rescales.open
+        return rescale is not None and rescale.paused_ms is not None and rescale.state.pausing
+
     def _copy_savepoints(self, job: Job) -> None:
         for due in job.savepoints.due(job.commits.all_through):
             job.outbox.put(CopySavepoint(due.url, due.copy))
@@ -403,9 +470,17 @@ class Running(Phase):
         return checkpoint if checkpoint is not None and checkpoint.phase is CheckpointPhase.PERSISTING else None
 
 
-def _trigger(checkpoint: Checkpoint, stop_from: int | None) -> Trigger:
+def _trigger(checkpoint: Checkpoint, stop_from: int | None, pause: bool) -> Trigger:
     stop = stop_from is not None and checkpoint.id >= stop_from
-    return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms, stop)
+    return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms, stop, pause)
+
+
+def _why_not_started(rescale: Rescale, missing: tuple[int, ...]) -> str:
+    return (
+        f"slots {', '.join(map(str, missing))} did not come within {rescale.request.timeout_ms / 1000:g} s; the job "
+        f"goes on with {rescale.before}. Are there {rescale.parallelism} free cores? Give Spark more cores, or ask for "
+        "a lower parallelism or a longer timeout"
+    )
 
 
 def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:

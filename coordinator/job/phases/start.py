@@ -204,12 +204,14 @@ class Fencing(Phase):
         self._began_ms = wanted.began_ms
         self._wait_ms = wanted.wait_ms
         self._attempts = wanted.attempts
+        self._parallelism = wanted.parallelism
         self._verified: DecidedManifest | None = None
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
         if job.generation.pending is not None:
             for checkpoint in job.generation.pending.abort_all(now_ms):
                 job.record.checkpoint_ended(checkpoint, self.reason, now_ms)
+            job.fail_rescale(f"the job had to begin a new generation: {self.reason}", now_ms)
         return None if job.log.in_flight else self._choose(job, now_ms)
 
     def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
@@ -221,6 +223,11 @@ class Fencing(Phase):
         if not isinstance(record, Fence):
             return self._choose(job, now_ms)
         job.begin_generation(appended, self._verified)
+        if self._parallelism is not None:
+            for slot in job.slots:  # before any of them leaves: nobody is to miss its connections
+                job.cancel_generation_of(slot)
+            job.resize(self._parallelism)
+            job.commits.settled(job.log.completed)
         if self._choice is not None and self._choice.settled:
             job.commits.settled(self._choice.checkpoint)
         job.record.recovery_began(job.led.token, self.reason, self._began_ms)
@@ -282,5 +289,6 @@ class Fencing(Phase):
             self.reason += f"; {added}" if added and added not in self.reason else ""
         self._verified = verified
         job.log.choose_restore(choice.entry)
-        job.append(job.records.fence(job.log, choice, self.reason, job.highest_checkpoint(), now_ms))
+        spec = None if self._parallelism is None else job.resized(self._parallelism)
+        job.append(job.records.fence(job.log, choice, self.reason, job.highest_checkpoint(), now_ms, spec))
         return None

@@ -66,6 +66,25 @@ async def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_comple
     await bench.close()
 
 
+async def test_sources_read_nothing_behind_a_checkpoint_that_pauses_them_until_it_is_aborted(tmp_path):
+    bench = Bench(tmp_path)
+    bench.feed.rows[0] += [1, 2, 3]
+    bench.deploy(5)
+    await bench.until(lambda: bench.links[0].got(Restored))
+    bench.tell(Start(5))
+    await bench.until(lambda: bench.operators[0].total == 3)
+    bench.tell(Trigger(5, 1, 0, pause=True))
+    bench.feed.rows[0] += [4, 5]
+    _, target = await bench.acks(1, 5)
+    assert target.operators[0].values == {"total": b"3"}
+    totals = [snapshot.values["total"] for snapshot in await bench.checkpoint(2, 5) if "total" in snapshot.values]
+    assert totals == [b"3"], "nothing was read in between"
+    bench.tell(AbortCheckpoint(5, 1, "no"))
+    await bench.until(lambda: bench.operators[0].total == 5)
+    bench.tell(Trigger(5, 3, 0, pause=True), CancelGeneration(6, 2))
+    await bench.close()
+
+
 async def test_before_it_answers_the_checkpoint_that_a_job_stops_with_a_slot_tells_its_last_figures(tmp_path):
     """The job may end with that answer, and no heartbeat comes any more."""
     bench = Bench(tmp_path)

@@ -67,6 +67,28 @@ async def test_every_route_but_health_needs_the_token(method, path):
             assert answer.status_code == (200 if path == "/healthz" else 401)
 
 
+async def test_a_rescale_is_asked_for_by_id_and_refused_with_the_reason():
+    async with served() as (http, directory):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        ask = lambda what: http.post("/jobs/flights/rescale", content=what, headers=GOOD)  # noqa: E731
+        for _ in range(2):
+            answer = await ask('{"id": "r-1", "parallelism": 3}')
+            assert (answer.status_code, answer.json()) == (202, {"answer": "accepted", "reason": ""})
+        for wrong, why in (
+            ('{"id": "r-2", "parallelism": 129}', "give 1 to 128, the job's max_parallelism"),
+            ('{"id": "r-2", "parallelism": 4}', "wait until that is done"),
+            ('{"id": "r-1", "parallelism": 4}', "use a new id"),
+            ('{"id": "r-2", "parallelism": 4, "timeout_ms": 0}', "give milliseconds"),
+            ("{}", "the body is not understood"),
+        ):
+            answer = await ask(wrong)
+            assert answer.status_code == 400
+            assert why in answer.json()["error"]
+        (told,) = (await http.get("/jobs/flights", headers=GOOD)).json()["rescales"]
+        assert (told["id"], told["before"], told["parallelism"], told["state"]) == ("r-1", 2, 3, "starting")
+        assert directory.job("flights").spec.parallelism == 2
+
+
 async def test_a_wrong_token_is_told_from_none_and_an_unknown_job_from_the_others():
     async with served() as (http, _):
         none = await http.get("/jobs")

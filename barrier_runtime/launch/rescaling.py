@@ -1,0 +1,72 @@
+"""Another number of slots for a running job, as the program that runs it, or a command, asks for it."""
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from barrier_runtime.coordinator.client.rest_types import RescaleAsked
+from barrier_runtime.coordinator.status.status import JobStatus, RescaleStatus
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+
+_POLL_S = 0.05
+DEFAULT_TIMEOUT_S = 60.0
+
+
+class RescaleFailed(BarrierRuntimeError):
+    """The job goes on with the slots that it had."""
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """`checkpoint`: that moved to the new slots; None when there was nothing to do. `pause_ms`: from the order to the
+    sources to stop until the new slots ran."""
+
+    before: int
+    parallelism: int
+    checkpoint: int | None
+    pause_ms: int
+
+
+def asked_for(parallelism: int, timeout_s: float) -> RescaleAsked:
+    """A new wish. `timeout_s`: for the new slots to come."""
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
+        raise InvalidJob(f"parallelism={parallelism!r}: give a whole number of slots, at least 1")
+    if not timeout_s > 0:
+        raise InvalidJob(f"timeout={timeout_s!r}: give seconds for the new slots to come")
+    return RescaleAsked(uuid.uuid4().hex, parallelism, max(1, round(timeout_s * 1000)))
+
+
+def wait_for_rescale(
+    job: str, asked: RescaleAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
+) -> Rescaled:
+    """Until it is over. `status`: None while the coordinator is being restarted; one that was does not know of the
+    wish, and hears it again by `ask`. Raises `RescaleFailed`."""
+    leader = ""
+    while True:
+        known = status()
+        if known is not None:
+            rescaled = rescale_of(known, asked.id)
+            if rescaled is not None:
+                return rescaled
+            if known.outcome is not None:
+                raise RescaleFailed(f"job {job} ended ({known.outcome}) before it was rescaled")
+            if known.leader != leader:
+                try:
+                    ask()
+                    leader = known.leader
+                except Unavailable:
+                    pass  # away again: the next status tells
+        time.sleep(_POLL_S)
+
+
+def rescale_of(status: JobStatus, id: str) -> Rescaled | None:
+    """None: not yet. Raises `RescaleFailed`."""
+    found: RescaleStatus | None = next((each for each in status.rescales if each.id == id), None)
+    if found is None or found.ended_ms is None:
+        return None
+    if found.error:
+        raise RescaleFailed(
+            f"job {status.job} goes on with {found.before} slots and not with {found.parallelism}: {found.error}"
+        )
+    return Rescaled(found.before, found.parallelism, found.checkpoint, found.pause_ms or 0)

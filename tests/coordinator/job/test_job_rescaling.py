@@ -1,0 +1,274 @@
+"""Rescales of a running job, as interleavings of the request, new slots, the last checkpoint, commits and deaths."""
+
+import uuid
+
+import pytest
+from coordinator_world import Coordinator, FakeSlot, kinds, log_of, options, spec, started
+
+from barrier_runtime.coordinator.job.effects import Append
+from barrier_runtime.coordinator.job.events import UserRescale
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.status.status import RescaleStatus
+from barrier_runtime.coordinator.wire.messages import (
+    AbortCheckpoint,
+    CancelGeneration,
+    Deploy,
+    Heartbeat,
+    Registered,
+    Shutdown,
+    Start,
+    Trigger,
+)
+from barrier_runtime.state.store.memory import MemoryStore
+
+PATIENCE_MS = 5_000
+
+
+def ask(coordinator: Coordinator, parallelism: int) -> RescaleRequest:
+    request = RescaleRequest(uuid.uuid4().hex, parallelism, PATIENCE_MS)
+    assert coordinator.protocol.refuses_rescale(request) == ""
+    coordinator.post(UserRescale(request))
+    return request
+
+
+def told(coordinator: Coordinator) -> RescaleStatus:
+    return coordinator.status.rescales[-1]
+
+
+def standbys(coordinator: Coordinator, *indices: int) -> tuple[FakeSlot, ...]:
+    return tuple(coordinator.slot(index, attempt=10 + index).connect() for index in indices)
+
+
+def last_checkpoint(coordinator: Coordinator, *slots: FakeSlot) -> int:
+    """The barrier with which sources stop, acknowledged and decided; sinks have not committed it."""
+    coordinator.later(0)
+    trigger = slots[0].last(Trigger)
+    assert trigger.pause, "sources stop with it"
+    for slot in slots:
+        slot.ack(trigger.checkpoint)
+    coordinator.settle()
+    return trigger.checkpoint
+
+
+def commit(number: int, *slots: FakeSlot) -> None:
+    for slot in slots:
+        slot.commit(number)
+
+
+def fences(store: MemoryStore) -> list[tuple[int, int]]:
+    """(parallelism, restored checkpoint) of each."""
+    return [(each.spec.parallelism, each.restored_checkpoint) for each in log_of(store) if isinstance(each, Fence)]
+
+
+def test_new_slots_are_there_before_the_sources_stop_and_the_job_moves_at_that_checkpoint():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.checkpoint(a, b)
+    triggers = len(a.got(Trigger))
+    ask(coordinator, 4)
+    wanted = coordinator.status.standbys
+    assert (wanted.first, wanted.last) == (2, 3)
+    (c,) = standbys(coordinator, 2)
+    assert c.got(Registered), "it is heard like any slot"
+    assert (len(a.got(Trigger)), told(coordinator).state) == (triggers, "starting"), "the job has not noticed"
+    (d,) = standbys(coordinator, 3)
+    number = last_checkpoint(coordinator, a, b)
+    assert not c.got(Trigger)
+    assert told(coordinator).state == "committing"
+    commit(number, a)
+    coordinator.settle()
+    assert fences(store) == [(2, 0)], "not all that was read is visible yet"
+    commit(number, b)
+    coordinator.settle()
+    assert fences(store) == [(2, 0), (4, number)]
+    coordinator.later(0)
+    for slot in (a, b, c, d):
+        deploy = slot.last(Deploy)
+        assert (deploy.checkpoint, len(deploy.peers), deploy.settled) == (number, 4, True)
+        assert len(deploy.operators) == 2 * 2, "every snapshot: key groups and splits move"
+        slot.restored()
+    assert all(slot.got(Start) for slot in (a, b, c, d))
+    rescale = told(coordinator)
+    assert (rescale.state, rescale.before, rescale.parallelism, rescale.checkpoint) == ("done", 2, 4, number)
+    assert rescale.pause_ms is not None
+    assert (coordinator.status.parallelism, coordinator.status.standbys) == (4, None)
+    coordinator.checkpoint(a, b, c, d)
+    assert coordinator.status.checkpoints.failed == 0
+
+
+def test_slots_that_are_not_needed_leave_when_the_log_says_so():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 1)
+    number = last_checkpoint(coordinator, a, b)
+    commit(number, a, b)
+    coordinator.run_until(Append)
+    assert not b.got(Shutdown), "the record may still be somebody else's"
+    coordinator.settle()
+    assert b.last(Shutdown).outcome == "left"
+    assert b.closed
+    coordinator.later(0)
+    a.restored()
+    assert (coordinator.phase, told(coordinator).state) == ("running", "done")
+    b.connect()
+    assert [each.outcome for each in b.got(Shutdown)] == ["left", "left"], "it did not hear: its task ends well"
+    coordinator.checkpoint(a)
+
+
+def test_no_slots_in_time_leave_the_job_as_it_was():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 4)
+    (c,) = standbys(coordinator, 2)
+    coordinator.later(100)
+    before = len(a.inbox)
+    for _ in range(60):
+        coordinator.later(100)
+        for slot in (a, b, c):
+            beat(slot)
+    assert told(coordinator).state == "failed"
+    assert "slots 3 did not come within 5 s; the job goes on with 2" in told(coordinator).error
+    assert c.last(Shutdown).outcome == "left"
+    assert not [each for each in a.inbox[before:] if isinstance(each, CancelGeneration | Deploy)]
+    assert not any(each.pause for each in a.got(Trigger)), "no source was stopped"
+    assert (coordinator.phase, fences(store)) == ("running", [(2, 0)])
+
+
+def beat(slot: FakeSlot) -> None:
+    slot.say(Heartbeat(token=slot.token, sent_at_ms=slot.coordinator.now_ms, metrics={}))
+
+
+def test_a_failed_last_checkpoint_lets_the_sources_go_on_without_a_restart():
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(checkpoints=options(tolerable_failures=1)))
+    ask(coordinator, 1)
+    coordinator.later(0)
+    number = a.last(Trigger).checkpoint
+    a.ack(number)
+    b.decline(number)
+    coordinator.settle()
+    assert told(coordinator).state == "failed"
+    assert "disk full" in told(coordinator).error
+    assert a.last(AbortCheckpoint).checkpoint == number, "with this they go on"
+    assert (coordinator.phase, fences(store)) == ("running", [(2, 0)])
+    coordinator.checkpoint(a, b)
+    assert not a.last(Trigger).pause
+    ask(coordinator, 1)  # and again
+    commit(last_checkpoint(coordinator, a, b), a, b)
+    coordinator.settle()
+    assert fences(store)[-1][0] == 1
+
+
+@pytest.mark.parametrize("moment", ["commits hang", "a new slot is lost"])
+def test_sources_that_have_stopped_for_nothing_read_on_in_a_new_generation(moment):
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 3)
+    (c,) = standbys(coordinator, 2)
+    number = last_checkpoint(coordinator, a, b)
+    if moment == "a new slot is lost":
+        c.cut()
+        commit(number, a, b)
+    else:
+        for _ in range(60):
+            coordinator.later(100)
+            for slot in (a, b, c):
+                beat(slot)
+    coordinator.settle()
+    assert told(coordinator).state == "failed"
+    assert fences(store) == [(2, 0), (2, number)], "nothing is read twice"
+    if moment != "a new slot is lost":
+        assert c.last(Shutdown).outcome == "left"
+    coordinator.run_with(a, b)
+
+
+def test_trouble_before_the_move_ends_the_rescale_and_not_the_job():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 3)
+    (c,) = standbys(coordinator, 2)
+    a.fail()
+    coordinator.settle()
+    coordinator.run_with(a, b)
+    assert told(coordinator).state == "failed"
+    assert "boom" in told(coordinator).error
+    assert c.last(Shutdown).outcome == "left"
+    assert fences(store) == [(2, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("appended", [False, True])
+def test_the_log_alone_says_which_slots_the_job_has_when_the_coordinator_dies(appended):
+    """Its successor, which the driver gave the first description, has as many slots as the newest FENCE says."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 3)
+    (c,) = standbys(coordinator, 2)
+    number = last_checkpoint(coordinator, a, b)
+    commit(number, a, b)
+    assert isinstance(coordinator.run_until(Append), Append)
+    if appended:
+        coordinator.step_without_answer()
+    successor = Coordinator(store, leader="leader-b", now_ms=coordinator.now_ms).begin()
+    for slot in (a, b, c):
+        slot.coordinator, slot.link, slot.phase = successor, 0, "idle" if slot is c else "paused"
+    c.connect()
+    assert not c.got(Shutdown), "the log is not read yet: it may be a slot of the job"
+    successor.run_with(a, b, *([c] if appended else []))
+    assert successor.status.parallelism == (3 if appended else 2)
+    assert fences(store)[-1] == (3 if appended else 2, number), "nothing is read twice, whoever has it"
+    assert bool(c.got(Shutdown)) != appended
+    if not appended:
+        assert c.last(Shutdown).outcome == "left"
+
+
+def test_a_successor_goes_on_with_living_slots_of_another_number():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 3)
+    (c,) = standbys(coordinator, 2)
+    commit(last_checkpoint(coordinator, a, b), a, b)
+    coordinator.run_with(a, b, c)
+    successor = Coordinator(store, leader="leader-b", now_ms=coordinator.now_ms).begin()
+    for slot in (c, b, a):
+        slot.coordinator = successor
+        slot.connect()
+    successor.settle()
+    assert (successor.phase, kinds(store)[-1]) == ("running", "LEAD")
+    successor.checkpoint(a, b, c)
+
+
+def test_a_user_who_stops_the_job_has_priority():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 3)
+    (c,) = standbys(coordinator, 2)
+    coordinator.later(0)
+    coordinator.stop("checkpoint")
+    number = a.last(Trigger).checkpoint
+    for slot in (a, b):
+        slot.ack(number)
+    coordinator.settle()
+    stop = a.last(Trigger).checkpoint
+    if stop != number:
+        for slot in (a, b):
+            slot.ack(stop)
+        coordinator.settle()
+    commit(stop, a, b)
+    coordinator.settle()
+    assert coordinator.ended is not None
+    assert coordinator.ended.outcome == "cancelled"
+    assert (told(coordinator).state, fences(store)) == ("failed", [(2, 0)])
+    assert c.last(Shutdown).outcome == "left"
+
+
+def test_what_cannot_be_had_is_refused_and_asking_twice_changes_nothing():
+    coordinator, _a, _b = started(MemoryStore())
+    protocol = coordinator.protocol
+    assert "give 1 to 128" in protocol.refuses_rescale(RescaleRequest("x", 129))
+    assert "give 1 to 128" in protocol.refuses_rescale(RescaleRequest("x", 0))
+    request = ask(coordinator, 3)
+    coordinator.post(UserRescale(request))
+    assert len(coordinator.status.rescales) == 1
+    assert "wait until that is done" in protocol.refuses_rescale(RescaleRequest("y", 4))
+    assert "use a new id" in protocol.refuses_rescale(RescaleRequest(request.id, 4))
