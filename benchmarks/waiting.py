@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,11 @@ def lookup(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    measures = {"wall-timers": wall_timers, "barrier": barrier, "lookup": lookup}
+    measures: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "wall-timers": wall_timers,
+        "barrier": barrier,
+        "lookup": lookup,
+    }
     parser.add_argument("measure", choices=measures)
     folder = Path(tempfile.mkdtemp(prefix="waiting-"))
     try:
