@@ -91,6 +91,7 @@ _HOME = {
     "ProtocolViolation": "barrier_runtime.state.errors",
     "Unavailable": "barrier_runtime.state.errors",
     "UserCodeError": "barrier_runtime.state.errors",
+    "WrongUse": "barrier_runtime.state.errors",
 }
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ if TYPE_CHECKING:
     from barrier_runtime.state.errors import ProtocolViolation as ProtocolViolation
     from barrier_runtime.state.errors import Unavailable as Unavailable
     from barrier_runtime.state.errors import UserCodeError as UserCodeError
+    from barrier_runtime.state.errors import WrongUse as WrongUse
 
 __all__ = sorted(_HOME)
 

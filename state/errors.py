@@ -50,3 +50,8 @@ class UserCodeError(InvalidJob):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return (type(self), (str(self.args[0]), self.user_traceback))
+
+
+class WrongUse(UserCodeError):
+    """A user's function asked this package for what it refuses, as an undeclared side output or state without a key.
+    The message begins with the thing and the remedy; then operator, subtask, key, position, record."""

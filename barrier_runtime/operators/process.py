@@ -115,8 +115,8 @@ def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str
 def no_key(where: str, function: str) -> Any:
     """In place of a key, while `function` runs, which has none."""
     return NoKey(
-        f"{where}: {function} uses state or timers of a key, but it runs for no key: use them where there is one, in a "
-        "handler of rows by key or in on_timer() and on_wall_timer()"
+        f"{where}: {function} uses {{}}, which belongs to a key, but it runs for no key: use it where there is one, in "
+        "the function that gets rows by key, in on_timer() or in on_wall_timer()"
     )
 
 

@@ -4,6 +4,7 @@ A row counts as it was when it was emitted, and has the event time that was reac
 two calls of an operator nothing is kept here, so no snapshot holds any of it.
 """
 
+import difflib
 from collections.abc import Mapping
 from sys import getrefcount
 
@@ -114,9 +115,11 @@ class SideOutputs:
                 f"{self._where}: ctx.emit({name!r}, …), but the step has no side outputs: declare them, as in "
                 f"process(…, side={{{name!r}: schema}})"
             )
+        meant = difflib.get_close_matches(name, self._by_name, 1) if isinstance(name, str) else []
+        hint = f"did you mean {meant[0]!r}? Else use" if meant else "use"
         return InvalidJob(
             f"{self._where}: ctx.emit({name!r}, …), but its side outputs are "
-            f"{', '.join(map(repr, self._by_name))}: use one of them, or add it to side="
+            f"{', '.join(map(repr, self._by_name))}: {hint} one of them, or add {name!r} to side="
         )
 
 

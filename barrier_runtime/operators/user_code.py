@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.data.rows import preview
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError, WrongUse
 
 _OURS = (
     str(Path(__file__).resolve().parent.parent),
@@ -35,13 +35,18 @@ def user_error(
 ) -> Exception:
     """`error` as raised inside `function` of `operator`, with row `row` of `batch` (or the batch's size) shown.
 
-    Trouble that is not the function's fault (storage, fencing) comes back as it is.
+    What it uses wrongly is said as it was, and where. Trouble that is not the function's fault (storage, fencing) comes
+    back as it is.
     """
     if isinstance(error, UserCodeError) or (
         isinstance(error, BarrierRuntimeError) and not isinstance(error, InvalidJob)
     ):
         return error
-    message = f"{function} of operator {operator!r}, subtask {subtask}, raised {type(error).__name__}: {said(error)}"
+    if wrong := isinstance(error, InvalidJob):  # what it says ends with the remedy
+        message = f"{error}\n  in {function} of operator {operator!r}, subtask {subtask}"
+    else:
+        told = f"{type(error).__name__}: {said(error)}"
+        message = f"{function} of operator {operator!r}, subtask {subtask}, raised {told}"
     if key is not _NOTHING:
         message += f"\n  key: {_cut(repr(key))}"
     if batch is not None and row is not None:
@@ -50,6 +55,8 @@ def user_error(
         message += f"\n  batch: {batch.num_rows} rows of {', '.join(batch.schema.names)}"
         if batch.num_rows:
             message += f"\n  its first record: {preview(batch, 0)}"
+    if wrong:
+        return WrongUse(message, _user_frames(error))
     return UserCodeError(message + _REMEDY, user_traceback(error))
 
 
@@ -80,6 +87,12 @@ def user_traceback(error: BaseException) -> str:
         seen.stack = traceback.StackSummary.from_list(own)
         seen = seen.__cause__ or seen.__context__
     return "".join(summary.format())
+
+
+def _user_frames(error: BaseException) -> str:
+    """Where the user's code was, without what `error` says."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)]) if frames else ""
 
 
 def from_users_frame(error: BaseException) -> BaseException:

@@ -105,6 +105,8 @@ class EntryTable(StateTable):
     def has_entry(self, key: Key, entry: Any) -> bool:
         """Whether there is such an entry; its value is not decoded, nor remembered."""
         whole = (*key, False, entry)
+        if self._dirty.get(whole) is not None:  # the usual case of a key that is written often
+            return True
         for values in (self._dirty, self._young, self._frozen, self._encoded):
             if whole in values:
                 return values[whole] is not None

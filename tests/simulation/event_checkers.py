@@ -94,8 +94,9 @@ class WholeWindows(EventChecker):
 
 
 class WholeSessions(EventChecker):
-    """The sessions of a key are its events in order, cut where the watermark may have passed the timer of the last;
-    each ends by exactly that timer. So state that was cleared stays cleared, and a timer fires once, unless deleted."""
+    """The sessions of a key are its events in order, cut where the watermark may have passed the timer of the last, and
+    where no other split can have held it back also cut there; each ends by exactly that timer. So state that was
+    cleared stays cleared, and a timer fires once, unless deleted, and before the event that proves it due."""
 
     shows = "sessions"
 
@@ -123,6 +124,14 @@ class WholeSessions(EventChecker):
             self.wrong(f"{row}: there are {number} events of the key between its first and its last")
         if row.start != times.at_ms(row.split, row.last) + times.gap_ms:
             self.wrong(f"{row} ended by a timer that was deleted: its last event sets another one")
+        before = row.first
+        while times.splits == 1 and before < row.last:
+            event = self._event(row.split, row.key, before + 1)
+            assert event is not None
+            due_ms = times.at_ms(row.split, before) + times.gap_ms
+            if self.workload.has_come(row.split, event, due_ms):
+                self.wrong(f"{row} goes on with event {event}, before which the timer of event {before} was due")
+            before = event
         self._next[row.split, row.key] = row.last + 1
         following = self._event(row.split, row.key, row.last + 1)
         if following is not None and not self.workload.may_be_late(row.split, following, row.start):

@@ -527,8 +527,11 @@ class EventWorkload:
 
     def may_be_late(self, split: int, seq: int, last_ms: int) -> bool:
         """The watermark may have reached `last_ms` when event `seq` of `split` came: its own time counts, too."""
-        reached = self.greatest_ms(split, seq + 1) - self.times.bound_ms - 1
-        return reached >= last_ms or self.was_idle(split, seq)
+        return self.has_come(split, seq, last_ms) or self.was_idle(split, seq)
+
+    def has_come(self, split: int, seq: int, at_ms: int) -> bool:
+        """The split's own watermark is at `at_ms` with its event `seq`."""
+        return self.greatest_ms(split, seq + 1) - self.times.bound_ms - 1 >= at_ms
 
 
 def in_ms(milliseconds: int) -> datetime.timedelta:

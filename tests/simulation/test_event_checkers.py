@@ -247,6 +247,13 @@ def one_by_one(made: Shown) -> list[EventRow]:
     return rows
 
 
+def sessions_as_one(shows: Shown) -> list[EventRow]:
+    """The first two of a key."""
+    first = shows.long_session()
+    second = next(row for row in shows.sessions() if (row.split, row.key) == (first.split, first.key) and row != first)
+    return [changed(second, first=first.first, n=first.n + second.n)]
+
+
 def two_as_one(made: Shown) -> list[EventRow]:
     before, after = (row for row in made.gaps()[:2])
     assert before.key == after.key
@@ -373,6 +380,13 @@ TABLE: Table = {
         ),
         Case("an earlier timer", lambda: shown("sessions", ended_by_an_earlier_timer), "a timer that was deleted"),
         Case("a session is cut", lambda: shown("sessions", cut), "ended before the watermark was there"),
+        Case(
+            "a row before the timer that it proves due",
+            lambda: shown("sessions", sessions_as_one, ONE_SPLIT),
+            "before which the timer of event",
+        ),
+        Case("held back by another split", lambda: shown("sessions", sessions_as_one)),
+        Case("cut at their gaps, one split", lambda: shown("sessions", Shown.sessions, ONE_SPLIT).finish()),
         Case(
             "a session never ends", lambda: shown("sessions", lambda s: s.sessions()[:-1]).finish(), "is in no session"
         ),

@@ -15,6 +15,7 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "watermark-is-not-restored": "events",
     "no-tombstones": "events",
     "idle-ends-time": "events",
+    "timers-depend-on-cuts": "events",
     "windows-fire-twice-after-rescaling": "events",
     "merged-sessions-lose-accumulators": "events",
     "merged-cells-lose-one-side": "events",

@@ -3,8 +3,10 @@ at hand. Handles do not know keys; those of one operator share one `CurrentKey`.
 """
 
 import copy
+import sys
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from barrier_runtime.operators.state.stored_type import StoredType, is_unchangeable, short
@@ -38,16 +40,28 @@ class NoKey:
     """In place of a key where there is none: whatever asks the state or the timers of a key is refused."""
 
     def __init__(self, refusal: str) -> None:
+        """`refusal`: with "{}" for what was asked."""
         self._refusal = refusal
 
     def _refused(self, *_: object) -> NoReturn:
-        raise InvalidJob(self._refusal)
+        raise InvalidJob(self._refusal.format(_asked(sys._getframe(1))))
 
     __hash__ = _refused
     __eq__ = _refused
     __iter__ = _refused
     __len__ = _refused
     __getitem__ = _refused
+
+
+def _asked(frame: FrameType | None) -> str:
+    """The state (or timers) whose method runs in `frame` or in one that has called it: handles do not tell keys who
+    asks."""
+    while frame is not None:
+        said = getattr(frame.f_locals.get("self"), "_said", None)
+        if said:
+            return str(said)
+        frame = frame.f_back
+    return "state"
 
 
 class KeyedState:

@@ -3,6 +3,7 @@ is told."""
 
 import dataclasses
 import datetime
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,11 +24,12 @@ from barrier_runtime import (
     ReducingState,
     UserCodeError,
     ValueState,
+    WrongUse,
 )
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.operators.state.broadcast_copy import SUMMARY, BroadcastCopies, StoredCopies
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
-from barrier_runtime.testing import ConnectedHarness, ConnectedHarnessSnapshot
+from barrier_runtime.testing import ConnectedHarness, ConnectedHarnessSnapshot, KeyedHarness
 from tests.drawn import examples
 
 Row = dict[str, Any]
@@ -374,7 +376,7 @@ def test_a_value_that_does_not_fit_is_refused_where_it_is_written() -> None:
             self.rules[row["n"]] = {"shop": 3} if row["n"] else None  # type: ignore[assignment]
 
     with ruled(Wrong) as harness:
-        with pytest.raises(UserCodeError, match=r"on_rules\(\)(.|\n)*does not fit its declared type"):
+        with pytest.raises(UserCodeError, match=r"does not fit its declared type(.|\n)*on_rules\(\)"):
             harness.push("rules", {"n": 1})
         with pytest.raises(UserCodeError, match=r"None cannot be a value of self.rules: remove the entry with del"):
             harness.push("rules", {"n": 0})
@@ -559,10 +561,43 @@ USES: list[Callable[[Any, ProcessContext], Any]] = [
 ]
 
 
+OF_A_KEY = r"self\.value|self\.items|self\.map|self\.peak|self\.short|ctx\.timers|ctx\.wall_timers"
+
+
+@pytest.mark.parametrize("use", USES)
+def test_state_and_timers_of_a_key_are_not_used_in_open(use: Callable[[Any, ProcessContext], Any]) -> None:
+    class Eager:
+        value = ValueState(int, default=0)
+        items = ListState(int)
+        map = MapState(int, int)
+        peak = ReducingState(int, max)
+        short = ValueState(int, ttl=TTL(datetime.timedelta(seconds=1), clock="processing"))
+
+        def open(self, ctx: ProcessContext) -> None:
+            use(self, ctx)
+
+        def process(self, key: int, row: Row, ctx: ProcessContext) -> None: ...
+
+        def on_timer(self, key: int, at: int, ctx: ProcessContext) -> None: ...
+
+        def on_wall_timer(self, key: int, at: int, ctx: ProcessContext) -> None: ...
+
+    with pytest.raises(WrongUse) as told, KeyedHarness(Eager, key="k", rows={"k": int}) as harness:
+        harness.push({"k": 1})
+    assert re.match(
+        rf"process '.*': open\(\) uses ({OF_A_KEY}), which belongs to a key, but it runs for no key: use it where "
+        r"there is one, in the function that gets rows by key, in "
+        r"on_timer\(\) or in on_wall_timer\(\)\n  in .*open\(\) of ",
+        told.value.args[0],
+    )
+
+
 @pytest.mark.parametrize("use", USES)
 def test_state_and_timers_of_a_key_are_not_used_where_there_is_none(use: Callable[[Any, ProcessContext], Any]) -> None:
     said = misused(for_all=use)
-    assert "connect 'function': on_rules() uses state or timers of a key, but it runs for no key" in said
+    assert re.search(
+        rf"connect 'function': on_rules\(\) uses ({OF_A_KEY}), which belongs to a key, but it runs for ", said
+    )
 
 
 def test_operations_that_a_broadcast_state_has_not_say_what_it_has() -> None:
@@ -634,7 +669,7 @@ def test_a_function_is_opened_before_the_first_row_and_closed_at_the_end() -> No
         def open(self, ctx: ProcessContext) -> None:
             self.count.value = 1
 
-    with pytest.raises(UserCodeError, match=r"open\(\) uses state or timers of a key"):
+    with pytest.raises(UserCodeError, match=r"open\(\) uses self\.\w+, which belongs to a key"):
         ruled(Touching)
 
 

@@ -18,6 +18,7 @@ from barrier_runtime import (
     ProcessContext,
     Tumbling,
     ValueState,
+    WrongUse,
     count,
 )
 from barrier_runtime.data.elements import Batch
@@ -182,8 +183,12 @@ def test_a_row_that_does_not_fit_is_refused_with_step_side_output_column_and_typ
 def test_an_undeclared_side_output_is_refused_with_the_declared_ones() -> None:
     row = {"k": "a", "v": 99, "at": 0}
     with KeyedHarness(Alarm, key="k", rows=ROWS, side={"hto": HOT, "cold": COLD}) as harness:
-        with pytest.raises(InvalidJob, match=r"ctx\.emit\('hot', …\), but its side outputs are 'hto', 'cold'"):
+        with pytest.raises(WrongUse) as raised:
             harness.push(row)
+        assert str(raised.value.args[0]).startswith(
+            "process 'function': ctx.emit('hot', …), but its side outputs are 'hto', 'cold': did you mean 'hto'? Else "
+            "use one of them, or add 'hot' to side=\n  in "
+        )
         with pytest.raises(InvalidJob, match="there is no side output 'hot', only 'hto', 'cold'"):
             harness.side("hot")
     said = r"the step has no side outputs: declare them.*side=\{'hot': schema\}"
