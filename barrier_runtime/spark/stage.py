@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from barrier_runtime.spark.task import SlotSettings, run_slot
+from barrier_runtime.spark.task import SlotSettings, expected, run_slot
 
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 30.0
@@ -80,6 +80,12 @@ class SlotTasks:
         slots.mapPartitions(_slot_partition(self._settings)).collect()
 
 
+def _last_words(slot: int, error: Exception, verbose: bool) -> str:
+    if expected(error) and not verbose:
+        return f"barrier-runtime: slot {slot} begins again: {error}"
+    return f"barrier-runtime: slot {slot} failed:\n{''.join(traceback.format_exception(error))}"
+
+
 def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
     def partition(indices: Any) -> Any:
         from pyspark import TaskContext
@@ -89,9 +95,9 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
         for slot in indices:
             try:
                 yield run_slot(slot, context.taskAttemptId(), settings)
-            except Exception:
+            except Exception as error:
                 # Spark's own report is silenced in our sessions (see `session`), and it will start the task again.
-                print(f"barrier-runtime: slot {slot} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                print(_last_words(slot, error, settings.verbose), file=sys.stderr, flush=True)
                 raise
 
     return partition

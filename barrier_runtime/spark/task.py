@@ -34,6 +34,7 @@ from barrier_runtime.runtime.host.starved import starved_s
 from barrier_runtime.runtime.host.time_slice import ask_for_short_slices
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.runtime.host.workers import Workers
+from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.runtime.resources import SlotOptions, SlotResources
@@ -68,6 +69,7 @@ class SlotSettings:
     lease_s: float
     # object store endpoint and region; never credentials
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+    verbose: bool = False  # stacks of connections that break because another process died are printed
 
 
 def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
@@ -76,6 +78,9 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     if not faulthandler.is_enabled():  # where Spark has it on, its reports name the fault
         faulthandler.enable()
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
+    if not settings.verbose:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(without_expected_stacks)
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     ask_for_short_slices()
@@ -89,6 +94,18 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
         finally:
             remove_local(directory)
     return result_of(slot, shutdown)
+
+
+def expected(error: BaseException | None) -> bool:
+    """Is it what this process hears when another one died? Its message says all; the stack is of our own code."""
+    return isinstance(error, (Unavailable, PeerLost))
+
+
+def without_expected_stacks(record: logging.LogRecord) -> bool:
+    """A filter of log handlers. Nothing is left out but stacks."""
+    if record.exc_info and expected(record.exc_info[1]):
+        record.exc_info = record.exc_text = None
+    return True
 
 
 @functools.cache
