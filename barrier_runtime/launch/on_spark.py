@@ -227,6 +227,8 @@ class JobHandle:
             lease_s=options.coordinator_lease,
             environment=forwarded_environment(),
             verbose=options.verbose,
+            job=job.spec.job,
+            log_format=options.log_format,
         )
         self._slot_tasks = SlotTasks(spark, settings, options.parallelism, lambda: not self._ended.is_set())
         self._slot_tasks.start()

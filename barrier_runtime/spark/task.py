@@ -27,6 +27,7 @@ from typing import Any, cast
 
 import msgspec
 
+from barrier_runtime.coordinator.json_lines import JsonLines
 from barrier_runtime.coordinator.wire.messages import Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
@@ -69,6 +70,8 @@ class SlotSettings:
     lease_s: float
     # object store endpoint and region; never credentials
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+    job: str = ""
+    log_format: str = "plain"  # or "json"
     verbose: bool = False  # stacks of connections that break because another process died are printed
 
 
@@ -78,6 +81,9 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     if not faulthandler.is_enabled():  # where Spark has it on, its reports name the fault
         faulthandler.enable()
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
+    if settings.log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines({"job": settings.job, "slot": slot}))
     if not settings.verbose:
         for handler in logging.getLogger().handlers:
             handler.addFilter(without_expected_stacks)

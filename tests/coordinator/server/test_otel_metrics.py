@@ -1,4 +1,4 @@
-"""Metrics by OpenTelemetry: the same samples as `/metrics`, to a real collector's door, and no harm when nobody answers."""
+"""Metrics by OpenTelemetry: the same samples as `/metrics`, over HTTP, and no harm when nobody answers."""
 
 import http.server
 import queue
@@ -101,12 +101,8 @@ def test_names_become_those_of_metrics_again() -> None:
 
 def test_a_counter_that_falls_begins_anew() -> None:
     starts, rows = CounterStarts(), (("job", "flights"),)
-    assert [starts.of("rows", rows, value, now) for now, value in ((1, 5.0), (2, 9.0), (3, 2.0), (4, 4.0))] == [
-        1,
-        1,
-        3,
-        3,
-    ]
+    seen = ((1, 5.0), (2, 9.0), (3, 2.0), (4, 4.0))
+    assert [starts.of("rows", rows, value, now) for now, value in seen] == [1, 1, 3, 3]
     starts.keep(set())
     assert starts.of("rows", rows, 5.0, 9) == 9
 
