@@ -43,13 +43,13 @@ class Follower:
         if recovery.running_ms is not None:
             self._told.add(recovery.token)
             took_ms = recovery.running_ms - recovery.started_ms
-            return f"{_short(recovery.reason)}; {_begins(status)}; back after {took_ms:,} ms"
+            return f"{_died(recovery.reason)}; {_begins(status)}; back after {took_ms:,} ms"
         lasts_ms = status.at_ms - recovery.started_ms
         if lasts_ms < _HANGS_MS or recovery.token in self._hanging:
             return ""
         self._hanging.add(recovery.token)
         waits = f", waits for {_slots(status.missing_slots)}" if status.missing_slots else ""
-        return f"{_short(recovery.reason)}; {_begins(status)}; not back after {lasts_ms / 1000:.0f} s{waits}"
+        return f"{_died(recovery.reason)}; {_begins(status)}; not back after {lasts_ms / 1000:.0f} s{waits}"
 
     def lines(self, status: JobStatus) -> list[str]:
         """One for each sink; one for the job while it has no figures of a sink."""
@@ -71,6 +71,12 @@ class Follower:
             self._rate = (status.records - self._at[1]) / passed_s
             self._at = status.at_ms, status.records
         return self._rate
+
+
+def _died(reason: str) -> str:
+    """The process that died, where its replacement has told of it; else what was heard first."""
+    parts = [part for part in reason.split("; ") if " died of " in part]
+    return _short("; ".join(parts) or reason.removeprefix("PeerLost: "))
 
 
 def _begins(status: JobStatus) -> str:

@@ -83,6 +83,24 @@ def test_only_the_first_line_of_a_reason_is_told() -> None:
     assert len(line) < 260
 
 
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (
+            "PeerLost: the data connection with slot 1 broke; process 71 of slot 1 died of SIGKILL",
+            "process 71 of slot 1 ",
+        ),
+        ("PeerLost: the data connection with slot 1 broke", "the data connection with slot 1 broke; all slots"),
+        ("slot 1 (host pid 3) was silent for 5000 ms", "slot 1 (host pid 3) was silent for 5000 ms; all slots"),
+    ],
+)
+def test_the_dead_process_is_named_where_it_is_known(reason: str, said: str) -> None:
+    follower = Follower()
+    follower.happened(status())
+    (line,) = follower.happened(status(recoveries=(STARTED, RecoveryStatus(2, reason, 20_000, 20_500, 21_000, 1_000))))
+    assert line.startswith(f"job {status().job}: {said}")
+
+
 def test_a_line_for_each_sink_says_what_is_visible_and_how_late() -> None:
     follower = Follower()
     through = {"files/0": 41, "files/1": 40, "late/0": 39}
