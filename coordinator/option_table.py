@@ -196,6 +196,10 @@ SPARK = (
     _seconds("coordinator_lease", 600.0, 0.1, DAY_S, "a slot leaves when the coordinator is silent for this long",
              where="spark"),
     Option("ui", bool, True, "serve the coordinator's web page, and print its address", where="spark", shown="value"),
+    _choice("log_format", "plain", Literal["plain", "json"], "lines that slots log on the executors' standard error",
+            where="spark"),
+    Option("verbose", bool, False, "print the stacks of connections that break because another process died; without "
+           "it, a line", where="spark", shown="value"),
     Option("run_id", str, "", "identity of this run", made="lambda: uuid.uuid4().hex", none="made for each run",
            on_command_line=False),
 )

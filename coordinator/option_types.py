@@ -151,6 +151,10 @@ class RunOptions(LocalRunOptions, total=False):
     """a slot leaves when the coordinator is silent for this long. 0.1 s to 1 day. Default: 600 s."""
     ui: bool
     """serve the coordinator's web page, and print its address. Default: True."""
+    log_format: Literal["plain", "json"]
+    """lines that slots log on the executors' standard error. plain or json. Default: plain."""
+    verbose: bool
+    """print the stacks of connections that break because another process died; without it, a line. Default: False."""
 
 
 @dataclass(frozen=True)
@@ -200,4 +204,6 @@ class OptionValues:
     coordinator_host: str = "127.0.0.1"
     coordinator_lease: float = 600.0
     ui: bool = True
+    log_format: Literal["plain", "json"] = "plain"
+    verbose: bool = False
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)

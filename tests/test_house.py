@@ -34,7 +34,7 @@ DOORWAYS = {  # library -> the only places that may import it
     "greenlet": ("barrier_runtime/testing/simulation/jobs.py",),
     "starlette": ("coordinator/",),
     "uvicorn": ("coordinator/",),
-    "opentelemetry": ("coordinator/server/tracing.py",),
+    "opentelemetry": ("coordinator/server/tracing.py", "coordinator/server/otel_metrics.py"),
     "prometheus_client": ("coordinator/server/prometheus.py",),
     "typer": ("barrier_runtime/tools/cli.py", "barrier_runtime/tools/options.py", "coordinator/"),
 }

@@ -19,6 +19,7 @@ from barrier_runtime.api.readers import Readers
 from barrier_runtime.api.signatures import takes_options
 from barrier_runtime.api.stream import KeyedStream, Stream
 from barrier_runtime.api.windowed import WindowedStream
+from barrier_runtime.graph.drawing import drawn
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.plain_errors import plain_errors
 
@@ -46,6 +47,10 @@ class Dataflow(Readers):
     @property
     def name(self) -> str:
         return self.plan.name
+
+    def _repr_svg_(self) -> str:
+        """The graph, as a notebook shows it."""
+        return drawn(self.plan)
 
     # ------------------------------------------------------------ running
 

@@ -28,6 +28,7 @@ from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milliseconds, require_columns
+from barrier_runtime.graph.drawing import drawn
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.batch_functions import UnionOperator
@@ -67,6 +68,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_step(self, name, AFTER_KEY_BY)
+
+    def _repr_svg_(self) -> str:
+        """The steps that lead here, as a notebook shows them."""
+        return drawn(self._plan, self._node)
 
     def with_watermarks(
         self,

@@ -29,6 +29,9 @@ from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
+from barrier_runtime.launch.progress import Follower
+from barrier_runtime.launch.progress_display import Show
+from barrier_runtime.launch.progress_display import shown as progress_shown
 from barrier_runtime.launch.rescaling import DEFAULT_TIMEOUT_S, Rescaled, asked_for, wait_for_rescale
 from barrier_runtime.launch.result import JobFailed, JobResult, raise_unless_ended_well
 from barrier_runtime.launch.savepoints import (
@@ -65,7 +68,8 @@ _LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end 
 
 def run(plan: Plan, options: JobOptions) -> JobResult:
     """Run `plan` on Spark until it ends. Raises what `JobHandle.wait` raises."""
-    with start(plan, options) as handle:
+    with start(plan, options) as handle, progress_shown() as show:
+        handle.show = show
         return handle.wait()
 
 
@@ -202,7 +206,9 @@ class JobHandle:
         self._spark = spark
         self._own_session = own_session
         self._coordinator = coordinator
+        self.show: Show | None = None  # is called with each status; without it what died is logged
         self._last: JobStatus | None = None
+        self._follower = Follower()
         self._condition = ""  # the last one that was seen
         self._told_s = 0.0  # when one was told of last
         self._trouble: Exception | None = None  # why the job can't be followed to its end
@@ -222,6 +228,9 @@ class JobHandle:
             state=options.state,
             lease_s=options.coordinator_lease,
             environment=forwarded_environment(),
+            verbose=options.verbose,
+            job=job.spec.job,
+            log_format=options.log_format,
         )
         self._slots = AllSlots(spark, settings, options.parallelism, lambda: not self._ended.is_set())
         self._slots.start()
@@ -390,6 +399,7 @@ class JobHandle:
                 self._tell_condition(status)
                 if status.phase in _LEADING:
                     self._slots.follow(status.parallelism, status.standbys)
+                self._tell_progress(status)
                 for order in status.kill:
                     if order.task_attempt not in killed:
                         killed.add(order.task_attempt)
@@ -407,6 +417,13 @@ class JobHandle:
             self._told_s = now_s
             log.warning("job %s: %s", self._spec.job, described(status.condition, status.condition_reason))
         self._condition = status.condition
+
+    def _tell_progress(self, status: JobStatus) -> None:
+        if self.show is not None:
+            self.show(status)
+            return
+        for line in self._follower.happened(status):
+            log.warning("%s", line)
 
     def _repeat_stop(self, status: JobStatus) -> None:
         """A coordinator keeps nothing that is not in the log: one that was started again does not know of the wish."""

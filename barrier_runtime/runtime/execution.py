@@ -38,6 +38,7 @@ from barrier_runtime.runtime.given import committables, restored_in
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.runtime.load import LoadSince
+from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.tcp import ChannelId, DataPlane
 from barrier_runtime.runtime.network.wiring import Wiring
 from barrier_runtime.runtime.opening import OpenChains
@@ -300,7 +301,7 @@ class Execution:
 
     def _channel_broken(self, channel: ChannelId, reason: str) -> None:
         other = channel.source_slot if channel.target_slot == self._res.slot else channel.target_slot
-        self._broken(ConnectionError(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}"))
+        self._broken(PeerLost(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}"))
 
     def _broken(self, error: Exception) -> None:
         """What was raised outside of any subtask's step: in a timer, after blocking work, while draining."""

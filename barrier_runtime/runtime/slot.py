@@ -360,7 +360,16 @@ class Slot:
         if not permanent:  # what is permanent ends the job, and the job's error tells it, without our own stack
             stack = None if unavailable or text == self._told else error
             self._told = text
-            log.warning("slot %d, generation %d: %s %s", self.identity.slot, self.token, operator, text, exc_info=stack)
+            fields = {"generation": self.token, "operator": operator or None}
+            log.warning(
+                "slot %d, generation %d: %s %s",
+                self.identity.slot,
+                self.token,
+                operator,
+                text,
+                exc_info=stack,
+                extra=fields,
+            )
         self._failure = SubtaskFailed(self.token, subtask, operator, _shortened(text), not permanent, unavailable)
         self._send(self._failure)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from barrier_runtime.coordinator.status.status import StandbysWanted
-from barrier_runtime.spark.task import SlotSettings, run_slot
+from barrier_runtime.spark.task import SlotSettings, expected, run_slot
 
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 30.0
@@ -138,7 +138,7 @@ class AllSlots:
 
     def kill_task(self, task_attempt: int, reason: str) -> bool:
         """Ask Spark to kill one slot's task; it starts a replacement. False when it runs no such task."""
-        return self._first.kill_task(task_attempt, reason)
+        return self._first.kill_task(task_attempt, reason)  # a task of any of them
 
     @property
     def last_failure(self) -> str:
@@ -179,6 +179,12 @@ class AllSlots:
         return own if self._runs() else ()
 
 
+def _last_words(slot: int, error: Exception, verbose: bool) -> str:
+    if expected(error) and not verbose:
+        return f"barrier-runtime: slot {slot} begins again: {error}"
+    return f"barrier-runtime: slot {slot} failed:\n{''.join(traceback.format_exception(error))}"
+
+
 def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
     def partition(indices: Any) -> Any:
         from pyspark import TaskContext
@@ -188,9 +194,9 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
         for slot in indices:
             try:
                 yield run_slot(slot, context.taskAttemptId(), settings)
-            except Exception:
+            except Exception as error:
                 # Spark's own report is silenced in our sessions (see `session`), and it will start the task again.
-                print(f"barrier-runtime: slot {slot} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                print(_last_words(slot, error, settings.verbose), file=sys.stderr, flush=True)
                 raise
 
     return partition

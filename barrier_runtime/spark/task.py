@@ -27,6 +27,7 @@ from typing import Any, cast
 
 import msgspec
 
+from barrier_runtime.coordinator.json_lines import JsonLines
 from barrier_runtime.coordinator.wire.messages import Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
@@ -34,6 +35,7 @@ from barrier_runtime.runtime.host.starved import starved_s
 from barrier_runtime.runtime.host.time_slice import ask_for_short_slices
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.runtime.host.workers import Workers
+from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.runtime.resources import SlotOptions, SlotResources
@@ -68,6 +70,9 @@ class SlotSettings:
     lease_s: float
     # object store endpoint and region; never credentials
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+    job: str = ""
+    log_format: str = "plain"  # or "json"
+    verbose: bool = False  # stacks of connections that break because another process died are printed
 
 
 def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
@@ -76,6 +81,12 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     if not faulthandler.is_enabled():  # where Spark has it on, its reports name the fault
         faulthandler.enable()
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
+    if settings.log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines({"job": settings.job, "slot": slot}))
+    if not settings.verbose:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(without_expected_stacks)
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     ask_for_short_slices()
@@ -89,6 +100,18 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
         finally:
             remove_local(directory)
     return result_of(slot, shutdown)
+
+
+def expected(error: BaseException | None) -> bool:
+    """Is it what this process hears when another one died? Its message says all; the stack is of our own code."""
+    return isinstance(error, (Unavailable, PeerLost))
+
+
+def without_expected_stacks(record: logging.LogRecord) -> bool:
+    """A filter of log handlers. Nothing is left out but stacks."""
+    if record.exc_info and expected(record.exc_info[1]):
+        record.exc_info = record.exc_text = None
+    return True
 
 
 @functools.cache

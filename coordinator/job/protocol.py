@@ -130,6 +130,11 @@ class JobProtocol:
     def has_led(self) -> bool:
         return self._job.has_led
 
+    @property
+    def token(self) -> int | None:
+        """Of the generation that the log has; None: not known yet."""
+        return self._job.log.token
+
     def refuses(self, request: SavepointRequest) -> str:
         """Why this savepoint cannot be had; "" if it can, or is under way already."""
         if self.outcome is not None:

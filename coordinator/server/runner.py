@@ -42,6 +42,7 @@ from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
+from barrier_runtime.coordinator.server.job_log import JobLog, NewEnds
 from barrier_runtime.coordinator.server.last_word import write_end
 from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
@@ -91,6 +92,9 @@ class JobRunner:
         """`clock`: wall clock in ms. `sleep` is used on the threads of the store's pool only."""
         self._identity = Identity(leader, host)
         self._protocol = JobProtocol(spec, self._identity, origin)
+        self._log = JobLog(log, spec.job, lambda: self._protocol.token)
+        self._ends = NewEnds()
+        self._ends_of = 0  # the history's revision that was looked at
         self._store = store
         self._clock = clock or SteadyClock()
         self._sleep = sleep
@@ -285,7 +289,15 @@ class JobRunner:
             self._handling = False
         self._set_timer()
         self._history.save()
+        self._tell_ends()
         self._tell_listeners()
+
+    def _tell_ends(self) -> None:
+        """In the log, what failed since the last look."""
+        if self.history_revision != self._ends_of and self.has_led:  # before, the history is not read
+            self._ends_of = self.history_revision
+            for end in self._ends.look(self.history):
+                self._log.info("job %s: %s", self.spec.job, end.text, extra=end.fields)
 
     def _handle(self, event: Event) -> None:
         if self._broken:
@@ -295,18 +307,18 @@ class JobRunner:
             effects = self._protocol.handle(event, self._clock())
             self._tell_condition(condition)
             if self._protocol.phase != before:
-                log.info("job %s: %s (%s)", self.spec.job, self._protocol.phase, self._protocol.reason or "-")
+                self._log.info("job %s: %s (%s)", self.spec.job, self._protocol.phase, self._protocol.reason or "-")
             for effect in effects:
                 self._carry_out(effect)
         except Exception as error:  # a broken law or a bug: it must end this job, visibly, and not the other jobs
-            log.exception("job %s: stopped by an internal error", self.spec.job)
+            self._log.exception("job %s: stopped by an internal error", self.spec.job)
             self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
 
     def _tell_condition(self, before: Condition) -> None:
         now = self._protocol.condition
         if now.state != before.state:
             level = logging.WARNING if {now.state, before.state} & TROUBLED else logging.INFO
-            log.log(level, "job %s: %s (was %s)", self.spec.job, now, before.state)
+            self._log.log(level, "job %s: %s (was %s)", self.spec.job, now, before.state)
 
     def _break(self, reason: str) -> None:
         led_at = self.lead_position
@@ -328,7 +340,7 @@ class JobRunner:
         except (Exception, asyncio.TimeoutError) as error:
             why = f"{type(error).__name__}: {error}"
         if why:
-            log.warning("job %s: its log does not say that it broke: %s", self.spec.job, why)
+            self._log.warning("job %s: its log does not say that it broke: %s", self.spec.job, why)
         self._end(JobEnded("failed", reason))
 
     def _set_timer(self) -> None:
@@ -358,7 +370,9 @@ class JobRunner:
         elif isinstance(effect, JobEnded):
             self._end(effect)
         elif isinstance(effect, KillSlotTask):
-            log.warning("job %s: slot %d (attempt %d) has to be ended", self.spec.job, effect.slot, effect.task_attempt)
+            self._log.warning(
+                "job %s: slot %d (attempt %d) has to be ended", self.spec.job, effect.slot, effect.task_attempt
+            )
         elif self.outcome is None:
             self._spawn(self._in_store(effect))
 
@@ -366,7 +380,7 @@ class JobRunner:
         try:
             event = await self._store_effects.carry_out(effect)
         except Exception as error:  # a bug: without an answer the job would wait for ever
-            log.exception("job %s: %s went wrong", self.spec.job, type(effect).__name__)
+            self._log.exception("job %s: %s went wrong", self.spec.job, type(effect).__name__)
             if self.outcome is None and not self._broken:
                 self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
             return
@@ -381,7 +395,7 @@ class JobRunner:
     def _end(self, effect: JobEnded) -> None:
         if self.outcome is not None:
             return
-        log.info("job %s: %s: %s", self.spec.job, effect.outcome, effect.reason)
+        self._log.info("job %s: %s: %s", self.spec.job, effect.outcome, effect.reason)
         self.outcome = effect
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(self.outcome)

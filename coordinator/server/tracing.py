@@ -1,4 +1,4 @@
-"""Traces of checkpoints and recoveries by OpenTelemetry. The only place that imports it; the extra `[otel]`.
+"""Traces of checkpoints and recoveries by OpenTelemetry. Metrics are in `otel_metrics`; the extra `[otel]`.
 
 On when the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`), as with any program
 that is instrumented; all of OpenTelemetry's variables hold. Spans are made from the jobs' histories once a second and

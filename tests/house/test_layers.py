@@ -43,7 +43,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("wire",),
         ("option_types",),
         ("option_table", "metric_table"),
-        ("backoff",),
+        ("backoff", "json_lines"),
     ),
     "state": (
         ("backend",),

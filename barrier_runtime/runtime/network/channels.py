@@ -25,6 +25,10 @@ SMALL_ROW_BYTES = 128  # what a row of a small batch counts for
 _ANNOUNCED = frozenset({Barrier, CancelBarrier, EndOfInput})
 
 
+class PeerLost(ConnectionError):
+    """The connection with another slot broke, as it does when that one dies: nothing is wrong here."""
+
+
 class InputChannel:
     """One input channel of a subtask. `blocked` (alignment) means: leave it unread; it still fills up to its bound.
     `empty`: no row will ever come.

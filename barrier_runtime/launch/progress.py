@@ -1,0 +1,111 @@
+"""What a person who runs a job is told of it: a line per sink, and one per thing that died. Pure: statuses to text.
+
+`Follower` compares each status with the one before. What died is told once, when the job runs again (with how long that
+took), or after 5 s if it does not by then.
+"""
+
+from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus
+
+_HANGS_MS = 5_000  # a recovery that lasts longer is told while it goes on
+_LONGEST = 160  # characters of a reason
+_LEAST_S = 0.5  # a rate over less time says nothing
+
+
+class Follower:
+    """`happened` gives the lines about what died since the status before. Each is given once."""
+
+    def __init__(self) -> None:
+        self._ran = False  # before, nothing has died that was of use already
+        self._told: set[int] = set()  # generations whose recovery has been told to its end
+        self._hanging: set[int] = set()  # those of which it was told that they go on
+        self._takeovers = 0
+        self._rate: float | None = None
+        self._at: tuple[int, int] | None = None  # clock and records of the sources at the last measured rate
+
+    def happened(self, status: JobStatus) -> list[str]:
+        lines = []
+        if not self._ran:  # what was before this program began is not news, and a start is not a recovery
+            self._ran = status.phase == "running"
+            self._takeovers = status.taken_over
+            self._told = {each.token for each in status.recoveries}
+        for recovery in status.recoveries:
+            if recovery.token in self._told:
+                continue
+            line = self._recovery(status, recovery)
+            if line:
+                lines.append(f"job {status.job}: {line}")
+        if status.taken_over > self._takeovers:
+            self._takeovers = status.taken_over
+            lines.append(f"job {status.job}: another coordinator process leads now; the slots went on")
+        return lines
+
+    def _recovery(self, status: JobStatus, recovery: RecoveryStatus) -> str:
+        if recovery.running_ms is not None:
+            self._told.add(recovery.token)
+            took_ms = recovery.running_ms - recovery.started_ms
+            return f"{_died(recovery.reason)}; {_begins(status)}; back after {took_ms:,} ms"
+        lasts_ms = status.at_ms - recovery.started_ms
+        if lasts_ms < _HANGS_MS or recovery.token in self._hanging:
+            return ""
+        self._hanging.add(recovery.token)
+        waits = f", waits for {_slots(status.missing_slots)}" if status.missing_slots else ""
+        return f"{_died(recovery.reason)}; {_begins(status)}; not back after {lasts_ms / 1000:.0f} s{waits}"
+
+    def lines(self, status: JobStatus) -> list[str]:
+        """One for each sink; one for the job while it has no figures of a sink."""
+        rate = self._rows_per_s(status)
+        head = f"{status.records:,} rows read" + ("" if rate is None else f", {rate:,.0f}/s")
+        if status.phase != "running":
+            head = f"{status.phase} ({_short(status.reason)})" if status.reason else status.phase
+        sinks = sorted({name for chain in status.chains for name in chain.sinks})
+        if not sinks:
+            return [f"{status.job}: {head}"]
+        return [f"{sink}: {head}{_of_sink(status, sink)}" for sink in sinks]
+
+    def _rows_per_s(self, status: JobStatus) -> float | None:
+        """Of all sources, since the last status half a second ago or more. None: not known yet."""
+        if self._at is None or status.records < self._at[1]:
+            self._at, self._rate = (status.at_ms, status.records), None
+        passed_s = (status.at_ms - self._at[0]) / 1000
+        if passed_s >= _LEAST_S:
+            self._rate = (status.records - self._at[1]) / passed_s
+            self._at = status.at_ms, status.records
+        return self._rate
+
+
+def _died(reason: str) -> str:
+    """The process that died, where its replacement has told of it; else what was heard first."""
+    parts = [part for part in reason.split("; ") if " died of " in part]
+    return _short("; ".join(parts) or reason.removeprefix("PeerLost: "))
+
+
+def _begins(status: JobStatus) -> str:
+    if not status.restored_checkpoint:
+        return "all slots begin again from the start"
+    return f"all slots go on from checkpoint {status.restored_checkpoint}"
+
+
+def _slots(missing: tuple[int, ...]) -> str:
+    return f"slot{'s' if len(missing) > 1 else ''} " + ", ".join(map(str, missing[:8]))
+
+
+def _of_sink(status: JobStatus, sink: str) -> str:
+    parts = []
+    through = [upto for key, upto in status.commits.through.items() if key.rpartition("/")[0] == sink]
+    if through:
+        parts.append(f"visible through checkpoint {min(through)}")
+    for kind in ("processed", "visible"):
+        latency = status.latency_last_minute.get(f"{sink}:{kind}")
+        if latency is not None and latency.count:
+            parts.append(f"{kind} p99 {latency.p99:,.0f} ms")
+    troubles = [each for each in status.commits.troubles if each.sink.rpartition("/")[0] == sink]
+    failing = max((each.attempts for each in troubles), default=0)
+    if failing:
+        parts.append(f"its commit has failed {failing} time{'s' if failing > 1 else ''}")
+    return "".join(f" · {part}" for part in parts)
+
+
+def _short(text: str) -> str:
+    """The first line: a traceback is in the status and on the page."""
+    first = text.strip().splitlines()[0] if text.strip() else "the job was interrupted"
+    return first if len(first) <= _LONGEST else f"{first[: _LONGEST - 1]}…"

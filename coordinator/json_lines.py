@@ -1,0 +1,36 @@
+"""Log records as JSON, one object per line: for daemons and slots. Fields that are known are fields, not only words."""
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+FIELDS = (
+    "job",
+    "generation",
+    "slot",
+    "checkpoint",
+    "operator",
+)  # of a record, by `extra=`; those it lacks are left out
+
+
+class JsonLines(logging.Formatter):
+    """`known`: fields of every line, as the slot that writes them."""
+
+    def __init__(self, known: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._known = known or {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **self._known,
+        }
+        line.update((name, vars(record)[name]) for name in FIELDS if vars(record).get(name) is not None)
+        line["message"] = record.getMessage()
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()

@@ -1,0 +1,183 @@
+"""Metrics by OpenTelemetry: the families of `/metrics`, user metrics too, for a collector. The extra `[otel]`.
+
+On when the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_METRICS_ENDPOINT`). Points are made from
+the statuses that `/metrics` tells, on the daemon's loop, and sent by a thread of our own; while that waits for an
+answer the next points are dropped, and counters make up for it with the ones after. Names are those that a collector's
+Prometheus exporter turns back into the names of `/metrics`, so that dashboards and alerts hold for both.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.status.exposed import DURATION, Family, durations, is_told, samples
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.state.errors import InvalidJob
+
+log = logging.getLogger("coordinator.tracing")
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
+_UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}  # how a name ends -> the unit that stands for it
+_CLOSE_S = 2.0
+
+Attributes = tuple[tuple[str, str], ...]
+
+
+def named(family: Family) -> tuple[str, str]:
+    """OpenTelemetry's name and unit."""
+    name = family.name.removesuffix("_total")
+    for ending, unit in _UNITS.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending), unit
+    return name, ""
+
+
+def interval_s(environment: Mapping[str, str] = os.environ) -> float:
+    given = environment.get(INTERVAL, "60000")
+    if not given.isdigit() or not 100 <= int(given) <= 86_400_000:
+        raise InvalidJob(f"{INTERVAL}={given!r}: give 100 to 86400000 (milliseconds)")
+    return int(given) / 1000
+
+
+def metrics_of(environment: Mapping[str, str] = os.environ) -> "OpenTelemetryMetrics | None":
+    """None: no collector is named. Raises `InvalidJob` when one is, and the packages are not there."""
+    endpoint = next((name for name in ENDPOINTS if environment.get(name)), None)
+    off = environment.get("OTEL_METRICS_EXPORTER", "otlp").lower() == "none"
+    if endpoint is None or off or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        return OpenTelemetryMetrics()
+    except ImportError as error:
+        raise InvalidJob(
+            f"{endpoint} is set, but OpenTelemetry is not installed ({error}): pip install 'barrier-runtime[otel]', or "
+            "unset the variable"
+        ) from error
+
+
+class CounterStarts:
+    """When each counter began to count: a value that is less than the one before begins anew (a generation did)."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, Attributes], tuple[int, float]] = {}
+
+    def of(self, name: str, attributes: Attributes, value: float, now_ms: int) -> int:
+        start_ms, before = self._seen.get((name, attributes), (now_ms, 0.0))
+        start_ms = now_ms if value < before else start_ms
+        self._seen[name, attributes] = start_ms, value
+        return start_ms
+
+    def keep(self, jobs: set[str]) -> None:
+        """Forgets all others."""
+        self._seen = {key: value for key, value in self._seen.items() if dict(key[1]).get("job") in jobs}
+
+
+class OpenTelemetryMetrics:
+    """Makes and sends points. `exporter`: of the SDK; by default OTLP over HTTP."""
+
+    def __init__(self, exporter: Any = None) -> None:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics import export
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        self._sdk: Any = export
+        self._scope: Any = InstrumentationScope("barrier_runtime")
+        self._resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "barrier-runtime")})
+        self._exporter: Any = OTLPMetricExporter() if exporter is None else exporter
+        self._starts = CounterStarts()
+        self._waiting: queue.Queue[Any] = queue.Queue(1)
+        self._thread = threading.Thread(target=self._send_all, name="barrier-otel-metrics", daemon=True)
+        self._thread.start()
+
+    def offer(self, statuses: Iterable[JobStatus]) -> bool:
+        """False: dropped, because the collector has not answered yet. Never waits."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(self.points(statuses))
+            return True
+        return False
+
+    def points(self, statuses: Iterable[JobStatus]) -> Any:
+        """`MetricsData` of all jobs."""
+        told: dict[Family, list[Any]] = {}
+        jobs = set()
+        for status in statuses:
+            jobs.add(status.job)
+            for family, labels, value in samples(status):
+                attributes = (("job", status.job), *zip(family.labels, labels, strict=True))
+                told.setdefault(family, []).append(self._number(family, attributes, value, status.at_ms))
+            told.setdefault(DURATION, []).append(self._durations(status))
+        self._starts.keep(jobs)
+        metrics = [self._metric(family, points) for family, points in told.items()]
+        scopes = [self._sdk.ScopeMetrics(scope=self._scope, metrics=metrics, schema_url="")]
+        resources = [self._sdk.ResourceMetrics(resource=self._resource, scope_metrics=scopes, schema_url="")]
+        return self._sdk.MetricsData(resource_metrics=resources)
+
+    def _metric(self, family: Family, points: list[Any]) -> Any:
+        name, unit = named(family)
+        cumulative = self._sdk.AggregationTemporality.CUMULATIVE
+        if family.kind == "counter":
+            data = self._sdk.Sum(data_points=points, aggregation_temporality=cumulative, is_monotonic=True)
+        elif family.kind == "histogram":
+            data = self._sdk.Histogram(data_points=points, aggregation_temporality=cumulative)
+        else:
+            data = self._sdk.Gauge(data_points=points)
+        return self._sdk.Metric(name=name, description=family.help, unit=unit, data=data)
+
+    def _number(self, family: Family, attributes: Attributes, value: float, now_ms: int) -> Any:
+        counts = family.kind == "counter"
+        start_ms = self._starts.of(family.name, attributes, value, now_ms) if counts else now_ms
+        return self._sdk.NumberDataPoint(
+            attributes=dict(attributes),
+            start_time_unix_nano=start_ms * 1_000_000,
+            time_unix_nano=now_ms * 1_000_000,
+            value=value,
+        )
+
+    def _durations(self, status: JobStatus) -> Any:
+        counted = durations(status)
+        attributes = (("job", status.job),)
+        up_to = [0, *(count for _, count in counted.counts), counted.total]
+        start_ms = self._starts.of(DURATION.name, attributes, counted.total, status.at_ms)
+        return self._sdk.HistogramDataPoint(
+            attributes=dict(attributes),
+            start_time_unix_nano=start_ms * 1_000_000,
+            time_unix_nano=status.at_ms * 1_000_000,
+            count=counted.total,
+            sum=counted.sum_s,
+            bucket_counts=[after - before for before, after in pairwise(up_to)],
+            explicit_bounds=[bound for bound, _ in counted.counts],
+            min=None,  # is not recorded
+            max=None,
+        )
+
+    def _send_all(self) -> None:
+        while (data := self._waiting.get()) is not None:
+            try:
+                self._exporter.export(data)
+            except Exception as error:  # of the library, of many kinds; the next points are for the next attempt
+                log.warning("metrics could not be sent: %s: %s", type(error).__name__, error)
+        self._exporter.shutdown()
+
+    def close(self) -> None:
+        """Sends what is left, for some seconds at most. Blocks."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=_CLOSE_S)
+            self._thread.join(_CLOSE_S)
+
+
+async def send_metrics(
+    directory: JobDirectory, metrics: OpenTelemetryMetrics, every_s: float, now_ms: Callable[[], int]
+) -> None:
+    """Of the jobs that this daemon leads, until it is cancelled."""
+    while True:
+        led = [runner.status() for runner in directory.jobs.values() if runner.has_led]
+        metrics.offer([status for status in led if is_told(status, now_ms())])
+        await asyncio.sleep(every_s)

@@ -1,0 +1,35 @@
+"""A slot hears that another one died: a line without a stack, unless stacks are asked for. All else keeps its stack."""
+
+import logging
+import sys
+
+import pytest
+
+from barrier_runtime.runtime.network.channels import PeerLost
+from barrier_runtime.spark.stage import _last_words
+from barrier_runtime.spark.task import without_expected_stacks
+from barrier_runtime.state.errors import Unavailable
+
+
+def told(error: Exception) -> str:
+    """What a handler with the filter writes of `error`."""
+    try:
+        raise error
+    except Exception:
+        record = logging.LogRecord("barrier_runtime.slot", logging.WARNING, "", 0, "it broke", (), sys.exc_info())
+    assert without_expected_stacks(record)
+    return logging.Formatter().format(record)
+
+
+@pytest.mark.parametrize("error", [PeerLost("the data connection with slot 1 broke"), Unavailable("slot 0 leaves")])
+def test_what_is_heard_when_another_process_dies_is_a_line(error: Exception) -> None:
+    assert told(error) == "it broke"
+    assert _last_words(0, error, verbose=False) == f"barrier-runtime: slot 0 begins again: {error}"
+    assert "Traceback" not in _last_words(0, error, verbose=False)
+    assert type(error).__name__ in _last_words(0, error, verbose=True)
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), ConnectionError("of a user's own client")])
+def test_other_errors_keep_their_stacks(error: Exception) -> None:
+    assert "Traceback" in told(error)
+    assert type(error).__name__ in _last_words(0, error, verbose=False)
