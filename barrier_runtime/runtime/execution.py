@@ -177,6 +177,13 @@ class Execution:
     def trigger(self, barrier: Barrier) -> None:
         self._guarded(lambda subtask: subtask.on_trigger(barrier))
 
+    def end_sources(self) -> None:
+        """The input ends here, whatever there is more of it."""
+        for subtask in self.subtasks:
+            if subtask.source is not None and not subtask.ended:
+                subtask.source[1].end()
+        self.scheduler.wake()
+
     def complete(self, checkpoint: int) -> None:
         try:
             self._checkpointing.tell_stored(checkpoint)

@@ -36,6 +36,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Committed,
     Decline,
     Deploy,
+    EndSources,
     Heard,
     Heartbeat,
     Register,
@@ -104,6 +105,7 @@ class Slot:
         self._committed: dict[str, int] = {}
         self._unresolved: dict[tuple[int, SubtaskId], Ack | Decline] = {}
         self._ended: dict[SubtaskId, SubtaskEnded] = {}
+        self._drained = False  # the sources were ended early
         self._stops = False  # a checkpoint was triggered with which the job stops
         self._failure: SubtaskFailed | None = None
         self._told = ""  # of the last failure, which is told with its stack the first time
@@ -134,6 +136,7 @@ class Slot:
                 committed=dict(self._committed),
                 ended=tuple(self._ended),
                 died=i.died,
+                drained=self._drained,
             )
         )
 
@@ -183,7 +186,7 @@ class Slot:
         if message.token < self.token or (message.token == self.token and self._phase != "idle"):
             return
         self._drop_generation(message.token)
-        self._phase = "restoring"
+        self._phase, self._drained = "restoring", message.drained
         self._last_completed = message.checkpoint
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
         execution = Execution(self._graph, message, self._mode, self._res, self._plane, self._metrics, self)
@@ -214,7 +217,14 @@ class Slot:
         if message.token == self.token and self._phase == "restoring" and self._execution is not None:
             self._phase = "running"
             self._execution.start()
+            if self._drained:
+                self._execution.end_sources()
             self._tell_figures()
+
+    def _on_end_sources(self, message: EndSources) -> None:
+        if message.token == self.token and self._phase == "running" and self._execution is not None:
+            self._drained = True
+            self._execution.end_sources()
 
     def _on_trigger(self, message: Trigger) -> None:
         if message.token != self.token or self._phase != "running" or self._execution is None:
@@ -264,6 +274,7 @@ class Slot:
         self._unresolved = {key: value for key, value in self._unresolved.items() if not resolved(key[0])}
 
     def _drop_generation(self, token: int) -> None:
+        self._drained = False
         if self._deploying is not None and not self._deploying.done():
             self._deploying.cancel()
         if self._execution is not None:
@@ -409,6 +420,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     Deploy: Slot._on_deploy,
     Start: Slot._on_start,
     Trigger: Slot._on_trigger,
+    EndSources: Slot._on_end_sources,
     CheckpointComplete: Slot._on_complete,
     CommitGlobally: Slot._on_commit_globally,
     Visible: Slot._on_visible,

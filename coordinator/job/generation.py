@@ -22,6 +22,7 @@ class Generation:
     appended: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_APPENDED_KNOWN))
     # manifest decided by this process, and the highest checkpoint that had been triggered then; newest last
     ended: set[SubtaskId] = field(default_factory=set)
+    drained: bool = False  # its sources were told to end early
     final: int | None = None  # a completed checkpoint taken after all input ended
     waiting: dict[str, Waiting] = field(default_factory=dict)  # what cannot be opened, by operator and slot
     asked: dict[str, tuple[int, int | None]] = field(default_factory=dict)

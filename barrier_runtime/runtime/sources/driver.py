@@ -93,6 +93,7 @@ class SourceDriver:
         self._look_again_ns = _POLL_NS
         self._told_ns = -_DAY_MS * 1_000_000  # when operators heard of a watermark last
         self._turn = 0
+        self._ended_early = False
         self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the batch returned last
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
@@ -150,6 +151,8 @@ class SourceDriver:
 
     def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
         """Rows of one split that are there (and due) now; None when there are none. Never waits."""
+        if self._ended_early:
+            return None
         if self._discovery is not None:
             self._look_for_splits(self._discovery, now_ns)
         limit = max_rows or self._spec.max_rows_per_batch
@@ -266,7 +269,11 @@ class SourceDriver:
 
     @property
     def finished(self) -> bool:
-        return not self._queue and self._discovery is None
+        return self._ended_early or (not self._queue and self._discovery is None)
+
+    def end(self) -> None:
+        """Read nothing more. Snapshots tell of the splits as they are, so that another job may go on with them."""
+        self._ended_early = True
 
     @property
     def idle(self) -> bool:
