@@ -112,6 +112,7 @@ class Schedule:
     lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     savepoints: tuple[int, ...] = ()  # ms, when one is asked for
+    drained_ms: int | None = None  # when the job is asked to drain; it may be started again afterwards
     sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
     actions: tuple[Action, ...] = field(default=())
 
@@ -138,7 +139,16 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
-    return _draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed)))))
+    return _draw_draining(_draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed))))))
+
+
+def _draw_draining(schedule: Schedule) -> Schedule:
+    """Of jobs of the bank that would not end by themselves: what they had read then is all out, whatever the trouble."""
+    rng = random.Random(f"draining {schedule.seed}")
+    ends = schedule.bounded or schedule.queue or schedule.twins or schedule.hang is not None
+    if schedule.events is not None or schedule.conditions_ignored or ends or rng.random() > 0.5:
+        return schedule
+    return replace(schedule, drained_ms=rng.randrange(schedule.chaos_ms // 2, schedule.chaos_ms))
 
 
 def _draw_savepoints(schedule: Schedule) -> Schedule:

@@ -245,6 +245,8 @@ class World(SimCluster):
                 self.sim.at(action.at_ms * 1000, self._both[action.variant % len(self._both)]._act, action)
             for at_ms in self.schedule.savepoints:
                 self.sim.at(at_ms * 1000, self._ask_for_savepoint)
+            if self.schedule.drained_ms is not None:
+                self.sim.at(self.schedule.drained_ms * 1000, self._drain)
             for world in self._both:
                 self.sim.after(POLL_US, world._poll)
             self._watch_to(self.schedule.chaos_ms * 1000)
@@ -397,7 +399,7 @@ class World(SimCluster):
         if self.violations:
             return
         if not self.schedule.bounded:
-            self._stopping = True
+            self._stopping = self._stopping or "checkpoint"
         if not self._until(lambda: not self._current().active, FINISHED_WITHIN_S):
             if not self.violations:
                 self._wrong("Liveness", f"the job did not end within {FINISHED_WITHIN_S} s of calm: {self._state()}")
@@ -408,7 +410,7 @@ class World(SimCluster):
             self._wrong("Liveness", f"the job ended as {outcome}: {self._current().reason}")
             return
         for checker in self.checkers:
-            checker.at_end(outcome == "finished")
+            checker.at_end(outcome == "finished" and self.schedule.drained_ms is None)
 
     def _expect_refusal(self) -> None:
         """O9: a store that ignores conditions can't hold a decision log."""
@@ -430,6 +432,7 @@ class World(SimCluster):
             submitter=f"sim pid {number}",
             parallelism=parallelism,
             max_parallelism=16,
+            allow_drained=True,
             chains=graph.chain_specs(),
             checkpoints=CheckpointOptions(
                 interval_ms=s.interval_ms,
@@ -635,6 +638,9 @@ class World(SimCluster):
         runner = self._runner(self._current())
         if runner is not None:
             self._on(self._current(), runner, runner.trigger)
+
+    def _drain(self, _: Any = None) -> None:
+        self._stopping = "drain"
 
     # ------------------------------------------------------------ savepoints
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import msgspec
@@ -147,7 +147,7 @@ class SimCluster:
         self._last_ended: Program
         self._names = options.first_name
         self._processes: set[str] = set()  # names
-        self._stopping = False  # the user wants the job to end
+        self._stopping: Literal["", "checkpoint", "drain"] = ""  # the user wants the job to end
 
     def world_ns(self) -> int:
         """The time outside of all processes."""
@@ -272,7 +272,7 @@ class SimCluster:
                     if (task.index, task.attempt) == (kill.slot, kill.task_attempt) and not task.given_up:
                         self._lose_slot(program, task, kill=not self.sim.chance(self.options.unreached))
             if self._stopping:
-                self._on(program, runner, partial(runner.stop, "checkpoint"))
+                self._on(program, runner, partial(runner.stop, self._stopping))
 
     # ------------------------------------------------------------ coordinators
 

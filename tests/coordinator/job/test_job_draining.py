@@ -34,7 +34,8 @@ def wish() -> SavepointRequest:
 def test_sources_end_and_the_job_finishes_behind_one_last_checkpoint():
     coordinator, a, b = started(MemoryStore())
     coordinator.stop("drain")
-    assert a.got(EndSources) and b.got(EndSources)
+    assert a.got(EndSources)
+    assert b.got(EndSources)
     ended(a, b)
     final(coordinator, a, b)
     assert coordinator.phase == "finished"
@@ -63,7 +64,8 @@ def test_sources_end_only_when_no_checkpoint_is_under_way():
     a.ack(before)
     b.ack(before)
     coordinator.settle()
-    assert a.got(EndSources) and b.got(EndSources)
+    assert a.got(EndSources)
+    assert b.got(EndSources)
 
 
 def test_a_checkpoint_that_fails_meanwhile_does_not_keep_the_job_from_draining():
@@ -72,7 +74,8 @@ def test_a_checkpoint_that_fails_meanwhile_does_not_keep_the_job_from_draining()
     coordinator.stop("drain")
     a.decline(a.last(Trigger).checkpoint)
     coordinator.settle()
-    assert a.got(EndSources) and b.got(EndSources)
+    assert a.got(EndSources)
+    assert b.got(EndSources)
 
 
 def test_a_lost_slot_makes_the_job_drain_again_from_before():
@@ -94,7 +97,8 @@ def test_a_slot_that_comes_back_is_told_once_more():
     coordinator, a, b = started(MemoryStore())
     a.cut()
     coordinator.stop("drain")
-    assert b.got(EndSources) and not a.got(EndSources)
+    assert b.got(EndSources)
+    assert not a.got(EndSources)
     a.connect()
     assert a.got(EndSources)
 
@@ -111,7 +115,8 @@ def test_a_job_that_is_stopping_already_is_not_drained():
     coordinator, a, _ = started(MemoryStore())
     coordinator.stop("checkpoint")
     coordinator.stop("drain")
-    assert a.got(Trigger) and not a.got(EndSources)
+    assert a.got(Trigger)
+    assert not a.got(EndSources)
 
 
 def test_the_next_coordinator_goes_on_draining_what_its_predecessor_began():
@@ -128,7 +133,8 @@ def test_the_next_coordinator_goes_on_draining_what_its_predecessor_began():
     successor.settle()
     assert successor.phase == "running"
     successor.later(5_000)
-    assert a.got(EndSources) and not a.got(Trigger)
+    assert a.got(EndSources)
+    assert not a.got(Trigger)
     ended(a, b)
     final(successor, a, b)
     assert successor.phase == "finished"
@@ -162,7 +168,8 @@ def test_another_run_does_not_go_on_with_it_by_mistake():
     drained(store)
     again = Coordinator(store, spec(run_id="run-2"), now_ms=2_000_000).begin().settle()
     assert again.phase == "failed"
-    assert "was drained" in again.ended.reason and "allow_drained" in again.ended.reason
+    assert "was drained" in again.ended.reason
+    assert "allow_drained" in again.ended.reason
 
 
 def test_another_run_reads_on_where_that_is_allowed():
@@ -172,7 +179,8 @@ def test_another_run_reads_on_where_that_is_allowed():
     a, b = again.slot(0).connect(), again.slot(1).connect()
     again.settle()
     assert a.last(Deploy).checkpoint == 1
-    assert not a.last(Deploy).drained and not b.last(Deploy).drained
+    assert not a.last(Deploy).drained
+    assert not b.last(Deploy).drained
 
 
 def test_the_savepoint_is_of_the_last_checkpoint_and_says_what_it_is():
@@ -203,4 +211,5 @@ def test_manifests_of_jobs_that_were_not_drained_are_as_they_were():
     coordinator, a, b = started(store)
     checkpoint(coordinator, a, b, files="f")
     manifests = [store.get(key) for key in keys_of(store) if "manifest" in key]
-    assert manifests and not any(b"drained" in data for data in manifests)
+    assert manifests
+    assert not any(b"drained" in data for data in manifests)
