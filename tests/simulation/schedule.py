@@ -143,7 +143,7 @@ def draw(seed: int) -> Schedule:
 
 
 def _draw_draining(schedule: Schedule) -> Schedule:
-    """Of jobs of the bank that would not end by themselves: what they had read then is all out, whatever the trouble."""
+    """Of jobs of the bank that would not end by themselves: what they had read then is all out, whatever happens."""
     rng = random.Random(f"draining {schedule.seed}")
     ends = schedule.bounded or schedule.queue or schedule.twins or schedule.hang is not None
     if schedule.events is not None or schedule.conditions_ignored or ends or rng.random() > 0.5:

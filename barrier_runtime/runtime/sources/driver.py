@@ -237,6 +237,8 @@ class SourceDriver:
     def next_due_ns(self) -> int | None:
         """When the next row is due, if every unfinished split knows that, or when to look for splits again; None =
         poll as soon as possible."""
+        if self._ended_early:
+            return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
         for *_, split in self._queue:
             assert split.reader is not None
