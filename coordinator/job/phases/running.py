@@ -252,7 +252,8 @@ class Running(Phase):
         if job.stop == "now":
             return Cancel()
         if job.stop == "drain":
-            self._pending(job).triggering = Triggering.HELD
+            if not job.all_ended:  # asked again behind that, a savepoint may still want a checkpoint
+                self._pending(job).triggering = Triggering.HELD
         elif job.stop_from is None:  # asked again, it is still the same checkpoint that is waited for
             self._begin_stop(job)
         return self._pump(job, now_ms)

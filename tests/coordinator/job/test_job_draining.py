@@ -193,6 +193,21 @@ def test_the_savepoint_is_of_the_last_checkpoint_and_says_what_it_is():
     assert coordinator.status.savepoints[-1].state == "done"
 
 
+def test_a_savepoint_that_is_asked_for_behind_the_last_checkpoint_gets_one():
+    coordinator, a, b = started(MemoryStore())
+    coordinator.stop("drain")
+    ended(a, b)
+    last = a.last(Trigger).checkpoint
+    a.ack(last)
+    b.ack(last)
+    coordinator.settle()
+    coordinator.savepoint(SavepointRequest("late", f"memory://savepoint-{uuid.uuid4().hex}"))
+    coordinator.stop("drain")
+    assert a.last(Trigger).checkpoint == last + 1
+    final(coordinator, a, b)
+    assert coordinator.phase == "finished"
+
+
 def test_a_drained_job_ends_though_its_savepoint_cannot_be_written():
     coordinator = drained(MemoryStore(), SavepointRequest(uuid.uuid4().hex, "/proc/none/here", stops=True))
     assert coordinator.status.savepoints[-1].state == "failed"
