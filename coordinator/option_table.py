@@ -121,6 +121,8 @@ JOB = (
     _flag("allow_replay", "restore something older than the last completed checkpoint: sinks get rows again"),
     _flag("allow_non_restored", "drop state whose operator or aggregate is gone; what was decided of a sink is "
           "committed first"),
+    _flag("allow_drained", "go on with a savepoint of a drained job: windows may fire once more, for rows that come "
+          "now"),
 )
 
 CHECKPOINTS = (

@@ -212,7 +212,7 @@ class JobHandle:
         self._condition = ""  # the last one that was seen
         self._told_s = 0.0  # when one was told of last
         self._trouble: Exception | None = None  # why the job can't be followed to its end
-        self._stop_mode: Literal["checkpoint", "now"] | None = None
+        self._stop_mode: Literal["checkpoint", "drain", "now"] | None = None
         self._stop_asked: SavepointAsked | None = None
         self._stop_told = ""  # the coordinator process that was asked to stop
         self._ended = threading.Event()
@@ -285,17 +285,27 @@ class JobHandle:
         return wait_for_savepoint(spec.job, asked, ask, self._coordinator.status, timeout)
 
     def stop(
-        self, mode: Literal["checkpoint", "now"] = "checkpoint", *, savepoint: str | None = None
+        self,
+        mode: Literal["checkpoint", "now"] = "checkpoint",
+        *,
+        savepoint: str | None = None,
+        drain: bool = False,
     ) -> SavepointTaken | None:
         """End the job: after a last committed checkpoint ("checkpoint") or at once ("now"). `savepoint`: a folder or
         URL; the job ends with a savepoint there, which is returned when the job has ended and everything is committed.
-        If it cannot be written the job goes on, and `SavepointFailed` is raised."""
+        If it cannot be written the job goes on, and `SavepointFailed` is raised.
+
+        `drain`: sources end first, so windows and timers fire as at the end of all input, and their rows are committed;
+        for a job that is not to go on. A drained job ends though its savepoint cannot be written."""
         asked = None if savepoint is None else asked_at(savepoint)
         if asked is not None and mode == "now":
             raise InvalidJob('stop("now") takes no last checkpoint, so there can be no savepoint: use "checkpoint"')
+        if drain and mode == "now":
+            raise InvalidJob('stop("now") does not wait for what draining emits: use "checkpoint"')
+        how: Literal["checkpoint", "drain", "now"] = "drain" if drain else mode
         self._stop_told = self._last.leader if self._last is not None else ""
-        self._coordinator.client.stop(self._spec.job, mode, self._spec.run_id, asked)
-        self._stop_mode, self._stop_asked = mode, asked
+        self._coordinator.client.stop(self._spec.job, how, self._spec.run_id, asked)
+        self._stop_mode, self._stop_asked = how, asked
         return None if asked is None else self._stopped_with(asked)
 
     def _stopped_with(self, asked: SavepointAsked) -> SavepointTaken:

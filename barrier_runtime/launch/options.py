@@ -190,6 +190,7 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         restore="latest" if is_savepoint_url(options.restore) else options.restore,  # it is imported before
         allow_replay=options.allow_replay,
         allow_non_restored=options.allow_non_restored,
+        allow_drained=options.allow_drained,
         slot_timeout_ms=round(options.slot_timeout * 1000),
         resource_wait_timeout_ms=round(options.resource_wait_timeout * 1000),
         restart=restart_options(options),

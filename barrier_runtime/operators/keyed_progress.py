@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.data.elements import WATERMARK_MIN
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import InvalidJob
@@ -91,7 +91,7 @@ def restored_progress(
     for snapshot in snapshots:
         if VALUE not in snapshot.values:  # of another subtask, which only shares something
             continue
-        progress = _PROGRESS.decode(snapshot.values[VALUE], f"operator {operator!r}")
+        progress = _begun_again(_PROGRESS.decode(snapshot.values[VALUE], f"operator {operator!r}"))
         keyed = snapshot.keyed
         whole = (first_group, last_group) if keyed is None else (keyed.key_group_first, keyed.key_group_last)
         if whole[0] <= last_group and first_group <= whole[1]:
@@ -117,6 +117,15 @@ def restored_progress(
             if floor.watermark_ms > reached_ms and floor.first <= last_group and first_group <= floor.last
         ),
     )
+
+
+def _begun_again(progress: Progress) -> Progress:
+    """Event time that was at the end of all input tells nothing of rows that come all the same: of files that have
+    grown, or after a drained savepoint. Without such rows it is at the end again at once."""
+    if progress.watermark_ms != WATERMARK_MAX:
+        return progress
+    floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)
+    return msgspec.structs.replace(progress, watermark_ms=WATERMARK_MIN, floors=floors)
 
 
 def _going_to_ms(found: Sequence[Progress]) -> int | None:

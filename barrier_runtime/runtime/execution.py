@@ -196,6 +196,12 @@ class Execution:
         """`pause`: sources read nothing after it, unless it is aborted."""
         self._guarded(lambda subtask: subtask.on_trigger(barrier, pause))
 
+    def end_sources(self) -> None:
+        """The input ends here, whatever there is more of it."""
+        for subtask in self.subtasks:
+            subtask.end_source()
+        self.scheduler.wake()
+
     def complete(self, checkpoint: int) -> None:
         try:
             self._checkpointing.tell_stored(checkpoint)

@@ -37,6 +37,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Committed,
     Decline,
     Deploy,
+    EndSources,
     EventTimeReached,
     Heard,
     Heartbeat,
@@ -108,6 +109,7 @@ class Slot:
         self._committed: dict[str, int] = {}
         self._unresolved: dict[tuple[int, SubtaskId], Ack | Decline] = {}
         self._ended: dict[SubtaskId, SubtaskEnded] = {}
+        self._drained = False  # the sources were ended early
         self._stops = False  # a checkpoint was triggered with which the job stops
         self._paused = 0  # the checkpoint behind which sources read nothing
         self._failure: SubtaskFailed | None = None
@@ -139,6 +141,7 @@ class Slot:
                 committed=dict(self._committed),
                 ended=tuple(self._ended),
                 died=i.died,
+                drained=self._drained,
             )
         )
 
@@ -190,7 +193,7 @@ class Slot:
         if message.token < self.token or (message.token == self.token and self._phase != "idle"):
             return
         self._drop_generation(message.token)
-        self._phase = "restoring"
+        self._phase, self._drained = "restoring", message.drained
         self._last_completed = message.checkpoint
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
         graph = replace(self._graph, parallelism=len(message.peers) or self._graph.parallelism)
@@ -222,7 +225,14 @@ class Slot:
         if message.token == self.token and self._phase == "restoring" and self._execution is not None:
             self._phase = "running"
             self._execution.start()
+            if self._drained:
+                self._execution.end_sources()
             self._tell_figures()
+
+    def _on_end_sources(self, message: EndSources) -> None:
+        if message.token == self.token and self._phase == "running" and self._execution is not None:
+            self._drained, self._paused = True, 0
+            self._execution.end_sources()
 
     def _on_trigger(self, message: Trigger) -> None:
         if message.token != self.token or self._phase != "running" or self._execution is None:
@@ -281,6 +291,7 @@ class Slot:
         self._unresolved = {key: value for key, value in self._unresolved.items() if not resolved(key[0])}
 
     def _drop_generation(self, token: int) -> None:
+        self._drained = False
         if self._deploying is not None and not self._deploying.done():
             self._deploying.cancel()
         if self._execution is not None:
@@ -441,6 +452,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     Deploy: Slot._on_deploy,
     Start: Slot._on_start,
     Trigger: Slot._on_trigger,
+    EndSources: Slot._on_end_sources,
     CheckpointComplete: Slot._on_complete,
     CommitGlobally: Slot._on_commit_globally,
     Visible: Slot._on_visible,

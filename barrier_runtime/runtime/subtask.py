@@ -461,6 +461,12 @@ class Subtask:
             self._wanted = barrier
             self._apply(self._aligner.on_trigger(barrier, self._host.now_ms()))
 
+    def end_source(self) -> None:
+        """The input ends here, also of a source that was to give nothing until the job has moved."""
+        if self.source is not None and not self.ended:
+            self._paused = 0
+            self.source[1].end()
+
     def take_announcements(self) -> None:
         """Hear of the barriers that came in, wherever they stand in the queues and also while nothing may be sent."""
         while self._announcements:

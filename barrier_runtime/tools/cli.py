@@ -265,17 +265,21 @@ def stop(
     savepoint: Annotated[
         str | None, typer.Option(help="folder or URL: the job ends with a savepoint there, which is waited for")
     ] = None,
+    drain: Annotated[bool, typer.Option("--drain", help="end the input first: windows and timers fire")] = False,
 ) -> None:
-    """Take a last checkpoint, commit it and stop the job. Exits with 1 when the savepoint failed: the job goes on."""
+    """Take a last checkpoint, commit it and stop the job. Exits with 1 when the savepoint failed: the job goes on, but
+    a drained one ends."""
     client = _client(coordinator, token_file)
+    if drain and now:
+        raise InvalidJob("--now does not wait for what --drain emits: leave one of them out")
     if savepoint is None:
-        _print_json(client.stop(job, "now" if now else "checkpoint"))
+        _print_json(client.stop(job, "now" if now else "drain" if drain else "checkpoint"))
         return
     if now:
         raise InvalidJob("--now takes no last checkpoint, so there can be no savepoint: leave one of them out")
     from barrier_runtime.tools.savepoints import stop_with
 
-    _print_savepoint(lambda: stop_with(client, job, savepoint))
+    _print_savepoint(lambda: stop_with(client, job, savepoint, drain))
 
 
 @app.command("savepoint")

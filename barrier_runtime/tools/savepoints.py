@@ -23,10 +23,10 @@ def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTak
     )
 
 
-def stop_with(client: Any, job: str, url: str) -> SavepointTaken:
-    """Stop the job with a savepoint, and wait until both are done. Raises `SavepointFailed` when the job goes on."""
+def stop_with(client: Any, job: str, url: str, drain: bool = False) -> SavepointTaken:
+    """Stop the job with a savepoint, and wait until both are done. Raises `SavepointFailed` when there is none."""
     run_id, asked = client.status(job).run_id, asked_at(url)
-    stop = lambda: client.stop(job, "checkpoint", run_id, asked)  # noqa: E731
+    stop = lambda: client.stop(job, "drain" if drain else "checkpoint", run_id, asked)  # noqa: E731
     return wait_for_savepoint(job, asked, stop, lambda: _status(client, job, run_id), None, ends=True)
 
 
@@ -54,6 +54,7 @@ def describe(url: str) -> tuple[str, bool]:
         f"  operators with state: {', '.join(operators) or 'none'}",
         f"  the job {'stopped with it' if savepoint.final else 'ran on'}",
     ]
+    lines += ["  drained: to go on with it needs allow_drained"] if taken.drained_by else []
     owner = claimed_by(url)
     lines += [f"  claimed by job {owner}"] if owner else []
     lines += [f"  damaged: {len(missing)} files are missing or too short, e.g. {missing[0]}"] if missing else []

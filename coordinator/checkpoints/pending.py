@@ -17,6 +17,7 @@ _ABORTED_KNOWN = 256
 class Triggering(enum.Enum):
     PERIODIC = "periodic"
     ON_REQUEST = "on request"  # only what is asked for: a final or a stopping checkpoint
+    HELD = "held"  # none: the input is being ended early, and half of that is nothing to restore
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class PendingCheckpoints:
 
     def trigger_at(self) -> int | None:
         """The moment the next trigger is due; None while there is no room or no wish for one."""
-        if len(self._open) >= self._options.max_concurrent:
+        if len(self._open) >= self._options.max_concurrent or self.triggering is Triggering.HELD:
             return None
         if self._requested:
             return self._last_triggered_ms

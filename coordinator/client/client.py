@@ -117,7 +117,7 @@ class CoordinatorClient:
     def stop(
         self,
         job: str,
-        mode: Literal["checkpoint", "now"] = "checkpoint",
+        mode: Literal["checkpoint", "drain", "now"] = "checkpoint",
         run_id: str = "",
         savepoint: SavepointAsked | None = None,
     ) -> TriggerReply:

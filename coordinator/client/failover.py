@@ -83,7 +83,7 @@ class FailoverClient:
     def stop(
         self,
         job: str,
-        mode: Literal["checkpoint", "now"] = "checkpoint",
+        mode: Literal["checkpoint", "drain", "now"] = "checkpoint",
         run_id: str = "",
         savepoint: SavepointAsked | None = None,
     ) -> TriggerReply:

@@ -47,7 +47,7 @@ class SavepointAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    mode: Literal["checkpoint", "now"] = "checkpoint"
+    mode: Literal["checkpoint", "drain", "now"] = "checkpoint"
     savepoint: SavepointAsked | None = None  # to stop with
 
 

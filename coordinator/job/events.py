@@ -176,7 +176,7 @@ class UserRescale:
 
 @dataclass(frozen=True)
 class UserStop:
-    mode: Literal["checkpoint", "now"]
+    mode: Literal["checkpoint", "drain", "now"]
     savepoint: SavepointRequest | None = None  # to stop with; if it cannot be had, the job goes on
 
 

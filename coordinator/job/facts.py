@@ -50,7 +50,7 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.store.paths import Paths
 
-StopMode = Literal["checkpoint", "now"]
+StopMode = Literal["checkpoint", "drain", "now"]
 
 
 class Origin(enum.Enum):

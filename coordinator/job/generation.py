@@ -24,6 +24,7 @@ class Generation:
     # manifest decided by this process, and the highest checkpoint that had been triggered then; newest last
     event_times: ReachedEventTimes = field(default_factory=ReachedEventTimes)
     ended: set[SubtaskId] = field(default_factory=set)
+    drained: bool = False  # its sources were told to end early
     final: int | None = None  # a completed checkpoint taken after all input ended
     waiting: dict[str, Waiting] = field(default_factory=dict)  # what cannot be opened, by operator and slot
     asked: dict[str, tuple[int, int | None]] = field(default_factory=dict)

@@ -77,9 +77,11 @@ def _opening(slot: RegisteredSlot) -> list[str]:
 
 
 def _expects_checkpoint(job: Job) -> bool:
-    """False once the last one has completed: all input has ended, or the user's stop only waits for the sinks."""
+    """False once the last one has completed: all input has ended, or the user's stop only waits for the sinks; and
+    while the job is being drained."""
     stopping = job.stop == "checkpoint" and job.stop_from is not None and job.last_completed >= job.stop_from
-    return job.generation.final is None and not stopping
+    draining = job.stop == "drain" and not job.all_ended
+    return job.generation.final is None and not stopping and not draining
 
 
 def _open_checkpoint(job: Job) -> OpenCheckpoint | None:

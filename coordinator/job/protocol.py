@@ -247,7 +247,8 @@ class JobProtocol:
             job.record.store_retries.pop(event.what, None)
             return None
         if isinstance(event, UserStop):
-            job.stop = event.mode
+            if job.stop is None or event.mode == "now":  # of draining and stopping, that which has begun
+                job.stop = event.mode
             if event.savepoint is not None:
                 job.stop_savepoint = event.savepoint
                 job.savepoints.ask(event.savepoint, job.highest_checkpoint() + 1, now_ms)

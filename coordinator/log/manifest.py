@@ -35,6 +35,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     parent_position: int  # the log's head when this was written
     parent_sha256: str
     options: CheckpointOptions = CheckpointOptions()
+    drained: str | msgspec.UnsetType = msgspec.UNSET  # the run that had ended its sources early; see `drained_by`
+
+    @property
+    def drained_by(self) -> str:
+        """The run that ended the input early, so that windows and timers have fired before their time; "": none."""
+        return self.drained if isinstance(self.drained, str) else ""
 
 
 @dataclass(frozen=True)

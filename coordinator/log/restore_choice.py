@@ -101,6 +101,11 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str) -> tuple[OperatorSn
             f"{manifest.max_parallelism}, the job now has {spec.max_parallelism}: set {manifest.max_parallelism}; it "
             "is fixed for a job's life"
         )
+    if manifest.drained_by not in ("", spec.run_id) and not spec.allow_drained:
+        raise InvalidJob(
+            f"{what} was taken after its job was drained: windows and timers have fired before their time, and would "
+            "fire again for rows that come now; begin with an earlier savepoint, or set allow_drained if that is wanted"
+        )
     stored = {snapshot.operator for snapshot in manifest.operators if not snapshot.is_empty}
     present = {name for chain in spec.chains for name in chain.operators}
     stateful = {name for chain in spec.chains for name in (*chain.stateful, *chain.sinks)}

@@ -240,7 +240,9 @@ class Api:
         try:
             wanted = _STOP.decode(body or b"{}")
         except UNREADABLE as error:
-            raise InvalidJob(f'the body is not understood ({error}): send {{"mode": "checkpoint"}} or "now"') from error
+            raise InvalidJob(
+                f'the body is not understood ({error}): send {{"mode": "checkpoint"}}, "drain" or "now"'
+            ) from error
         savepoint = None if wanted.savepoint is None else await _checked(wanted.savepoint, stops=True)
         if savepoint is not None and wanted.mode == "now":
             raise InvalidJob("a job that is stopped at once takes no savepoint: stop it with mode checkpoint")
@@ -253,7 +255,7 @@ class Api:
         return _json(TriggerReply("accepted", ""), 202)
 
     def _stop(
-        self, runner: JobRunner, mode: Literal["checkpoint", "now"], savepoint: SavepointRequest | None
+        self, runner: JobRunner, mode: Literal["checkpoint", "drain", "now"], savepoint: SavepointRequest | None
     ) -> Response:
         runner.stop(mode, savepoint)
         return _json(TriggerReply("accepted", ""), 202)

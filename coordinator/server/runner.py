@@ -203,7 +203,7 @@ class JobRunner:
         """Take a checkpoint as soon as there is room."""
         self._post(UserTrigger())
 
-    def stop(self, mode: Literal["checkpoint", "now"], savepoint: SavepointRequest | None = None) -> None:
+    def stop(self, mode: Literal["checkpoint", "drain", "now"], savepoint: SavepointRequest | None = None) -> None:
         """`savepoint`: to stop with. Raises `InvalidJob` if it cannot be had."""
         if savepoint is not None:
             self._check_savepoint(savepoint)

@@ -52,6 +52,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restore: str = "latest"  # "latest", "none" or a checkpoint id
     allow_replay: bool = False  # restore something older than the last completed checkpoint
     allow_non_restored: bool = False  # state whose operator is gone may be dropped
+    allow_drained: bool = False  # go on with state of a job whose input was ended early
     slot_timeout_ms: int = 10_000  # a slot silent for this long is lost
     resource_wait_timeout_ms: int = msgspec.field(default=60_000, name="gang_timeout_ms")  # for all slots to register
     resume_timeout_ms: int = 3_000  # a restarted coordinator waits this long for all slots to come back as they were
@@ -78,7 +79,7 @@ class SlotClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     uuid: str
 
 
-class Register(Message, frozen=True):
+class Register(Message, frozen=True, omit_defaults=True):
     """First message of a slot on every (re)connection. A known uuid means a survivor, not a new slot."""
 
     slot: int
@@ -94,6 +95,7 @@ class Register(Message, frozen=True):
     committed: dict[str, int] = {}  # `sink_key` -> all its transactions up to this checkpoint are committed
     ended: tuple[SubtaskId, ...] = ()  # those that reached the end of their input in generation `token`
     died: dict[int, str] = {}  # processes of this host that died of a signal lately: pid -> "SIGSEGV"
+    drained: bool = False  # its sources were ended early in generation `token`
 
 
 class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -234,7 +236,7 @@ class ManifestRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class Deploy(Message, frozen=True):
+class Deploy(Message, frozen=True, omit_defaults=True):
     """Restore this and connect. `operators`: every snapshot a subtask of this slot may need (all when rescaling). When
     they are too large for a message, `manifest` is set instead, and the slot picks them from there."""
 
@@ -245,6 +247,7 @@ class Deploy(Message, frozen=True):
     lineage: str = ""  # of all state that grew from one start: what a target remembers of another one is not ours
     settled: bool = False  # every transaction that the snapshots list is visible: sinks need not look again
     manifest: ManifestRef | None = None
+    drained: bool = False  # this run has ended its sources early: they read nothing more
 
 
 class Start(Message, frozen=True):
@@ -260,6 +263,13 @@ class Trigger(Message, frozen=True, omit_defaults=True):  # what is not said old
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned however long it takes
     stop: bool = False  # the job stops with it: the slot's last figures come before its acks and commits
     pause: bool = False  # sources read nothing after it, unless it is aborted: the job moves to other slots with it
+
+
+class EndSources(Message, frozen=True):
+    """Drain: every source ends where it is, so windows and timers fire as at the end of all input. Sent to every slot
+    while no checkpoint is under way; none is taken before all subtasks have ended. May be repeated."""
+
+    token: int
 
 
 class CheckpointComplete(Message, frozen=True, tag="Complete"):  # the name that is on the wire
@@ -341,6 +351,7 @@ ToSlot = (
     | Deploy
     | Start
     | Trigger
+    | EndSources
     | CheckpointComplete
     | CommitGlobally
     | Visible

@@ -69,6 +69,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Committed,
     Decline,
     Deploy,
+    EndSources,
     JobSpec,
     Register,
     Restored,
@@ -126,6 +127,7 @@ class FakeSlot:
     committed: dict[str, int] = field(default_factory=dict)
     inbox: list[ToSlot] = field(default_factory=list)
     died: dict[int, str] = field(default_factory=dict)
+    drained: bool = False
     closed: bool = False
 
     def connect(self) -> "FakeSlot":
@@ -148,6 +150,7 @@ class FakeSlot:
             highest_checkpoint=self.highest,
             committed=dict(self.committed),
             died=dict(self.died),
+            drained=self.drained,
         )
 
     def cut(self) -> None:
@@ -160,7 +163,9 @@ class FakeSlot:
     def receive(self, message: ToSlot) -> None:
         self.inbox.append(message)
         if isinstance(message, Deploy):
-            self.token, self.phase = message.token, "restoring"
+            self.token, self.phase, self.drained = message.token, "restoring", message.drained
+        elif isinstance(message, EndSources):
+            self.drained = True
         elif isinstance(message, Start):
             self.phase = "running"
         elif isinstance(message, CancelGeneration):

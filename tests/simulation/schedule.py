@@ -113,6 +113,7 @@ class Schedule:
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     savepoints: tuple[int, ...] = ()  # ms, when one is asked for
     rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism): the running job is to have so many slots
+    drained_ms: int | None = None  # when the job is asked to drain; it may be started again afterwards
     sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
     actions: tuple[Action, ...] = field(default=())
 
@@ -139,7 +140,9 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
-    return _draw_drift(_draw_rescales(_draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed)))))))
+    return _draw_drift(
+        _draw_draining(_draw_rescales(_draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed)))))))
+    )
 
 
 def _draw_drift(schedule: Schedule) -> Schedule:
@@ -151,6 +154,15 @@ def _draw_drift(schedule: Schedule) -> Schedule:
     drift_ms = events.period_ms * rng.choice((1, 4))
     waiting = replace(events, idle_ms=None, pause_at=pausing, max_drift_ms=drift_ms)
     return replace(schedule, events=waiting)
+
+
+def _draw_draining(schedule: Schedule) -> Schedule:
+    """Of jobs of the bank that would not end by themselves: what they had read then is all out, whatever happens."""
+    rng = random.Random(f"draining {schedule.seed}")
+    ends = schedule.bounded or schedule.queue or schedule.twins or schedule.hang is not None
+    if schedule.events is not None or schedule.conditions_ignored or ends or rng.random() > 0.5:
+        return schedule
+    return replace(schedule, drained_ms=rng.randrange(schedule.chaos_ms // 2, schedule.chaos_ms))
 
 
 def _draw_savepoints(schedule: Schedule) -> Schedule:

@@ -251,6 +251,8 @@ class World(SimCluster):
                 self.sim.at(at_ms * 1000, self._ask_for_savepoint)
             for at_ms, parallelism in self.schedule.rescales:
                 self.sim.at(at_ms * 1000, self._ask_for_rescale, parallelism)
+            if self.schedule.drained_ms is not None:
+                self.sim.at(self.schedule.drained_ms * 1000, self._drain)
             for world in self._both:
                 self.sim.after(POLL_US, world._poll)
             self._watch_to(self.schedule.chaos_ms * 1000)
@@ -404,7 +406,7 @@ class World(SimCluster):
         if self.violations:
             return
         if not self.schedule.bounded:
-            self._stopping = True
+            self._stopping = self._stopping or "checkpoint"
         if not self._until(lambda: not self._current().active, FINISHED_WITHIN_S):
             if not self.violations:
                 self._wrong("Liveness", f"the job did not end within {FINISHED_WITHIN_S} s of calm: {self._state()}")
@@ -415,7 +417,7 @@ class World(SimCluster):
             self._wrong("Liveness", f"the job ended as {outcome}: {self._current().reason}")
             return
         for checker in self.checkers:
-            checker.at_end(outcome == "finished")
+            checker.at_end(outcome == "finished" and self.schedule.drained_ms is None)
 
     def _expect_refusal(self) -> None:
         """O9: a store that ignores conditions can't hold a decision log."""
@@ -437,6 +439,7 @@ class World(SimCluster):
             submitter=f"sim pid {number}",
             parallelism=parallelism,
             max_parallelism=16,
+            allow_drained=True,
             chains=graph.chain_specs(),
             checkpoints=CheckpointOptions(
                 interval_ms=s.interval_ms,
@@ -642,6 +645,9 @@ class World(SimCluster):
         runner = self._runner(self._current())
         if runner is not None:
             self._on(self._current(), runner, runner.trigger)
+
+    def _drain(self, _: Any = None) -> None:
+        self._stopping = "drain"
 
     # ------------------------------------------------------------ savepoints
 

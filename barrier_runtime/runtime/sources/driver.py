@@ -94,6 +94,7 @@ class SourceDriver:
         self._look_again_ns = _POLL_NS
         self._told_ns = -_DAY_MS * 1_000_000  # when operators heard of a watermark last
         self._turn = 0
+        self._ended_early = False
         self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the batch returned last
         self._max_drift_ms: int | None = None
         self._ahead_ms = WATERMARK_MAX  # splits whose event time is above this wait for slower ones
@@ -177,6 +178,8 @@ class SourceDriver:
 
     def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
         """Rows of one split that are there (and due) now; None when there are none. Never waits."""
+        if self._ended_early:
+            return None
         self._polled_ns = now_ns
         if self._discovery is not None:
             self._look_for_splits(self._discovery, now_ns)
@@ -262,6 +265,8 @@ class SourceDriver:
     def next_due_ns(self) -> int | None:
         """When the next row is due, if every unfinished split knows that, or when to look for splits again; None =
         poll as soon as possible."""
+        if self._ended_early:
+            return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
         for *_, split in self._queue:
             assert split.reader is not None
@@ -298,7 +303,11 @@ class SourceDriver:
 
     @property
     def finished(self) -> bool:
-        return not self._queue and self._discovery is None
+        return self._ended_early or (not self._queue and self._discovery is None)
+
+    def end(self) -> None:
+        """Read nothing more. Snapshots tell of the splits as they are, so that another job may go on with them."""
+        self._ended_early = True
 
     @property
     def idle(self) -> bool:

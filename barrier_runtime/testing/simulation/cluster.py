@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import msgspec
@@ -151,7 +151,7 @@ class SimCluster:
         self._last_ended: Program
         self._names = options.first_name
         self._processes: set[str] = set()  # names
-        self._stopping = False  # the user wants the job to end
+        self._stopping: Literal["", "checkpoint", "drain"] = ""  # the user wants the job to end
 
     def world_ns(self) -> int:
         """The time outside of all processes."""
@@ -277,7 +277,7 @@ class SimCluster:
                         self._lose_slot(program, task, kill=not self.sim.chance(self.options.unreached))
             self._start_what_is_wanted(program, runner)
             if self._stopping:
-                self._on(program, runner, partial(runner.stop, "checkpoint"))
+                self._on(program, runner, partial(runner.stop, self._stopping))
 
     def _start_what_is_wanted(self, program: Program, runner: JobRunner) -> None:
         """Slots that are to stand by, and those of the job that somebody who did not know better told to leave. Now and

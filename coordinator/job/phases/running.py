@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from barrier_runtime.coordinator.checkpoints.agreement import disagreement
 from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint, CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.failures import Cause, FailureVerdict
@@ -32,6 +34,7 @@ from barrier_runtime.coordinator.wire.messages import (
     CommitFailing,
     Committed,
     Decline,
+    EndSources,
     EventTimeReached,
     LowestEventTime,
     ManifestRef,
@@ -67,8 +70,12 @@ class Running(Phase):
         job.record.recovered(now_ms)
         if job.retention is None:
             self._list(job)
+        if any(slot.register.drained and slot.register.token == job.led.token for slot in job.slots):
+            _go_on_draining(job)
         if job.stop == "checkpoint":
             self._begin_stop(job)
+        elif job.stop == "drain":
+            self._pending(job).triggering = Triggering.HELD
         if job.decided is not None and job.decided.manifest.checkpoint == job.last_completed:
             job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators, job.decided.ref)
         for slot in job.slots.connected:
@@ -119,6 +126,8 @@ class Running(Phase):
         for checkpoint in self._pending(job).open:
             if any(subtask.index == slot.index for subtask in checkpoint.missing):
                 self._tell(job, (slot,), checkpoint)
+        if job.generation.drained:
+            job.outbox.send(slot, EndSources(job.led.token))
         self._tell_visible(job, slot)
         job.commit_globally()
         # Its Register may tell of the last commit, whose own message was lost with the connection.
@@ -261,7 +270,10 @@ class Running(Phase):
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
         if job.stop == "now":
             return Cancel()
-        if job.stop_from is None:  # asked again, it is still the same checkpoint that is waited for
+        if job.stop == "drain":
+            if not job.all_ended:  # asked again behind that, a savepoint may still want a checkpoint
+                self._pending(job).triggering = Triggering.HELD
+        elif job.stop_from is None:  # asked again, it is still the same checkpoint that is waited for
             self._begin_stop(job)
         return self._pump(job, now_ms)
 
@@ -277,6 +289,8 @@ class Running(Phase):
             exceeded = self._aborted(job, checkpoint, Cause.EXPIRED, reason, now_ms) or exceeded
         if exceeded:
             return Restart(exceeded)
+        if job.stop == "drain" and not job.generation.drained and not pending.open:
+            self._end_sources(job)
         moves = self._rescale(job, now_ms)
         if moves is not None:
             return moves
@@ -361,6 +375,12 @@ class Running(Phase):
 
     def _failed_or_go_on(self, job: Job, exceeded: str, now_ms: int, unavailable: bool = False) -> Decision | None:
         return Restart(exceeded, unavailable) if exceeded else self._pump(job, now_ms)
+
+    def _end_sources(self, job: Job) -> None:
+        """Nothing is under way that could be restored with some of the sources ended, and others not."""
+        job.generation.drained = True
+        for slot in job.slots.connected:
+            job.outbox.send(slot, EndSources(job.led.token))
 
     def _begin_stop(self, job: Job) -> None:
         pending = self._pending(job)
@@ -470,6 +490,12 @@ class Running(Phase):
         return checkpoint if checkpoint is not None and checkpoint.phase is CheckpointPhase.PERSISTING else None
 
 
+def _go_on_draining(job: Job) -> None:
+    """The coordinator before us was asked to drain the job, and some of its sources have ended by that."""
+    if job.stop != "now":
+        job.stop, job.stop_from = "drain", None
+
+
 def _trigger(checkpoint: Checkpoint, stop_from: int | None, pause: bool) -> Trigger:
     stop = stop_from is not None and checkpoint.id >= stop_from
     return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms, stop, pause)
@@ -499,6 +525,7 @@ def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
         parent_position=job.log.next_position - 1,
         parent_sha256=job.log.head_sha256,
         options=job.spec.checkpoints,
+        drained=job.spec.run_id if job.generation.drained else msgspec.UNSET,
     )
 
 

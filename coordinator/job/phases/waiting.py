@@ -142,13 +142,17 @@ class WaitingForSlots(Phase):
             assert entry is not None, "a verified manifest without a decision"
             snapshots = check_manifest(job.spec, complete_of(entry), restored.manifest)
             checkpoint = restored.manifest.checkpoint
+            job.generation.drained = restored.manifest.drained_by == job.spec.run_id
         peers, settled = job.slots.peers(), checkpoint > 0 and job.commits.all_through(checkpoint)
         for slot in job.slots:
             own = snapshots_for_slot(snapshots, slot.index, job.spec.parallelism)
             where = _where(own, restored)
             slot.state, slot.deployed_token = SlotState.RESTORING, job.led.token
             carried = own if where is None else ()
-            job.outbox.send(slot, Deploy(job.led.token, checkpoint, peers, carried, job.led.lineage, settled, where))
+            deploy = Deploy(
+                job.led.token, checkpoint, peers, carried, job.led.lineage, settled, where, job.generation.drained
+            )
+            job.outbox.send(slot, deploy)
         return None
 
     def _start(self, job: Job) -> Decision:

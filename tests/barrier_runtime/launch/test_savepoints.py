@@ -7,7 +7,7 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -77,9 +77,11 @@ class Running:
         assert taken.checkpoint
         return taken.checkpoint
 
-    async def stop(self, savepoint: str | None = None) -> JobStatus:
+    async def stop(
+        self, savepoint: str | None = None, mode: Literal["checkpoint", "drain"] = "checkpoint"
+    ) -> JobStatus:
         request = None if savepoint is None else SavepointRequest(uuid.uuid4().hex, savepoint, stops=True)
-        self.runner.stop("checkpoint", request)
+        self.runner.stop(mode, request)
         return await asyncio.wait_for(self.task, PATIENCE_S)
 
 
@@ -186,3 +188,43 @@ def test_wrong_places_are_refused_when_they_are_given(tmp_path: Path) -> None:
         flow("job", target).run_local(checkpoints=str(tmp_path / "ck"), restore=str(tmp_path / "none"))
     with pytest.raises(InvalidJob, match="the job has no folder of its own: give checkpoints="):
         flow("job", target).run_local(restore=str(tmp_path / "none"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallelism", [1, 3])
+async def test_a_drained_job_has_fired_all_windows_and_another_goes_on_only_where_that_is_allowed(
+    tmp_path: Path, parallelism: int
+) -> None:
+    """Windows of ten hours: none would fire before the end. Each row that was read is in one, of each job."""
+
+    def windows(name: str, target: Target, read: Target) -> Dataflow:
+        flow = Dataflow(name)
+        rows = flow.rate("numbers", 4_000, keys=KEYS, splits=3, event_time="intended_at")
+        rows.sink("read", read)
+        window = rows.key_by("key").window("w", Tumbling(datetime.timedelta(hours=10)), event_time="intended_at")
+        window.aggregate(n=count()).sink("out", target)
+        return flow
+
+    out, read, folder, savepoint = Target(), Target(), tmp_path / "job", str(tmp_path / "savepoint")
+    job = Running(windows("job", out, read), folder, parallelism=parallelism)
+    await rows_in(read, 1_000, job)
+    assert not out.rows()
+    status = await job.stop(savepoint, "drain")
+    assert (status.outcome, status.savepoints[-1].state) == ("finished", "done"), status.error
+    assert sum(row["n"] for row in out.rows()) == len(read.rows())
+    with pytest.raises(InvalidJob, match="allow_drained"):
+        Running(windows("next", out, read), tmp_path / "next", restore=savepoint)
+    refused = await Running(windows("job", out, read), folder).task
+    assert refused.outcome == "failed"
+    assert "was drained" in refused.error
+
+    later_out, later_read = Target(), Target()
+    flow = windows("next", later_out, later_read)
+    successor = Running(flow, tmp_path / "next", restore=savepoint, allow_drained=True, parallelism=2)
+    await rows_in(later_read, 1_000, successor)
+    await successor.stop(mode="drain")
+    assert sum(row["n"] for row in later_out.rows()) == len(later_read.rows()), "no row came late"
+    values = sorted(row["value"] for row in [*read.rows(), *later_read.rows()])
+    for split in range(3):
+        of_split = [value for value in values if value % 3 == split]
+        assert of_split == list(range(split, 3 * len(of_split), 3)), "no row was lost or read twice"
