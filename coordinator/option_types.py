@@ -62,7 +62,7 @@ class LocalRunOptions(TypedDict, total=False):
     allow_non_restored: bool
     """drop state whose operator or aggregate is gone; what was decided of a sink is committed first. Default: False."""
     allow_drained: bool
-    """go on with a savepoint of a drained job: windows may fire once more for rows that come now. Default: False."""
+    """go on with a savepoint of a drained job: windows may fire once more, for rows that come now. Default: False."""
     checkpoint_interval: float
     """time between checkpoints; the median age of rows that become visible is half of it. 0.01 s to 1 year. Default: 1
     s."""

@@ -107,6 +107,7 @@ class OperatorContext:
         True  # a snapshot is of one moment of all streams: barriers are aligned, or rows in flight in it
     )
     settled: bool = False  # what `restored` lists as pending is known to be visible
+    reopened: bool = False  # `restored` is of a run that ended its sources early, and this one reads on
     report_commit: Callable[[CommitReport], None] = _not_a_sink  # on the loop
     wake_from_thread: Callable[[], None] = _no_threads  # as `wake`, from any thread
     new_executor: Callable[[], SequentialExecutor] = _no_threads  # one more as `executor`, beside it

@@ -31,7 +31,7 @@ class KeyedLife(Operator):
         self.backend = context.open_keyed()
         self._opened = True
         groups = self.backend.key_group_first, self.backend.key_group_last
-        progress = restored_progress(context.restored, self.name, *groups)
+        progress = restored_progress(context.restored, self.name, *groups, reopened=context.reopened)
         self._watermark_ms = progress.watermark_ms
         self._floors = Floors(progress.floors, context.max_parallelism) if progress.floors else None
         self._emit_ns = progress.emit_ns

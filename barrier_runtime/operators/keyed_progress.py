@@ -82,16 +82,19 @@ _PROGRESS = VersionedDecoder(value_format("{}: its progress in its snapshot"), m
 
 
 def restored_progress(
-    snapshots: Iterable[OperatorSnapshot], operator: str, first_group: int, last_group: int
+    snapshots: Iterable[OperatorSnapshot], operator: str, first_group: int, last_group: int, *, reopened: bool = False
 ) -> Progress:
     """One progress, for the key groups `first_group` to `last_group`, from one or (after rescaling) several snapshots:
-    the lowest watermark loses no row, and floors keep what was late from coming back."""
+    the lowest watermark loses no row, and floors keep what was late from coming back. `reopened`: they are of a run
+    that ended its sources early, and this one reads on."""
     found = []
     floors: list[Floor] = []
     for snapshot in snapshots:
         if VALUE not in snapshot.values:  # of another subtask, which only shares something
             continue
-        progress = _begun_again(_PROGRESS.decode(snapshot.values[VALUE], f"operator {operator!r}"))
+        progress = _PROGRESS.decode(snapshot.values[VALUE], f"operator {operator!r}")
+        if reopened:
+            progress = _begun_again(progress)
         keyed = snapshot.keyed
         whole = (first_group, last_group) if keyed is None else (keyed.key_group_first, keyed.key_group_last)
         if whole[0] <= last_group and first_group <= whole[1]:
@@ -120,8 +123,7 @@ def restored_progress(
 
 
 def _begun_again(progress: Progress) -> Progress:
-    """Event time that was at the end of all input tells nothing of rows that come all the same: of files that have
-    grown, or after a drained savepoint. Without such rows it is at the end again at once."""
+    """Event time that was at the end of what the sources had given tells nothing of the rows that they give now."""
     if progress.watermark_ms != WATERMARK_MAX:
         return progress
     floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)

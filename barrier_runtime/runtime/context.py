@@ -94,6 +94,7 @@ class OperatorContexts:
         self._token = deploy.token
         self._lineage = deploy.lineage
         self._settled = deploy.settled
+        self._reopened = deploy.reopened
         self._res = resources
         self._executors = executors
         self._metrics = metrics
@@ -156,6 +157,7 @@ class OperatorContexts:
             lineage=self._lineage,
             exactly_once=self._mode == "exactly_once",
             settled=self._settled,
+            reopened=self._reopened,
             report_commit=partial(self._report_commit, operator),
             wake_from_thread=self._wake_from_thread,
             new_executor=self._executors.add_further,

@@ -248,6 +248,7 @@ class Deploy(Message, frozen=True, omit_defaults=True):
     settled: bool = False  # every transaction that the snapshots list is visible: sinks need not look again
     manifest: ManifestRef | None = None
     drained: bool = False  # this run has ended its sources early: they read nothing more
+    reopened: bool = False  # another run did, and this one reads on: event time that was at its end begins anew
 
 
 class Start(Message, frozen=True):

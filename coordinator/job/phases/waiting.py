@@ -135,14 +135,16 @@ class WaitingForSlots(Phase):
         self._deployed = True
         job.record.slots_ready(now_ms)
         snapshots: tuple[OperatorSnapshot, ...] = ()
-        checkpoint = 0
+        checkpoint, reopened = 0, False
         restored = job.generation.restored
         if restored is not None:
             entry = job.log.restore_point
             assert entry is not None, "a verified manifest without a decision"
             snapshots = check_manifest(job.spec, complete_of(entry), restored.manifest)
             checkpoint = restored.manifest.checkpoint
-            job.generation.drained = restored.manifest.drained_by == job.spec.run_id
+            drained_by = restored.manifest.drained_by
+            job.generation.drained = drained_by == job.spec.run_id
+            reopened = drained_by not in ("", job.spec.run_id)
         peers, settled = job.slots.peers(), checkpoint > 0 and job.commits.all_through(checkpoint)
         for slot in job.slots:
             own = snapshots_for_slot(snapshots, slot.index, job.spec.parallelism)
@@ -150,7 +152,15 @@ class WaitingForSlots(Phase):
             slot.state, slot.deployed_token = SlotState.RESTORING, job.led.token
             carried = own if where is None else ()
             deploy = Deploy(
-                job.led.token, checkpoint, peers, carried, job.led.lineage, settled, where, job.generation.drained
+                job.led.token,
+                checkpoint,
+                peers,
+                carried,
+                job.led.lineage,
+                settled,
+                where,
+                job.generation.drained,
+                reopened,
             )
             job.outbox.send(slot, deploy)
         return None
