@@ -75,6 +75,9 @@ _HOME = {
     "RedisUpsertSink": "barrier_runtime.connectors.redis.sink",
     "UpsertSink": "barrier_runtime.connectors.sink_bases.upsert",
     "WriteAheadSink": "barrier_runtime.connectors.sink_bases.write_ahead",
+    "BatchFunctionSink": "barrier_runtime.connectors.batch_function.sink",
+    "BatchCheckpoint": "barrier_runtime.connectors.batch_function.caller",
+    "BatchFunctionFailed": "barrier_runtime.connectors.batch_function.caller",
     "CollectSink": "barrier_runtime.connectors.memory.collect",
     "CallableSink": "barrier_runtime.connectors.memory.callable",
     "committed_files": "barrier_runtime.connectors.files.sink.commit_log",
@@ -97,6 +100,9 @@ if TYPE_CHECKING:
     from barrier_runtime.api.stream import BroadcastStream as BroadcastStream
     from barrier_runtime.api.stream import KeyedStream as KeyedStream
     from barrier_runtime.api.stream import Stream as Stream
+    from barrier_runtime.connectors.batch_function.caller import BatchCheckpoint as BatchCheckpoint
+    from barrier_runtime.connectors.batch_function.caller import BatchFunctionFailed as BatchFunctionFailed
+    from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink as BatchFunctionSink
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink
     from barrier_runtime.connectors.files.sink.commit_log import committed_files as committed_files
     from barrier_runtime.connectors.files.sink.sink import CsvSink as CsvSink

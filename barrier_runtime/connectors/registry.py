@@ -158,6 +158,18 @@ CONNECTORS = (
         ),
     ),
     Connector(
+        "batch_function",
+        sinks=(
+            Sinks(
+                (PublicClass("batch_function.sink", "BatchFunctionSink"),),
+                "exactly once, if the target keeps the checkpoint's number",
+                "`stream.for_each_batch(fn)`: rows wait in the job's storage; after the decision `fn(dataframe, "
+                "checkpoint)` runs in the driver's Spark session and is repeated with the same rows until it succeeds: "
+                "for everything that Spark can write",
+            ),
+        ),
+    ),
+    Connector(
         "memory",
         sources=(
             Sources(
