@@ -5,14 +5,14 @@ function, and up to which checkpoint it has succeeded.
     <job>/write-ahead/<sink>/asked/<lineage>/<checkpoint>  these objects are one decided batch: call the function
     <job>/write-ahead/<sink>/delivered/<lineage>/0/…       the function has succeeded up to this checkpoint
 
-| who              | when                      | writes      | then deletes                                               |
-|------------------|---------------------------|-------------|------------------------------------------------------------|
-| every subtask    | barrier                   | staged rows |                                                            |
-| subtask 0        | the checkpoint is decided | asked       |                                                            |
-| the program      | the function has returned | delivered   | older notes of the same lineage                            |
-| subtask 0        | it sees the note          |             | staged rows, then asked                                    |
-| a new generation | it opens                  |             | asked of other lineages, or done; rows that older          |
-|                  |                           |             | generations staged and the restored checkpoint lacks       |
+| who              | when                      | writes      | then deletes                                           |
+|------------------|---------------------------|-------------|--------------------------------------------------------|
+| every subtask    | barrier                   | staged rows |                                                        |
+| subtask 0        | the checkpoint is decided | asked       |                                                        |
+| the program      | the function has returned | delivered   | older notes of the same lineage                        |
+| subtask 0        | it sees the note          |             | staged rows, then asked                                |
+| a new generation | it opens                  |             | asked of other lineages, or done; rows that older      |
+|                  |                           |             | generations staged and the restored checkpoint lacks   |
 
 A savepoint that ends the job is taken when nothing waits any more. After rescaling subtask 0 asks for what all subtasks
 of the earlier parallelism have staged: a batch is of all subtasks.
