@@ -101,6 +101,17 @@ CONNECTORS = (
         ),
     ),
     Connector(
+        "iceberg",
+        library=ClientLibrary("pyiceberg", "iceberg", "table.py"),
+        sinks=(
+            Sinks(
+                (PublicClass("iceberg.sink", "IcebergSink", "iceberg"),),
+                "exactly once",
+                "one snapshot per checkpoint, with the checkpoint in its summary and in a property of the table",
+            ),
+        ),
+    ),
+    Connector(
         "postgres",
         library=ClientLibrary("psycopg", "postgres", "session.py"),
         sinks=(

@@ -6,7 +6,8 @@ would need Hadoop's classes and credentials for it; a batch must fit into the dr
 
 from typing import Any
 
-from barrier_runtime.connectors.batch_function.queue import AskedBatch, BatchQueue
+from barrier_runtime.connectors.batch_function.queue import BatchQueue
+from barrier_runtime.connectors.sink_bases.decided_batch import DecidedBatch
 from barrier_runtime.spark.session import total_cores
 from barrier_runtime.state.errors import InvalidJob
 
@@ -17,7 +18,7 @@ class DataFrames:
     def __init__(self, spark: Any) -> None:
         self._spark = spark
 
-    def __call__(self, queue: BatchQueue, batch: AskedBatch) -> Any:
+    def __call__(self, queue: BatchQueue, batch: DecidedBatch) -> Any:
         files = queue.local_files(batch)
         if files is not None:
             return self._spark.read.parquet(*files)

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from barrier_runtime.connectors.batch_function.queue import AskedBatch, BatchQueue
+from barrier_runtime.connectors.batch_function.queue import BatchQueue
+from barrier_runtime.connectors.sink_bases.decided_batch import DecidedBatch
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
@@ -51,7 +52,7 @@ class BatchCheckpoint:
 
 
 BatchFunction: TypeAlias = Callable[[Any, BatchCheckpoint], Any]
-MakeFrame: TypeAlias = Callable[[BatchQueue, AskedBatch], Any]
+MakeFrame: TypeAlias = Callable[[BatchQueue, DecidedBatch], Any]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class BatchFunctionFailed(InvalidJob):
     """The function of `for_each_batch` has raised as often as it may."""
 
 
-def arrow_table(queue: BatchQueue, batch: AskedBatch) -> Any:
+def arrow_table(queue: BatchQueue, batch: DecidedBatch) -> Any:
     """What the function gets where there is no Spark."""
     return queue.read(batch)
 
@@ -93,7 +94,7 @@ class BatchCaller:
                 break
         return worked
 
-    def _called(self, batch: AskedBatch) -> bool:
+    def _called(self, batch: DecidedBatch) -> bool:
         checkpoint = BatchCheckpoint(batch.job, batch.sink, batch.lineage, batch.checkpoint, batch.rows)
         try:
             self._function(self._make_frame(self._queue, batch), checkpoint)

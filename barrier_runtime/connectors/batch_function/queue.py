@@ -22,57 +22,25 @@ name is the highest checkpoint, and within a lineage checkpoints only rise.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows, WriteAheadCommittable
+from barrier_runtime.connectors.sink_bases.decided_batch import DECIDED_BATCH_VERSION, DecidedBatch
+from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-ASKED_VERSION = 1
 _NOTED_SUBTASK = 0  # the global committer's
 
 
-class AskedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rows of one checkpoint: those of all subtasks, in the subtasks' order."""
-
-    version: int
-    job: str
-    sink: str
-    lineage: str
-    checkpoint: int
-    token: int  # of the generation that staged the first of them
-    objects: tuple[StagedRows, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(each.rows for each in self.objects)
-
-
-_FORMAT = Format("{}", ASKED_VERSION, damaged="delete it: the job asks again when it restarts")
-_ASKED = VersionedDecoder(_FORMAT, msgspec.json.Decoder(AskedBatch))
-
-
-def batches_of(entries: Iterable[WriteAheadCommittable]) -> list[AskedBatch]:
-    """One batch per checkpoint, oldest first. `entries`: of one job and sink, in any order."""
-    found: dict[tuple[int, str], list[WriteAheadCommittable]] = {}
-    for entry in entries:
-        found.setdefault((entry.checkpoint, entry.lineage), []).append(entry)
-    return [_batch_of(sorted(found[key], key=lambda entry: entry.subtask)) for key in sorted(found)]
-
-
-def _batch_of(entries: Sequence[WriteAheadCommittable]) -> AskedBatch:
-    first = entries[0]
-    objects = tuple(each for entry in entries for each in entry.objects)
-    return AskedBatch(
-        ASKED_VERSION, first.job, first.sink, first.lineage, first.checkpoint, min(e.token for e in entries), objects
-    )
+_FORMAT = Format("{}", DECIDED_BATCH_VERSION, damaged="delete it: the job asks again when it restarts")
+_ASKED = VersionedDecoder(_FORMAT, msgspec.json.Decoder(DecidedBatch))
 
 
 class BatchQueue:
@@ -86,7 +54,7 @@ class BatchQueue:
 
     # ------------------------------------------------------------ of the sink
 
-    def ask(self, batch: AskedBatch) -> None:
+    def ask(self, batch: DecidedBatch) -> None:
         """Raises `Corrupt` when rows are gone: what was aborted must not be in the way of later batches."""
         gone = [each.key for each in batch.objects if self._is_gone(each)]
         if gone:
@@ -97,7 +65,7 @@ class BatchQueue:
             )
         self.store.put(self._key(batch), msgspec.json.encode(batch))
 
-    def withdraw(self, batch: AskedBatch) -> None:
+    def withdraw(self, batch: DecidedBatch) -> None:
         """The function has succeeded: nobody needs the rows any more."""
         self.store.delete([each.key for each in batch.objects])
         self.store.delete([self._key(batch)])
@@ -114,21 +82,21 @@ class BatchQueue:
 
     # ------------------------------------------------------------ of the program
 
-    def asked(self) -> list[AskedBatch]:
+    def asked(self) -> list[DecidedBatch]:
         """Oldest checkpoint first within a lineage."""
         keys = sorted(info.key for info in self.store.list(self._paths.asked_prefix(self._sink)))
         found = ((key, get_or_none(self.store, key)) for key in keys)
         return [_ASKED.decode(data, f"{self._where}: {key}") for key, data in found if data is not None]
 
-    def is_asked(self, batch: AskedBatch) -> bool:
+    def is_asked(self, batch: DecidedBatch) -> bool:
         return get_or_none(self.store, self._key(batch)) is not None
 
-    def note(self, batch: AskedBatch) -> None:
+    def note(self, batch: DecidedBatch) -> None:
         note = self._note(batch)
         self.store.put(note, b"")
         self.store.delete([info.key for info in self.store.list(self._notes(batch)) if info.key < note])
 
-    def is_done(self, batch: AskedBatch) -> bool:
+    def is_done(self, batch: DecidedBatch) -> bool:
         if get_or_none(self.store, self._note(batch)) is not None:
             return True
         noted = (self._paths.delivery_of(info.key) for info in self.store.list(self._notes(batch)))
@@ -136,14 +104,14 @@ class BatchQueue:
 
     # ------------------------------------------------------------ rows
 
-    def read(self, batch: AskedBatch) -> pa.Table:
+    def read(self, batch: DecidedBatch) -> pa.Table:
         """All rows. Raises `ObjectNotFound`, and `Corrupt` for an object that is not what was staged."""
         import pyarrow.parquet as pq  # 20 ms; only who reads Parquet pays
 
         tables = [pq.read_table(pa.BufferReader(self._checked(each))) for each in batch.objects]
         return pa.concat_tables(tables, promote_options="default")
 
-    def local_files(self, batch: AskedBatch) -> list[str] | None:
+    def local_files(self, batch: DecidedBatch) -> list[str] | None:
         """Paths of the Parquet files, every one checked as `read` checks it; None where storage is not a folder."""
         if not self.store.url.startswith("file://"):
             return None
@@ -171,13 +139,13 @@ class BatchQueue:
 
     # ------------------------------------------------------------ names
 
-    def _key(self, batch: AskedBatch) -> str:
+    def _key(self, batch: DecidedBatch) -> str:
         return self._paths.asked_batch(self._sink, batch.lineage, batch.checkpoint, batch.token)
 
-    def _note(self, batch: AskedBatch) -> str:
+    def _note(self, batch: DecidedBatch) -> str:
         return self._paths.delivery_note(self._sink, batch.lineage, _NOTED_SUBTASK, batch.checkpoint, batch.token)
 
-    def _notes(self, batch: AskedBatch) -> str:
+    def _notes(self, batch: DecidedBatch) -> str:
         return self._paths.delivery_notes_prefix(self._sink, batch.lineage, _NOTED_SUBTASK)
 
 

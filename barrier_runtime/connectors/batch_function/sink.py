@@ -9,25 +9,22 @@ the program (`batch_function/caller`); the slots never have it.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.batch_function.queue import AskedBatch, BatchQueue, batches_of, parquet
+from barrier_runtime.connectors.batch_function.queue import BatchQueue, parquet
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
-from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken
-from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
+from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 1.0
 _TELL_AFTER_S = 10.0  # then the job's status says what it waits for, and it is tried again
 
 
-class BatchFunctionSink(WriteAheadSink):
+class BatchFunctionSink(BatchingSink):
     """What `stream.for_each_batch` puts at the end of the stream. `function`: its name, for messages."""
-
-    global_committer = True
 
     def __init__(self, function: str = "", *, max_bytes_in_memory: int = 32 << 20) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
@@ -54,25 +51,13 @@ class BatchFunctionSink(WriteAheadSink):
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         return parquet(batches)
 
-    def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
-        raise ProtocolViolation(f"{self._where}: a slot delivers rows that the program has to take: report this")
+    def deliver_batch(self, batch: DecidedBatch) -> None:
+        if not self._queue.is_done(batch):
+            self._queue.ask(batch)
+            self.wait_until_done(batch)
+        self._queue.withdraw(batch)
 
-    def commit(self, committable: bytes) -> None:
-        """The rows are where they have to be."""
-        self._decoded(committable)
-
-    def commit_together(self, committables: Sequence[bytes]) -> None:
-        for committable in committables:
-            self.commit(committable)
-
-    def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
-        for batch in batches_of(self._decoded(each) for each in committables):
-            if not self._queue.is_done(batch):
-                self._queue.ask(batch)
-                self.wait_until_done(batch)
-            self._queue.withdraw(batch)
-
-    def wait_until_done(self, batch: AskedBatch) -> None:
+    def wait_until_done(self, batch: DecidedBatch) -> None:
         """Raise `Unavailable` when the program has not called the function with success for some seconds."""
         look_s, until_s = _FIRST_LOOK_S, time.monotonic() + _TELL_AFTER_S
         while not self._queue.is_done(batch):
@@ -83,13 +68,6 @@ class BatchFunctionSink(WriteAheadSink):
                     "the job"
                 )
             look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
-
-    def recover(self, decided: Sequence[bytes]) -> None:
-        """Drop what older generations staged and no checkpoint lists. What it lists waits for the global commit."""
-        needed = {each.key for committable in decided for each in self._decoded(committable).objects}
-        store = self._context.job_store
-        listed = [info.key for info in store.list(self._paths.staged_rows_prefix(self._context.sink))]
-        store.delete([key for key in listed if key not in needed and self._is_orphan(key)])
 
     def close(self) -> None:
         if hasattr(self, "_closing"):

@@ -9,9 +9,10 @@ import pytest
 
 from barrier_runtime import BatchCheckpoint, BatchFunctionFailed, Dataflow, InvalidJob
 from barrier_runtime.connectors.batch_function.caller import BatchCaller, arrow_table
-from barrier_runtime.connectors.batch_function.queue import AskedBatch, BatchQueue
+from barrier_runtime.connectors.batch_function.queue import BatchQueue
 from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
 from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.decided_batch import DecidedBatch
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.testing import certify
@@ -52,7 +53,7 @@ class CalledAtOnce(BatchFunctionSink):
         super().__init__("take")
         self.target = target
 
-    def wait_until_done(self, batch: AskedBatch) -> None:
+    def wait_until_done(self, batch: DecidedBatch) -> None:
         caller = BatchCaller(self._queue, self.target.take, 1, arrow_table)
         try:
             caller.turn()
