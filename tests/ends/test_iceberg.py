@@ -1,6 +1,7 @@
 """Iceberg tables in an SQL catalog: one snapshot per checkpoint, whoever makes it and however often."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,4 +209,10 @@ def test_the_sink_is_certified(properties: dict[str, str]) -> None:
         rows: list[dict[str, Any]] = catalog.load_table(NAME).scan().to_arrow().to_pylist()
         return rows
 
-    print(certify(lambda: IcebergSink(NAME, properties=properties), read, scenarios=12, inside=8, seeds=range(1)))
+    def drop() -> None:
+        catalog = load_catalog("default", **properties)
+        if catalog.namespace_exists("db") and catalog.table_exists(NAME):
+            catalog.drop_table(NAME)
+
+    make = partial(IcebergSink, NAME, properties=properties)
+    print(certify(make, read, reset=drop, scenarios=5, inside=2, seeds=range(1)))

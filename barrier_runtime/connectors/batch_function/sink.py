@@ -3,8 +3,8 @@
 Pre-commit stages the rows as Parquet objects in the job's storage. When every subtask knows that the checkpoint is
 decided, subtask 0 asks for the function (`batch_function/queue`) and waits until the program has noted its success;
 only then does the checkpoint count as visible. So a job does not end before its last batch was taken, and a function
-that is slow or fails holds back later batches, not the rows that come in: they wait in storage. The function stays in
-the program (`batch_function/caller`); the slots never have it.
+that is slow or fails holds back later batches: they wait in storage, and when there are too many of them the stream
+waits. The function stays in the program (`batch_function/caller`); the slots never have it.
 """
 
 import threading
@@ -18,6 +18,7 @@ from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
+_MOST_DECIDED = 16  # batches that wait for the function; then the stream waits, too
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 1.0
 _TELL_AFTER_S = 10.0  # then the job's status says what it waits for, and it is tried again
@@ -35,6 +36,7 @@ class BatchFunctionSink(BatchingSink):
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
+        self.most_decided = _MOST_DECIDED
         self._closing = threading.Event()
         self._queue = BatchQueue(context.job_store, context.job, context.sink)
         if context.subtask == 0:

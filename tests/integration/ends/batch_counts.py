@@ -21,7 +21,7 @@ def build(settings: dict[str, Any]) -> Dataflow:
 
     def write(rows: Any, checkpoint: BatchCheckpoint) -> None:
         staging = f"staging_{checkpoint.number}_{uuid.uuid4().hex[:8]}"
-        rows.write.jdbc(jdbc["url"], staging, properties=jdbc["properties"])
+        rows.coalesce(1).write.jdbc(jdbc["url"], staging, properties=jdbc["properties"])
         with psycopg.connect(url) as connection:
             new = connection.execute(
                 "insert into taken values (%s, %s) on conflict (application) do update set number = excluded.number "
