@@ -74,9 +74,13 @@ _HOME = {
     "KafkaSink": "barrier_runtime.connectors.kafka.sink.sink",
     "PostgresSink": "barrier_runtime.connectors.postgres.sink",
     "DeltaSink": "barrier_runtime.connectors.delta.sink",
+    "IcebergSink": "barrier_runtime.connectors.iceberg.sink",
     "RedisUpsertSink": "barrier_runtime.connectors.redis.sink",
     "UpsertSink": "barrier_runtime.connectors.sink_bases.upsert",
     "WriteAheadSink": "barrier_runtime.connectors.sink_bases.write_ahead",
+    "BatchFunctionSink": "barrier_runtime.connectors.batch_function.sink",
+    "BatchCheckpoint": "barrier_runtime.connectors.batch_function.caller",
+    "BatchFunctionFailed": "barrier_runtime.connectors.batch_function.caller",
     "CollectSink": "barrier_runtime.connectors.memory.collect",
     "CallableSink": "barrier_runtime.connectors.memory.callable",
     "committed_files": "barrier_runtime.connectors.files.sink.commit_log",
@@ -100,6 +104,9 @@ if TYPE_CHECKING:
     from barrier_runtime.api.stream import BroadcastStream as BroadcastStream
     from barrier_runtime.api.stream import KeyedStream as KeyedStream
     from barrier_runtime.api.stream import Stream as Stream
+    from barrier_runtime.connectors.batch_function.caller import BatchCheckpoint as BatchCheckpoint
+    from barrier_runtime.connectors.batch_function.caller import BatchFunctionFailed as BatchFunctionFailed
+    from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink as BatchFunctionSink
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink
     from barrier_runtime.connectors.files.sink.commit_log import committed_files as committed_files
     from barrier_runtime.connectors.files.sink.sink import CsvSink as CsvSink
@@ -109,6 +116,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
     from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
     from barrier_runtime.connectors.files.source.plain_text import TextSource as TextSource
+    from barrier_runtime.connectors.iceberg.sink import IcebergSink as IcebergSink
     from barrier_runtime.connectors.kafka.sink.sink import KafkaSink as KafkaSink
     from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
     from barrier_runtime.connectors.memory.callable import CallableSink as CallableSink

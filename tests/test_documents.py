@@ -51,6 +51,8 @@ def test_no_page_of_what_users_write_is_without_programs() -> None:
         "coming-from-spark.md",
         "connect.md",
         "expressions.md",
+        "for-each-batch.md",
+        "iceberg.md",
         "joins.md",
         "lookup.md",
         "side-outputs.md",

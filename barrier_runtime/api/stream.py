@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
 import pyarrow as pa
 
-from barrier_runtime.api.arguments import check_generator, with_errors
+from barrier_runtime.api.arguments import check_callable, check_generator, with_errors
 from barrier_runtime.api.handlers import check_row_function
 from barrier_runtime.api.joins import JoiningStream
 from barrier_runtime.api.keyed_steps import StatefulSteps
@@ -22,6 +22,8 @@ from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BE
 from barrier_runtime.api.row_steps import RowSteps
 from barrier_runtime.api.steps import KeyedInput, one_or_all
 from barrier_runtime.api.windowed import WindowedStream
+from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchCheckpoint
+from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
 from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
 from barrier_runtime.data.event_time import check_event_time_type
@@ -296,19 +298,46 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
                     "make other rows: take event time (clock='event', ctx.timers), or a sink that is exactly once by "
                     "itself"
                 )
-        node = StepNode(
-            name,
-            "sink",
-            (self._as_input(),),
-            partial(SinkOperator, make_sink=make_sink),
-            None,
-            stateful=True,
-            is_sink=True,
-            guarantee=getattr(sink, "guarantee"),  # noqa: B009 - a factory carries it as an attribute
-            global_committer=getattr(sink, "global_committer", False),
-            describe=repr(sink),
+        self._add_sink(name, sink, make_sink, None)
+
+    def for_each_batch(
+        self, function: Callable[[Any, BatchCheckpoint], Any], *, name: str = "for_each_batch", attempts: int = 10
+    ) -> None:
+        """Call `function(rows, checkpoint)` in this program with the rows of each decided checkpoint, in order: a Spark
+        DataFrame of the driver's session, or a `pyarrow.Table` from `run_local`. A checkpoint without rows is left out.
+
+        A call that raises is repeated with the same rows and the same `checkpoint.number`; after `attempts` failures in
+        a row the job stops with `BatchFunctionFailed`. It is also repeated when the program dies before the success is
+        noted: a target that stores `checkpoint.application` and `checkpoint.number` with the rows has them once.
+
+        >>> orders.for_each_batch(write_orders, name="orders_out")
+        """
+        where = f"for_each_batch {name!r}"
+        check_callable(function, where)
+        if attempts < 1:
+            raise InvalidJob(f"{where}: attempts is {attempts}: give 1 or more")
+        sink = BatchFunctionSink(function_name(function))
+        self._add_sink(name, sink, partial(copy.deepcopy, sink), BatchCall(function, attempts))
+
+    def _add_sink(
+        self, name: str, sink: Any, make_sink: Callable[[], TwoPhaseCommitSink], call: BatchCall | None
+    ) -> None:
+        """`sink`: one, or a factory that carries the same attributes."""
+        self._plan.add(
+            StepNode(
+                name,
+                "sink",
+                (self._as_input(),),
+                partial(SinkOperator, make_sink=make_sink),
+                None,
+                stateful=True,
+                is_sink=True,
+                guarantee=sink.guarantee,
+                global_committer=getattr(sink, "global_committer", False),
+                describe=repr(sink),
+                batch_call=call,
+            )
         )
-        self._plan.add(node)
 
     def take(self, rows: int = 20) -> pa.Table:
         """The first rows, as an Arrow table, for looking at: what leads to this stream runs in this process until there

@@ -102,6 +102,17 @@ CONNECTORS = (
         ),
     ),
     Connector(
+        "iceberg",
+        library=ClientLibrary("pyiceberg", "iceberg", "table.py"),
+        sinks=(
+            Sinks(
+                (PublicClass("iceberg.sink", "IcebergSink", "iceberg"),),
+                "exactly once",
+                "one snapshot per checkpoint, with the checkpoint in its summary and in a property of the table",
+            ),
+        ),
+    ),
+    Connector(
         "postgres",
         library=ClientLibrary("psycopg", "postgres", "session.py"),
         sinks=(
@@ -155,6 +166,18 @@ CONNECTORS = (
                 "repeated writes of the same values; [upserts](upserts.md) shows what happens when the "
                 "declaration is a lie",
                 also="your `UpsertSink`",
+            ),
+        ),
+    ),
+    Connector(
+        "batch_function",
+        sinks=(
+            Sinks(
+                (PublicClass("batch_function.sink", "BatchFunctionSink"),),
+                "exactly once, if the target keeps the checkpoint's number",
+                "`stream.for_each_batch(fn)`: rows wait in the job's storage; after the decision `fn(dataframe, "
+                "checkpoint)` runs in the driver's Spark session and is repeated with the same rows until it succeeds: "
+                "for everything that Spark can write",
             ),
         ),
     ),

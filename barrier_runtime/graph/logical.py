@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.batch_function.caller import BatchCall
 from barrier_runtime.connectors.source import Source
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.job_graph import Partitioning
@@ -58,6 +59,7 @@ class StepNode:
     side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, when known
     keys: str = ""  # see `OperatorSpec`
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # see `OperatorSpec`
+    batch_call: BatchCall | None = None  # a function that the program calls for what this sink has decided
 
 
 Node: TypeAlias = SourceNode | StepNode

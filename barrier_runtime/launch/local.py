@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from barrier_runtime.connectors.batch_function.caller import arrow_table
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, decode_to_slot, encode
@@ -181,7 +182,8 @@ def _run(
             job.resolve_in_doubt(store)
             job.begin_with_savepoint(store)
         job.stage(storage_url)
-        status = _run_to_its_end(run(job.graph, job.spec, store, options))
+        with job.batch_functions(store, arrow_table) as functions:
+            status = _run_to_its_end(functions.watched(run(job.graph, job.spec, store, options)))
         if status.outcome == "finished":
             job.unstage(storage_url)
     raise_unless_ended_well(status, troubles)

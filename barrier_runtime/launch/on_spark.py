@@ -41,6 +41,7 @@ from barrier_runtime.launch.savepoints import (
     savepoint_of,
     wait_for_savepoint,
 )
+from barrier_runtime.spark.batch_frame import DataFrames, check_free_core
 from barrier_runtime.spark.closure import check_travels
 from barrier_runtime.spark.session import (
     check_session,
@@ -88,6 +89,8 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
         spark = make_session(job.graph.name, options.master, options.spark_conf)
     try:
         check_session(spark, options.parallelism)
+        if job.has_batch_functions:
+            check_free_core(spark, options.parallelism)
         job.resolve_in_doubt(store)
         job.begin_with_savepoint(store)
         job.stage(options.checkpoints)
@@ -236,6 +239,8 @@ class JobHandle:
         self._slots.start()
         if options.ui:
             self._tell_page()
+        self._functions = job.batch_functions(open_store(options.checkpoints), DataFrames(spark))
+        self._functions.start(self._function_failed)
         self._watching = threading.Thread(target=self._watch, name="barrier-job-watch", daemon=True)
         self._watching.start()
 
@@ -254,6 +259,9 @@ class JobHandle:
         """Until the job ended. Raises `JobFailed`, `Fenced`, or `Unavailable` when `timeout` (seconds) is over."""
         if not self._ended.wait(timeout):
             raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
+        if self._functions.trouble is not None:
+            self.close()
+            raise self._functions.trouble
         if self._trouble is not None:
             self.close()
             raise Unavailable(f"job {self._spec.job} was given up: {self._trouble}") from self._trouble
@@ -350,7 +358,7 @@ class JobHandle:
         if self._closed:
             return
         self._closed = True
-        if not self._ended.is_set() or self._trouble is not None:
+        if not self._ended.is_set() or self._trouble is not None or self._functions.trouble is not None:
             # It may be restarting or already gone; what follows ends the slots all the same.
             with contextlib.suppress(BarrierRuntimeError):
                 self.stop("now")
@@ -359,6 +367,7 @@ class JobHandle:
             if not self._slots.join(_LEAVE_S):
                 self._slots.cancel()
             self._watching.join(5)
+            self._functions.close()
         finally:
             self._coordinator.close()
         if self._own_session:
@@ -375,6 +384,10 @@ class JobHandle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _function_failed(self) -> None:
+        """`wait` raises what it was; the slots end when the handle is closed."""
+        self._ended.set()
 
     # ------------------------------------------------------------ the watching thread
 

@@ -5,6 +5,7 @@
     resolve_in_doubt(store)        commit what was decided of sinks that the program no longer has
     begin_with_savepoint(store)    make the savepoint that `restore=` names the job's newest checkpoint
     stage(storage_url)             put the rows of staged sources into storage, and compile again with their splits
+    batch_functions(store, …)      call the functions of `for_each_batch` for what the job decides, while it runs
     (the job runs)
     unstage(storage_url)           remove those rows, once the job has finished
 
@@ -13,11 +14,13 @@ Blocking; for the driver.
 
 import logging
 
+from barrier_runtime.connectors.batch_function.caller import MakeFrame
 from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
+from barrier_runtime.launch.batch_functions import BatchFunctions, has_batch_functions
 from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.launch.patient_listing import patient_listing
 from barrier_runtime.launch.removed_sinks import commit_removed_sinks
@@ -57,6 +60,14 @@ class PreparedJob:
 
     def unstage(self, storage_url: str) -> None:
         unstage_sources(self.graph, storage_url)
+
+    def batch_functions(self, store: ObjectStore, make_frame: MakeFrame) -> BatchFunctions:
+        """The functions of `for_each_batch`, to be called while the job runs."""
+        return BatchFunctions(self._plan, store, make_frame)
+
+    @property
+    def has_batch_functions(self) -> bool:
+        return has_batch_functions(self._plan)
 
     def _compiled(self) -> JobGraph:
         options = self._options

@@ -223,7 +223,7 @@ def _owner(paths: Paths, key: str) -> int | None:
 def _owner_of_rows(paths: Paths, key: str) -> int | None:
     """The generation that wrote this object of a write-ahead sink; None: it is none, or its name does not tell. Only
     the sink sweeps them."""
-    staged, note = paths.staged_rows_origin(key), paths.delivery_of(key)
+    staged, note = paths.staged_rows_origin(key), paths.delivery_of(key) or paths.asked_of(key)
     return staged[0] if staged is not None else (note[1] or None) if note is not None else None
 
 

@@ -403,6 +403,8 @@ def recognised(paths: Paths, key: str) -> str:
         return "left by a probe of the store that was interrupted: harmless"
     if paths.staged_rows_origin(key) is not None or paths.delivery_of(key) is not None:
         return "rows of a write-ahead sink, or its note of what was delivered: the sink deletes them"
+    if paths.asked_of(key) is not None:
+        return "a batch that waits for the function of for_each_batch: the sink deletes it"
     if paths.is_staged_source(key):
         return "rows of a source, staged before the job started: deleted when it has finished"
     return ""

@@ -7,6 +7,7 @@ Layout of one job below the store's root; see the protocol chapter of the docume
     <job>/data/<token>/<slot uuid>/<uuid>            snapshot files; a name is never used twice
     <job>/write-ahead/<sink>/staged/<token>/...      rows of a sink that are not delivered yet; the sink deletes them
     <job>/write-ahead/<sink>/delivered/<lineage>/... what was delivered, for targets that do not remember it
+    <job>/write-ahead/<sink>/asked/<lineage>/...     batches that wait for the program's function; the sink deletes them
     <job>/sources/<source>/current.json              which of the next ones count: one put for ever, or by a fresh start
     <job>/sources/<source>/<id>/<file>               rows of a source that are put into storage before the job starts
     <job>/lease.json                                 which daemon is expected to lead; written again and again
@@ -32,6 +33,7 @@ _STAGED_ROWS = re.compile(
 _DELIVERY_NOTE = re.compile(
     _SEGMENT.pattern + "/delivered/" + _SEGMENT.pattern + "/" + _NUMBER + "/([0-9]{20})-" + _NUMBER
 )
+_ASKED_BATCH = re.compile(_SEGMENT.pattern + "/asked/" + _SEGMENT.pattern + "/([0-9]{20})-" + _NUMBER)
 _STAGED_SOURCE = re.compile(_SEGMENT.pattern + "/(current[.]json|" + _SEGMENT.pattern + "/" + _SEGMENT.pattern + ")")
 _DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _SEGMENT.pattern)
 
@@ -197,6 +199,22 @@ class Paths:
             return None
         match = _DELIVERY_NOTE.fullmatch(key.removeprefix(self.write_ahead_prefix))
         return (int(match.group(2)), int(match.group(3))) if match else None
+
+    def asked_prefix(self, sink: str, lineage: str | None = None) -> str:
+        prefix = f"{self.write_ahead_prefix}{_segment('sink', sink)}/asked/"
+        return prefix if lineage is None else f"{prefix}{_segment('lineage', lineage)}/"
+
+    def asked_batch(self, sink: str, lineage: str, checkpoint: int, token: int) -> str:
+        """Says that a function is to be called for the rows of `checkpoint`, staged by generation `token`."""
+        name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
+        return check_key(self.asked_prefix(sink, lineage) + name)
+
+    def asked_of(self, key: str) -> tuple[int, int] | None:
+        """(checkpoint, token) of an asked batch; None for any other key."""
+        if not key.startswith(self.write_ahead_prefix):
+            return None
+        match = _ASKED_BATCH.fullmatch(key.removeprefix(self.write_ahead_prefix))
+        return (int(match.group(1)), int(match.group(2))) if match else None
 
     # ---- rows of sources that are staged before the job starts
 

@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 Row = tuple[str, ...]
 
 PROSE = {  # tables that no code holds as data
+    "barrier_runtime/connectors/batch_function/caller.py": "cases: tests/barrier_runtime/connectors/batch_function",
+    "barrier_runtime/connectors/batch_function/queue.py": "crash points: certify goes through them",
+    "barrier_runtime/connectors/iceberg/table.py": "cases: tests/ends/test_iceberg.py",
     "barrier_runtime/connectors/postgres/columns.py": "types, by rules: tests/ends/test_postgres_types.py",
     "barrier_runtime/connectors/sink_bases/file_committable.py": "cases: tests of the sweep",
     "barrier_runtime/connectors/sink_bases/write_ahead.py": "crash points: certify goes through them",

@@ -76,6 +76,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
         """What is staged instead of these rows. Off the loop, before the decision."""
         return batches
 
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        """One staged object. `deliver` reads Arrow streams: another format is for sinks that read it themselves."""
+        return _encoded(batches)
+
     def delivered(self, token: DeliveryToken, rows: int) -> bool | None:
         """Does the target have these `rows` rows? None: it does not remember."""
         return None
@@ -139,7 +143,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     def _stage(self, batches: Sequence[pa.RecordBatch]) -> StagedRows:
         prepared = self.prepare(batches)
-        data = _encoded(prepared)
+        data = self.encode(prepared)
         context = self._context
         with self._numbering:
             number = next(self._numbers)

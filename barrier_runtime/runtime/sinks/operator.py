@@ -176,6 +176,8 @@ class SinkOperator(Operator):
     def on_visible(self, checkpoint: int) -> None:
         self._catch_up()
         self._do(self._driver.visible(checkpoint))
+        if self._sink.most_decided is not None:
+            self._context.wake()  # there may be room again
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if self._recovered is not None:

@@ -1,0 +1,76 @@
+"""The half of `for_each_batch` that runs in the slots: it stages rows, and asks the program to call the function.
+
+Pre-commit stages the rows as Parquet objects in the job's storage. When every subtask knows that the checkpoint is
+decided, subtask 0 asks for the function (`batch_function/queue`) and waits until the program has noted its success;
+only then does the checkpoint count as visible. So a job does not end before its last batch was taken, and a function
+that is slow or fails holds back later batches: they wait in storage, and when there are too many of them the stream
+waits. The function stays in the program (`batch_function/caller`); the slots never have it.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.batch_function.queue import BatchQueue, parquet
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_MOST_DECIDED = 16  # batches that wait for the function; then the stream waits, too
+_FIRST_LOOK_S = 0.02
+_LONGEST_LOOK_S = 1.0
+_TELL_AFTER_S = 10.0  # then the job's status says what it waits for, and it is tried again
+
+
+class BatchFunctionSink(BatchingSink):
+    """What `stream.for_each_batch` puts at the end of the stream. `function`: its name, for messages."""
+
+    def __init__(self, function: str = "", *, max_bytes_in_memory: int = 32 << 20) -> None:
+        super().__init__(max_bytes_in_memory=max_bytes_in_memory)
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"for_each_batch({self.function})"
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self.most_decided = _MOST_DECIDED
+        self._closing = threading.Event()
+        self._queue = BatchQueue(context.job_store, context.job, context.sink)
+        if context.subtask == 0:
+            self._queue.clean_up(context.lineage)
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        try:
+            parquet(schema.empty_table().to_batches() or [pa.RecordBatch.from_pylist([], schema=schema)])
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InvalidJob(
+                f"{self._where}: Parquet cannot hold these columns ({error}): cast them or leave them out with select()"
+            ) from error
+
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        return parquet(batches)
+
+    def deliver_batch(self, batch: DecidedBatch) -> None:
+        if not self._queue.is_done(batch):
+            self._queue.ask(batch)
+            self.wait_until_done(batch)
+        self._queue.withdraw(batch)
+
+    def wait_until_done(self, batch: DecidedBatch) -> None:
+        """Raise `Unavailable` when the program has not called the function with success for some seconds."""
+        look_s, until_s = _FIRST_LOOK_S, time.monotonic() + _TELL_AFTER_S
+        while not self._queue.is_done(batch):
+            if self._closing.wait(look_s) or time.monotonic() > until_s:
+                raise Unavailable(
+                    f"{self._where}: {self.function or 'the function'} of for_each_batch has not returned for "
+                    f"checkpoint {batch.checkpoint} ({batch.rows} rows) yet: see the log of the program that started "
+                    "the job"
+                )
+            look_s = min(look_s * 1.5, _LONGEST_LOOK_S)
+
+    def close(self) -> None:
+        if hasattr(self, "_closing"):
+            self._closing.set()

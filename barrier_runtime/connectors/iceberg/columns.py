@@ -1,0 +1,88 @@
+"""Which Arrow type a column has in an Iceberg table, and whether an existing table can take it. Pure.
+
+Iceberg keeps whole numbers of 4 and 8 bytes with a sign, and times in microseconds. Narrower numbers are widened and
+nanoseconds cut, as its other writers do; what does not fit is refused before any row of it is staged.
+"""
+
+import pyarrow as pa
+
+from barrier_runtime.state.errors import InvalidJob
+
+_PRIMITIVES = (
+    (pa.types.is_int8, pa.int32()),
+    (pa.types.is_int16, pa.int32()),
+    (pa.types.is_int32, pa.int32()),
+    (pa.types.is_uint8, pa.int32()),
+    (pa.types.is_uint16, pa.int32()),
+    (pa.types.is_int64, pa.int64()),
+    (pa.types.is_uint32, pa.int64()),
+    (pa.types.is_float32, pa.float32()),
+    (pa.types.is_float64, pa.float64()),
+    (pa.types.is_boolean, pa.bool_()),
+    (pa.types.is_string, pa.string()),
+    (pa.types.is_large_string, pa.string()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_binary, pa.binary()),
+    (pa.types.is_large_binary, pa.binary()),
+    (pa.types.is_date32, pa.date32()),
+    (pa.types.is_time64, pa.time64("us")),
+)
+
+
+def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
+    """The same columns as the table holds them. Raises `InvalidJob` for what Iceberg cannot hold."""
+    return pa.schema([pa.field(field.name, _stored(field.type, where, field.name)) for field in schema])
+
+
+def _stored(arrow: pa.DataType, where: str, column: str) -> pa.DataType:
+    for fits, stored in _PRIMITIVES:
+        if fits(arrow):
+            return stored
+    if pa.types.is_timestamp(arrow):
+        return pa.timestamp("us", None if arrow.tz is None else "UTC")
+    if pa.types.is_decimal128(arrow) or pa.types.is_fixed_size_binary(arrow):
+        return arrow
+    if pa.types.is_dictionary(arrow):
+        return _stored(arrow.value_type, where, column)
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        return pa.list_(_stored(arrow.value_type, where, column))
+    if pa.types.is_map(arrow):
+        return pa.map_(_stored(arrow.key_type, where, column), _stored(arrow.item_type, where, column))
+    if pa.types.is_struct(arrow):
+        fields = [arrow.field(at) for at in range(arrow.num_fields)]
+        return pa.struct([(each.name, _stored(each.type, where, column)) for each in fields])
+    raise InvalidJob(
+        f"{where}: column {column!r} is {arrow}, which Iceberg cannot hold: cast it or leave it out with select()"
+    )
+
+
+def check_fits(stored: pa.Schema, table: pa.Schema, where: str, place: str) -> None:
+    """Raise `InvalidJob` unless a table with these columns takes rows of ours: same types; a column that the rows lack
+    must allow nulls."""
+    plain = stored_schema(table, where)
+    for field in stored:
+        if field.name not in table.names:
+            raise InvalidJob(
+                f"{where}: the table {place} has no column {field.name!r} (it has {', '.join(table.names)}): add it to "
+                "the table, or select() the columns that it has"
+            )
+        there = plain.field(field.name).type
+        if field.type != there:
+            raise InvalidJob(
+                f"{where}: column {field.name!r} is {field.type}, in the table {place} it is {there}: cast it"
+            )
+    missing = [field.name for field in table if not field.nullable and field.name not in stored.names]
+    if missing:
+        raise InvalidJob(f"{where}: the table {place} demands a value in {missing}: give the rows these columns")
+
+
+def as_stored(batch: pa.RecordBatch, schema: pa.Schema, required: frozenset[str], where: str) -> pa.RecordBatch:
+    """Only nanoseconds may lose digits."""
+    columns = []
+    for column, field in zip(batch.columns, schema, strict=True):
+        if field.name in required and column.null_count:
+            raise InvalidJob(
+                f"{where}: column {field.name!r} has nulls, which the table does not allow: fill or filter them"
+            )
+        columns.append(column.cast(field.type, safe="[ns" not in str(column.type)))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,101 @@
+"""The threads that call the functions of `for_each_batch` while a job runs: one per function, in this process.
+
+They are told of nothing: what is asked is seen in the job's storage (`connectors/batch_function/queue`), so it makes no
+difference which slot asked, how often it died, or whether this program is the first one that runs the job.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+from barrier_runtime.connectors.batch_function.caller import BatchCaller, MakeFrame
+from barrier_runtime.connectors.batch_function.queue import BatchQueue
+from barrier_runtime.graph.logical import Plan, StepNode
+from barrier_runtime.state.errors import PERMANENT
+from barrier_runtime.state.store.object_store import ObjectStore
+
+log = logging.getLogger("barrier_runtime.job")
+
+_FIRST_LOOK_S = 0.02
+_LONGEST_LOOK_S = 1.0  # also between two attempts
+_LEAVE_S = 10.0  # how long a call may go on after the job has ended
+_Result = TypeVar("_Result")
+
+
+class BatchFunctions:
+    """Those of one plan. A context: within it they are called, once `start` was."""
+
+    def __init__(self, plan: Plan, store: ObjectStore, make_frame: MakeFrame) -> None:
+        self.trouble: Exception | None = None  # why one is not called any more
+        self._stopping = threading.Event()
+        self._on_trouble: Callable[[], None] = lambda: None
+        self._threads = [
+            threading.Thread(target=self._follow, args=(caller, node.name), name=f"batch-{node.name}", daemon=True)
+            for node in plan.nodes
+            if isinstance(node, StepNode) and node.batch_call is not None and node.name is not None
+            for caller in [
+                BatchCaller(
+                    BatchQueue(store, plan.name, node.name),
+                    node.batch_call.function,
+                    node.batch_call.attempts,
+                    make_frame,
+                )
+            ]
+        ]
+
+    def start(self, on_trouble: Callable[[], None]) -> None:
+        """`on_trouble` is called, by one of the threads, when a function has failed for good: see `trouble`."""
+        self._on_trouble = on_trouble
+        for thread in self._threads:
+            thread.start()
+
+    async def watched(self, job: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a local job. Raises `trouble` when a function has failed for good; the job is cancelled then."""
+        loop, running = asyncio.get_running_loop(), asyncio.ensure_future(job)
+
+        def cancel() -> None:
+            loop.call_soon_threadsafe(running.cancel)
+
+        self.start(cancel)
+        try:
+            return await running
+        except asyncio.CancelledError:
+            if self.trouble is not None:
+                raise self.trouble from None
+            raise
+
+    def __enter__(self) -> "BatchFunctions":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """No further call begins. Waits some seconds for one that is under way."""
+        self._stopping.set()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(_LEAVE_S)
+
+    def _follow(self, caller: BatchCaller, name: str) -> None:
+        look_s = _FIRST_LOOK_S
+        while not self._stopping.wait(look_s):
+            try:
+                worked = caller.turn() and not caller.failures
+            except PERMANENT as error:
+                self.trouble = error
+                self._on_trouble()
+                return
+            except Exception as error:  # of the store, of many kinds: it is asked again
+                log.warning("for_each_batch %r: cannot look for batches (%s); it is tried again", name, error)
+                worked = False
+            look_s = _FIRST_LOOK_S if worked else min(look_s * 1.5, _LONGEST_LOOK_S)
+
+
+def has_batch_functions(plan: Plan) -> bool:
+    return any(isinstance(node, StepNode) and node.batch_call is not None for node in plan.nodes)

@@ -1,0 +1,218 @@
+"""Iceberg tables in an SQL catalog: one snapshot per checkpoint, whoever makes it and however often."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
+
+from barrier_runtime import Dataflow
+from barrier_runtime.connectors.iceberg.sink import IcebergSink
+from barrier_runtime.connectors.iceberg.table import APPLICATION, CHECKPOINT, IcebergTable
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.testing import certify
+
+SCHEMA = pa.schema([("n", pa.int64())])
+NAME = "db.numbers"
+
+
+@pytest.fixture
+def properties(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "warehouse").mkdir()
+    return {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/warehouse",
+    }
+
+
+@pytest.fixture
+def sink(properties: dict[str, str]) -> IcebergSink:
+    return opened(properties)
+
+
+def opened(properties: dict[str, str], store: MemoryStore | None = None, token: int = 1) -> IcebergSink:
+    sink = IcebergSink(NAME, properties=properties)
+    store = store or MemoryStore()
+    sink.open(SinkContext("job", "out", token, 0, 1, lambda url: store, store, "lineage"))
+    return sink
+
+
+def pre_committed(sink: IcebergSink, checkpoint: int, rows: list[int] | pa.RecordBatch) -> bytes:
+    transaction = sink.begin_transaction()
+    batch = pa.RecordBatch.from_pydict({"n": rows}, schema=SCHEMA) if isinstance(rows, list) else rows
+    sink.write(transaction, batch)
+    committable = sink.pre_commit(transaction, checkpoint)
+    assert committable is not None
+    return committable
+
+
+def table(properties: dict[str, str]) -> Table:
+    return load_catalog("default", **properties).load_table(NAME)
+
+
+def numbers(properties: dict[str, str]) -> list[int]:
+    return sorted(table(properties).scan().to_arrow()["n"].to_pylist())
+
+
+def test_a_checkpoint_is_one_snapshot_that_names_it(sink: IcebergSink, properties: dict[str, str]) -> None:
+    one, two = pre_committed(sink, 1, [1, 2]), pre_committed(sink, 2, [3])
+    sink.commit_globally(1, [one])
+    sink.commit_globally(2, [one, two])
+    sink.commit_globally(2, [one, two])
+    assert numbers(properties) == [1, 2, 3]
+    summaries = [snapshot.summary for snapshot in table(properties).snapshots()]
+    said = [each.additional_properties for each in summaries if each is not None]
+    assert [(each[APPLICATION], each[CHECKPOINT]) for each in said] == [
+        ("job/out/lineage", "1"),
+        ("job/out/lineage", "2"),
+    ]
+
+
+def test_a_successor_whose_rows_are_gone_learns_from_the_table_that_they_were_appended(
+    properties: dict[str, str], store: MemoryStore
+) -> None:
+    sink = opened(properties, store)
+    one = pre_committed(sink, 1, [1])
+    sink.commit_globally(1, [one])
+    assert list(store.list("")) == []
+    opened(properties, store, token=2).commit_globally(1, [one])
+    assert numbers(properties) == [1]
+
+
+def test_expired_snapshots_are_not_forgotten(properties: dict[str, str], sink: IcebergSink) -> None:
+    one = pre_committed(sink, 1, [1])
+    sink.commit_globally(1, [one])
+    table(properties).append(pa.table({"n": [100]}))
+    first = table(properties).snapshots()[0]
+    table(properties).maintenance.expire_snapshots().by_id(first.snapshot_id).commit()
+    sink.commit_globally(1, [one])
+    assert numbers(properties) == [1, 100]
+
+
+def test_a_zombie_that_looked_before_its_successor_appended_appends_nothing(
+    properties: dict[str, str],
+) -> None:
+    """The client library would append to what it finds then."""
+    zombie, successor = (IcebergTable(NAME, "default", properties, "here") for _ in range(2))
+    rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
+    zombie.append("other/out/lineage", 1, SCHEMA, iter([rows]))
+
+    def late_rows() -> Any:
+        """Read after the zombie has looked at the table, before it commits."""
+        successor.append("job/out/lineage", 1, SCHEMA, iter([rows]))
+        yield rows
+
+    with pytest.raises(Unavailable, match="another writer has changed the table"):
+        zombie.append("job/out/lineage", 1, SCHEMA, late_rows())
+    assert numbers(properties) == [1, 1]
+    zombie.append("job/out/lineage", 1, SCHEMA, iter([rows]))
+    assert numbers(properties) == [1, 1]
+
+
+def test_another_writer_delays_an_append_and_does_not_lose_it(properties: dict[str, str]) -> None:
+    ours = IcebergTable(NAME, "default", properties, "here")
+    rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
+    ours.append("job/out/lineage", 1, SCHEMA, iter([rows]))
+
+    def late_rows() -> Any:
+        table(properties).append(pa.table({"n": [100]}))
+        yield rows
+
+    with pytest.raises(Unavailable):
+        ours.append("job/out/lineage", 2, SCHEMA, late_rows())
+    ours.append("job/out/lineage", 2, SCHEMA, iter([rows]))
+    assert numbers(properties) == [1, 1, 100]
+
+
+def test_an_existing_partitioned_table_takes_the_rows(properties: dict[str, str]) -> None:
+    catalog = load_catalog("default", **properties)
+    catalog.create_namespace("db")
+    made = catalog.create_table(NAME, pa.schema([("n", pa.int64()), ("day", pa.string())]))
+    with made.update_spec() as update:
+        update.add_identity("day")
+    sink = opened(properties)
+    rows = pa.RecordBatch.from_pydict({"n": [1, 2], "day": ["mon", "tue"]})
+    sink.commit_globally(1, [pre_committed(sink, 1, rows)])
+    files = list(table(properties).inspect.files().to_pylist())
+    assert len(files) == 2
+    assert numbers(properties) == [1, 2]
+
+
+def test_a_table_with_other_columns_is_refused_with_the_first_row(properties: dict[str, str]) -> None:
+    catalog = load_catalog("default", **properties)
+    catalog.create_namespace("db")
+    catalog.create_table(NAME, pa.schema([("n", pa.string()), pa.field("must", pa.string(), nullable=False)]))
+    for rows, says in [
+        ({"n": [1]}, r"column 'n' is int64, in the table db.numbers it is string: cast it"),
+        ({"m": ["x"]}, r"has no column 'm' \(it has n, must\)"),
+        ({"n": ["x"]}, r"demands a value in \['must'\]"),
+    ]:
+        sink = opened(properties)
+        with pytest.raises(InvalidJob, match=says):
+            sink.write(sink.begin_transaction(), pa.RecordBatch.from_pydict(rows))
+    with pytest.raises(InvalidJob, match="column 'must' has nulls"):
+        pre_committed(
+            opened(properties), 1, pa.RecordBatch.from_pydict({"n": ["x"], "must": pa.array([None], "string")})
+        )
+
+
+def test_what_iceberg_cannot_hold_is_refused(sink: IcebergSink) -> None:
+    rows = pa.RecordBatch.from_pylist([{}], schema=pa.schema([("for", pa.duration("ms"))]))
+    with pytest.raises(InvalidJob, match=r"column 'for' is duration\[ms\], which Iceberg cannot hold"):
+        sink.write(sink.begin_transaction(), rows)
+
+
+def test_aborted_rows_are_an_error_when_they_are_committed(sink: IcebergSink) -> None:
+    one = pre_committed(sink, 1, [1])
+    sink.abort(one)
+    with pytest.raises(Corrupt, match="does not have them"):
+        sink.commit_globally(1, [one])
+
+
+def test_secrets_and_a_catalog_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match="property 'token' is a secret") as caught:
+        IcebergSink(NAME, properties={"token": "canary"})
+    assert "canary" not in str(caught.value)
+    with pytest.raises(InvalidJob):
+        IcebergSink(NAME, properties={"uri": "https://user:canary@catalog"})
+    with pytest.raises(InvalidJob, match=r"write 'namespace\.table'"):
+        IcebergSink("numbers")
+    with pytest.raises(InvalidJob, match="catalog 'default' cannot be opened"):
+        opened({"type": "no-such-type"})
+
+
+def test_settings_make_an_equal_sink(properties: dict[str, str]) -> None:
+    sink = IcebergSink(NAME, properties=properties)
+    assert IcebergSink(**json.loads(json.dumps(sink.settings()))).settings() == sink.settings()
+
+
+def test_a_local_job_fills_a_table(properties: dict[str, str]) -> None:
+    flow = Dataflow("to-iceberg")
+    flow.rate("numbers", 100_000, 2_000).select({"n": "value"}).sink("out", IcebergSink(NAME, properties=properties))
+    flow.run_local(parallelism=2, checkpoint_interval=0.1)
+    assert numbers(properties) == list(range(2_000))
+
+
+@pytest.mark.slow
+def test_the_sink_is_certified(properties: dict[str, str]) -> None:
+    def read() -> list[dict[str, Any]]:
+        catalog = load_catalog("default", **properties)
+        if not catalog.namespace_exists("db") or not catalog.table_exists(NAME):
+            return []
+        rows: list[dict[str, Any]] = catalog.load_table(NAME).scan().to_arrow().to_pylist()
+        return rows
+
+    def drop() -> None:
+        catalog = load_catalog("default", **properties)
+        if catalog.namespace_exists("db") and catalog.table_exists(NAME):
+            catalog.drop_table(NAME)
+
+    make = partial(IcebergSink, NAME, properties=properties)
+    print(certify(make, read, reset=drop, scenarios=5, inside=2, seeds=range(1)))
