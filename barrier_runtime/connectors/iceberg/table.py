@@ -48,7 +48,7 @@ class IcebergTable:
         self._name = name
         self._where = where
         try:
-            self._catalog: Catalog = load_catalog(catalog, **properties)
+            self._catalog = _opened(catalog, properties)
         except Exception as error:  # of the catalog's own client: many kinds
             raise InvalidJob(
                 f"{where}: the Iceberg catalog {catalog!r} cannot be opened ({type(error).__name__}: {error}): give "
@@ -119,3 +119,10 @@ def _is_of(summary: Any, application: str, checkpoint: int) -> bool:
 
 def _property(application: str) -> str:
     return f"barrier-runtime.{application}"
+
+
+def _opened(name: str, properties: Mapping[str, str]) -> Catalog:
+    """An SQL catalog makes tables of its own when it is opened first; of two that do so at once, one fails."""
+    with contextlib.suppress(Exception):
+        return load_catalog(name, **properties)
+    return load_catalog(name, **properties)
