@@ -50,7 +50,7 @@ from tests.integration.ends.plan import Action, Kind, plan
 from tests.integration.ends.program import JobSettings
 from tests.integration.ends.watch import Watch
 
-PATIENCE_S = 150.0  # for the job to get on after a strike, with the server running
+PATIENCE_S = 300.0  # for the job to get on after a strike, with the server running
 _TICK_S = 0.02
 _VICTIM_S = 5.0
 _LEAVE_S = 30.0
