@@ -29,18 +29,13 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink_bases.decided_batch import DECIDED_BATCH_VERSION, DecidedBatch
+from barrier_runtime.connectors.sink_bases.decided_batch import DECIDED_BATCHES, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 _NOTED_SUBTASK = 0  # the global committer's
-
-
-_FORMAT = Format("{}", DECIDED_BATCH_VERSION, damaged="delete it: the job asks again when it restarts")
-_ASKED = VersionedDecoder(_FORMAT, msgspec.json.Decoder(DecidedBatch))
 
 
 class BatchQueue:
@@ -86,7 +81,7 @@ class BatchQueue:
         """Oldest checkpoint first within a lineage."""
         keys = sorted(info.key for info in self.store.list(self._paths.asked_prefix(self._sink)))
         found = ((key, get_or_none(self.store, key)) for key in keys)
-        return [_ASKED.decode(data, f"{self._where}: {key}") for key, data in found if data is not None]
+        return [DECIDED_BATCHES.decode(data, f"{self._where}: {key}") for key, data in found if data is not None]
 
     def is_asked(self, batch: DecidedBatch) -> bool:
         return get_or_none(self.store, self._key(batch)) is not None

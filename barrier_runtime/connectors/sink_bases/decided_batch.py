@@ -17,6 +17,7 @@ from barrier_runtime.connectors.sink_bases.write_ahead_committable import (
     WriteAheadCommittable,
 )
 from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 DECIDED_BATCH_VERSION = 1
 
@@ -40,6 +41,10 @@ class DecidedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def application(self) -> str:
         """Within it checkpoints only rise."""
         return f"{self.job}/{self.sink}/{self.lineage}"
+
+
+_FORMAT = Format("{}", DECIDED_BATCH_VERSION, damaged="delete it: the job asks again when it restarts")
+DECIDED_BATCHES = VersionedDecoder(_FORMAT, msgspec.json.Decoder(DecidedBatch))
 
 
 def batches_of(entries: Iterable[WriteAheadCommittable]) -> list[DecidedBatch]:

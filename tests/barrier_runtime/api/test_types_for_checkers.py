@@ -19,9 +19,11 @@ reveal_type(br.ParquetSink("out"))
 reveal_type(br.JsonlSink("out"))
 reveal_type(br.CsvSink("out"))
 reveal_type(br.DeltaSink("out"))
+reveal_type(br.IcebergSink("db.t"))
 reveal_type(br.PostgresSink("postgresql://h/d", "t"))
 reveal_type(br.KafkaSink("broker:9092", "t"))
 reveal_type(br.RedisUpsertSink("redis://h", key="k"))
+reveal_type(br.BatchFunctionSink())
 reveal_type(br.CollectSink())
 reveal_type(br.CallableSink(print))
 reveal_type(br.ParquetSource("in"))
@@ -50,8 +52,17 @@ reveal_type(rows.key_by("k").process("q", print, on_error="side")[1])
 reveal_type(rows.key_by("k").process("r", print, side={"late": {"at": int}})[1])
 """
 REVEALED = [
-    *("ParquetSink", "JsonlSink", "CsvSink", "DeltaSink", "PostgresSink", "KafkaSink", "RedisUpsertSink"),
-    *("CollectSink", "CallableSink"),
+    *(
+        "ParquetSink",
+        "JsonlSink",
+        "CsvSink",
+        "DeltaSink",
+        "IcebergSink",
+        "PostgresSink",
+        "KafkaSink",
+        "RedisUpsertSink",
+    ),
+    *("BatchFunctionSink", "CollectSink", "CallableSink"),
     *("ParquetSource", "JsonlSource", "CsvSource", "KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource"),
     *("PollSource", "TextSource"),
     *["Stream"] * 10,
