@@ -200,6 +200,11 @@ def test_a_local_job_fills_a_table(properties: dict[str, str]) -> None:
     assert numbers(properties) == list(range(2_000))
 
 
+def test_a_catalog_that_does_not_answer_is_waited_for() -> None:
+    with pytest.raises(Unavailable, match="catalog 'default' does not answer"):
+        opened({"type": "rest", "uri": "http://127.0.0.1:1"})
+
+
 @pytest.mark.slow
 def test_the_sink_is_certified(properties: dict[str, str]) -> None:
     def read() -> list[dict[str, Any]]:

@@ -29,7 +29,10 @@ from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     NoSuchTableError,
     RESTError,
+    ServerError,
+    ServiceUnavailableError,
     TableAlreadyExistsError,
+    TooManyRequestsError,
 )
 from pyiceberg.table import Table
 
@@ -39,16 +42,20 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 CHECKPOINT = "barrier-runtime.checkpoint"
 _LIBRARY_RETRIES = "commit.retry.num-retries"
+_NO_ANSWER = (OSError, ServerError, ServiceUnavailableError, TooManyRequestsError)
 
 
 class IcebergTable:
-    """`name`: "namespace.table". Blocking. Raises `InvalidJob` when catalog or table cannot be used as they are."""
+    """`name`: "namespace.table". Blocking. Raises `InvalidJob` when catalog or table cannot be used as they are,
+    `Unavailable` when the catalog does not answer."""
 
     def __init__(self, name: str, catalog: str, properties: Mapping[str, str], where: str) -> None:
         self._name = name
         self._where = where
         try:
             self._catalog = _opened(catalog, properties)
+        except _NO_ANSWER as error:
+            raise Unavailable(f"{where}: the Iceberg catalog {catalog!r} does not answer: {error}") from error
         except Exception as error:  # of the catalog's own client: many kinds
             raise InvalidJob(
                 f"{where}: the Iceberg catalog {catalog!r} cannot be opened ({type(error).__name__}: {error}): give "
