@@ -184,9 +184,11 @@ def _draw_rescales(schedule: Schedule) -> Schedule:
 
 
 def _timely(schedule: Schedule) -> Schedule:
-    """Rows that an aligned barrier waits for get through within the checkpoint's time, however slow the loops are. If
-    not, every generation would end as the one before, with nothing gained."""
-    return replace(schedule, timeout_ms=max(schedule.timeout_ms, _TURNS_OF_A_CHECKPOINT * schedule.turn_ms))
+    """Rows and timers that an aligned barrier waits for get through in the checkpoint's time, however slow the loops
+    are. If not, every generation would end as the one before, with nothing gained."""
+    events = schedule.events
+    turns = _TURNS_OF_A_CHECKPOINT + (0 if events is None else events.count * events.decoys)
+    return replace(schedule, timeout_ms=max(schedule.timeout_ms, turns * schedule.turn_ms))
 
 
 def _bounded(schedule: Schedule) -> Schedule:
