@@ -1,15 +1,14 @@
 """Another number of slots for a running job, as the program that runs it, or a command, asks for it."""
 
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from barrier_runtime.coordinator.client.rest_types import RescaleAsked
 from barrier_runtime.coordinator.status.status import JobStatus, RescaleStatus
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.launch.wishes import wait_until_over
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
-_POLL_S = 0.05
 DEFAULT_TIMEOUT_S = 60.0
 
 
@@ -42,22 +41,13 @@ def wait_for_rescale(
 ) -> Rescaled:
     """Until it is over. `status`: None while the coordinator is being restarted; one that was does not know of the
     wish, and hears it again by `ask`. Raises `RescaleFailed`."""
-    leader = ""
-    while True:
-        known = status()
-        if known is not None:
-            rescaled = rescale_of(known, asked.id)
-            if rescaled is not None:
-                return rescaled
-            if known.outcome is not None:
-                raise RescaleFailed(f"job {job} ended ({known.outcome}) before it was rescaled")
-            if known.leader != leader:
-                try:
-                    ask()
-                    leader = known.leader
-                except Unavailable:
-                    pass  # away again: the next status tells
-        time.sleep(_POLL_S)
+
+    def ended(outcome: str) -> Exception:
+        return RescaleFailed(f"job {job} ended ({outcome}) before it was rescaled")
+
+    rescaled = wait_until_over(lambda known: rescale_of(known, asked.id), ended, ask, status)
+    assert rescaled is not None, "without a timeout it is waited for"
+    return rescaled
 
 
 def rescale_of(status: JobStatus, id: str) -> Rescaled | None:

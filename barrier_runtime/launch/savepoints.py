@@ -1,6 +1,5 @@
 """Savepoints, as the program that runs a job asks for them and begins with them."""
 
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +8,9 @@ from pathlib import Path
 
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.launch.wishes import wait_until_over
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import shown, without_credentials
-
-_POLL_S = 0.05
 
 
 class SavepointFailed(BarrierRuntimeError):
@@ -54,23 +52,17 @@ def wait_for_savepoint(
     """Until it is there, and with `ends` the job has ended, too. `status`: None while the coordinator is being
     restarted; one that was does not know of the wish, and hears it again by `ask`. Raises `SavepointFailed`, or
     `Unavailable` when `timeout` (seconds) is over."""
-    until = None if timeout is None else time.monotonic() + timeout
-    leader = ""
-    while until is None or time.monotonic() < until:
-        known = status()
-        if known is not None:
-            taken = savepoint_of(known, asked.id)
-            if taken is not None and not (ends and known.outcome is None):
-                return taken
-            if known.outcome is not None:
-                raise SavepointFailed(f"job {job} ended ({known.outcome}) before the savepoint was taken")
-            if known.leader != leader:
-                try:
-                    ask()
-                    leader = known.leader
-                except Unavailable:
-                    pass  # away again: the next status tells
-        time.sleep(_POLL_S)
+
+    def over(known: JobStatus) -> SavepointTaken | None:
+        taken = savepoint_of(known, asked.id)
+        return None if ends and known.outcome is None else taken
+
+    def ended(outcome: str) -> Exception:
+        return SavepointFailed(f"job {job} ended ({outcome}) before the savepoint was taken")
+
+    taken = wait_until_over(over, ended, ask, status, timeout)
+    if taken is not None:
+        return taken
     raise Unavailable(
         f"the savepoint of job {job} was not there after {timeout} s: it may still come to {shown(asked.url)}; "
         "`barrier-runtime status` tells what the job waits for"

@@ -5,13 +5,13 @@ from typing import Any
 
 from barrier_runtime.coordinator.log.savepoint import object_sizes
 from barrier_runtime.coordinator.savepoints.files import claimed_by, delete_savepoint, missing_objects, read_savepoint
-from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.launch.savepoints import (
     SavepointTaken,
     asked_at,
     wait_for_savepoint,
 )
-from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.launch.wishes import known_status
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.urls import shown
 
 
@@ -19,7 +19,7 @@ def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTak
     """Ask for one and wait until it is there."""
     run_id, asked = client.status(job).run_id, asked_at(url)
     return wait_for_savepoint(
-        job, asked, lambda: client.savepoint(job, asked, run_id), lambda: _status(client, job, run_id), timeout
+        job, asked, lambda: client.savepoint(job, asked, run_id), lambda: known_status(client, job, run_id), timeout
     )
 
 
@@ -27,16 +27,7 @@ def stop_with(client: Any, job: str, url: str, drain: bool = False) -> Savepoint
     """Stop the job with a savepoint, and wait until both are done. Raises `SavepointFailed` when there is none."""
     run_id, asked = client.status(job).run_id, asked_at(url)
     stop = lambda: client.stop(job, "drain" if drain else "checkpoint", run_id, asked)  # noqa: E731
-    return wait_for_savepoint(job, asked, stop, lambda: _status(client, job, run_id), None, ends=True)
-
-
-def _status(client: Any, job: str, run_id: str) -> JobStatus | None:
-    """None while nobody answers."""
-    try:
-        status: JobStatus = client.status(job, run_id)
-    except Unavailable:
-        return None
-    return status
+    return wait_for_savepoint(job, asked, stop, lambda: known_status(client, job, run_id), None, ends=True)
 
 
 def describe(url: str) -> tuple[str, bool]:
