@@ -72,6 +72,7 @@ _HOME = {
     "JsonlSink": "barrier_runtime.connectors.files.sink.sink",
     "CsvSink": "barrier_runtime.connectors.files.sink.sink",
     "KafkaSink": "barrier_runtime.connectors.kafka.sink.sink",
+    "PostgresChangesSource": "barrier_runtime.connectors.postgres.changes.source",
     "PostgresSink": "barrier_runtime.connectors.postgres.sink",
     "DeltaSink": "barrier_runtime.connectors.delta.sink",
     "IcebergSink": "barrier_runtime.connectors.iceberg.sink",
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.memory.iterator import IteratorSource as IteratorSource
     from barrier_runtime.connectors.memory.poll import PollSource as PollSource
     from barrier_runtime.connectors.memory.rate import RateSource as RateSource
+    from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSource as PostgresChangesSource
     from barrier_runtime.connectors.postgres.sink import PostgresSink as PostgresSink
     from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource as RabbitMQSource
     from barrier_runtime.connectors.redis.sink import RedisUpsertSink as RedisUpsertSink

@@ -115,6 +115,14 @@ CONNECTORS = (
     Connector(
         "postgres",
         library=ClientLibrary("psycopg", "postgres", "session.py"),
+        sources=(
+            Sources(
+                (PublicClass("postgres.changes.source", "PostgresChangesSource"),),
+                ("read_postgres_changes",),
+                "places in the snapshot, then in the log; the slot is confirmed when a checkpoint completes",
+                "[changes of tables](changes.md): the rows that are there, then every change, by logical replication",
+            ),
+        ),
         sinks=(
             Sinks(
                 (PublicClass("postgres.sink", "PostgresSink", "postgres"),),

@@ -19,6 +19,9 @@ _SETTINGS = {
     "max_connections": 100,
     "max_prepared_transactions": 20,
     "autovacuum_naptime": "10s",
+    "wal_level": "logical",
+    "max_replication_slots": 40,
+    "max_wal_senders": 40,
 }
 
 

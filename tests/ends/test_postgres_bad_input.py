@@ -51,7 +51,7 @@ def test_arguments_that_cannot_be_are_refused_at_once(arguments: dict[str, Any],
     ],
 )
 def test_a_url_that_cannot_be_read_is_not_repeated(url: Any) -> None:
-    with pytest.raises(InvalidJob, match="the url of PostgresSink cannot be read") as caught:
+    with pytest.raises(InvalidJob, match="the url of PostgreSQL cannot be read") as caught:
         PostgresSink(url, "t")
     assert "hunter2" not in str(caught.value)
 

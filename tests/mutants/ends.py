@@ -288,4 +288,28 @@ MUTANTS = (
         "        if False:",
         ("tests/barrier_runtime/testing/test_certify_torn_files.py",),
     ),
+    Mutant(
+        "changes-are-confirmed-when-read",
+        "the server may forget only changes that a completed checkpoint covers",
+        "barrier_runtime/connectors/postgres/changes/source.py",
+        "        self._covered.append((checkpoint, self._at.lsn))\n",
+        "        self._covered.append((checkpoint, self._at.lsn))\n        self.completed(checkpoint)\n",
+        ("tests/ends/test_postgres_changes.py::test_only_what_a_completed_checkpoint_covers_is_confirmed",),
+    ),
+    Mutant(
+        "transactions-are-read-again-from-their-beginning",
+        "a reader goes on within a transaction",
+        "barrier_runtime/connectors/postgres/changes/feed.py",
+        "and self._count <= self._given.skip:",
+        "and self._count < self._given.skip:",
+        ("tests/ends/test_postgres_changes.py::test_a_reader_goes_on_exactly_behind_any_row",),
+    ),
+    Mutant(
+        "a-slot-that-has-gone-ahead-is-read",
+        "changes that the server has forgotten end the job",
+        "barrier_runtime/connectors/postgres/changes/server.py",
+        "    if state.confirmed > lsn:\n",
+        "    if state.confirmed > lsn + 1:\n",
+        ("tests/barrier_runtime/connectors/postgres/test_postgres_changes_pure.py",),
+    ),
 )

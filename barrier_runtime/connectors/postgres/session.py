@@ -16,7 +16,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavai
 T = TypeVar("T")
 
 SECRETS = ("password", "sslpassword", "oauth_client_secret")
-_CONNECTION_DEFAULTS = {
+CONNECTION_DEFAULTS = {
     "connect_timeout": "10",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
@@ -57,7 +57,7 @@ def load_psycopg() -> Any:
         import psycopg.sql
     except ImportError as error:
         raise InvalidJob(
-            "the PostgreSQL sink needs psycopg: run pip install 'barrier-runtime[postgres]' where the job is started "
+            "PostgreSQL needs psycopg: run pip install 'barrier-runtime[postgres]' where the job is started "
             "and on every host that runs slots"
         ) from error
     return psycopg
@@ -67,7 +67,7 @@ def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
     """(what may be shown, secrets) of a `postgresql://` URL or a `key=value` connection string."""
     psycopg = load_psycopg()
     unreadable = InvalidJob(
-        "the url of PostgresSink cannot be read (it is not repeated here, as it may hold a password): give "
+        "the url of PostgreSQL cannot be read (it is not repeated here, as it may hold a password): give "
         "postgresql://user@host:port/database with special characters percent-encoded, or host=… dbname=… user=…"
     )
     try:
@@ -105,7 +105,7 @@ class PostgresSession:
     def __init__(
         self, parameters: Mapping[str, str], statement_timeout_s: float, where: str, call_s: float | None = None
     ) -> None:
-        self._parameters = {**_CONNECTION_DEFAULTS, **parameters}
+        self._parameters = {**CONNECTION_DEFAULTS, **parameters}
         self._statement_timeout_ms = int(statement_timeout_s * 1000)
         self._call_s = call_s or max(_CALL_S, 10 * statement_timeout_s)
         self._where = where

@@ -1,0 +1,435 @@
+"""The thread that brings a reader its rows: chunks of the snapshot, then the log, in a buffer of bounded size.
+
+A session that is lost is made again, with growing pauses, for as long as it takes; it goes on behind what is in the
+buffer, so the reader sees no seam. When the buffer is full, nothing is read from the session (the server waits), but it
+is still told that we live.
+
+    reading the snapshot -> connecting <-> reading the log -> at the end (of `until`)
+                       any -> failed: a person is needed
+
+`take` and `confirm` are for the loop: they never wait.
+"""
+
+import contextlib
+import logging
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.postgres.changes.pgoutput import (
+    Change,
+    Relation,
+    TransactionBegin,
+    TransactionCommit,
+    Truncate,
+    Values,
+    decoded,
+)
+from barrier_runtime.connectors.postgres.changes.position import ChangePosition, shown_lsn
+from barrier_runtime.connectors.postgres.changes.rows import ChangeRow, ChangeRowLayout, rows_of_change
+from barrier_runtime.connectors.postgres.changes.server import (
+    check_slot,
+    connect,
+    end_older_session,
+    identify,
+    look_at_slot,
+)
+from barrier_runtime.connectors.postgres.changes.snapshot import SnapshotStaging, read_chunk
+from barrier_runtime.connectors.postgres.session import load_psycopg, shown_server, translated
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+
+log = logging.getLogger("barrier_runtime.postgres")
+
+_MOST_BYTES = 16 << 20  # in the buffer
+_ROW_BYTES = 200  # of a row besides its values
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_TELL_S = 10.0  # between two words to the server, which ends a session that says nothing for a minute
+_LOOK_S = 1.0
+_ENDED_BY_SUCCESSOR = "57P01"
+_LOST_LOG = ("55000", "58P01")
+_EPOCH_US = 946_684_800_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRow:
+    """`at`: the position behind it."""
+
+    row: ChangeRow
+    at: ChangePosition
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRows:
+    """Rows of `chunk` from row `first` on; `last`: they end the snapshot."""
+
+    table: int
+    chunk: int
+    first: int
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Nothing more comes up to there."""
+
+    at: ChangePosition
+
+
+Item: TypeAlias = LoggedRow | SnapshotRows | Reached
+
+
+class ChangeFeed:
+    """Begins at once. `parameters` are libpq's, secrets included. `name`: of its session, equal in all generations of
+    the source. `wake` is called when there is something to take."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, str],
+        staging: SnapshotStaging,
+        store: ObjectStore,
+        layout: ChangeRowLayout,
+        at: ChangePosition,
+        wake: Callable[[], None],
+        where: str,
+    ) -> None:
+        self.failed: BarrierRuntimeError | None = None
+        self.at_end = False
+        self._parameters = parameters
+        self._staging = staging
+        self._store = store
+        self._layout = layout
+        self._at = at  # behind what is in the buffer
+        self._tell = wake
+        self._where = where
+        self._name = f"barrier-runtime {staging.slot}"
+        self._tables = {table.name: at for at, table in enumerate(layout.tables)}
+        self._items: deque[Item] = deque()
+        self._bytes = 0
+        self._room = threading.Lock()  # of `_bytes`
+        self._confirmed = 0
+        self._closing = threading.Event()
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name=f"changes {staging.slot}", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ for the loop
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._items)
+
+    def take(self) -> Item | None:
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        with self._room:
+            was_full = self._bytes >= _MOST_BYTES
+            self._bytes -= _size(item)
+            room = was_full and self._bytes < _MOST_BYTES
+        if room:
+            self._ring()
+        return item
+
+    def put_back(self, item: Item) -> None:
+        self._items.appendleft(item)
+        with self._room:
+            self._bytes += _size(item)
+
+    def confirm(self, lsn: int) -> None:
+        """The server may forget what is before `lsn`: a completed checkpoint covers it."""
+        if lsn > self._confirmed:
+            self._confirmed = lsn
+            self._ring()
+
+    def close(self) -> None:
+        """Does not wait for the thread."""
+        self._closing.set()
+        self._ring()
+
+    def join(self, timeout_s: float) -> bool:
+        """After `close`: wait until the session is closed. False if it still is not."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it has been rung; closed: nobody listens
+            self._bell.send(b"!")
+
+    # ------------------------------------------------------------ on the thread
+
+    def _run(self) -> None:
+        try:
+            pause_s = _FIRST_PAUSE_S
+            while not self._closing.is_set() and not self.at_end:
+                before = self._at
+                try:
+                    self._read_snapshot()
+                    self._read_log()
+                except Unavailable as trouble:
+                    if not self._closing.is_set():
+                        log.warning("%s; trying again", trouble)
+                except BarrierRuntimeError as trouble:
+                    self.failed = trouble
+                    self._tell()
+                    return
+                if self._at != before:
+                    pause_s = _FIRST_PAUSE_S
+                if not self.at_end:
+                    self._closing.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        except BaseException as error:  # a fault of ours must not look like silence
+            self.failed = Corrupt(f"{self._where}: {type(error).__name__}: {error}")
+            log.exception("%s: the thread that reads changes broke", self._where)
+            self._tell()
+        finally:
+            self._bell.close()
+            self._ear.close()
+
+    def _put(self, item: Item, at: ChangePosition) -> None:
+        self._at = at
+        with self._room:
+            self._bytes += _size(item)
+        self._items.append(item)
+        if len(self._items) == 1:  # of more the loop knows, or has been told and will look
+            self._tell()
+
+    @property
+    def _full(self) -> bool:
+        return self._bytes >= _MOST_BYTES
+
+    # ---- the snapshot
+
+    def _read_snapshot(self) -> None:
+        staging = self._staging
+        while self._at.chunk is not None and not self._closing.is_set():
+            if self._full:
+                self._wait_for(None)
+                continue
+            chunk, row = self._at.chunk, self._at.row
+            if chunk < staging.chunks:
+                key = staging.key(chunk)
+                try:
+                    rows = read_chunk(self._store.get(key), f"{key} in {self._store.url}")
+                except ObjectNotFound as error:
+                    raise Corrupt(
+                        f"{self._where}: a part of the snapshot is gone ({error}): restore it from a backup, or start "
+                        "the job without state (restore='none'), which takes a new one"
+                    ) from error
+                item = SnapshotRows(self._tables[staging.table_of(chunk)], chunk, row, rows.slice(row))
+                self._put(item, ChangePosition(staging.lsn, chunk=chunk + 1))
+            else:
+                at = ChangePosition(staging.lsn)
+                self._put(Reached(at), at)
+
+    # ---- the log
+
+    def _read_log(self) -> None:
+        """One session, until it is lost (raises) or `close` was called."""
+        if self._closing.is_set() or self._is_end(self._at.lsn):
+            return
+        psycopg = load_psycopg()
+        connection = None
+        try:
+            connection = connect(self._parameters, replication=True, name=self._name)
+            self._check(connection)
+            self._follow(connection)
+        except psycopg.Error as error:
+            raise self._told(error, getattr(error, "sqlstate", None)) from error
+        finally:
+            if connection is not None:
+                with contextlib.suppress(Exception):  # what matters of it is that the slot is free again
+                    connection.close()
+
+    def _check(self, connection: Any) -> None:
+        slot, lsn = self._staging.slot, self._at.lsn
+        system, end_of_log = identify(connection)
+        if system != self._staging.system:
+            raise InvalidJob(
+                f"{self._where}: {shown_server(self._parameters)} is another server than the one whose tables were "
+                "read at first: correct the url, or start the job without state (restore='none')"
+            )
+        # The walsender has no parameters of statements; an ordinary session of the same place does.
+        with connect(self._parameters, replication=False, name=self._name) as looking:
+            state = look_at_slot(looking, slot)
+            check_slot(slot, state, lsn, end_of_log, self._where)
+            if state is not None and state.active_pid is not None:
+                end_older_session(looking, state.active_pid, self._name, slot, self._where)
+
+    def _follow(self, connection: Any) -> None:
+        self._line = connection.pgconn
+        staging = self._staging
+        start = self._line.exec_(
+            f'START_REPLICATION SLOT "{staging.slot}" LOGICAL {shown_lsn(self._at.lsn)} '
+            f"(proto_version '1', publication_names '\"{staging.publication}\"')".encode()
+        )
+        if start.error_message:
+            raise self._server_said(start)
+        session = _Session(self, self._at)
+        self._received = self._at.lsn
+        self._told_at = 0.0
+        while not self._closing.is_set():
+            self._tell_server(session)
+            if self._full:
+                self._wait_for(None)
+                continue
+            size, data = self._line.get_copy_data(1)
+            if size > 0:
+                if session.message(data):
+                    self._tell_server(session, now=True)
+                if self.at_end:
+                    return
+            elif size == 0:
+                self._wait_for(self._line.socket)
+                self._line.consume_input()
+            else:
+                result = self._line.get_result()
+                if result is not None and result.error_message:
+                    raise self._server_said(result)
+                raise Unavailable(f"{self._where}: {shown_server(self._parameters)} ended the session")
+
+    def _wait_for(self, line: int | None) -> None:
+        ear = self._ear.fileno()
+        ready, _, _ = select.select([ear] if line is None else [ear, line], [], [], _LOOK_S)
+        if ear in ready:
+            self._ear.recv(4096)
+
+    def _tell_server(self, session: "_Session", *, now: bool = False) -> None:
+        """How far we are: received, and confirmed, which frees its log."""
+        if not now and session.told == self._confirmed and time.monotonic() - self._told_at < _TELL_S:
+            return
+        session.told, self._told_at = self._confirmed, time.monotonic()
+        clock = time.time_ns() // 1000 - _EPOCH_US
+        received = max(self._at.lsn, session.received)
+        self._line.put_copy_data(struct.pack(">cQQQqB", b"r", received, self._confirmed, self._confirmed, clock, 0))
+        self._line.flush()
+
+    def _is_end(self, lsn: int) -> bool:
+        if self._staging.end is not None and lsn >= self._staging.end:
+            self.at_end = True
+            self._tell()
+        return self.at_end
+
+    def _server_said(self, result: Any) -> BarrierRuntimeError:
+        pq = load_psycopg().pq
+        code = result.error_field(pq.DiagnosticField.SQLSTATE)
+        return self._told(result.error_message.decode(errors="replace"), code.decode() if code else None)
+
+    def _told(self, error: Any, code: str | None) -> BarrierRuntimeError:
+        text, slot = " ".join(str(error).split()), self._staging.slot
+        failure = f"{self._where}: reading slot {slot!r} failed at PostgreSQL {shown_server(self._parameters)}"
+        if code in _LOST_LOG or (code == "42704" and slot in text):
+            return InvalidJob(
+                f"{failure}: {text}. Its log is gone: start the job without state (restore='none'), which takes a new "
+                "snapshot, and raise max_slot_wal_keep_size if the server removed it"
+            )
+        if code == _ENDED_BY_SUCCESSOR:
+            self._closing.wait(_LONGEST_PAUSE_S)  # a newer generation may have ended this session: it goes first
+        if code == "55006":
+            return Unavailable(f"{failure}: {text}")
+        if isinstance(error, Exception):
+            return translated(error, failure)
+        if code is not None and code.startswith(("08", "53", "57", "58", "XX")):
+            return Unavailable(f"{failure}: {text}")
+        return InvalidJob(f"{failure}: {text} (SQLSTATE {code}). Correct the publication, or start without state")
+
+
+class _Session:
+    """Messages of one session as rows with positions. The first transaction may have been given in part."""
+
+    def __init__(self, feed: ChangeFeed, at: ChangePosition) -> None:
+        self.told = -1
+        self.received = 0
+        self._feed = feed
+        self._given = at
+        self._relations: dict[int, tuple[int, tuple[int | None, ...]] | None] = {}
+        self._begin: TransactionBegin | None = None
+        self._count = 0  # rows of the transaction
+
+    def message(self, data: memoryview) -> bool:
+        """True: the server wants an answer now."""
+        if data[0] == 107:  # k: it lives, and has nothing of ours up to there
+            end, _, reply = struct.unpack_from(">QqB", data, 1)
+            if self._begin is None:
+                self._reach(end)
+            return bool(reply)
+        assert data[0] == 119, f"a message of kind {data[0]}"
+        self._logged(data[25:])
+        return False
+
+    def _logged(self, data: memoryview) -> None:
+        feed = self._feed
+        message = decoded(data)
+        if isinstance(message, TransactionBegin):
+            if feed._staging.end is not None and message.commit_lsn >= feed._staging.end:
+                self._reach(feed._staging.end)
+                return
+            self._begin, self._count = message, 0
+        elif isinstance(message, TransactionCommit):
+            self._begin = None
+            self._reach(message.end_lsn)
+        elif isinstance(message, Relation):
+            self._relations[message.id] = self._known(message)
+        elif isinstance(message, Change):
+            relation = self._relations[message.relation]
+            if relation is not None:
+                self._changed(message, *relation, len(data))
+        elif isinstance(message, Truncate):
+            for id in message.relations:
+                relation = self._relations.get(id)
+                if relation is not None:
+                    self._give(relation[0], "t", None, None, 0)
+
+    def _known(self, relation: Relation) -> tuple[int, tuple[int | None, ...]] | None:
+        """(our number of the table, the place of each of our columns in its rows); None: not ours."""
+        table = self._feed._tables.get(f"{relation.schema}.{relation.table}")
+        if table is None:
+            return None
+        columns = self._feed._layout.tables[table].columns
+        places = {name: at for at, name in enumerate(relation.columns)}
+        return table, tuple(places.get(column.name) for column in columns)
+
+    def _changed(self, change: Change, table: int, places: tuple[int | None, ...], size: int) -> None:
+        layout = self._feed._layout
+        before, after = _placed(change.before, places), _placed(change.after, places)
+        for row in rows_of_change(change, before, after, layout.tables[table], layout.form):
+            self._give(table, *row, size)
+
+    def _give(self, table: int, op: str, before: Values | None, after: Values | None, size: int) -> None:
+        begin, feed = self._begin, self._feed
+        assert begin is not None, "a change outside of a transaction"
+        self._count += 1
+        if begin.commit_lsn == self._given.commit_lsn and self._count <= self._given.skip:
+            return
+        if begin.commit_lsn < self._given.lsn:
+            return  # the server goes back to what it has kept
+        at = ChangePosition(feed._at.lsn, begin.commit_lsn, self._count)
+        row = ChangeRow(table, op, begin.committed_us, begin.commit_lsn, begin.xid, before, after, size)
+        feed._put(LoggedRow(row, at), at)
+
+    def _reach(self, lsn: int) -> None:
+        feed = self._feed
+        self.received = max(self.received, lsn)
+        if lsn > feed._at.lsn:
+            at = ChangePosition(lsn)
+            feed._put(Reached(at), at)
+        feed._is_end(lsn)
+
+
+def _placed(values: Values | None, places: tuple[int | None, ...]) -> Values | None:
+    return None if values is None else tuple(None if at is None else values[at] for at in places)
+
+
+def _size(item: Item) -> int:
+    if isinstance(item, LoggedRow):
+        return item.row.size + _ROW_BYTES
+    return item.rows.nbytes if isinstance(item, SnapshotRows) else 0

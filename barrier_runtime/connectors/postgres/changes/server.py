@@ -1,0 +1,200 @@
+"""What a PostgreSQL server must have for its changes to be read, and sessions that speak replication.
+
+A *slot* makes the server keep its log until we have confirmed it, and a *publication* says which tables are in it. Both
+are made when the job starts for the first time. Afterwards a slot is looked at before each use, because a slot that
+cannot continue where we are would leave changes out:
+
+| the slot ...                              | then                                                              |
+|-------------------------------------------|-------------------------------------------------------------------|
+| is gone (dropped, or not failed over)     | the job ends: changes are lost                                    |
+| has lost its log (max_slot_wal_keep_size) | the job ends                                                      |
+| was confirmed beyond our position         | the job ends: somebody else reads it, or an old state was restored |
+| the server's log ends before our position | the job ends: a failover has lost what we have read               |
+| is of another server                      | the job ends                                                      |
+| is in use                                 | by a session of an earlier generation: that is ended; else wait   |
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from barrier_runtime.connectors.postgres.changes.position import parsed_lsn, shown_lsn
+from barrier_runtime.connectors.postgres.changes.rows import ChangedTable
+from barrier_runtime.connectors.postgres.changes.values import ChangedColumn, arrow_type
+from barrier_runtime.connectors.postgres.session import CONNECTION_DEFAULTS, load_psycopg
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_ANEW = "start the job without state (restore='none'), which takes a new snapshot"
+_OPTIONS = {"datestyle": "ISO", "timezone": "UTC", "bytea_output": "hex", "extra_float_digits": "1"}
+_OPTIONS |= {"client_encoding": "UTF8", "statement_timeout": "0", "idle_in_transaction_session_timeout": "0"}
+_TABLE = """
+select c.oid, c.relkind::text, c.relreplident::text, c.relpersistence::text
+from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = %s and c.relname = %s
+"""
+_COLUMNS = """
+select a.attname, coalesce(b.typname, t.typname),
+       case when t.typtype = 'd' then t.typtypmod else a.atttypmod end,
+       a.attnum = any(coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = a.attrelid
+                                and case when %s = 'i' then i.indisreplident else i.indisprimary end), '{}'))
+from pg_attribute a
+join pg_type t on t.oid = a.atttypid
+left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype
+where a.attrelid = %s and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' order by a.attnum
+"""
+_SLOT = """
+select plugin, database, wal_status, confirmed_flush_lsn::text, active_pid, temporary
+from pg_replication_slots where slot_name = %s
+"""
+
+
+def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> Any:
+    """A session of our own, in autocommit mode. `name`: how the server lists it. Raises psycopg's errors."""
+    psycopg = load_psycopg()
+    given = {**CONNECTION_DEFAULTS, **parameters, "application_name": name}
+    options = " ".join(f"-c {option}={value}" for option, value in _OPTIONS.items())
+    given["options"] = f"{given.get('options', '')} {options}".strip()
+    if replication:
+        given["replication"] = "database"
+    return psycopg.connect(**given, autocommit=True, prepare_threshold=None)
+
+
+def read_table(connection: Any, name: str, as_text: Sequence[str], where: str) -> ChangedTable:
+    """`name`: "schema.table". Raises `InvalidJob` when its changes cannot be read."""
+    schema, _, table = name.partition(".")
+    found = connection.execute(_TABLE, (schema, table)).fetchone()
+    if found is None:
+        raise InvalidJob(f"{where}: there is no table {name}: create it, or correct tables= (schema.table)")
+    oid, kind, identity, persistence = found
+    if kind not in ("r", "p") or persistence != "p":
+        raise InvalidJob(
+            f"{where}: {name} is not an ordinary table, so the log does not have its changes: name a table"
+        )
+    rows = connection.execute(_COLUMNS, (identity, oid)).fetchall()
+    has_key = any(key for *_, key in rows)
+    if identity == "n" or (identity == "d" and not has_key):
+        raise InvalidJob(
+            f"{where}: table {name} has nothing that identifies its rows, and the server refuses updates of such a "
+            f"table when it is published: ALTER TABLE {name} ADD PRIMARY KEY (…), or REPLICA IDENTITY FULL"
+        )
+    names = [column for column, *_ in rows]
+    for column in as_text:
+        table_of, _, last = column.rpartition(".")
+        if (table_of in ("", name) and last in names) or (table_of and table_of != name):
+            continue
+        raise InvalidJob(f"{where}: as_text has {column!r}, which table {name} has not; it has {', '.join(names)}")
+    text = {column.rpartition(".")[2] for column in as_text if column.rpartition(".")[0] in ("", name)}
+    return ChangedTable(
+        name,
+        tuple(
+            ChangedColumn(column, arrow_type("text" if column in text else base, typmod), bool(key) or not has_key)
+            for column, base, typmod, key in rows
+        ),
+    )
+
+
+def check_server(connection: Any, where: str) -> None:
+    (level,) = connection.execute("show wal_level").fetchone()
+    if level != "logical":
+        raise InvalidJob(
+            f"{where}: the server's wal_level is {level!r}, so its log does not have the rows: set wal_level = logical "
+            "and restart the server"
+        )
+
+
+def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours: bool, where: str) -> None:
+    """`ours`: the name was chosen by us. One that the user named must have the tables, unless there is none."""
+    sql = load_psycopg().sql
+    listed = sql.SQL(", ").join(sql.Identifier(*table.split(".", 1)) for table in tables)
+    if connection.execute("select 1 from pg_publication where pubname = %s", (name,)).fetchone() is None:
+        connection.execute(
+            sql.SQL("create publication {} for table {} with (publish_via_partition_root = true)").format(
+                sql.Identifier(name), listed
+            )
+        )
+        return
+    has = connection.execute(
+        "select schemaname || '.' || tablename from pg_publication_tables where pubname = %s", (name,)
+    ).fetchall()
+    missing = [table for table in tables if (table,) not in has]
+    if not missing:
+        return
+    if not ours:
+        raise InvalidJob(
+            f"{where}: publication {name!r} has not {', '.join(missing)}: ALTER PUBLICATION {name} ADD TABLE "
+            f"{', '.join(missing)}"
+        )
+    connection.execute(sql.SQL("alter publication {} set table {}").format(sql.Identifier(name), listed))
+
+
+@dataclass(frozen=True)
+class ReplicationSlot:
+    """`confirmed`: up to where the server may have forgotten."""
+
+    plugin: str | None
+    database: str | None
+    wal_status: str | None
+    confirmed: int
+    active_pid: int | None
+
+
+def look_at_slot(connection: Any, slot: str) -> ReplicationSlot | None:
+    row = connection.execute(_SLOT, (slot,)).fetchone()
+    if row is None:
+        return None
+    plugin, database, wal_status, confirmed, active_pid, _ = row
+    return ReplicationSlot(plugin, database, wal_status, parsed_lsn(confirmed) if confirmed else 0, active_pid)
+
+
+def check_slot(slot: str, state: ReplicationSlot | None, lsn: int, end_of_log: int, where: str) -> None:
+    """Can it go on at `lsn`? Raises `InvalidJob`: the table at the top says when. Pure."""
+    if state is None:
+        raise InvalidJob(
+            f"{where}: the replication slot {slot!r} is gone (dropped, or the server that took over did not have it), "
+            f"and with it the changes since {shown_lsn(lsn)}: {_ANEW}"
+        )
+    if state.plugin != "pgoutput":
+        raise InvalidJob(f"{where}: the slot {slot!r} is of plugin {state.plugin!r}, not pgoutput: name another slot")
+    if state.wal_status == "lost":
+        raise InvalidJob(
+            f"{where}: the server has removed the log that slot {slot!r} needed (max_slot_wal_keep_size): {_ANEW}, and "
+            "raise that setting"
+        )
+    if state.confirmed > lsn:
+        raise InvalidJob(
+            f"{where}: slot {slot!r} was confirmed up to {shown_lsn(state.confirmed)}, and this state is at "
+            f"{shown_lsn(lsn)}: the changes between them are gone. Either another program reads the slot (give each "
+            f"its own), or an older state was restored: {_ANEW}"
+        )
+    if end_of_log < lsn:
+        raise InvalidJob(
+            f"{where}: the server's log ends at {shown_lsn(end_of_log)}, and changes up to {shown_lsn(lsn)} were read: "
+            f"a failover or a backup has lost them. {_ANEW[0].upper()}{_ANEW[1:]}"
+        )
+
+
+def identify(connection: Any) -> tuple[str, int]:
+    """(the cluster's id, the end of its log) of a replication session."""
+    system, _, end, _ = connection.execute("IDENTIFY_SYSTEM").fetchone()
+    return str(system), parsed_lsn(end)
+
+
+def end_older_session(connection: Any, pid: int, name: str, slot: str, where: str) -> None:
+    """End the session that has the slot if it is one of ours; always raises `Unavailable`: it is to be tried again."""
+    ours = connection.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = %s", (pid, name)
+    ).fetchone()
+    raise Unavailable(
+        f"{where}: slot {slot!r} is in use by session {pid}"
+        + (", of an earlier generation, and was told to end" if ours else ": end it, or take another slot")
+    )
+
+
+def drop_slot(connection: Any, slot: str) -> None:
+    connection.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", (slot,)
+    )
+
+
+def drop_publication(connection: Any, name: str) -> None:
+    sql = load_psycopg().sql
+    connection.execute(sql.SQL("drop publication if exists {}").format(sql.Identifier(name)))
