@@ -80,6 +80,14 @@ ERROR_ROWS = Counter("error_rows", "rows", "rows (and timers) whose function rai
 UNREAD_SIDE_ROWS = Counter("unread_side_rows", "rows", "rows of side outputs that nothing reads: dropped")
 EARLY_STAGING_FAILED = Counter("early_staging_failed", "times", "a sink could not stage rows before the checkpoint; "
                                "they are staged again with it")
+TRANSACTIONS_UNDECIDED = Gauge("transactions_undecided", "transactions", "sinks: closed by a barrier whose "
+                               "checkpoint is not decided yet (pre-committed)")
+TRANSACTION_OPENED_MS = Gauge("transaction_opened_ms", "ms since 1970", "sinks: when the transaction that takes rows "
+                              "began", over_slots="min")
+TRANSACTION_OLDEST_MS = Gauge("transaction_oldest_ms", "ms since 1970", "sinks: when the oldest transaction that is "
+                              "closed and not visible began; 0: there is none", over_slots="min")
+TRANSACTION_TIMEOUT_MS = Gauge("transaction_timeout_ms", "ms", "sinks: how long the target remembers what is not "
+                               "committed; 0: for ever", over_slots="min")
 PROCESSED = Histogram("processed", "ms", "sinks: from the time a row was due at the source until the sink has taken it")
 VISIBLE = Histogram("visible", "ms", "sinks: from the time a row was due at the source until readers can see it")
 
@@ -102,6 +110,11 @@ WAITING_SPLITS = Gauge("waiting_splits", "splits", "splits that are not read bec
                        "slowest one by `max_drift`", "slot")
 LOOP_LAG_MS = Gauge("loop_lag_ms", "ms", "how late the last heartbeat was: what else kept the slot's loop", "slot",
                     "max")
+STORE_WRITES = Counter("store_writes", "requests", "PUT, COPY and LIST requests of the slot's process to the job's "
+                       "object store", "slot")
+STORE_READS = Counter("store_reads", "requests", "GET and HEAD requests of it", "slot")
+STORE_SENT_BYTES = Counter("store_sent_bytes", "bytes", "bytes sent with them", "slot")
+STORE_RECEIVED_BYTES = Counter("store_received_bytes", "bytes", "bytes received with them", "slot")
 RSS_BYTES = Gauge("rss_bytes", "bytes", "memory of the slot's process", "slot")
 
 # Of the job: the name is the place of the figure in the status.

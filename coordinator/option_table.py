@@ -200,6 +200,10 @@ SPARK = (
     Option("ui", bool, True, "serve the coordinator's web page, and print its address", where="spark", shown="value"),
     _choice("log_format", "plain", Literal["plain", "json"], "lines that slots log on the executors' standard error",
             where="spark"),
+    _number("store_write_price", 5.0, 0, 1_000_000, "US dollars for a million PUT, COPY or LIST requests, for the "
+            "costs that the page shows (S3's list price)", where="spark"),
+    _number("store_read_price", 0.4, 0, 1_000_000, "US dollars for a million GET or HEAD requests, likewise",
+            where="spark"),
     Option("verbose", bool, False, "print the stacks of connections that break because another process died; without "
            "it, a line", where="spark", shown="value"),
     Option("run_id", str, "", "identity of this run", made="lambda: uuid.uuid4().hex", none="made for each run",

@@ -155,6 +155,11 @@ class RunOptions(LocalRunOptions, total=False):
     """serve the coordinator's web page, and print its address. Default: True."""
     log_format: Literal["plain", "json"]
     """lines that slots log on the executors' standard error. plain or json. Default: plain."""
+    store_write_price: float
+    """US dollars for a million PUT, COPY or LIST requests, for the costs that the page shows (S3's list price). 0 to
+    1,000,000. Default: 5."""
+    store_read_price: float
+    """US dollars for a million GET or HEAD requests, likewise. 0 to 1,000,000. Default: 0.4."""
     verbose: bool
     """print the stacks of connections that break because another process died; without it, a line. Default: False."""
 
@@ -208,5 +213,7 @@ class OptionValues:
     coordinator_lease: float = 600.0
     ui: bool = True
     log_format: Literal["plain", "json"] = "plain"
+    store_write_price: float = 5.0
+    store_read_price: float = 0.4
     verbose: bool = False
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)

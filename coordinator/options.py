@@ -102,10 +102,11 @@ def _bounds(option: Option) -> tuple[int, int]:
     return option.stored(option.low), option.stored(option.high)
 
 
-def effective(spec: JobSpec) -> dict[str, str | int | bool | None]:
+def effective(spec: JobSpec) -> dict[str, str | float | bool | None]:
     """What is in force, for display: checkpoint options under their names, then the restarts and the watchdog."""
-    shown: dict[str, str | int | bool | None] = dict(msgspec.structs.asdict(validated(spec.checkpoints)))
+    shown: dict[str, str | float | bool | None] = dict(msgspec.structs.asdict(validated(spec.checkpoints)))
     shown["restart"] = describe_restart(validated_restart(spec.restart))
+    shown["store_write_price"], shown["store_read_price"] = spec.store_write_price, spec.store_read_price
     shown["progress_timeout_ms"] = progress_timeout_ms(spec.progress_timeout_ms, validated(spec.checkpoints))
     return shown
 

@@ -15,6 +15,10 @@ def check_job_id(job: str, what: str = "job name") -> str:
     return job
 
 
+def is_job_id(name: str) -> bool:
+    return _JOB_ID.fullmatch(name) is not None
+
+
 def check_operator_name(name: str) -> str:
     """Return `name` if it is 1 to 64 of letters, digits, `_ . -` and starts with a letter or digit."""
     if not isinstance(name, str) or not _OPERATOR_NAME.fullmatch(name):

@@ -74,6 +74,8 @@ class TwoPhaseCommitSink:
     commits_together: bool = False  # True: `commit_together` costs less than one `commit` after the other
     most_decided: int | None = None  # set in `open`: how many transactions the target can hold between their decision
     # and their commit; while there are so many the sink is given no rows
+    transaction_timeout_ms: int | None = None  # set in `open`: how long the target remembers what is pre-committed and
+    # not committed, for the page and its alarm; None: for ever, as where rows stay in the job's store until then
     required_methods: ClassVar[tuple[str, ...]] = (
         "begin_transaction",
         "write",

@@ -195,6 +195,8 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         resource_wait_timeout_ms=round(options.resource_wait_timeout * 1000),
         restart=restart_options(options),
         progress_timeout_ms=options.progress_timeout_ms(),
+        store_write_price=options.store_write_price,
+        store_read_price=options.store_read_price,
     )
 
 

@@ -23,6 +23,10 @@ from barrier_runtime.coordinator.metric_table import (
     RECORDS,
     RSS_BYTES,
     STARVED_S,
+    STORE_READS,
+    STORE_RECEIVED_BYTES,
+    STORE_SENT_BYTES,
+    STORE_WRITES,
     WAITING_SPLITS,
     WATERMARK_MS,
 )
@@ -66,6 +70,7 @@ from barrier_runtime.runtime.network.tcp import DataPlane
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.errors import PERMANENT, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
+from barrier_runtime.state.store.use import counts_of
 
 log = logging.getLogger("barrier_runtime.slot")
 
@@ -417,6 +422,10 @@ class Slot:
         figures[LOOP_LAG_MS.name] = self._loop_lag_ms
         figures[RSS_BYTES.name] = float(_rss_bytes())
         figures[STARVED_S.name] = self._res.starved_s()
+        used = counts_of(self._res.store)
+        figures[STORE_WRITES.name], figures[STORE_READS.name] = float(used.writes), float(used.reads)
+        figures[STORE_SENT_BYTES.name] = float(used.sent_bytes)
+        figures[STORE_RECEIVED_BYTES.name] = float(used.received_bytes)
         execution = self._execution
         if execution is not None:
             figures[RECORDS.name] = float(execution.records)

@@ -8,6 +8,7 @@ from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.decision_log import LogView
 from barrier_runtime.coordinator.wire.messages import Register, ToCoordinator
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
+from barrier_runtime.state.store.use import StoreCounts
 
 Link: TypeAlias = int
 """One connection of one slot. Never used twice by an edge."""
@@ -55,7 +56,10 @@ class ManifestRead:
 
 @dataclass(frozen=True)
 class ManifestWritten:
+    """`use`: requests that the coordinator has made to the job's store so far."""
+
     key: str
+    use: StoreCounts | None = None
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class Job:
         self.slots.admit(spec.max_parallelism)  # until this process leads, and so knows how many there are
         self.commits = CommitTracker(spec)
         self.restarts = RestartPolicy(spec.restart, f"{spec.job}/{spec.run_id}")
-        self.record = JobRecord(self.slots.during)
+        self.record = JobRecord(self.slots.during, self.slots.metrics)
         self.outbox = Outbox(self.slots)
         self.view = LogView()
         self.log = DecisionLog(spec.job, self.view)

@@ -48,7 +48,7 @@ from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.start import Loading
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.job.slots import Reconnected, Refused
-from barrier_runtime.coordinator.job.status_view import job_status, standbys_wanted
+from barrier_runtime.coordinator.job.status_view import job_status, savepoint_statuses, standbys_wanted
 from barrier_runtime.coordinator.job.transitions import next_phase
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, ReadBack, Repeat
 from barrier_runtime.coordinator.log.record_builder import Identity
@@ -180,8 +180,9 @@ class JobProtocol:
     def history(self, outcome: RunOutcome | None = None) -> History:
         job = self._job
         history = job.record.history_of(job.spec.job, job.spec.run_id, job.slots.known(), outcome)
-        over = tuple(each for each in job.rescales.statuses if each.ended_ms is not None)
-        return msgspec.structs.replace(history, rescales=over)
+        rescales = tuple(each for each in job.rescales.statuses if each.ended_ms is not None)
+        savepoints = tuple(each for each in savepoint_statuses(job) if each.ended_ms is not None)
+        return msgspec.structs.replace(history, rescales=rescales, savepoints=savepoints)
 
     def next_deadline(self) -> int | None:
         """When the next `Tick` is due, on the clock of `now_ms`; None: not before another event."""
@@ -297,6 +298,8 @@ class JobProtocol:
         if isinstance(event, ManifestRead):
             return phase.on_manifest_read(job, event.key, event.data, now_ms)
         if isinstance(event, ManifestWritten):
+            if event.use is not None:
+                job.record.store_used(event.use)
             return phase.on_manifest_written(job, event.key, now_ms)
         if isinstance(event, ManifestFailed):
             return phase.on_manifest_failed(job, event.key, event.error, now_ms)
@@ -306,6 +309,7 @@ class JobProtocol:
             return phase.on_deleted_all(job, event.error, now_ms)
         if isinstance(event, SavepointCopied):
             job.savepoints.copied(event.id, event.checkpoint, event.bytes, now_ms)
+            job.record.revision += 1
             return phase.on_savepoint(job, now_ms)
         if isinstance(event, SavepointNotCopied):
             job.savepoints.not_copied(event.id, event.checkpoint, event.error, now_ms)
@@ -335,6 +339,9 @@ class JobProtocol:
             job.record.ignored[trouble] += 1
         job.record.remember(known, read.view.completes)
         job.rescales.remember(() if known is None else known.rescales)
+        same_run = known is not None and known.run_id == job.spec.run_id
+        # One that this run was to stop with is void: the run goes on, and whoever wants it asks again.
+        job.record.savepoints = tuple(each for each in job.record.savepoints if not (each.stops and same_run))
         if known is not None and known.run_id == job.spec.run_id:
             for slot in known.slots:
                 job.slots.expect(slot, now_ms + job.spec.slot_timeout_ms)

@@ -6,7 +6,7 @@ silent is never taken back: it is told to leave, so that a stalled process that 
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -238,6 +238,10 @@ class SlotTable:
         """The slots that were silent or stood still since `since_ms`."""
         seen = (slot.contact.during(slot.index, since_ms, now_ms) for slot in self)
         return tuple(each for each in seen if each is not None)
+
+    def metrics(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        """What each slot's process told with its last heartbeat, by its uuid."""
+        return ((slot.uuid, slot.metrics) for slot in self)
 
     def heartbeat(self, slot: RegisteredSlot, message: Heartbeat, now_ms: int) -> None:
         slot.metrics = message.metrics

@@ -8,6 +8,7 @@ from barrier_runtime.coordinator.status import latency
 from barrier_runtime.coordinator.status.health import Condition
 from barrier_runtime.coordinator.status.metrics import over_slots
 from barrier_runtime.coordinator.status.shares import chain_statuses, source_statuses
+from barrier_runtime.coordinator.status.statistics import SAVEPOINTS
 from barrier_runtime.coordinator.status.status import (
     CheckpointsStatus,
     CommitsStatus,
@@ -80,20 +81,7 @@ def job_status(
         kill=tuple(KillRequest(kill.slot, kill.task_attempt, kill.uuid) for kill in job.slots.kills if job.leads),
         options=effective(job.spec),
         restored_checkpoint=0 if restored is None else restored.manifest.checkpoint,
-        savepoints=tuple(
-            SavepointStatus(
-                id=entry.request.id,
-                url=entry.request.url,
-                state=entry.state.value,
-                checkpoint=entry.covered_by,
-                asked_ms=entry.asked_ms,
-                ended_ms=entry.ended_ms,
-                bytes=entry.bytes,
-                stops=entry.request.stops,
-                error=entry.error,
-            )
-            for entry in job.savepoints.entries
-        ),
+        savepoints=savepoint_statuses(job),
         at_ms=now_ms,
         chains=chain_statuses(job.spec.chains, {slot.index: slot.figures for slot in job.slots.connected}),
         sources=source_statuses(job.spec.chains, {slot.index: slot.sources for slot in job.slots.connected}, now_ms),
@@ -103,6 +91,26 @@ def job_status(
         taken_over=job.record.times_taken_over,
         storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.record.store_retries.values()),
     )
+
+
+def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
+    """Oldest first; those that predecessors were asked for, too."""
+    own = [
+        SavepointStatus(
+            id=entry.request.id,
+            url=entry.request.url,
+            state=entry.state.value,
+            checkpoint=entry.covered_by,
+            asked_ms=entry.asked_ms,
+            ended_ms=entry.ended_ms,
+            bytes=entry.bytes,
+            stops=entry.request.stops,
+            error=entry.error,
+        )
+        for entry in job.savepoints.entries
+    ]
+    ids = {each.id for each in own}
+    return (*(each for each in job.record.savepoints if each.id not in ids), *own)[-SAVEPOINTS:]
 
 
 def standbys_wanted(job: Job) -> StandbysWanted | None:

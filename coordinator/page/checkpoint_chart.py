@@ -4,12 +4,14 @@ The phases of a bar are those of the subtask that acknowledged last, because the
 not add up; what is left of the time until the last ack is drawn as `acks`. Where no subtask is known, all of it is.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from statistics import median
 
 from markupsafe import Markup, escape
 
 from barrier_runtime.coordinator.page.figures import duration
+from barrier_runtime.coordinator.page.job_view import EventView
 from barrier_runtime.coordinator.status.status import CheckpointStatus, SubtaskPhases
 
 # Class of the colour, and name; in the order in which they follow each other.
@@ -24,7 +26,8 @@ PHASES = (
     ("commit", "commit"),
 )
 NAMES = dict(PHASES)
-_WIDTH, _HEIGHT, _BASE, _LEFT = 1000, 190, 160, 56
+_WIDTH, _HEIGHT, _BASE, _LEFT = 1000, 208, 178, 56
+_TOP = 18  # above the bars: marks of what happened
 _CLIPPED_AT = 8  # times the median: one slow checkpoint must not make all others invisible
 COMPLETE = "complete"
 
@@ -70,9 +73,10 @@ def _told(checkpoint: CheckpointStatus, phases: Sequence[tuple[str, float]]) -> 
     return f"checkpoint {checkpoint.checkpoint}: {duration(checkpoint.duration_ms)}{f' ({parts})' if parts else ''}"
 
 
-def strip(history: Sequence[CheckpointStatus], link: str, first_of_generation: Sequence[int] = ()) -> Markup:
+def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[EventView] = ()) -> Markup:
     """A bar per checkpoint, oldest on the left. `link`: where the page of a checkpoint is, up to its number; empty in a
-    report, whose bars lead nowhere. `first_of_generation`: checkpoints before which a new generation began."""
+    report, whose bars lead nowhere. `events` are marks above, before the first checkpoint that was triggered after
+    them."""
     shown = history[-100:]
     phases = [phases_of(each) for each in shown]
     known = [total for total in (sum(took for _, took in each) for each in phases) if total > 0]
@@ -89,7 +93,7 @@ def strip(history: Sequence[CheckpointStatus], link: str, first_of_generation: S
         )
     ]
     for part in (0.0, 0.5, 1.0):
-        y = _BASE - part * (_BASE - 14)
+        y = _BASE - part * (_BASE - _TOP - 14)
         out.append(
             Markup(
                 '<path class="grid" d="M{0} {2:.1f}H{1}"/><text class="axis" x="{3}" y="{4:.1f}" text-anchor="end">{5}'
@@ -97,15 +101,12 @@ def strip(history: Sequence[CheckpointStatus], link: str, first_of_generation: S
             ).format(_LEFT, _WIDTH, y, _LEFT - 6, y + 4, duration(part * top))
         )
     out += _bars(phases, step, top)
-    generations = set(first_of_generation)
     for index, checkpoint in enumerate(shown):
         x = _LEFT + index * step
         title = escape(_told(checkpoint, phases[index]))
         hit = f'<title>{title}</title><path class="hit" d="M{x:.1f} 0h{step:.1f}v{_BASE}h-{step:.1f}z"/>'
         number = checkpoint.checkpoint
         out.append(Markup(f'<a class="bar" href="{escape(link)}{number}">{hit}</a>' if link else f"<g>{hit}</g>"))
-        if checkpoint.checkpoint in generations:
-            out.append(Markup('<path class="m-generation" d="M{:.1f} 4V{}"/>').format(x, _BASE))
         if index == 0 or index == len(shown) - 1 or (checkpoint.checkpoint % 20 == 0 and 3 < index < len(shown) - 4):
             out.append(
                 Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
@@ -115,8 +116,24 @@ def strip(history: Sequence[CheckpointStatus], link: str, first_of_generation: S
                     checkpoint.checkpoint,
                 )
             )
+    out += _marks(shown, events, step)
     out.append(Markup("</svg>"))
     return Markup("").join(out)
+
+
+def _marks(shown: Sequence[CheckpointStatus], events: Sequence[EventView], step: float) -> Iterator[Markup]:
+    triggered = [each.triggered_ms for each in shown]
+    at: dict[int, int] = {}  # events that have been drawn before this bar
+    for event in reversed(events):  # oldest first
+        index = bisect_left(triggered, event.at_ms)
+        if index == 0 and event.at_ms < triggered[0]:
+            continue  # before everything that is shown
+        row = at[index] = at.get(index, -1) + 1
+        x = _LEFT + index * step
+        yield Markup(
+            '<g class="m-{0}"><title>{1}</title><path class="line" d="M{2:.1f} {3}V{4}"/>'
+            '<path d="M{2:.1f} {5}l5 5l-5 5l-5 -5z"/></g>'
+        ).format(event.kind, event.what, x, _TOP + 12 * row, _BASE, _TOP - 14 + 12 * row)
 
 
 def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float) -> Iterator[Markup]:
@@ -125,13 +142,15 @@ def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float
     for index, parts in enumerate(phases):
         x, y = _LEFT + (index + 0.1) * step, float(_BASE)
         total = sum(took for _, took in parts)
-        scale = (_BASE - 14) / max(total, top)  # a clipped bar keeps its proportions
+        scale = (_BASE - _TOP - 14) / max(total, top)  # a clipped bar keeps its proportions
         for name, took in parts:
             height = max(took * scale, 0.4)
             y -= height
             paths.setdefault(name, []).append(f"M{x:.1f} {y:.1f}h{step * 0.8:.1f}v{height:.1f}h-{step * 0.8:.1f}z")
         if total > top:
-            yield Markup('<text class="axis" x="{:.1f}" y="11" text-anchor="middle">▲</text>').format(x + step * 0.4)
+            yield Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="middle">▲</text>').format(
+                x + step * 0.4, _TOP + 11
+            )
     for name, path in paths.items():
         yield Markup('<path class="p-{}" d="{}"/>').format(name, "".join(path))
 

@@ -48,6 +48,16 @@ def rate(per_s: float | None) -> str:
     return ABSENT if per_s is None else f"{number(per_s)}/s"
 
 
+def dollars(amount: float) -> str:
+    """`$4.32`; of less than a dollar with two digits that say something: `$0.0041`."""
+    if amount >= 0.995 or amount <= 0:
+        return f"${amount:,.2f}"
+    digits = 2
+    while digits < 9 and amount < 10.0 ** (1 - digits):
+        digits += 1
+    return f"${amount:.{digits}f}"
+
+
 def share(part: float | None) -> str:
     """Of 0 to 1."""
     return ABSENT if part is None else f"{100 * part:.0f} %"

@@ -3,29 +3,18 @@
 What a status does not have is shown as absent, never computed from something else.
 """
 
-import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from barrier_runtime.coordinator.page.figures import ABSENT, duration, number, rate, size
+from barrier_runtime.coordinator.page.figures import ABSENT, dollars, duration, number, rate, size
 from barrier_runtime.coordinator.status.health import TROUBLED
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
+from barrier_runtime.coordinator.status.store_use import prices_of, store_rate
+from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.state.store.urls import shown
 
 _BAD_ENDS = ("FAILED", "FENCED")
-
-
-@dataclass(frozen=True)
-class SinkView:
-    """One sink's subtask: up to which checkpoint its transactions are visible, and what waits."""
-
-    sink: str
-    through: int
-    pending: int  # completed checkpoints that it has not committed
-    oldest_ms: int | None  # how long the oldest of them has been decided
-    attempts: int
-    error: str
 
 
 @dataclass(frozen=True)
@@ -82,35 +71,13 @@ def live(status: JobStatus, now_ms: int) -> dict[str, str]:
         "failed": number(status.checkpoints.failed),
         "state": size(last.full_bytes) if last else ABSENT,
         "slots": f"{running} of {status.parallelism}",
-        "pending": number(sum(sink.pending for sink in sinks(status, now_ms))),
+        "pending": number(sum(sink.pending for sink in of_sinks(status, now_ms))),
     }
     for kind in ("processed", "visible"):
         recent = [each for name, each in status.latency_last_minute.items() if name.endswith(f":{kind}") and each.count]
         figures[f"{kind}_p50"] = duration(max(each.p50 for each in recent)) if recent else ABSENT
         figures[f"{kind}_p99"] = duration(max(each.p99 for each in recent)) if recent else ABSENT
     return figures
-
-
-def sinks(status: JobStatus, now_ms: int) -> list[SinkView]:
-    """Every subtask of a sink that commits."""
-    completes = [each for each in status.checkpoints.history if each.outcome == "complete"]
-    troubles = {each.sink: each for each in status.commits.troubles}
-    found = []
-    for sink, through in sorted(status.commits.through.items()):
-        open_ones = [each for each in completes if each.checkpoint > through]
-        oldest = min((each.triggered_ms + each.duration_ms for each in open_ones), default=None)
-        trouble = troubles.get(sink)
-        found.append(
-            SinkView(
-                sink,
-                through,
-                len(open_ones),
-                None if oldest is None or status.outcome is not None else max(0, now_ms - oldest),
-                0 if trouble is None else trouble.attempts,
-                "" if trouble is None else trouble.error,
-            )
-        )
-    return found
 
 
 def latency_rows(status: JobStatus) -> list[LatencyView]:
@@ -143,16 +110,13 @@ def operators(status: JobStatus) -> dict[int, str]:
     return {chain.chain: " → ".join(chain.operators) for chain in status.chains}
 
 
-def first_of_generations(history: Sequence[CheckpointStatus]) -> list[int]:
-    """Checkpoints that are the first of their generation, but for the oldest one that is known."""
-    return [each.checkpoint for before, each in itertools.pairwise(history) if each.token != before.token]
-
-
 @dataclass(frozen=True)
 class EventView:
-    """A generation, takeover, savepoint or rescale. `gap_ms`: from the last completed checkpoint before it to the first
-    after it, which is how long no row became visible; None while there is none after it, or none is known before it."""
+    """Something that happened to the job. `kind`: a key of `KINDS`. `gap_ms`: from the last completed checkpoint before
+    it to the first after it, which is how long no row became visible; None while there is none after it, or none is
+    known before it."""
 
+    kind: str
     at_ms: int
     what: str
     took_ms: int | None
@@ -160,33 +124,61 @@ class EventView:
     why: str
 
 
+# Row of the time axis, by kind. A kind without an event has none.
+KINDS = {
+    "start": "starts",
+    "recovery": "recoveries",
+    "takeover": "takeovers",
+    "rescale": "rescales",
+    "savepoint": "savepoints",
+}
+
+
 def events(status: JobStatus) -> list[EventView]:
-    """Newest first."""
+    """Newest first. A new kind of event is a function below and a row of `KINDS`."""
     ends = sorted(each.triggered_ms + each.duration_ms for each in status.checkpoints.history if _counts(each))
 
     def gap(at_ms: int) -> int | None:
         index = bisect_right(ends, at_ms)
         return ends[index] - ends[index - 1] if 0 < index < len(ends) else None
 
-    found = [
-        EventView(each.started_ms, f"generation {each.token}", each.duration_ms, gap(each.started_ms), each.reason)
-        for each in status.recoveries
-    ]
+    found = (*_generations(status, gap), *_takeovers(status, gap), *_rescales(status, gap), *_savepoints(status))
+    return sorted(found, key=lambda event: event.at_ms, reverse=True)
+
+
+def _generations(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
+    first = status.generations <= len(status.recoveries)  # the oldest one that is known is the job's first
+    moved = {each.ended_ms for each in status.rescales if each.state == "done"}
+    for index, each in enumerate(status.recoveries):
+        if each.running_ms is not None and each.running_ms in moved:
+            continue  # it is told as a rescale
+        kind = "start" if (index == 0 and first) or each.reason.startswith("started by ") else "recovery"
+        what = f"generation {each.token}"
+        yield EventView(kind, each.started_ms, what, each.duration_ms, gap(each.started_ms), each.reason)
+
+
+def _takeovers(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
     for each in status.takeovers:
         what = f"coordinator replaced in generation {each.token}"
-        found.append(EventView(each.at_ms, what, None, gap(each.at_ms), f"process {each.leader} leads, slots went on"))
-    for savepoint in status.savepoints:
-        took = None if savepoint.ended_ms is None else savepoint.ended_ms - savepoint.asked_ms
-        what = f"savepoint {savepoint.state}" + (
-            f", of checkpoint {savepoint.checkpoint}" if savepoint.checkpoint else ""
+        why = f"process {each.leader} leads, slots went on"
+        yield EventView("takeover", each.at_ms, what, None, gap(each.at_ms), why)
+
+
+def _savepoints(status: JobStatus) -> Iterator[EventView]:
+    for each in status.savepoints:
+        took = None if each.ended_ms is None else each.ended_ms - each.asked_ms
+        of = f", of checkpoint {each.checkpoint}" if each.checkpoint else ""
+        yield EventView(
+            "savepoint", each.asked_ms, f"savepoint {each.state}{of}", took, None, each.error or shown(each.url)
         )
-        found.append(EventView(savepoint.asked_ms, what, took, None, savepoint.error or shown(savepoint.url)))
-    for rescale in status.rescales:
-        took = None if rescale.ended_ms is None else rescale.ended_ms - rescale.asked_ms
-        what = f"rescale {rescale.before} -> {rescale.parallelism} slots: {rescale.state}"
-        pause = "" if rescale.pause_ms is None else f"sources stopped for {rescale.pause_ms} ms"
-        found.append(EventView(rescale.asked_ms, what, took, None, rescale.error or pause))
-    return sorted(found, key=lambda event: event.at_ms, reverse=True)
+
+
+def _rescales(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
+    for each in status.rescales:
+        took = None if each.ended_ms is None else each.ended_ms - each.asked_ms
+        what = f"rescale {each.before} → {each.parallelism} slots: {each.state}"
+        pause = "" if each.pause_ms is None else f"sources stopped for {duration(each.pause_ms)}"
+        yield EventView("rescale", each.asked_ms, what, took, gap(each.asked_ms), each.error or pause)
 
 
 def _counts(checkpoint: CheckpointStatus) -> bool:
@@ -196,3 +188,25 @@ def _counts(checkpoint: CheckpointStatus) -> bool:
 def failed_checkpoints(status: JobStatus) -> list[CheckpointStatus]:
     """Newest first. One that a newer completed checkpoint made superfluous is none."""
     return [each for each in reversed(status.checkpoints.history) if each.outcome not in ("complete", "subsumed")]
+
+
+def store_use(status: JobStatus) -> tuple[list[tuple[str, str]], str]:
+    """Requests to the store as (label, figure), and what they are a mean of; nothing while too little is known."""
+    prices = prices_of(status)
+    mean = store_rate(status.checkpoints.history, prices)
+    if mean is None:
+        return [], ""
+    figures = [
+        ("PUT, COPY, LIST per checkpoint", number(mean.writes)),
+        ("GET, HEAD per checkpoint", number(mean.reads)),
+        ("Sent", size(mean.sent_bytes)),
+        ("Received", size(mean.received_bytes)),
+        ("Would cost on S3, a day", dollars(mean.cost_per_day)),
+        ("A checkpoint", dollars(mean.cost)),
+    ]
+    note = (
+        f"Means of the last {mean.checkpoints} checkpoints, of slots and coordinator together; requests at "
+        f"{dollars(prices.writes)} and {dollars(prices.reads)} a million (options store_write_price, "
+        "store_read_price), without storage and traffic."
+    )
+    return figures, note

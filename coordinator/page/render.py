@@ -16,10 +16,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
-from barrier_runtime.coordinator.page import checkpoint_chart, figures, graph_chart, job_view, time_charts
+from barrier_runtime.coordinator.page import checkpoint_chart, figures, graph_chart, job_view, latency_charts
 from barrier_runtime.coordinator.page.masking import masked, masked_reason
+from barrier_runtime.coordinator.page.timeline import timeline
 from barrier_runtime.coordinator.status.reason import Reason
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
+from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.why import SLOW_MS, why_checkpoint
 from barrier_runtime.coordinator.status.why_job import why_job
 
@@ -51,16 +53,19 @@ class JobFacts:
     of_job: tuple[Reason, ...] = ()
     command: CommandLine = CommandLine()
     read_only: str = ""  # why nothing can be changed here
+    leader: str = ""  # address of the daemon that leads the job, if it is another one
 
 
-def explained(status: JobStatus, now_ms: int, command: CommandLine = CommandLine(), read_only: str = "") -> JobFacts:
+def explained(
+    status: JobStatus, now_ms: int, command: CommandLine = CommandLine(), read_only: str = "", leader: str = ""
+) -> JobFacts:
     """With every reason that the recorded history gives."""
     history = status.checkpoints.history
     # Only a checkpoint that is worth a look is looked at: each look reads the fifty before it.
     notable = [each for each in history if each.outcome != "complete" or each.duration_ms >= SLOW_MS]
     found = {each.checkpoint: why_checkpoint(each, history, status.chains) for each in notable}
     reasons = {number: reason for number, reason in found.items() if reason is not None}
-    return JobFacts(status, now_ms, reasons, why_job(status, now_ms), command, read_only)
+    return JobFacts(status, now_ms, reasons, why_job(status, now_ms), command, read_only, leader)
 
 
 def inert(html: str) -> str:
@@ -121,8 +126,12 @@ def opened_page(target: str) -> str:
 
 def message_page(title: str, text: str, link: str = "") -> str:
     """`link`: an address of another daemon, or empty."""
-    shown = link if link.startswith(("http://", "https://")) else ""  # it comes from the store: no script
-    return _page("message.html", title=title, text=text, link=shown)
+    return _page("message.html", title=title, text=text, link=link if _is_web(link) else "")
+
+
+def _is_web(link: str) -> bool:
+    """Links to other daemons come from the store: no script."""
+    return link.startswith(("http://", "https://"))
 
 
 def jobs_page(jobs: Sequence[JobSummary], storage: str) -> str:
@@ -180,35 +189,43 @@ def report(facts: JobFacts) -> str:
     )
 
 
-def _generations(history: Sequence[CheckpointStatus]) -> list[int]:
-    return job_view.first_of_generations(history)
-
-
 def _of_job(facts: JobFacts, link: str) -> dict[str, Any]:
     status, command = facts.status, facts.command
     history = status.checkpoints.history
     in_report = link.startswith("#")
+    events = job_view.events(status)
+    store_use, store_note = job_view.store_use(status)
     return {
         "status": status,
         "now_ms": facts.now_ms,
         "read_only": facts.read_only,
+        "elsewhere": f"{facts.leader}/jobs/{status.job}" if _is_web(facts.leader) else "",
         "live": job_view.live(status, facts.now_ms),
         "graph": graph_chart.graph(status.chains, job_view.lags(status)),
-        "timeline": time_charts.timeline(status, facts.now_ms),
-        "strip": checkpoint_chart.strip(history, "" if in_report else link, _generations(history)),
-        "events": job_view.events(status),
+        "timeline": timeline(status, events, facts.now_ms),
+        "strip": checkpoint_chart.strip(history, "" if in_report else link, events),
+        "events": events,
         "reasons": facts.reasons,
         "of_job": facts.of_job,
         "latencies": job_view.latency_rows(status),
         "latency_charts": [
-            (name, time_charts.latencies(status.latency_hour.get(name, ()), name), time_charts.distribution(each, name))
+            (
+                name,
+                latency_charts.latencies(status.latency_hour.get(name, ()), name),
+                latency_charts.distribution(each, name),
+            )
             for name, each in sorted(status.latency.items())
         ],
-        "sinks": job_view.sinks(status, facts.now_ms),
+        "sinks": of_sinks(status, facts.now_ms),
+        "store_use": store_use,
+        "store_note": store_note,
         "failed_checkpoints": job_view.failed_checkpoints(status)[:20],
         "lines": {
             "status": command.line("status", status.job),
+            "why": command.line("why", status.job),
             "checkpoint": command.line("checkpoint", status.job),
+            "savepoint": command.line("savepoint", status.job, "--to", "URL"),
+            "rescale": command.line("rescale", status.job, "--parallelism", "SLOTS"),
             "stop": command.line("stop", status.job),
             "stop_now": command.line("stop", status.job, "--now"),
         },

@@ -23,17 +23,19 @@ from barrier_runtime.coordinator.server.lease import Judgement, LeaseState
 from barrier_runtime.coordinator.server.leases import Leases, LedElsewhere, held
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.history import History, decode_history
-from barrier_runtime.coordinator.status.past_run import past_status
+from barrier_runtime.coordinator.status.past_run import led_elsewhere, past_status
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.handshake import job_secret
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
-from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, get_or_none
+from barrier_runtime.state.ids import is_job_id
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, folders_in, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("coordinator.jobs")
 
 _ENDED_KEPT = 100
+_ELSEWHERE_SHOWN = 100
 _SHUTDOWN_S = 3.0  # for what is written when a daemon is told to end
 
 
@@ -151,15 +153,36 @@ class JobDirectory:
 
     async def past(self, job: str, run_id: str | None) -> JobStatus | None:
         """How a run ended that nobody leads, from what it left in the store."""
+        view, history = await self._stored(job, run_id or "")
+        return past_status(view, history, run_id)
+
+    async def stored(self, lease: Lease) -> JobStatus | None:
+        """What the daemon that holds this lease has stored of its job: to look at, some seconds old."""
+        view, history = await self._stored(lease.job, lease.run_id)
+        return led_elsewhere(view, history, f"daemon {lease.leader} at {lease.http} leads this job")
+
+    async def elsewhere(self) -> list[Lease]:
+        """Leases that other daemons hold, of the first hundred jobs of the store."""
+        if self._leases is None:
+            return []
+        try:
+            names = await asyncio.to_thread(folders_in, self._store, "")
+        except OSError as error:
+            raise Unavailable(f"the jobs in {self._store.url} can't be listed: {error}") from error
+        others = [name for name in names if is_job_id(name) and name not in self._current]
+        leases = [held(await self._leases.judge(name)) for name in others[:_ELSEWHERE_SHOWN]]
+        return [lease for lease in leases if lease is not None]
+
+    async def _stored(self, job: str, run_id: str) -> tuple[LogView, History | None]:
         paths = Paths(job)
         try:
             view = await asyncio.to_thread(
-                read_log, self._store, paths.log_record, completes=1, restore=None, run_id=run_id or ""
+                read_log, self._store, paths.log_record, completes=1, restore=None, run_id=run_id
             )
             history = await asyncio.to_thread(self._history, paths)
         except OSError as error:
             raise Unavailable(f"the past of job {job} can't be read from {self._store.url}: {error}") from error
-        return past_status(view, history, run_id)
+        return view, history
 
     async def close(self) -> None:
         """Stop leading, without a word to any slot: exit deletes nothing and ends no job. Leases are given back."""

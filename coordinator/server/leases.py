@@ -34,6 +34,7 @@ class LedElsewhere(Unavailable):
             f"{lease.lease_ms / 1000:g} s is over"
         )
         self.url = lease.http
+        self.lease = lease
 
 
 class Led(Protocol):

@@ -47,6 +47,7 @@ from barrier_runtime.coordinator.server.prometheus import CONTENT_TYPE, expositi
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.server.web.front import PagesOrRest, now_ms
 from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
+from barrier_runtime.coordinator.status.past_run import STANDBY
 from barrier_runtime.coordinator.status.status import JobStatus, without_subtasks
 from barrier_runtime.coordinator.status.why_job import Cores, answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -139,6 +140,20 @@ class Api:
                 condition_reason=runner.condition.reason,
             )
             for name, runner in sorted(self._directory.jobs.items())
+        ]
+
+    async def elsewhere(self) -> list[JobSummary]:
+        """Jobs of this storage that other daemons lead."""
+        return [
+            JobSummary(
+                job=lease.job,
+                run_id=lease.run_id,
+                phase=STANDBY.lower(),
+                outcome=None,
+                condition=STANDBY,
+                condition_reason=f"led by daemon {lease.leader} at {lease.http}",
+            )
+            for lease in await self._directory.elsewhere()
         ]
 
     async def job(self, request: Request) -> Response:
@@ -374,7 +389,7 @@ def application(
     def make_pages() -> ASGIApp:
         from barrier_runtime.coordinator.server.web.pages import PageSource, pages_for
 
-        source = PageSource(api.summaries, api.status, api.known, directory.store_url)
+        source = PageSource(api.summaries, api.elsewhere, api.status, directory.stored, api.known, directory.store_url)
         return pages_for(source, token, sessions, links, page.url, page.token_file)
 
     return PagesOrRest(make_pages, Guard(app, token, sessions), sessions)

@@ -51,6 +51,7 @@ from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
 from barrier_runtime.coordinator.wire.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.use import with_own_use
 
 log = logging.getLogger("coordinator.job")
 
@@ -95,6 +96,7 @@ class JobRunner:
         self._log = JobLog(log, spec.job, lambda: self._protocol.token)
         self._ends = NewEnds()
         self._ends_of = 0  # the history's revision that was looked at
+        store = with_own_use(store)  # a daemon has one store for all of its jobs
         self._store = store
         self._clock = clock or SteadyClock()
         self._sleep = sleep

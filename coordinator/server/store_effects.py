@@ -49,6 +49,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state.store.use import counts_of
 
 log = logging.getLogger("coordinator.job")
 
@@ -153,7 +154,7 @@ class StoreEffects:
             return ManifestRead(effect.key, data)
         if isinstance(effect, WriteManifest):
             await self._retried(f"write {effect.key}", lambda: self._store.put(effect.key, effect.data))
-            return ManifestWritten(effect.key)
+            return ManifestWritten(effect.key, counts_of(self._store))
         if isinstance(effect, ListForSweep):
             return await self._retried(_SWEEP, lambda: self._list(effect))
         if isinstance(effect, CopySavepoint):

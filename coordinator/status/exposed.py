@@ -13,11 +13,12 @@ from typing import Literal, TypeAlias
 from barrier_runtime.coordinator.metric_table import LATE_ROWS, LOOP_LAG_MS, RSS_BYTES, STARVED_S
 from barrier_runtime.coordinator.status.health import TROUBLED
 from barrier_runtime.coordinator.status.status import DURATION_BOUNDS_MS, JobStatus
+from barrier_runtime.coordinator.status.transactions import OWN_METRICS, of_sinks
 
 FORGOTTEN_MS = 3_600_000  # a job that ended is told for so long
 PER_JOB, PER_OPERATOR, PER_SLOT = 40, 12, 6  # most series
 _LATE = LATE_ROWS.key("")
-_OF_THE_CHAIN = frozenset({"rows_in", "rows_out", "work_s", "blocked_s", "held_s"})  # have families of their own
+_TOLD_OTHERWISE = frozenset({"rows_in", "rows_out", "work_s", "blocked_s", "held_s"}) | OWN_METRICS  # in other families
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ LATENCY = Family("barrier_latency_seconds", "gauge", "of the last minute, by qua
 PENDING = Family("barrier_transactions_pending", "gauge", "completed checkpoints that a sink has not made visible",
                  ("sink",))
 OLDEST = Family("barrier_transaction_oldest_seconds", "gauge", "since the oldest of them was decided", ("sink",))
+SPENT = Family("barrier_transaction_timeout_spent_ratio", "gauge", "age of a sink's oldest transaction that is not "
+               "visible, as a share of the time for which its target remembers it", ("sink",))
 FAILING = Family("barrier_commit_failed_attempts", "gauge", "attempts of a commit that fails now", ("sink",))
 SLOT_MEMORY = Family("barrier_slot_memory_bytes", "gauge", "memory of the slot's process", ("slot",))
 SLOT_LAG = Family("barrier_slot_loop_lag_seconds", "gauge", "how late the slot's last heartbeat was", ("slot",))
@@ -150,7 +153,7 @@ def _of_operators(status: JobStatus, told: Counter[str]) -> Iterator[Sample]:
             totals[key] = totals.get(key, 0.0) + figure
     for key, figure in sorted(totals.items(), key=lambda each: (not each[0].endswith(_LATE), each[0])):
         operator, _, metric = key.rpartition(".")
-        if not operator or metric in _OF_THE_CHAIN or told[operator] >= PER_OPERATOR:
+        if not operator or metric in _TOLD_OTHERWISE or told[operator] >= PER_OPERATOR:
             continue
         told[operator] += 1
         if key.endswith(_LATE):
@@ -175,6 +178,13 @@ def _of_sinks(status: JobStatus) -> Iterator[Sample]:
         yield PENDING, (sink,), float(len(behind))
         decided_ms = min((each.triggered_ms + each.duration_ms for each in behind), default=status.at_ms)
         yield OLDEST, (sink,), max(0, status.at_ms - decided_ms) / 1000
+    spent: dict[str, float] = {}
+    for each in of_sinks(status, status.at_ms):
+        if each.timeout_ms:
+            sink = each.sink.rpartition("/")[0]
+            spent[sink] = max(each.spent, spent.get(sink, 0.0))
+    for sink, share in spent.items():
+        yield SPENT, (sink,), share
     failing: dict[str, int] = {}
     for trouble in status.commits.troubles:
         sink = trouble.sink.rpartition("/")[0]

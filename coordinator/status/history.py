@@ -15,6 +15,7 @@ from barrier_runtime.coordinator.status.status import (
     LatencyPoint,
     RecoveryStatus,
     RescaleStatus,
+    SavepointStatus,
     TakeoverStatus,
 )
 from barrier_runtime.state.versioned import Format, VersionedDecoder
@@ -60,6 +61,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}
     slots: tuple[KnownSlot, ...] = ()
     rescales: tuple[RescaleStatus, ...] = ()  # those that are over
+    savepoints: tuple[SavepointStatus, ...] = ()  # those that are over
     outcome: RunOutcome | None = None
 
 

@@ -1,6 +1,9 @@
-"""The status of a run that nobody leads any more, from the log and the history it left in the store. Pure."""
+"""The status of a run that this process does not lead, from the log and the history in the store: one that has ended,
+or one that another daemon leads. Pure."""
 
 from typing import Literal
+
+import msgspec
 
 from barrier_runtime.coordinator.log.decision_log import LogView
 from barrier_runtime.coordinator.log.records import Fence, Finish
@@ -10,6 +13,9 @@ from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.shares import chain_statuses
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, CommitsStatus, JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
+
+STANDBY = "STANDBY"
+"""The condition of a job that another daemon leads, as a daemon shows it that stands by."""
 
 Past = Literal["finished", "failed", "cancelled", "fenced"]
 
@@ -35,6 +41,24 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
     if ended is None or ended.run_id != fence.spec.run_id or view.head.position > ended.position:
         return None
     return _status(fence.spec, fence.token, ended.outcome, ended.reason, history)
+
+
+def led_elsewhere(view: LogView, history: History | None, reason: str) -> JobStatus | None:
+    """What another daemon has stored of the run that it leads. None: there is none, or it has ended."""
+    if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
+        return None
+    if isinstance(view.head.record, Finish):
+        return None
+    fence = view.fence.record
+    ended = _status(fence.spec, fence.token, "finished", "", history)
+    return msgspec.structs.replace(
+        ended,
+        phase=STANDBY.lower(),
+        outcome=None,
+        condition=STANDBY,
+        condition_reason=reason,
+        reason=reason,
+    )
 
 
 def _status(
@@ -72,6 +96,7 @@ def _status(
         takeovers=known.takeovers,
         taken_over=known.taken_over,
         rescales=known.rescales,
+        savepoints=known.savepoints,
         latency_hour=known.latency_hour,
         chains=chain_statuses(spec.chains, {}),
         watermark_ms=None,

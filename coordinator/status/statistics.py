@@ -5,7 +5,7 @@ counted from there.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import nlargest
 from typing import Literal
 
@@ -22,14 +22,18 @@ from barrier_runtime.coordinator.status.status import (
     DurationCounts,
     FailureStatus,
     RecoveryStatus,
+    SavepointStatus,
     SlotDuring,
     SubtaskPhases,
     TakeoverStatus,
 )
+from barrier_runtime.coordinator.status.store_use import StoreUseBetween
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskFailed
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.store.use import StoreCounts
 
 HISTORY = 100
+SAVEPOINTS = 50
 SUBTASKS = 16  # per checkpoint: a history is rewritten after each one
 _MISSING = 64
 _FAILURES = 20
@@ -38,9 +42,16 @@ _LONGEST_ERROR = 4_000  # characters
 
 
 class JobRecord:
-    def __init__(self, slots_during: Callable[[int, int], tuple[SlotDuring, ...]]) -> None:
-        """`slots_during(since_ms, now_ms)`: what was seen of the slots meanwhile."""
+    def __init__(
+        self,
+        slots_during: Callable[[int, int], tuple[SlotDuring, ...]],
+        slots_metrics: Callable[[], Iterable[tuple[str, Mapping[str, float]]]],
+    ) -> None:
+        """`slots_during(since_ms, now_ms)`: what was seen of the slots meanwhile. `slots_metrics`: (uuid of its
+        process, what its last heartbeat told) of each slot."""
         self._slots_during = slots_during
+        self._slots_metrics = slots_metrics
+        self._store_use = StoreUseBetween()
         self.failures: deque[FailureStatus] = deque(maxlen=_FAILURES)
         self.takeovers: deque[TakeoverStatus] = deque(maxlen=HISTORY)
         self.times_taken_over = 0
@@ -54,6 +65,7 @@ class JobRecord:
         self.last_completed: CheckpointStatus | None = None
         self.history: deque[CheckpointStatus] = deque(maxlen=HISTORY)
         self.recoveries: deque[RecoveryStatus] = deque(maxlen=HISTORY)
+        self.savepoints: tuple[SavepointStatus, ...] = ()  # that predecessors were asked for
         self._remembered = 0  # the last checkpoint that completed before this process led
         self.absent_slots: tuple[int, ...] = ()  # did not come in time, and the job failed for that
         self.fenced_by: str | None = None
@@ -73,6 +85,7 @@ class JobRecord:
         self.takeovers = deque(known.takeovers, HISTORY)
         self.times_taken_over, self.durations = known.taken_over, known.durations
         self.latency_hour.remember(known.latency_hour)
+        self.savepoints = known.savepoints
         for entry in reversed(completes):
             self._completed_in_log(entry)
         self.triggered = max(self.triggered, self.completed + self.failed)
@@ -115,7 +128,11 @@ class JobRecord:
         self.history.append(status)
 
     def checkpoint_ended(self, checkpoint: Checkpoint, reason: str, now_ms: int) -> None:
-        entry = _entry(checkpoint, reason, now_ms, self._slots_during(checkpoint.triggered_ms, now_ms))
+        self._store_use.tell_slots(self._slots_metrics())
+        entry = msgspec.structs.replace(
+            _entry(checkpoint, reason, now_ms, self._slots_during(checkpoint.triggered_ms, now_ms)),
+            store=self._store_use.since_last(),
+        )
         self.history.append(entry)
         self.revision += 1
         if checkpoint.phase is CheckpointPhase.COMPLETE:
@@ -124,6 +141,10 @@ class JobRecord:
             self.last_completed = entry
         elif checkpoint.phase is not CheckpointPhase.SUBSUMED:
             self.failed += 1
+
+    def store_used(self, counts: StoreCounts) -> None:
+        """By this coordinator for this job, so far."""
+        self._store_use.tell_own(counts)
 
     def store_retried(self, what: str, error: str, keeps_from: Literal["progress", "sweeping"]) -> None:
         before = self.store_retries.get(what)

@@ -62,6 +62,15 @@ class SlotDuring(msgspec.Struct, frozen=True, array_like=True):
     late_ms: float = 0.0  # the longest that a heartbeat was under way, above the shortest ever
 
 
+class StoreUseStatus(msgspec.Struct, frozen=True, array_like=True):
+    """Requests of slots and coordinator to the job's object store since the checkpoint before, as S3 bills them."""
+
+    writes: int  # PUT, COPY, POST, LIST
+    reads: int  # GET, HEAD
+    sent_bytes: int
+    received_bytes: int
+
+
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint that ended, or the last completed one."""
 
@@ -89,6 +98,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: dict[str, int] = {}  # operator -> its state in all slots
     chain_rows: dict[str, int] = {}  # number of a chain -> rows that all its subtasks took since the checkpoint before
     median_ack_ms: int | None = None  # of all subtasks
+    store: StoreUseStatus | None = None  # None: not known
     slowest_commit: str = ""  # the sink ("<operator>/<subtask>") whose commit came last
 
 
@@ -287,9 +297,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     latency_last_minute: dict[str, LatencyStatus] = {}
     commits: CommitsStatus
     kill: tuple[KillRequest, ...]
-    options: dict[str, str | int | bool | None]
+    options: dict[str, str | float | bool | None]
     restored_checkpoint: int
-    savepoints: tuple[SavepointStatus, ...] = ()  # asked of this coordinator, oldest first
+    savepoints: tuple[SavepointStatus, ...] = ()  # the last 50, oldest first
     storage_trouble: str = ""  # what the object store is retried for
     at_ms: int = 0  # when the coordinator told this; 0: of a run that has ended
     chains: tuple[ChainStatus, ...] = ()  # the graph, in topological order

@@ -68,13 +68,15 @@ def why_checkpoint(
 ) -> Reason | None:
     """`history` may hold any checkpoints of the job; those that were triggered before `record` are what is usual.
     `chains` gives names; without it chains have their numbers."""
+    chains = tuple(chains)
     names = {chain.chain: " → ".join(chain.operators) for chain in chains}
+    sources = frozenset(chain.chain for chain in chains if chain.is_source)
     before = [
         each
         for each in history
         if each.outcome == "complete" and each.checkpoint < record.checkpoint and each.parts and each.duration_ms >= 0
     ][-_COMPARED:]
-    look = _Look(record, before, names)
+    look = _Look(record, before, names, sources)
     if record.outcome == "complete":
         return look.slow() if record.duration_ms >= slow_above_ms(before) else None
     return look.failed()
@@ -91,6 +93,7 @@ class _Look:
     record: CheckpointStatus
     before: Sequence[CheckpointStatus]
     names: dict[int, str]
+    sources: frozenset[int] = frozenset()
 
     # ------------------------------------------------------------ slow
 
@@ -304,8 +307,10 @@ class _Look:
                 f"{most.rows:,} of {in_all:,} rows since the last checkpoint, where each of {subtasks} subtasks would "
                 f"have {fair:.0%}; it was busy for {_time(most.busy_ms)}",
             ),
-            "a few keys have most of the rows: add a column to the key and aggregate in two steps, or filter the keys "
-            "that nobody needs",
+            "give the source more splits (files, partitions), or `rebalance()` its rows"
+            if most.chain in self.sources
+            else "a few keys have most of the rows: add a column to the key and aggregate in two steps, or filter the "
+            "keys that nobody needs",
         )
 
     def _held(self, last: SubtaskPhases, waited_ms: float, parts: str) -> Reason | None:

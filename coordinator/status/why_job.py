@@ -11,6 +11,7 @@ from barrier_runtime.coordinator.status.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds
 from barrier_runtime.coordinator.status.reason import Answer, Reason
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus
+from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why import slow_above_ms, why_checkpoint
 from barrier_runtime.state.errors import InvalidJob
 
@@ -133,6 +134,9 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
     """None if rows become visible as they should, as far as is known."""
     if status.phase != "running":
         return None
+    forgotten = most_spent(of_sinks(status, now_ms))
+    if forgotten is not None:
+        return _nearly_forgotten(forgotten)
     for trouble in status.commits.troubles:
         return Reason(
             "commit",
@@ -168,6 +172,20 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
             "look at the system that the job reads from: topic, folder, offsets, permissions",
         )
     return _held_back(status, last)
+
+
+def _nearly_forgotten(sink: SinkTransactions) -> Reason:
+    return Reason(
+        "transaction_age",
+        f"A transaction of {sink.sink} is {in_seconds(sink.oldest_ms or 0)} old and not visible: its target may forget "
+        f"it after {in_seconds(sink.timeout_ms or 0)}.",
+        (
+            f"{sink.spent:.0%} of that time is over; {sink.pending} completed checkpoints are not visible in it",
+            *((f"its commit fails: {_last_line(sink.error)}",) if sink.error else ()),
+        ),
+        "bring the target back, or raise its timeout, before that time is over; `barrier-runtime transactions` "
+        "resolves what a stopped job left",
+    )
 
 
 def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:

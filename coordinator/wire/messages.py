@@ -59,6 +59,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reconnect_grace_ms: int = 500  # a slot whose connection broke may come back within this time without a restart
     restart: RestartOptions = RestartOptions()
     progress_timeout_ms: int = 0  # no checkpoint or commit for this long: the status says so; 0: see `options`
+    store_write_price: float = 5.0  # US dollars for a million requests, to be shown
+    store_read_price: float = 0.4
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):

@@ -23,11 +23,13 @@ from typing import BinaryIO
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
 from barrier_runtime.state.store.paths import check_key, check_prefix
+from barrier_runtime.state.store.use import StoreUse
 
 TEMPORARY = ".barrier-tmp"  # folder of half-written files, directly below the root; never listed
 _STALE_TEMPORARY_S = 24 * 3_600.0
 _CHUNK = 1 << 20
 _REMEMBERED_FOLDERS = 1_024
+_PAGE = 1_000  # objects that S3 lists with one request: what this folder would cost there
 _PERSON_MUST_FIX = {
     errno.EACCES,
     errno.EPERM,
@@ -45,6 +47,7 @@ class LocalStore:
     """Opens (and creates) the folder; raises `InvalidJob` when that cannot be."""
 
     def __init__(self, root: Path) -> None:
+        self.use = StoreUse()
         try:
             _make_root(root)
             self._root = root.resolve(strict=True)
@@ -61,6 +64,7 @@ class LocalStore:
         if not root.is_dir():
             raise InvalidJob(f"there is no folder {root}: give the one that holds the objects")
         store = cls.__new__(cls)
+        store.use = StoreUse()
         store._root = root.resolve(strict=True)
         store._durable = {}  # folder -> inode: its name is known to be synced
         store._temporary = store._root / TEMPORARY
@@ -77,16 +81,19 @@ class LocalStore:
         with self._named_trouble("put", key), self._temporary_file() as temporary:
             _write_durably(temporary, data)
             self._rename(temporary, target)
+        self._wrote(len(data))
 
     def put_file(self, key: str, path: Path) -> None:
         target = self._target(key)
         with self._named_trouble("put", key), self._temporary_file() as temporary:
             _copy_durably(path, temporary)
             self._rename(temporary, target)
+        self._wrote(path.stat().st_size)
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         target = self._target(key)
         linked, outcome = False, PutOutcome.CREATED
+        self._wrote(len(data))
         try:
             with self._temporary_file() as temporary:
                 _write_durably(temporary, data)
@@ -108,7 +115,9 @@ class LocalStore:
         with self._named_trouble("get", key), _open_object(target) as file:
             if offset:
                 file.seek(offset)
-            return file.read() if size is None else file.read(size)
+            data = file.read() if size is None else file.read(size)
+        self._read(len(data))
+        return data
 
     def get_file(self, key: str, path: Path) -> None:
         target = self._target(key)
@@ -117,6 +126,7 @@ class LocalStore:
         with self._named_trouble("get", key), _open_object(target) as source, path.open("xb") as copy:
             while chunk := source.read(_CHUNK):
                 copy.write(chunk)
+        self._read(path.stat().st_size)
 
     def copy_from(self, source: ObjectStore, key: str, to: str) -> bool:
         """From another folder, without a copy in between."""
@@ -132,6 +142,7 @@ class LocalStore:
         folder = prefix.rpartition("/")[0]
         with self._named_trouble("list", prefix):
             infos = sorted(self._walk(self._root / folder if folder else self._root, prefix), key=lambda info: info.key)
+        self.use.request("list", 1 + len(infos) // _PAGE)
         return iter(infos)
 
     def folders(self, prefix: str) -> Iterator[str]:
@@ -166,6 +177,14 @@ class LocalStore:
             self._prune(source.parent)
 
     # ---- inside
+
+    def _wrote(self, size: int) -> None:
+        self.use.request("put")
+        self.use.sent(size)
+
+    def _read(self, size: int) -> None:
+        self.use.request("get")
+        self.use.received(size)
 
     def _target(self, key: str) -> Path:
         check_key(key)

@@ -24,8 +24,10 @@ from barrier_runtime.state.store.multipart import MultipartUploads
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
 from barrier_runtime.state.store.paths import check_key, check_prefix
 from barrier_runtime.state.store.urls import without_credentials
+from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
+_PART_BYTES = 8 << 20  # of boto3's managed transfer
 _SINGLE_PUT_BYTES = 64 << 20  # above this, boto3's managed transfer sends parts in parallel
 _SINGLE_COPY_BYTES = 5 << 30  # CopyObject's limit
 _CHUNK = 1 << 20
@@ -56,6 +58,7 @@ class S3Store:
         self._bucket = bucket
         self._prefix = check_key(prefix.strip("/")) + "/" if prefix.strip("/") else ""
         self._budget = budget or RetryBudget()
+        self.use = StoreUse()
         self._client = _make_client(endpoint, self._budget)
         self._endpoint: str = self._client.meta.endpoint_url
 
@@ -68,6 +71,7 @@ class S3Store:
     def put(self, key: str, data: bytes) -> None:
         name = self._name(key)
         checksum = _checksum(hashlib.sha256(data).digest())
+        self.use.sent(len(data))
         self._retrying(
             "put",
             key,
@@ -76,15 +80,20 @@ class S3Store:
 
     def put_file(self, key: str, path: Path) -> None:
         name = self._name(key)
-        if path.stat().st_size <= _SINGLE_PUT_BYTES:
+        size = path.stat().st_size
+        if size <= _SINGLE_PUT_BYTES:
             self.put(key, path.read_bytes())
             return
+        self.use.request("put", 1 + -(-size // _PART_BYTES))  # beside the one that is counted below: begin, parts, end
+        self.use.sent(size)
         extra = {"ChecksumAlgorithm": "SHA256"}
         self._retrying("put", key, lambda: self._client.upload_file(str(path), self._bucket, name, ExtraArgs=extra))
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         name = self._name(key)
         checksum = _checksum(hashlib.sha256(data).digest())
+        self.use.request("put")
+        self.use.sent(len(data))
         try:
             self._client.put_object(Bucket=self._bucket, Key=name, Body=data, ChecksumSHA256=checksum, IfNoneMatch="*")
         except Exception as error:
@@ -112,15 +121,18 @@ class S3Store:
             return data
 
         try:
-            return self._retrying("get", key, read)
+            found = self._retrying("get", key, read)
         except _RangeBehindEnd:
             return b""
+        self.use.received(len(found))
+        return found
 
     def get_file(self, key: str, path: Path) -> None:
         name = self._name(key)
         if path.exists():
             raise FileExistsError(f"{path} is there already: download to a fresh file")
         self._retrying("get", key, lambda: self._client.download_file(self._bucket, name, str(path)))
+        self.use.received(path.stat().st_size)
 
     def copy_from(self, source: ObjectStore, key: str, to: str) -> bool:
         """By the service, in parts where the object is large. Only from a bucket of the same service."""
@@ -264,6 +276,7 @@ class S3Store:
         budget = self._budget
         wait_s = budget.first_wait_s
         for attempt in range(1, budget.attempts + 1):
+            self.use.request(operation)
             try:
                 return call()
             except Exception as error:

@@ -33,6 +33,39 @@ def test_a_checkpoint_is_taken_after_a_confirmation_that_names_the_command(job: 
     expect(page.locator("#said")).to_have_text("Take a checkpoint: accepted")
 
 
+def test_a_savepoint_is_taken_where_the_dialog_says(job: LivingJob, opened: Opened, tmp_path: Path) -> None:
+    """The command in the dialog has what was typed, and the savepoint is a mark on the time axis."""
+    page = opened(job)
+    page.click("text=Savepoint…")
+    dialog = page.locator("#ask-savepoint")
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_visible()  # a savepoint needs a place
+    page.keyboard.type(str(tmp_path / "kept"))
+    assert f"barrier-runtime savepoint flights --to {tmp_path}/kept --coordinator" in dialog.inner_text()
+    page.keyboard.press("Enter")
+    expect(page.locator("#said")).to_have_text("Take a savepoint: accepted")
+    taken = wait_for("savepoint", lambda: next((each for each in job.status.savepoints if each.ended_ms), None))
+    assert (taken.state, taken.error) == ("done", "")
+    assert (tmp_path / "kept" / "savepoint.json").exists()
+    expect(page.locator("#events-table")).to_contain_text("savepoint done", timeout=20_000)
+    assert page.locator("svg.timeline .m-savepoint").count() == 1
+
+
+def test_a_rescale_is_asked_for_with_the_number_of_the_dialog(own_job: LivingJob, opened: Opened) -> None:
+    """No slots come in this test: the job goes on as it was, and the page says why."""
+    page = opened(own_job)
+    page.click("text=Rescale…")
+    dialog = page.locator("#ask-rescale")
+    page.keyboard.type("3")
+    assert "barrier-runtime rescale flights --parallelism 3 --coordinator" in dialog.inner_text()
+    with page.expect_request(lambda each: each.method == "POST") as asked:
+        page.keyboard.press("Enter")
+    assert '"parallelism":3' in (asked.value.post_data or "")
+    expect(page.locator("#said")).to_have_text("Rescale the job: accepted")
+    expect(page.locator("#events-table")).to_contain_text("rescale 2 → 3 slots: starting", timeout=20_000)
+    assert page.locator("svg.timeline .m-rescale").count() == 1
+
+
 def test_a_dialog_that_is_left_changes_nothing(job: LivingJob, opened: Opened) -> None:
     page = opened(job)
     posts: list[str] = []
@@ -136,7 +169,7 @@ def test_transactions_that_wait_are_counted(own_job: LivingJob, opened: Opened) 
     page = opened(own_job)
     rows = page.locator("#transactions tbody tr")
     assert rows.locator("td:first-child").all_inner_texts() == ["out/0", "out/1"]
-    assert all(int(text) >= 2 for text in rows.locator("td:nth-child(3)").all_inner_texts())
+    assert all(int(text) >= 2 for text in rows.locator("td:nth-child(5)").all_inner_texts())
 
 
 def test_a_coordinator_without_a_page_serves_none(

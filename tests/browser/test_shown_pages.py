@@ -61,11 +61,32 @@ def test_a_paused_page_stands_still_until_it_follows_again(job: LivingJob, opene
     expect(page.locator("[data-live=completed]")).not_to_have_text(shown)
 
 
-def test_a_bar_of_the_strip_leads_to_its_checkpoint(job: LivingJob, opened: Opened) -> None:
+def test_a_bar_of_the_strip_shows_its_checkpoint_below_and_stays_pinned(job: LivingJob, opened: Opened) -> None:
     page = opened(job)
     bar = page.locator("svg.strip a.bar").last
     number = (bar.get_attribute("href") or "").rpartition("/")[2]
     bar.click()
+    picked = page.locator("#picked")
+    expect(picked.locator("svg.subtasks")).to_be_visible()
+    expect(picked.locator("a").first).to_have_text(f"Checkpoint {number}")
+    newer = str(int(number) + 2)
+    job.until_completed(int(newer))
+    expect(page.locator(f'svg.strip a.bar[href$="/{newer}"]')).to_be_attached(timeout=20_000)
+    expect(page.locator("svg.strip a.bar.picked")).to_have_attribute("href", f"/jobs/flights/checkpoints/{number}")
+    assert picked.locator("a").first.inner_text() == f"Checkpoint {number}"
+    page.click("text=Follow the newest")
+    expect(picked.locator("a").first).not_to_have_text(f"Checkpoint {number}")
+    page.click("#picked >> text=Close")
+    expect(picked).to_be_hidden()
+
+
+def test_a_checkpoint_that_was_picked_leads_to_its_page(job: LivingJob, opened: Opened) -> None:
+    page = opened(job)
+    page.keyboard.press("p")
+    bar = page.locator("svg.strip a.bar").last
+    number = (bar.get_attribute("href") or "").rpartition("/")[2]
+    bar.click()
+    page.click(f"#picked >> text=Checkpoint {number}")
     page.wait_for_url(f"**/checkpoints/{number}")
     assert page.inner_text("h1").startswith(f"Checkpoint {number}")
     assert "trigger to end" in page.inner_text("main")
@@ -78,7 +99,8 @@ def test_the_keyboard_goes_along_the_strip_and_from_checkpoint_to_checkpoint(job
     page.keyboard.press("ArrowRight")
     number = page.evaluate("document.activeElement.getAttribute('href')").rpartition("/")[2]
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**/checkpoints/{number}")
+    expect(page.locator("#picked a").first).to_have_text(f"Checkpoint {number}")
+    page.goto(f"{job.coordinator.url}/jobs/flights/checkpoints/{number}")
     page.keyboard.press("ArrowRight")
     page.wait_for_url(f"**/checkpoints/{int(number) + 1}")
     page.keyboard.press("ArrowLeft")
@@ -103,7 +125,9 @@ def test_everything_is_reached_by_tab_and_the_first_stop_skips_to_the_content(jo
         reached.append(page.evaluate("document.activeElement.textContent.trim()"))
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", f"{reached[-1]} does not show that it has the focus"
-    assert {"jobs", "Follow", "Log out", "Checkpoint…", "Stop…", "Stop at once…"} <= set(reached)
+    assert {"jobs", "Follow", "Log out", "Checkpoint…", "Savepoint…", "Rescale…", "Stop…", "Stop at once…"} <= set(
+        reached
+    )
 
 
 def test_without_scripts_the_page_is_complete(job: LivingJob, opened: Opened, watched: Watched) -> None:

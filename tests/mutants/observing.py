@@ -59,4 +59,28 @@ MUTANTS = (
         '"\\0".join([*map(str, parts), str(hash(parts))]).encode()',
         ("tests/coordinator/status/test_spans.py",),
     ),
+    Mutant(
+        "savepoints-are-forgotten",
+        "savepoints of earlier coordinators are still told",
+        "coordinator/job/protocol.py",
+        "return msgspec.structs.replace(history, rescales=rescales, savepoints=savepoints)",
+        "return msgspec.structs.replace(history, rescales=rescales)",
+        ("tests/coordinator/status/test_facts_of_a_job.py",),
+    ),
+    Mutant(
+        "transactions-are-safe-for-ever",
+        "a transaction that its target may forget is an alarm at half of that time",
+        "coordinator/status/transactions.py",
+        "return self.spent >= DANGER",
+        "return self.spent > 1.0",
+        ("tests/coordinator/status/test_transactions.py",),
+    ),
+    Mutant(
+        "requests-of-a-whole-life",
+        "requests that a slot made before it was first heard of are of no checkpoint",
+        "coordinator/status/store_use.py",
+        "before = self._gone.get(process, told)",
+        "before = self._gone.get(process, _NONE)",
+        ("tests/coordinator/status/test_store_use.py",),
+    ),
 )

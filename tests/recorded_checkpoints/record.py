@@ -53,9 +53,11 @@ def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 class Run:
-    def __init__(self, spark: Any, cause: str, folder: Path) -> None:
-        self.handle = flow(f"recorded-{cause}", folder / "out").start(
-            spark=spark, parallelism=2, checkpoints=str(folder / "checkpoints"), checkpoint_interval=0.3
+    def __init__(
+        self, spark: Any, flow: Dataflow, checkpoints: str, *, parallelism: int = 2, interval: float = 0.3
+    ) -> None:
+        self.handle = flow.start(
+            spark=spark, parallelism=parallelism, checkpoints=checkpoints, checkpoint_interval=interval
         )
 
     def checkpoints(self) -> Any:
@@ -73,9 +75,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def starved(run: Run) -> Iterator[None]:
-    """Slot 1 has a few hundredths of one processor. Needs the right to raise priorities."""
-    pid = run.handle.status().slots[1].pid
+def starved(run: Run, slot: int = 1) -> Iterator[None]:
+    """The slot has a few hundredths of one processor. Needs the right to raise priorities."""
+    pid = run.handle.status().slots[slot].pid
     for task in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(task), {0})
@@ -93,11 +95,11 @@ def starved(run: Run) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stalled(run: Run) -> Iterator[None]:
-    pid = run.handle.status().slots[1].pid
+def stalled(run: Run, slot: int = 1, seconds: float = planted.PAUSE_S) -> Iterator[None]:
+    pid = run.handle.status().slots[slot].pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        time.sleep(planted.PAUSE_S)
+        time.sleep(seconds)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -112,7 +114,7 @@ def file(cause: str) -> Iterator[None]:
 
 def record(spark: Any, cause: str) -> None:
     with tempfile.TemporaryDirectory(prefix="recorded-") as folder:
-        run = Run(spark, cause, Path(folder))
+        run = Run(spark, flow(f"recorded-{cause}", Path(folder) / "out"), f"{folder}/checkpoints")
         with run.handle:
             until(lambda: run.checkpoints().completed >= 5)
             run.completed(NORMAL if cause == "normal" else BEFORE)
@@ -125,18 +127,24 @@ def record(spark: Any, cause: str) -> None:
                 with file(cause):
                     until(lambda: not (PLANTED / cause).exists() or run.worst_since(first) >= WORST_MS)
                 run.completed(2)
-            last = run.last()
-            status, checkpoints = run.handle.status(), run.checkpoints()
-            run.handle.stop("now")
+            keep(run, cause, first, HERE)
+
+
+def keep(run: Run, cause: str, first: int, folder: Path, most: int = 100) -> None:
+    """End the run, and store what it told. `first`: the first checkpoint that the cause may have touched."""
+    last = run.last()
+    status, checkpoints = run.handle.status(), run.checkpoints()
+    run.handle.stop("now")
     kept = {
         "cause": cause,
-        "planted": [] if cause == "normal" else list(range(first, last + 1)),
+        "planted": [] if cause.startswith("normal") else list(range(first, last + 1)),
         "chains": status.chains,
-        "history": checkpoints.history,
+        "history": checkpoints.history[-most:],
     }
-    (HERE / f"{cause}.json.xz").write_bytes(lzma.compress(msgspec.json.encode(kept)))
+    folder.mkdir(exist_ok=True)
+    (folder / f"{cause}.json.xz").write_bytes(lzma.compress(msgspec.json.encode(kept)))
     durations = [(each.checkpoint, each.outcome, each.duration_ms) for each in checkpoints.history]
-    print(cause, "planted", first, "to", last, durations[-10:], flush=True)
+    print(cause, "planted", first, "to", last, durations[-10:], f"load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def main(causes: list[str]) -> None:

@@ -166,6 +166,11 @@ class SinkDriver:
         )
 
     @property
+    def undecided(self) -> int:
+        """Transactions that a barrier has closed and no decision covers."""
+        return sum(transaction.checkpoint > self._decided_through for transaction in self._pending)
+
+    @property
     def awaits_pre_commit(self) -> bool:
         """A decision waits for a committable that is not here yet."""
         return any(t.stage is Stage.SEALING and t.checkpoint <= self._decided_through for t in self._pending)

@@ -16,7 +16,15 @@ from typing import Any
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, check_methods, takes_few
 from barrier_runtime.connectors.sink_value import SINK_VALUE, describe_sink
-from barrier_runtime.coordinator.metric_table import EARLY_STAGING_FAILED, PROCESSED, VISIBLE
+from barrier_runtime.coordinator.metric_table import (
+    EARLY_STAGING_FAILED,
+    PROCESSED,
+    TRANSACTION_OLDEST_MS,
+    TRANSACTION_OPENED_MS,
+    TRANSACTION_TIMEOUT_MS,
+    TRANSACTIONS_UNDECIDED,
+    VISIBLE,
+)
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.latency import EmitTimes
 from barrier_runtime.operators.base import Capture, CommitReport, Emit, Operator, OperatorContext
@@ -57,10 +65,11 @@ _MOST_STAGINGS = 2  # one on its way and one that waits, beside what fills up me
 class _Staged:
     """One transaction's rows, from the first write until they are visible."""
 
-    __slots__ = ("checkpoint", "committable", "emitted", "sealed", "transaction")
+    __slots__ = ("began_ms", "checkpoint", "committable", "emitted", "sealed", "transaction")
 
-    def __init__(self, transaction: Any) -> None:
+    def __init__(self, transaction: Any, began_ms: int) -> None:
         self.transaction = transaction
+        self.began_ms = began_ms
         self.emitted = EmitTimes()
         self.checkpoint = 0
         self.sealed = False  # set last by the sealing thread: `committable` is final then
@@ -155,6 +164,7 @@ class SinkOperator(Operator):
         self._do(self._driver.barrier(checkpoint))
         listed = self._driver.pending
         unsealed = [self._staged[t.number] for t in listed if t.stage is Stage.SEALING]
+        self._tell_transactions()
         return Capture(
             values={SINK_VALUE: self._description},
             blocking=lambda: {PENDING_VALUE: self._seal(checkpoint, listed, unsealed)},
@@ -163,6 +173,7 @@ class SinkOperator(Operator):
     def on_complete(self, checkpoint: int) -> None:
         self._catch_up()
         self._do(self._driver.complete(checkpoint))
+        self._tell_transactions()
         if self._driver.awaits_pre_commit:
             self._context.call_later(_POLL_S, self._look_again)
 
@@ -176,6 +187,7 @@ class SinkOperator(Operator):
     def on_visible(self, checkpoint: int) -> None:
         self._catch_up()
         self._do(self._driver.visible(checkpoint))
+        self._tell_transactions()
         if self._sink.most_decided is not None:
             self._context.wake()  # there may be room again
 
@@ -256,7 +268,18 @@ class SinkOperator(Operator):
                 self._retry_at(effect)
 
     def _begin(self) -> None:
-        self._open_staged = self._staged[self._driver.open_txn] = _Staged(self._sink.begin_transaction())
+        self._open_staged = self._staged[self._driver.open_txn] = _Staged(
+            self._sink.begin_transaction(), self._context.wall_ms()
+        )
+
+    def _tell_transactions(self) -> None:
+        """A few figures a checkpoint; ages are for whoever reads them to compute."""
+        metrics, pending = self._context.metrics, self._driver.pending
+        oldest = min((self._staged[each.number].began_ms for each in pending if each.number in self._staged), default=0)
+        metrics.gauge(TRANSACTIONS_UNDECIDED, self._driver.undecided)
+        metrics.gauge(TRANSACTION_OLDEST_MS, oldest)
+        metrics.gauge(TRANSACTION_OPENED_MS, self._open_staged.began_ms)
+        metrics.gauge(TRANSACTION_TIMEOUT_MS, self._sink.transaction_timeout_ms or 0)
 
     def _commit(self, effect: Commit) -> None:
         self._on_executor(effect.checkpoint, partial(self._sink.commit, effect.committable))
@@ -358,6 +381,7 @@ class SinkOperator(Operator):
             self._do(self._driver.committed(checkpoint))
         else:
             self._do(self._driver.commit_failed(checkpoint, _text(error), self._context.now_s()))
+        self._tell_transactions()
 
 
 def _commit_globally(sink: TwoPhaseCommitSink, effect: CommitAll) -> None:

@@ -40,7 +40,7 @@
     const open = new Map([...section.querySelectorAll("details[id]")].map((each) => [each.id, each.open]));
     const scrolled = [...section.querySelectorAll(".wide")].map((each) => each.scrollLeft);
     const focused = section.contains(document.activeElement) ? document.activeElement : null;
-    const link = focused && focused.getAttribute("href");
+    const link = focused && focused.getAttribute("href"); // of a bar, too
     const summary = focused && focused.tagName === "SUMMARY" ? focused.parentElement.id : null;
     section.replaceChildren(...fresh.childNodes);
     for (const each of section.querySelectorAll("details[id]")) {
@@ -72,6 +72,7 @@
         const title = fresh.querySelector("title");
         if (title) document.title = title.textContent;
         shown = wanted;
+        if (picked) followStrip();
       }
     } catch {
       // The daemon is away. The stream tells when it is back, and brings the next number then.
@@ -108,12 +109,28 @@
 
   // ---- dialogs: what a button will do, and then its request
 
+  function bodyOf(button) {
+    if (!button.dataset.body) return undefined;
+    const body = JSON.parse(button.dataset.body);
+    for (const input of button.form.querySelectorAll("input[name]")) {
+      body[input.name] = input.type === "number" ? Number(input.value) : input.value.trim();
+    }
+    if ("withId" in button.dataset) body.id = uuid();
+    return JSON.stringify(body);
+  }
+
+  // `randomUUID` is there on https and localhost only.
+  function uuid() {
+    return crypto.randomUUID ? crypto.randomUUID()
+      : [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  }
+
   async function post(button) {
-    const given = button.dataset.body;
-    const headers = { "X-Barrier-Runtime": "1", "X-Request-Id": crypto.randomUUID ? crypto.randomUUID() : String(Math.random()) };
-    if (given) headers["Content-Type"] = "application/json";
+    const body = bodyOf(button);
+    const headers = { "X-Barrier-Runtime": "1", "X-Request-Id": uuid() };
+    if (body) headers["Content-Type"] = "application/json";
     try {
-      const answer = await fetch(button.dataset.post, { method: "POST", headers, body: given || undefined });
+      const answer = await fetch(button.dataset.post, { method: "POST", headers, body });
       const reply = await answer.json();
       say(answer.ok ? `${button.textContent}: accepted` : reply.reason || reply.error || `refused (${answer.status})`);
     } catch {
@@ -123,10 +140,103 @@
 
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-dialog]");
-    if (opener) document.getElementById(opener.dataset.dialog).showModal();
+    if (opener) {
+      const dialog = document.getElementById(opener.dataset.dialog);
+      dialog.showModal();
+      const input = dialog.querySelector("input");
+      if (input) input.select();
+    }
+    const cancel = event.target.closest("[data-cancel]");
+    if (cancel) cancel.closest("dialog").close();
     const sender = event.target.closest("[data-post]");
-    if (sender) post(sender);
+    if (sender && sender.form.checkValidity()) post(sender); // an invalid form stays open, and the browser says why
   });
+
+  // The command in a dialog has what was typed.
+  document.addEventListener("input", (event) => {
+    const line = event.target.form && event.target.form.querySelector("[data-line]");
+    if (!line) return;
+    const typed = event.target.value.trim();
+    const quoted = /^[\w./:@%+=,-]+$/.test(typed) ? typed : `'${typed.replaceAll("'", "'\\''")}'`;
+    line.textContent = line.dataset.line.replace(event.target.dataset.inLine, () => (typed ? quoted : event.target.dataset.inLine));
+  });
+
+  // ---- the strip: a bar shows its checkpoint below, which stays (is pinned) or follows the newest
+
+  const picked = document.getElementById("picked");
+  let pinned = null; // number of the checkpoint that is shown
+  let following = false;
+
+  function bars() {
+    return [...document.querySelectorAll("svg.strip a.bar")];
+  }
+
+  function numberOf(bar) {
+    return bar.getAttribute("href").split("/").pop();
+  }
+
+  function mark() {
+    for (const bar of bars()) bar.classList.toggle("picked", numberOf(bar) === pinned);
+  }
+
+  async function pick(number) {
+    if (number === pinned) return mark();
+    try {
+      const answer = await fetch(`${location.pathname}/checkpoints/${number}`, { headers: { Accept: "text/html" } });
+      if (!answer.ok || answer.redirected) return say(`Checkpoint ${number} is not known any more.`);
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const head = document.createElement("p");
+      head.className = "actions";
+      const link = document.createElement("a");
+      link.href = `${location.pathname}/checkpoints/${number}`;
+      link.textContent = `Checkpoint ${number}`;
+      head.append(link, button("Follow the newest", "follow", following), button("Close", "close"));
+      picked.replaceChildren(head, ...fresh.querySelector("main > section.card").childNodes);
+      picked.hidden = false;
+      pinned = number;
+      mark();
+    } catch {
+      say("The coordinator does not answer.");
+    }
+  }
+
+  function button(text, action, pressed) {
+    const made = document.createElement("button");
+    made.textContent = text;
+    made.dataset.pick = action;
+    if (pressed !== undefined) made.setAttribute("aria-pressed", String(pressed));
+    return made;
+  }
+
+  function followStrip() {
+    const all = bars();
+    if (following && all.length) pick(numberOf(all[all.length - 1]));
+    else mark();
+  }
+
+  if (picked) {
+    document.addEventListener("click", (event) => {
+      const bar = event.target.closest("a.bar");
+      if (bar && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) {
+        event.preventDefault();
+        following = false;
+        pick(numberOf(bar));
+        return;
+      }
+      const action = event.target.closest("[data-pick]");
+      if (!action) return;
+      if (action.dataset.pick === "close") {
+        picked.hidden = true;
+        pinned = null;
+        following = false;
+        mark();
+      } else {
+        following = !following;
+        action.setAttribute("aria-pressed", String(following));
+        followStrip();
+      }
+    });
+  }
 
   // ---- keyboard: p pauses, the arrows go along the bars of the strip and from checkpoint to checkpoint
 

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 
 from barrier_runtime.coordinator.client.rest_token import Token, is_token
 from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.log.lease_record import Lease
 from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.page.render import CommandLine, JobFacts
@@ -48,10 +49,13 @@ _TOLD = 600  # characters of a reason in a tick
 
 @dataclass(frozen=True)
 class PageSource:
-    """What pages ask the daemon for. `status` raises as the REST interface does; `known` is of a job that runs here."""
+    """What pages ask the daemon for. `status` raises as the REST interface does; `known` is of a job that runs here.
+    `elsewhere` and `stored`: jobs that other daemons lead, and what they have stored of one."""
 
     jobs: Callable[[], list[JobSummary]]
+    elsewhere: Callable[[], Awaitable[list[JobSummary]]]
     status: Callable[[str, str | None], Awaitable[JobStatus]]
+    stored: Callable[[Lease], Awaitable[JobStatus | None]]
     known: Callable[[str], JobStatus | None]
     storage: str
 
@@ -148,7 +152,8 @@ class Pages:
         return RedirectResponse("/", 303, headers=HEADERS)
 
     async def jobs(self, request: Request) -> Response:
-        return _html(render.jobs_page(self._source.jobs(), self._source.storage))
+        jobs = [*self._source.jobs(), *await self._source.elsewhere()]
+        return _html(render.jobs_page(jobs, self._source.storage))
 
     async def job(self, request: Request) -> Response:
         job, run = _job_and_run(request)
@@ -157,8 +162,8 @@ class Pages:
             made_s, html = self._rendered.get(key, (0.0, ""))
             if not html or time.monotonic() - made_s > _RENDERED_S:
                 # Beside the loop: a page of some milliseconds must not hold up a barrier.
-                status = await self._source.status(job, run)
-                html = await asyncio.to_thread(lambda: render.job_page(self._explained(status)))
+                known = await self._status(job, run)
+                html = await asyncio.to_thread(lambda: render.job_page(self._explained(*known)))
                 self._rendered = {key: (time.monotonic(), html)}
         return _html(html)
 
@@ -175,13 +180,24 @@ class Pages:
         return _html(html)
 
     async def report(self, request: Request) -> Response:
-        return await report_of(await self._source.status(*_job_and_run(request)))
+        return await report_of((await self._status(*_job_and_run(request)))[0])
 
     async def _facts(self, request: Request) -> JobFacts:
-        return await asyncio.to_thread(self._explained, await self._source.status(*_job_and_run(request)))
+        return await asyncio.to_thread(self._explained, *await self._status(*_job_and_run(request)))
 
-    def _explained(self, status: JobStatus) -> JobFacts:
-        return render.explained(status, now_ms(), self._command)
+    async def _status(self, job: str, run: str | None) -> tuple[JobStatus, str, str]:
+        """And, where another daemon leads the job: why it can only be looked at, and that daemon's address."""
+        try:
+            return await self._source.status(job, run), "", ""
+        except LedElsewhere as error:
+            stored = await self._source.stored(error.lease)
+            if stored is None:  # it has ended meanwhile, or has not begun
+                raise
+            why = f"this daemon stands by. What is shown is what daemon {error.lease.leader} has stored"
+            return stored, why, error.url
+
+    def _explained(self, status: JobStatus, read_only: str, leader: str) -> JobFacts:
+        return render.explained(status, now_ms(), self._command, read_only, leader)
 
     # ------------------------------------------------------------ the stream
 

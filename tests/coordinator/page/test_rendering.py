@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from page_facts import NOW_MS, TRACEBACK, checkpoint, status
 
-from barrier_runtime.coordinator.page import checkpoint_chart, graph_chart, render, time_charts
+from barrier_runtime.coordinator.page import checkpoint_chart, graph_chart, job_view, latency_charts, render
 from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks
-from barrier_runtime.coordinator.page.job_view import events, live, rows_per_s, sinks
+from barrier_runtime.coordinator.page.job_view import events, live, rows_per_s
 from barrier_runtime.coordinator.page.render import CommandLine, JobFacts, inert
+from barrier_runtime.coordinator.page.timeline import timeline
 from barrier_runtime.coordinator.status.reason import Reason
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointsStatus, CheckpointStatus, JobStatus
+from barrier_runtime.coordinator.status.transactions import of_sinks
 
 REASON = Reason("store", "Checkpoint 120 failed: the disk is full.", ("df says 100 %",), "free some")
 EVIL = "<script>alert(1)</script>\"'><b>&amp; \u202edlrow\u2066"
@@ -81,7 +83,7 @@ def test_the_rate_is_told_only_when_every_source_tells_its_own():
 
 
 def test_a_sink_that_lags_has_its_decided_checkpoints_counted():
-    by_name = {each.sink: each for each in sinks(status(), NOW_MS)}
+    by_name = {each.sink: each for each in of_sinks(status(), NOW_MS)}
     assert (by_name["files/0"].pending, by_name["files/1"].pending) == (0, 3)
     assert by_name["files/1"].oldest_ms == 3_000 - 110
     assert by_name["files/1"].error == "the disk is full"
@@ -288,7 +290,7 @@ def test_times_that_make_no_sense_are_drawn_within_the_picture():
         takeovers=(replace(one.takeovers[0], at_ms=NOW_MS + 10**12),),
         failures=(replace(one.failures[0], at_ms=0),),
     )
-    picture = time_charts.timeline(odd, NOW_MS)
+    picture = timeline(odd, job_view.events(odd), NOW_MS)
     assert all(0 <= float(x) <= 1_000 for x in re.findall(r'(?:x=|d=")"?M?([\d.]+)', picture))
     assert not re.search(r'(?:width|height|x)="-', picture)
 
@@ -296,11 +298,11 @@ def test_times_that_make_no_sense_are_drawn_within_the_picture():
 def test_minutes_without_rows_are_gaps():
     points = list(status().latency_hour["files:visible"])
     points[30] = replace(points[30], count=0)
-    picture = time_charts.latencies(points, "files:visible")
+    picture = latency_charts.latencies(points, "files:visible")
     line = re.search(r'class="l-p50" d="([^"]*)"', picture)
     assert line is not None
     assert line[1].count("M") == 2
-    assert time_charts.latencies([replace(each, count=0) for each in points], "x") == ""
+    assert latency_charts.latencies([replace(each, count=0) for each in points], "x") == ""
 
 
 def test_subtasks_longer_than_their_ack_are_cut_at_it():

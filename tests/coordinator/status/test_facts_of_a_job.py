@@ -1,16 +1,20 @@
 """What a job tells of its checkpoints, failures and takeovers, and that a successor tells the same."""
 
 import itertools
+import uuid
 
 import msgspec
 from coordinator_world import SINK, SOURCE, Coordinator, spec, started
 from hdrh.histogram import HdrHistogram
 
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
+from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.status.history import decode_history, encode_history
 from barrier_runtime.coordinator.status.statistics import SUBTASKS, JobRecord
 from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, FailureStatus
 from barrier_runtime.coordinator.wire.messages import Ack, Heartbeat, HeldBack, SubtaskId, Trigger
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
+from barrier_runtime.state.store.paths import Paths
 
 
 def ack(slot, checkpoint: int, chain: int, **times: object) -> None:
@@ -91,9 +95,33 @@ def test_a_failure_is_kept_once_with_its_text_and_survives_the_coordinator(store
     assert len(failure.error) < 4_200
     assert isinstance(failure, FailureStatus)
     kept = encode_history(coordinator.protocol.history())
-    successor = JobRecord(lambda since_ms, now_ms: ())
+    successor = JobRecord(lambda since_ms, now_ms: (), lambda: ())
     successor.remember(decode_history("history", kept), ())
     assert tuple(successor.failures) == (failure,)
+
+
+def test_a_savepoint_is_told_by_successors_but_not_one_that_the_same_run_was_to_stop_with(store) -> None:
+    """Such a one is void when another coordinator goes on with the run: who wants it asks again."""
+    coordinator, a, b = started(store)
+    coordinator.savepoint(SavepointRequest("kept", f"memory://{uuid.uuid4().hex}"))
+    for slot in (a, b):
+        slot.ack(slot.last(Trigger).checkpoint)
+    coordinator.settle()
+    for slot in (a, b):
+        slot.commit(slot.last(Trigger).checkpoint)
+    coordinator.settle()
+    (taken,) = coordinator.status.savepoints
+    assert (taken.id, taken.state) == ("kept", "done")
+    history = coordinator.protocol.history()
+    assert history.savepoints == (taken,)
+    stopping = msgspec.structs.replace(taken, id="stopping", stops=True)
+    store.put(Paths("flights").history, encode_history(msgspec.structs.replace(history, savepoints=(taken, stopping))))
+    successor = Coordinator(store, origin=Origin.ADOPTED, leader="b").begin()
+    successor.settle()
+    assert [each.id for each in successor.status.savepoints] == ["kept"]
+    another_run = Coordinator(store, spec(run_id="run-2"), leader="c").begin()
+    another_run.settle()
+    assert [each.id for each in another_run.status.savepoints] == ["kept", "stopping"]
 
 
 def test_a_takeover_is_a_mark_and_no_recovery(store) -> None:

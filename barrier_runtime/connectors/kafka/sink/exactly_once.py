@@ -71,6 +71,8 @@ class KafkaWriteAhead(WriteAheadSink):
             if known is None:
                 raise
             self._limits = known
+        # Staged rows are safe. What tells that they were written is a marker, which brokers keep this long at least.
+        self.transaction_timeout_ms = _MARKER_KEPT * self._limits.refresh_marker_s * 1000
         check_waiting(self._limits, self._where, self._topic, self._format.timestamp)
         self._format.open(self._where, self._limits)
 
@@ -231,6 +233,7 @@ class KafkaWriteAhead(WriteAheadSink):
 _A_PERSON = 0  # in place of the generation that staged rows: somebody said that they are in the topic
 _ALL_ROWS = 2**62
 _CHUNK_ROWS = 4_096
+_MARKER_KEPT = 4  # times `refresh_marker_s`: see `topic_limits`
 
 
 def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,91 @@
+"""The transactions of each sink's subtasks: open, pre-committed, decided and not visible, and until when the target
+remembers them. Pure.
+
+A sink says for how long its target remembers what is pre-committed and not committed (`transaction_timeout_ms`). Where
+the oldest transaction has half of that time behind it, somebody should look.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from barrier_runtime.coordinator.metric_table import (
+    TRANSACTION_OLDEST_MS,
+    TRANSACTION_OPENED_MS,
+    TRANSACTION_TIMEOUT_MS,
+    TRANSACTIONS_UNDECIDED,
+)
+from barrier_runtime.coordinator.status.status import JobStatus
+
+DANGER = 0.5  # of the target's time
+OWN_METRICS = frozenset(
+    each.name for each in (TRANSACTION_OLDEST_MS, TRANSACTION_OPENED_MS, TRANSACTION_TIMEOUT_MS, TRANSACTIONS_UNDECIDED)
+)
+"""Names of the operators' metrics that are told here, and nowhere else."""
+
+
+@dataclass(frozen=True)
+class SinkTransactions:
+    """Of one subtask of a sink. None: not known."""
+
+    sink: str  # "<operator>/<subtask>", or "<operator>/global"
+    through: int  # everything up to this checkpoint is visible
+    open_ms: int | None  # how long the transaction that takes rows has been open
+    undecided: int | None  # pre-committed, and its checkpoint is not decided
+    pending: int  # completed checkpoints that it has not made visible
+    oldest_ms: int | None  # age of the oldest that is closed and not visible; None: there is none
+    timeout_ms: int | None  # for how long the target remembers; 0: for ever
+    safe_until_ms: int | None  # when it may forget the oldest; None: never, or there is none
+    attempts: int = 0  # of a commit that fails
+    error: str = ""
+
+    @property
+    def spent(self) -> float:
+        """Share of the target's time that the oldest has behind it."""
+        return (self.oldest_ms or 0) / self.timeout_ms if self.timeout_ms else 0.0
+
+    @property
+    def in_danger(self) -> bool:
+        return self.spent >= DANGER
+
+
+def of_sinks(status: JobStatus, now_ms: int) -> list[SinkTransactions]:
+    """Every subtask of a sink that commits."""
+    completes = [each for each in status.checkpoints.history if each.outcome == "complete"]
+    troubles = {each.sink: each for each in status.commits.troubles}
+    figures = {str(slot.slot): slot.metrics for slot in status.slots}
+    ended = status.outcome is not None
+    found = []
+    for sink, through in sorted(status.commits.through.items()):
+        operator, _, subtask = sink.rpartition("/")
+        known = figures.get(subtask, {})
+
+        def figure(name: str, known: dict[str, float] = known, operator: str = operator) -> int | None:
+            value = known.get(f"{operator}.{name}")
+            return None if value is None or ended else int(value)
+
+        behind = [each.triggered_ms + each.duration_ms for each in completes if each.checkpoint > through]
+        began_ms = [] if ended else [*behind, *filter(None, [figure(TRANSACTION_OLDEST_MS.name)])]
+        opened_ms, timeout_ms = figure(TRANSACTION_OPENED_MS.name), figure(TRANSACTION_TIMEOUT_MS.name)
+        oldest_ms = min(began_ms, default=None)
+        trouble = troubles.get(sink)
+        found.append(
+            SinkTransactions(
+                sink,
+                through,
+                None if opened_ms is None else max(0, now_ms - opened_ms),
+                figure(TRANSACTIONS_UNDECIDED.name),
+                len(behind),
+                None if oldest_ms is None else max(0, now_ms - oldest_ms),
+                timeout_ms,
+                None if oldest_ms is None or not timeout_ms else oldest_ms + timeout_ms,
+                0 if trouble is None else trouble.attempts,
+                "" if trouble is None else trouble.error,
+            )
+        )
+    return found
+
+
+def most_spent(sinks: Sequence[SinkTransactions]) -> SinkTransactions | None:
+    """The one nearest to being forgotten, if any is in danger."""
+    worst = max(sinks, key=lambda each: each.spent, default=None)
+    return worst if worst is not None and worst.in_danger else None

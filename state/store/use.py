@@ -1,0 +1,75 @@
+"""Requests to an object store, counted as S3 bills them: one kind for PUT, COPY and LIST, another one for GET and HEAD.
+
+A store counts its own (`StoreUse`). Whoever wants the requests of one job alone takes a store of its own that shares
+everything but the counts (`with_own_use`).
+"""
+
+import copy
+import threading
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
+
+_READS = frozenset({"get"})
+_FREE = frozenset({"delete"})
+
+
+@dataclass(frozen=True)
+class StoreCounts:
+    """Since the store was opened. Deletions are free, and not counted."""
+
+    writes: int = 0  # PUT, COPY, POST, LIST
+    reads: int = 0  # GET, HEAD
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class StoreUse:
+    """Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._writes = self._reads = self._sent = self._received = 0
+
+    def request(self, operation: str, requests: int = 1) -> None:
+        """`operation`: "get", "put", "list", "delete", or another one, which counts as a write."""
+        if operation in _FREE:
+            return
+        with self._lock:
+            if operation in _READS:
+                self._reads += requests
+            else:
+                self._writes += requests
+
+    def sent(self, size: int) -> None:
+        with self._lock:
+            self._sent += size
+
+    def received(self, size: int) -> None:
+        with self._lock:
+            self._received += size
+
+    @property
+    def counts(self) -> StoreCounts:
+        with self._lock:
+            return StoreCounts(self._writes, self._reads, self._sent, self._received)
+
+
+@runtime_checkable
+class Counted(Protocol):
+    use: StoreUse
+
+
+_Store = TypeVar("_Store")
+
+
+def with_own_use(store: _Store) -> _Store:
+    """The same store, counting anew; as it is, where it does not count."""
+    if not isinstance(store, Counted):
+        return store
+    own = copy.copy(store)
+    own.use = StoreUse()
+    return own
+
+
+def counts_of(store: object) -> StoreCounts:
+    return store.use.counts if isinstance(store, Counted) else StoreCounts()
