@@ -365,7 +365,8 @@ class Coordinator:
                     completes=effect.completes,
                     restore=effect.restore,
                     run_id=effect.run_id,
-                )
+                ),
+                self.get(self.paths.history),
             )
         if isinstance(effect, Append):
             key = self.paths.log_record(effect.position)
