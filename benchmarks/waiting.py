@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ import numpy as np
 from barrier_runtime import CollectSink, Dataflow, ProcessContext
 from benchmarks.machine import facts
 
+_SWITCH_INTERVAL_S = 0.0005  # as in a slot on Spark
 _DELAY = timedelta(milliseconds=500)
 
 
@@ -113,6 +115,7 @@ def lookup(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
 
 
 def main() -> None:
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     measures: dict[str, Callable[[Path], dict[str, Any]]] = {
         "wall-timers": wall_timers,

@@ -192,9 +192,9 @@ class Execution:
 
     # ------------------------------------------------------------ orders of the coordinator
 
-    def trigger(self, barrier: Barrier, *, pause: bool = False) -> None:
-        """`pause`: sources read nothing after it, unless it is aborted."""
-        self._guarded(lambda subtask: subtask.on_trigger(barrier, pause))
+    def trigger(self, barrier: Barrier, *, pause: bool = False, overtakes_timers: bool = False) -> None:
+        """As `Subtask.on_trigger`."""
+        self._guarded(lambda subtask: subtask.on_trigger(barrier, pause, overtakes_timers))
 
     def end_sources(self) -> None:
         """The input ends here, whatever there is more of it."""

@@ -247,6 +247,7 @@ class Slot:
         self._execution.trigger(
             Barrier(message.checkpoint, message.token, message.triggered_at_ms, message.aligned_timeout_ms),
             pause=message.pause,
+            overtakes_timers=message.overtakes_timers,
         )
         if message.pause:
             self._paused = self._paused or message.checkpoint

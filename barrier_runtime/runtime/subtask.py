@@ -49,6 +49,7 @@ from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets get their turn,
 _STEP_NS = 2_000_000  # also after this time
+_HELD_UP_MS = 10  # a barrier waits so long for timers; then rows behind them are stored instead
 
 
 class SubtaskHost(Protocol):
@@ -130,6 +131,8 @@ class Subtask:
         holders = [at for at, (_, operator) in enumerate(operators) if operator.holds_watermarks]
         self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)  # told behind these
         self._advancing: tuple[int, int] | None = None  # which operator is on its way to which watermark
+        self._overtaking = 0  # the last checkpoint whose barriers need not wait for that
+        self._held_up: tuple[int, float] | None = None  # a checkpoint whose barriers all wait for that, since when (ms)
         self._ending = False  # event time is on its way to its end
         self._first.stops = source is None
 
@@ -222,13 +225,32 @@ class Subtask:
 
     def _go_on(self) -> bool:
         """A slice on that way, then barriers that come next on their channels. Rows that the operator has given back
-        come before those: then an aligned barrier waits."""
+        come before those, as do others that wait: then an aligned barrier waits a little, and overtakes them."""
         self._advance_further()
-        if not self._replay and not self._ending:
+        if self._ending:
+            return True
+        if not self._replay:
             for channel in self.inputs:
                 while channel.readable and isinstance(channel.next, Barrier | CancelBarrier):
                     self._take(channel)
+        if self._is_under_way:
+            self._overtake()
         return True
+
+    def _overtake(self) -> None:
+        """Take the snapshot that is wanted if its barriers are all in the queues, and have been for a while."""
+        wanted = self._wanted
+        if wanted is None or not self.last_checkpoint < wanted.id == self._overtaking:
+            return
+        for channel in self.inputs:
+            is_here = self._barrier_behind[channel.index] == wanted.id or channel.index in self._end_behind
+            if not is_here and channel.index not in self._aligner.blocked:
+                return
+        now_ms = self._host.now_ms()
+        if self._held_up is None or self._held_up[0] != wanted.id:
+            self._held_up = wanted.id, now_ms
+        elif now_ms - self._held_up[1] >= _HELD_UP_MS:
+            self._apply(self._aligner.overtake(wanted, now_ms))
 
     def _advance_further(self) -> None:
         first = self._first
@@ -448,9 +470,10 @@ class Subtask:
         """The highest checkpoint whose barrier came here."""
         return max(self.last_checkpoint, self._aligner.aligning or 0)
 
-    def on_trigger(self, barrier: Barrier, pause: bool = False) -> None:
+    def on_trigger(self, barrier: Barrier, pause: bool = False, overtakes_timers: bool = False) -> None:
         """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once. `pause`:
-        a source reads nothing after it, unless it is aborted."""
+        a source reads nothing after it, unless it is aborted. `overtakes_timers`: its barriers do not wait long where
+        event time is on its way; the rows that do are in flight then."""
         if barrier.token != self.token or barrier.id <= self.last_checkpoint:
             return
         if pause and self.source is not None:
@@ -459,6 +482,8 @@ class Subtask:
             self._capture(TakeSnapshot(barrier, max(0.0, self._host.now_ms() - barrier.triggered_at_ms), 0.0))
         else:
             self._wanted = barrier
+            if overtakes_timers:
+                self._overtaking = barrier.id
             self._apply(self._aligner.on_trigger(barrier, self._host.now_ms()))
 
     def end_source(self) -> None:

@@ -60,6 +60,7 @@ class Checkpoint:
     expected: frozenset[SubtaskId]
     final: bool = False  # triggered after all input had ended
     aligned_timeout_ms: int | None = None  # as in `Trigger`
+    overtakes_timers: bool = False  # as in `Trigger`
     phase: CheckpointPhase = CheckpointPhase.TRIGGERED
     acks: dict[SubtaskId, Ack] = field(default_factory=dict)
     acked_ms: dict[SubtaskId, int] = field(default_factory=dict)  # when each came

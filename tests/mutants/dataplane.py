@@ -2,7 +2,33 @@
 
 from tests.mutants.mutant import Mutant
 
+_SLICES = ("tests/barrier_runtime/runtime/test_timers_in_slices.py",)
+
 MUTANTS = (
+    Mutant(
+        "any-barrier-overtakes-timers",
+        "what a job stops with, and a savepoint, has no rows in flight",
+        "barrier_runtime/runtime/subtask.py",
+        "        if wanted is None or not self.last_checkpoint < wanted.id == self._overtaking:\n",
+        "        if wanted is None or not self.last_checkpoint < wanted.id:\n",
+        _SLICES,
+    ),
+    Mutant(
+        "broadcast-rows-are-overtaken",
+        "rows that could not be spread anew are in no snapshot",
+        "barrier_runtime/runtime/alignment/aligner.py",
+        "        if missing & self._aligned_only:\n            return []\n",
+        "",
+        _SLICES,
+    ),
+    Mutant(
+        "a-channel-is-overtaken-before-its-barrier-is-here",
+        "a barrier overtakes timers when it is there on every channel",
+        "barrier_runtime/runtime/subtask.py",
+        "            if not is_here and channel.index not in self._aligner.blocked:\n",
+        "            if not is_here and not self._barrier_behind:\n",
+        _SLICES,
+    ),
     Mutant(
         "in-flight-tail-is-lost",
         "the last row of a stored batch is restored whatever its number of rows",
@@ -496,8 +522,8 @@ MUTANTS = (
         "aligned-barrier-before-rows-given-back",
         "an aligned barrier waits for the rows that the operator has given back",
         "barrier_runtime/runtime/subtask.py",
-        "        if not self._replay and not self._ending:\n",
-        "        if not self._ending:\n",
+        "        if not self._replay:\n            for channel in self.inputs:\n",
+        "        if True:\n            for channel in self.inputs:\n",
         ("tests/barrier_runtime/runtime/test_timers_in_slices.py",),
     ),
     Mutant(

@@ -22,8 +22,8 @@ MUTANTS = (
         "replied-rows-overtake-watermarks",
         "no row goes out before a watermark that came before it",
         _BOOK,
-        "        elif section is self._sections[0]:\n",
-        "        elif True:\n",
+        "                elif section is first:\n",
+        "                elif True:\n",
         _BOOK_TESTS,
     ),
     Mutant(

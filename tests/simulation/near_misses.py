@@ -21,6 +21,7 @@ from barrier_runtime.operators.keyed_progress import Floors
 from barrier_runtime.operators.process import ProcessOperator
 from barrier_runtime.operators.timers import Timers
 from barrier_runtime.operators.windows.base import WindowOperator
+from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.state.errors import Fenced
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
@@ -215,6 +216,16 @@ def _between_slices(original: Any, note: Note) -> Any:
     return snapshot
 
 
+def _overtaken(original: Any, note: Note) -> Any:
+    def overtake(self: Any, barrier: Any, now_ms: float) -> Any:
+        effects = original(self, barrier, now_ms)
+        if effects:
+            note("a barrier overtook rows that waited for timers")
+        return effects
+
+    return overtake
+
+
 def _judged(original: Any, note: Note) -> Any:
     def judge(self: Any, stamped: Any, now_ms: int) -> Any:
         live, ms = original(self, stamped, now_ms)
@@ -252,6 +263,7 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (JoinOperator, "_give_late", _late_of_join),
     (Timers, "delete", _timer_deleted),
     (Timers, "_drop_from", _trimmed),
+    (Aligner, "overtake", _overtaken),
     (ProcessOperator, "snapshot", _between_slices),
     (Floors, "__init__", _floors),
     (Timed, "_judge", _judged),

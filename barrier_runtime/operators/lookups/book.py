@@ -178,16 +178,24 @@ class Book:
         if keys is None:
             self.counts.late += 1
             return
+        if any(issubclass(kind, Exception) for kind in set(map(type, results))):
+            keys, results = self._without_failed(keys, results, now_s)
+        if self._cache is not None:
+            for key, result in zip(keys, results, strict=True):
+                self._cache.put(key.key, result, now_s)
+        self._finish_keys(keys, results)
+
+    def _without_failed(
+        self, keys: list[_Key], results: Sequence[Any], now_s: float
+    ) -> tuple[list[_Key], Sequence[Any]]:
         failed: dict[int, tuple[Exception, list[_Key]]] = {}
         for key, result in zip(keys, results, strict=True):
             if isinstance(result, Exception):
                 failed.setdefault(id(type(result)), (result, []))[1].append(key)
-            else:
-                if self._cache is not None:
-                    self._cache.put(key.key, result, now_s)
-                self._finish_key(key, result)
         for error, of_error in failed.values():
             self._fail(of_error, error, now_s)
+        kept = [not isinstance(result, Exception) for result in results]
+        return list(itertools.compress(keys, kept)), list(itertools.compress(results, kept))
 
     def failed(self, request: int, error: Exception, now_s: float) -> None:
         keys = self._open.pop(request, None)
@@ -290,16 +298,27 @@ class Book:
             heapq.heappush(self._later, (now_s + retry.pause_s(failed), next(self._ids), keys))
             return
         is_transient = isinstance(error, NoReply) or (retry is not None and isinstance(error, retry.on))
-        result = Failed(error, failed, is_transient)
-        for each in keys:
-            self._finish_key(each, result)
+        self._finish_keys(keys, [Failed(error, failed, is_transient)] * len(keys))
 
     # ------------------------------------------------------------ results
 
-    def _finish_key(self, key: _Key, result: Any) -> None:
-        del self._asked[key.key]
-        for number, section in key.rows:
-            self._finish(number, section, result)
+    def _finish_keys(self, keys: Sequence[_Key], results: Sequence[Any]) -> None:
+        """All rows of a request at once, as far as they may go out in any order: this is done for each row."""
+        asked, first, now = self._asked, self._sections[0], []
+        is_ordered = self._settings.ordered
+        for key, result in zip(keys, results, strict=True):
+            del asked[key.key]
+            for number, section in key.rows:
+                if is_ordered:
+                    self._finish(number, section, result)
+                elif section is first:
+                    now.append((number, result))
+                else:
+                    section.ready.append((number, result))
+        if not is_ordered:
+            missed = itertools.compress(keys, [result is None for result in results])
+            self.counts.misses += sum(len(key.rows) for key in missed)
+            self._hand_out(now, first)
 
     def _finish(self, number: int, section: _Section, result: Any) -> None:
         if result is None:
@@ -307,14 +326,14 @@ class Book:
         if self._settings.ordered:
             self._in_order[number] = result, section
             while (ready := self._in_order.pop(self.finished, None)) is not None:
-                self._hand_out(self.finished, ready[0], ready[1])
+                self._hand_out([(self.finished, ready[0])], ready[1])
         elif section is self._sections[0]:
-            self._hand_out(number, result, section)
+            self._hand_out([(number, result)], section)
         else:
             section.ready.append((number, result))
 
-    def _hand_out(self, number: int, result: Any, section: _Section) -> None:
-        self._emit([(number, result)], section)
+    def _hand_out(self, rows: list[tuple[int, Any]], section: _Section) -> None:
+        self._emit(rows, section)
         while not self._sections[0].left and (reached := self._sections[0].watermark) is not None:
             self._sections.popleft()
             self.reached = max(self.reached, reached)

@@ -29,7 +29,7 @@ class ReplyReader:
                     f"{self._where} gave a list of {len(reply)} for {len(keys)} keys: return one row for each key, in "
                     "their order, with None where there is nothing; or a dict by key"
                 )
-            return [self._result(key, each) for key, each in zip(keys, reply, strict=True)]
+            return list(reply) if self._are_plain(reply) else list(map(self._result, keys, reply))
         if inspect.isawaitable(reply):
             raise InvalidJob(f"{self._where} gave something to be awaited: make it an `async def`")
         raise InvalidJob(
@@ -38,13 +38,20 @@ class ReplyReader:
         )
 
     def _of_mapping(self, keys: Sequence[Hashable], reply: Mapping[Any, Any]) -> list[Any]:
-        results = [self._result(key, reply.get(key)) for key in keys]
+        given = list(map(reply.get, keys))
+        results = given if self._are_plain(given) else list(map(self._result, keys, given))
         if reply and not any(key in reply for key in keys):
             raise InvalidJob(
                 f"{self._where} was asked for keys such as {cut(repr(keys[0]))} and gave a dict by others, such as "
                 f"{cut(repr(next(iter(reply))))}: return a dict by the keys that were asked for"
             )
         return results
+
+    def _are_plain(self, given: Sequence[Any]) -> bool:
+        """All of them are results as they are. This is asked for each row."""
+        if not {dict, type(None)}.issuperset(map(type, given)):
+            return False
+        return not any(column in each for column in self._on for each in given if each)
 
     def _of_table(self, keys: Sequence[Hashable], reply: "pa.Table | pa.RecordBatch") -> list[Any]:
         for column in self._on:

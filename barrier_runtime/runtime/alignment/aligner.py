@@ -35,6 +35,12 @@ Barriers with an `aligned_timeout_ms`, for which no other checkpoint is under wa
                      that lacks n; or abort n by order
     after recording  the overtaken barrier n is delivered    nothing: the snapshot is taken
 
+Barriers without one, where what has to come first takes the subtask long (`overtake`):
+
+    idle, aligning n n, or the end, arrived on every         snapshot n, unblock all → idle, done = n
+                     channel, and all `aligned_only`
+                     channels delivered n
+
 Source: Flink's SingleCheckpointBarrierHandler and CheckpointBarrierTracker (behaviour, not code); FLIP-76, FLIP-147.
 """
 
@@ -198,6 +204,20 @@ class Aligner:
         if checkpoint > self.done:
             self._aborted.add(checkpoint)
         return []
+
+    def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
+        """`barrier`, which is an aligned one, or the end, has arrived on every channel, and is to wait no longer for
+        the rows before it."""
+        pending = self._pending or barrier
+        missing = self._live - self._arrived
+        if barrier.token != self._token or not self._is_new(barrier.id) or pending.id != barrier.id or self._recording:
+            return []
+        if missing & self._aligned_only:
+            return []
+        self._begin(barrier, now_ms)
+        effects = self._taken(barrier, tuple(sorted(missing)), now_ms)
+        self._overtook = barrier.id
+        return [*effects, InFlightComplete(barrier.id)]
 
     # ------------------------------------------------------------ inside
 

@@ -38,6 +38,10 @@ class BarrierTracker:
         """No timer is ever wished for."""
         return []
 
+    def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
+        """Rows in flight would come twice."""
+        return []
+
     def on_barrier(self, channel: int, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
         stale = barrier.id <= self.done or barrier.id in self._aborted
         if barrier.token != self._token or stale or channel not in self._live:

@@ -316,9 +316,11 @@ class Running(Phase):
         checkpoint = self._pending(job).trigger(now_ms)
         checkpoint.final = job.all_ended
         options = job.spec.checkpoints
-        if options.unaligned and job.stop is None and not job.savepoints.waiting:
-            # What a job stops with, and a savepoint, can be restored by any successor.
-            checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
+        if job.stop is None and not job.savepoints.waiting:
+            # What a job stops with, and a savepoint, has no rows in flight: any successor can restore it.
+            checkpoint.overtakes_timers = not options.unaligned
+            if options.unaligned:
+                checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
         job.record.triggered += 1
         job.rescales.triggered(checkpoint.id, now_ms)
         self._tell(job, job.slots.connected, checkpoint)
@@ -498,7 +500,15 @@ def _go_on_draining(job: Job) -> None:
 
 def _trigger(checkpoint: Checkpoint, stop_from: int | None, pause: bool) -> Trigger:
     stop = stop_from is not None and checkpoint.id >= stop_from
-    return Trigger(checkpoint.token, checkpoint.id, checkpoint.triggered_ms, checkpoint.aligned_timeout_ms, stop, pause)
+    return Trigger(
+        checkpoint.token,
+        checkpoint.id,
+        checkpoint.triggered_ms,
+        checkpoint.aligned_timeout_ms,
+        stop,
+        pause,
+        checkpoint.overtakes_timers,
+    )
 
 
 def _why_not_started(rescale: Rescale, missing: tuple[int, ...]) -> str:

@@ -145,6 +145,100 @@ def test_rows_behind_a_jump_of_event_time_within_a_batch_wait_and_are_in_an_unal
     assert bench.subtask.rows_in == 2_503
 
 
+def held_up(bench: Bench, *, overtakes_timers: bool = True) -> list[str]:
+    """Rows "b" and "c" wait for timers, "d" in the queue, and behind it a barrier. The keys that came out before."""
+    bench.queue((0, batch(("a", 900), ("b", 901), ("c", 902), reached=[1, DUE, DUE])))
+    bench.subtask.step()
+    bench.queue((0, batch(("d", 903))), (0, barrier(1)))
+    bench.subtask.on_trigger(barrier(1), overtakes_timers=overtakes_timers)
+    return keys(bench.emitted())
+
+
+def test_an_aligned_barrier_waits_a_little_for_timers_and_then_overtakes_the_rows_that_wait_for_them() -> None:
+    world, bench = opened(5_500)
+    early = held_up(bench)
+    bench.subtask.step()
+    assert bench.captured.calls == [], "what is over soon is waited for"
+    bench.pass_time(10)
+    bench.subtask.step()
+    assert bench.in_flight == {1: {0: ["b", "c", "d"]}}
+    sent = bench.emitted()
+    assert sent[-1] == barrier(1), "behind what has fired, and aligned for who gets it"
+    early += keys(sent)
+    snapshot = world.finish("op", 1, bench.captured.calls[0][1]["sum"])
+    bench.work()
+    assert early + keys(bench.emitted()) == ["row", *due(5_500), "row", "row", "row"]
+    assert len(bench.captured.calls) == 1
+    bench.feed((0, barrier(2)))
+    assert [called[0].id for called in bench.captured.calls] == [1, 2], "the next one is aligned"
+    assert list(bench.in_flight) == [1]
+
+    stored = [(0, batch(("b", 901), ("c", 902))), (0, batch(("d", 903)))]
+    restored = Bench(operator=made(world, (snapshot,)), inputs=1, replay=stored)
+    restored.work()
+    assert early + keys(restored.emitted()) == ["row", *due(5_500), "row", "row", "row"]
+
+
+@pytest.mark.parametrize("wanted", [None, "another checkpoint", "one that has no rows in flight"])
+def test_a_barrier_overtakes_timers_only_if_its_own_checkpoint_may(wanted: str | None) -> None:
+    """What a job stops with, and savepoints, have no rows in flight."""
+    _, bench = opened(3_500)
+    held_up(bench, overtakes_timers=wanted is None)
+    if wanted == "another checkpoint":
+        bench.subtask.on_trigger(barrier(2), overtakes_timers=True)
+    for _ in range(2):
+        bench.pass_time(30)
+        bench.subtask.step()
+    assert [called[0].id for called in bench.captured.calls] == ([1] if wanted is None else [])
+    bench.work()
+    assert len(bench.captured.calls) == 1
+
+
+def test_with_several_channels_the_barrier_overtakes_timers_when_it_is_there_on_all_of_them() -> None:
+    _, bench = opened(6_500, inputs=3)
+    bench.feed((1, Watermark(DUE)), (2, Watermark(DUE)))
+    bench.queue((0, Watermark(DUE)), (0, batch(("x", 900))))
+    bench.subtask.on_trigger(barrier(1), overtakes_timers=True)
+    bench.subtask.step()
+    bench.queue((1, barrier(1)), (0, barrier(1)), (2, batch(("y", 901))))
+    for _ in range(2):
+        bench.pass_time(30)
+        bench.subtask.step()
+    assert bench.captured.calls == [], "the rows before the barrier of channel 2 are not all here"
+    bench.queue((2, batch(("z", 902))), (2, EndOfInput()))
+    bench.subtask.step()
+    assert bench.captured.calls == []
+    bench.pass_time(10)
+    bench.subtask.step()
+    assert bench.in_flight == {1: {0: ["x", "y", "z"]}}
+    bench.work()
+    assert sorted(keys(bench.emitted()))[-3:] == ["row"] * 3
+    assert len(bench.captured.calls) == 1
+
+
+def test_rows_that_could_not_be_spread_anew_are_not_overtaken() -> None:
+    """Those of a broadcast input."""
+    _, bench = opened(3_500, aligned_only=[0])
+    held_up(bench)
+    for _ in range(2):
+        bench.pass_time(30)
+        bench.subtask.step()
+    assert bench.captured.calls == []
+    bench.work()
+    assert (len(bench.captured.calls), bench.in_flight) == (1, {})
+
+
+def test_a_checkpoint_that_was_given_up_overtakes_nothing() -> None:
+    _, bench = opened(3_500)
+    held_up(bench)
+    bench.subtask.on_abort(1)
+    for _ in range(2):
+        bench.pass_time(30)
+        bench.subtask.step()
+    bench.work()
+    assert (bench.captured.calls, bench.in_flight) == ([], {})
+
+
 def test_at_the_end_of_the_input_timers_fire_in_slices_and_a_trigger_is_answered_between_two() -> None:
     world, bench = opened(2_500)
     bench.inputs[0].push(EndOfInput(), 10)

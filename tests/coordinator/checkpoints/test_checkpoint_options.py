@@ -209,14 +209,17 @@ def test_a_trigger_says_how_long_its_barriers_may_be_aligned_and_says_it_again(c
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(**changes), **LONG))
     coordinator.later(1_000)
     assert [each.aligned_timeout_ms for each in a.got(Trigger)] == [timeout_ms]
+    assert [each.overtakes_timers for each in a.got(Trigger)] == [not changes], "others overtake what they like"
     b.connect()
     coordinator.settle()
     assert b.got(Trigger) == a.got(Trigger) * 2
 
 
-def test_the_checkpoint_that_a_job_stops_with_is_aligned():
+@pytest.mark.parametrize("unaligned", [True, False])
+def test_the_checkpoint_that_a_job_stops_with_is_aligned(unaligned):
     """U9: any version and parallelism of the program can go on from it."""
-    coordinator, a, _ = started(MemoryStore(), spec(checkpoints=options(unaligned=True), **LONG))
+    coordinator, a, _ = started(MemoryStore(), spec(checkpoints=options(unaligned=unaligned), **LONG))
     coordinator.stop("checkpoint")
     coordinator.settle()
     assert a.got(Trigger)[-1].aligned_timeout_ms is None
+    assert not a.got(Trigger)[-1].overtakes_timers, "nor may it have rows that waited for timers"
